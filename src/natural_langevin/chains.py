@@ -1,0 +1,21 @@
+"""The chain axis: every parameter-like tensor is (chain, *shape), every setting (chain,) or ()."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def per_chain(value: float | Tensor, like: Tensor) -> Tensor:
+    """A number or a (chain,) tensor, shaped to broadcast against ``like`` of (chain, *shape).
+
+    >>> per_chain(torch.tensor([1.0, 2.0]), torch.zeros(2, 3, 4)).shape
+    torch.Size([2, 1, 1])
+    """
+    tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    return tensor.reshape(tensor.shape + (1,) * (like.ndim - 1)) if tensor.ndim else tensor
+
+
+def average(old: Tensor, new: Tensor, rate: Tensor) -> Tensor:
+    """(1 - rate) old + rate new, with one rate per chain. A rate of 1 forgets ``old`` entirely."""
+    return torch.lerp(old, new, per_chain(rate, old))

@@ -1,0 +1,18 @@
+"""Data: datasets found, verified and split, and the batch streams that feed the sampler."""
+
+from natural_langevin.data.catalog import NAMES, load
+from natural_langevin.data.dataset import Dataset
+from natural_langevin.data.digits import digits
+from natural_langevin.data.errors import CorruptDataError, DataUnavailableError
+from natural_langevin.data.images import fashion_mnist, mnist
+
+__all__ = [
+    "NAMES",
+    "CorruptDataError",
+    "DataUnavailableError",
+    "Dataset",
+    "digits",
+    "fashion_mnist",
+    "load",
+    "mnist",
+]

@@ -1,0 +1,47 @@
+"""scikit-learn's 8x8 digits: a small MNIST that needs no download."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import torch
+
+from .dataset import Dataset
+
+_TEST_SIZE = 360
+_SPLIT_SEED = 0  # part of the dataset's definition: the same 360 test images everywhere
+_LARGEST_PIXEL = 16.0
+
+
+def digits() -> Dataset:
+    """1,437 training and 360 test images of handwritten digits, always the same split.
+
+    x is (N, 64) float32, the pixel / 16; y is (N,) int64. The split is stratified by class.
+    Needs scikit-learn, which carries the images.
+
+    >>> digits()
+    Dataset('digits', train=1437x64, test=360x64, num_classes=10, source="scikit-learn's digits")
+    """
+    try:
+        datasets = importlib.import_module("sklearn.datasets")
+        model_selection = importlib.import_module("sklearn.model_selection")
+    except ImportError as error:
+        raise ImportError(
+            "the digits need scikit-learn: pip install natural-langevin[sklearn]", name="sklearn"
+        ) from error
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    train, test = model_selection.train_test_split(
+        np.arange(len(labels)), test_size=_TEST_SIZE, random_state=_SPLIT_SEED, stratify=labels
+    )
+    x = torch.from_numpy(pixels.astype(np.float32)).div_(_LARGEST_PIXEL)
+    y = torch.from_numpy(labels.astype(np.int64))
+    return Dataset(
+        name="digits",
+        train_x=x[train],
+        train_y=y[train],
+        test_x=x[test],
+        test_y=y[test],
+        num_classes=10,
+        source="scikit-learn's digits",
+    )

@@ -1,0 +1,17 @@
+"""The ways a dataset can fail to arrive."""
+
+
+class CorruptDataError(ValueError):
+    """A file is there, but it is not the file its name promises."""
+
+
+class WrongDatasetError(CorruptDataError):
+    """A file is intact, but it belongs to another dataset this package knows."""
+
+
+class DownloadError(OSError):
+    """One address could not deliver one file; the next one may."""
+
+
+class DataUnavailableError(RuntimeError):
+    """A dataset is in no place that was tried; the message lists them all, and the remedy."""

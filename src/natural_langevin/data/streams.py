@@ -1,0 +1,174 @@
+"""Batch streams: data in memory or a DataLoader -> one minibatch per step.
+
+In-memory data gives every chain its own stream: chain c's epoch e is the random permutation
+addressed by (seed, c, e), cut into whole batches (what is left over is dropped and reshuffled with
+the rest). A batch is thus a pure function of (seed, chain, step): resuming needs no bookkeeping,
+and adding chains never changes another chain's data. A DataLoader's batch is shared by all chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import random
+
+Batch = tuple[Tensor, Tensor]
+
+
+class InMemory:
+    """Tensors x (N, ...) and y (N, ...) on the sampler's device."""
+
+    chain_axis = True
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        batch_size: int,
+        chain: Tensor,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        check_finite("x", x)
+        check_finite("y", y)
+        if len(x) != len(y):
+            raise ValueError(f"x and y must have the same length, got {len(x)} and {len(y)}")
+        if len(x) == 0:
+            raise ValueError("the dataset is empty: give at least one sample")
+        if not 1 <= batch_size <= len(x):
+            raise ValueError(
+                f"batch_size must be between 1 and the number of samples {len(x)}, got {batch_size}"
+            )
+        self.x, self.y = x.to(device), y.to(device)
+        self.num_data, self.batch_size = len(x), batch_size
+        self.batches_per_epoch = len(x) // batch_size
+        self._origin = random.origin(seed, random.DATA, chain.to(device))
+        self._epoch, self._order = -1, torch.empty(0)
+
+    @property
+    def targets(self) -> Tensor:
+        return self.y
+
+    def example(self) -> Batch:
+        """A batch without chain axis, for shapes and checks."""
+        return self.x[: self.batch_size], self.y[: self.batch_size]
+
+    def order(self, epoch: int) -> Tensor:
+        """The chains' permutations in this epoch: (chain, N)."""
+        if epoch != self._epoch:
+            self._order = random.permutation(random.stream(self._origin, epoch), self.num_data)
+            self._epoch = epoch
+        return self._order
+
+    def gather(self, order: Tensor, step: Tensor) -> Batch:
+        """x (chain, B, ...) and y (chain, B, ...) of this step, given its epoch's ``order``.
+
+        ``step`` stays on the device, so that a compiled or captured step can ask for its batch."""
+        start = (step % self.batches_per_epoch) * self.batch_size
+        index = order[:, start + torch.arange(self.batch_size, device=order.device)]
+        if self.x is self.y:  # unsupervised: gather once
+            y = self.y[index]
+            return y, y
+        return self.x[index], self.y[index]
+
+    def batch(self, step: int) -> Batch:
+        """The same, from the step's number alone."""
+        order = self.order(step // self.batches_per_epoch)
+        return self.gather(order, torch.tensor(step, device=order.device))
+
+
+class Loader:
+    """A DataLoader of (x, y) or of y alone, started again whenever it ends."""
+
+    chain_axis = False
+
+    def __init__(self, loader: DataLoader[Any], *, device: torch.device) -> None:
+        self._loader, self._device = loader, device
+        self._iterator: Iterator[Any] = iter(())
+        self._first: Batch | None = None
+        self.num_data: int | None = _length_or_none(loader)
+
+    @property
+    def targets(self) -> Tensor:
+        return self.example()[1]
+
+    def example(self) -> Batch:
+        if self._first is None:
+            self._first = self._next()
+        return self._first
+
+    def batch(self, step: int) -> Batch:
+        if self._first is not None:  # hand out the batch that was peeked at
+            first, self._first = self._first, None
+            return first
+        return self._next()
+
+    def _next(self) -> Batch:
+        item = next(self._iterator, None)
+        if item is None:
+            self._iterator = iter(self._loader)
+            item = next(self._iterator, None)
+            if item is None:
+                raise ValueError("the DataLoader gave no batch: is its dataset empty?")
+        x, y = split_pair(item)
+        check_finite("x", x)
+        check_finite("y", y)
+        if len(x) != len(y):
+            raise ValueError(f"x and y of a batch must have the same length: {len(x)}, {len(y)}")
+        x_moved = x.to(self._device)
+        return x_moved, (x_moved if y is x else y.to(self._device))
+
+
+Stream = InMemory | Loader
+
+
+def as_stream(
+    data: Any, *, batch_size: int, chain: Tensor, seed: int, device: torch.device
+) -> Stream:
+    """Accepts (x, y), y alone, a TensorDataset or a DataLoader."""
+    if isinstance(data, DataLoader):
+        return Loader(data, device=device)
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    x, y = split_pair(data)
+    return InMemory(x, y, batch_size=batch_size, chain=chain, seed=seed, device=device)
+
+
+def split_pair(item: Any) -> tuple[Tensor, Tensor]:
+    """(x, y); with y alone, (None, y) or (y,), the network sees y itself (unsupervised)."""
+    if isinstance(item, Tensor):
+        return item, item
+    if isinstance(item, (tuple, list)):
+        tensors = [part for part in item if part is not None]
+        if len(tensors) in (1, 2) and all(isinstance(part, Tensor) for part in tensors):
+            return tensors[0], tensors[-1]
+    kind = type(item).__name__
+    if isinstance(item, (tuple, list)):
+        kind += f" of {[type(part).__name__ for part in item]}"
+    raise TypeError(
+        f"data must be a pair of tensors (x, y), a tensor y, a TensorDataset or a DataLoader of "
+        f"those, got {kind}: use torch.as_tensor on arrays"
+    )
+
+
+def check_finite(name: str, value: Tensor) -> None:
+    if value.is_floating_point() and not torch.isfinite(value).all():
+        flat = torch.isfinite(value.reshape(len(value), -1)).all(1) if len(value) else value
+        rows = (~flat).nonzero().flatten().tolist()
+        raise ValueError(
+            f"{name} holds NaN or infinite values in {len(rows)} of {len(value)} samples "
+            f"(first: {rows[:5]}): remove or impute them"
+        )
+
+
+def _length_or_none(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -1,0 +1,241 @@
+"""Posterior: the kept samples of every chain, their running mean, and predictions from them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from natural_langevin.langevin import Info, State
+from natural_langevin.likelihoods import Bernoulli, Likelihood
+
+log = logging.getLogger("natural_langevin")
+
+Params = dict[str, Tensor]
+Estimate = Literal["ensemble", "mean", "last"]
+
+
+class Prediction(NamedTuple):
+    """Predictions for B inputs, averaged over networks.
+
+    Classes: ``mean`` holds probabilities (B, K); uncertainties are entropies in nats (B,): total =
+    entropy of the mean, aleatoric = mean entropy, epistemic = their difference (the mutual
+    information between label and weights). Regression: ``mean`` is the predictive mean and the
+    uncertainties are variances, total = aleatoric (sigma^2) + epistemic; None where the
+    likelihood does not know its noise.
+    """
+
+    mean: Tensor
+    total: Tensor | None
+    aleatoric: Tensor | None
+    epistemic: Tensor
+    samples: Tensor | None  # (network, B, ...) in the order chain, then draw
+
+
+class Posterior:
+    """``samples[name]`` is (chain, draw, *shape); ``mean`` and ``last`` are (chain, *shape).
+
+    A chain that diverged keeps the samples drawn before; the missing ones are NaN. Predictions and
+    the pooled mean leave it out.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        likelihood: Likelihood,
+        samples: Params,
+        mean: Params,
+        last: Params,
+        diverged: Tensor,
+        learned: dict[str, Tensor] | None = None,
+        trace: Tensor | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self.likelihood, self.samples, self.mean, self.last = likelihood, samples, mean, last
+        self.diverged = diverged  # (chain,) the step at which a chain was stopped, or -1
+        self.learned = learned or {}  # the likelihood's own state, one value per chain
+        self.trace = trace if trace is not None else torch.empty(0, len(diverged) + 1)
+        self.config = config or {}
+        self._model = model
+
+    @property
+    def chains(self) -> int:
+        return len(self.diverged)
+
+    @property
+    def draws(self) -> int:
+        return next(iter(self.samples.values())).shape[1]
+
+    @property
+    def healthy(self) -> list[int]:
+        """The chains that never diverged."""
+        return (self.diverged < 0).nonzero().flatten().tolist()
+
+    @property
+    def sigma(self) -> Tensor | None:
+        """A regression's noise level at the end of the run, one value per chain."""
+        variance = self.likelihood.noise_variance(self.learned)
+        return None if variance is None else variance.sqrt().expand(self.chains)
+
+    def network(self, chain: int, draw: int) -> nn.Module:
+        """The network of one sample, as a plain nn.Module."""
+        params = {name: s[chain, draw] for name, s in self.samples.items()}
+        if not all(torch.isfinite(p).all() for p in params.values()):
+            raise ValueError(
+                f"chain {chain} diverged at step {int(self.diverged[chain])}, before draw {draw}"
+            )
+        return self._as_module(params)
+
+    def mean_network(self, chain: int | None = None) -> nn.Module:
+        """The network at the running mean of one chain, or at the average over healthy chains."""
+        if chain is not None:
+            return self._as_module({name: m[chain] for name, m in self.mean.items()})
+        return self._as_module({name: m[self.healthy].mean(0) for name, m in self.mean.items()})
+
+    def predict(
+        self,
+        x: Tensor,
+        *,
+        estimate: Estimate = "ensemble",
+        batch_size: int = 1000,
+        sample_batch: int = 16,
+        keep_samples: bool = True,
+    ) -> Prediction:
+        """Averages *probabilities* (or means) over networks: never log-probabilities.
+
+        ``estimate``: "ensemble" of all kept samples; "mean", the networks at each chain's running
+        mean; "last", at each chain's last iterate. At most ``sample_batch`` networks times
+        ``batch_size`` inputs are evaluated at once.
+        """
+        networks = self._networks(estimate)
+        device = next(iter(networks.values())).device
+        parts = [
+            self._predict_batch(networks, part.to(device), sample_batch, keep_samples)
+            for part in x.split(batch_size)
+        ]
+        joined = [
+            None if column[0] is None else torch.cat(column, dim=1 if index == 4 else 0)
+            for index, column in enumerate(zip(*parts, strict=True))
+        ]
+        return Prediction(*joined)  # type: ignore[arg-type]
+
+    def _networks(self, estimate: Estimate) -> Params:
+        """Parameters of the networks to average, (network, *shape)."""
+        if estimate not in ("ensemble", "mean", "last"):
+            raise ValueError(f'estimate must be "ensemble", "mean" or "last", got {estimate!r}')
+        healthy = self.healthy
+        if not healthy:
+            raise ValueError("every chain diverged: there is nothing to predict with")
+        if estimate == "ensemble":
+            return {name: s[healthy].flatten(0, 1) for name, s in self.samples.items()}
+        source = self.mean if estimate == "mean" else self.last
+        return {name: value[healthy] for name, value in source.items()}
+
+    def _predict_batch(
+        self, networks: Params, x: Tensor, sample_batch: int, keep_samples: bool
+    ) -> Prediction:
+        count = len(next(iter(networks.values())))
+        kept: list[Tensor] = []
+        mean = second = entropy = torch.zeros((), device=x.device)
+        with torch.no_grad():
+            for start in range(0, count, sample_batch):
+                chunk = {k: v[start : start + sample_batch] for k, v in networks.items()}
+                p = self._outputs(chunk, x)
+                mean = mean + p.sum(0) / count
+                if self.likelihood.discrete:
+                    entropy = entropy + self._entropy(p).sum(0) / count
+                else:
+                    second = second + p.double().square().sum(0) / count
+                if keep_samples:
+                    kept.append(p)
+        samples = torch.cat(kept) if kept else None
+        if self.likelihood.discrete:
+            total = self._entropy(mean)
+            return Prediction(mean, total, entropy, (total - entropy).clamp_min(0), samples)
+        epistemic = (second - mean.double().square()).clamp_min(0).to(mean.dtype)
+        noise = self.likelihood.noise_variance(
+            {k: v[self.healthy].mean(0) for k, v in self.learned.items()}
+        )
+        if noise is None:
+            return Prediction(mean, None, None, epistemic, samples)
+        aleatoric = noise.to(mean).expand(mean.shape)
+        return Prediction(mean, aleatoric + epistemic, aleatoric, epistemic, samples)
+
+    def _outputs(self, params: Params, x: Tensor) -> Tensor:
+        """Predictions of several networks: (network, B, ...)."""
+
+        def one(p: Params) -> Tensor:
+            return self.likelihood.predictive(functional_call(self._model, p, (x,)))
+
+        return vmap(one)(params)
+
+    def _entropy(self, p: Tensor) -> Tensor:
+        if isinstance(self.likelihood, Bernoulli):
+            return torch.special.entr(p) + torch.special.entr(1 - p)
+        return torch.special.entr(p).sum(-1)
+
+    def _as_module(self, params: Params) -> nn.Module:
+        model = copy.deepcopy(self._model)
+        for module in model.modules():
+            module._forward_hooks.clear()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in params:
+                    parameter.copy_(params[name])
+        return model
+
+
+class Collector:
+    """Gathers kept iterates and a trace of losses while the chains run."""
+
+    def __init__(self, state: State, *, draws: int) -> None:
+        self.samples = {
+            name: torch.full(
+                (p.shape[0], draws, *p.shape[1:]), torch.nan, dtype=p.dtype, device=p.device
+            )
+            for name, p in state.params.items()
+        }
+        self.kept = 0
+        self._trace: list[Tensor] = []
+        self._reported: set[int] = set()
+
+    def keep(self, state: State) -> None:
+        running = state.diverged < 0
+        for name, p in state.params.items():
+            mask = running.reshape(-1, *(1,) * (p.ndim - 1))
+            self.samples[name][:, self.kept] = torch.where(mask, p, torch.nan)
+        self.kept += 1
+
+    def look(self, step: int, info: Info) -> None:
+        """Notes the chains' losses, and says once of each chain that it diverged."""
+        loss = info.loss.detach().double().cpu()
+        self._trace.append(torch.cat([torch.tensor([step], dtype=torch.float64), loss]))
+        for chain in info.diverged.nonzero().flatten().tolist():
+            if chain not in self._reported:
+                self._reported.add(chain)
+                log.warning(
+                    "chain %d became non-finite at or before step %d and was stopped; the others "
+                    "go on. Its step size is most likely too large: try a tenth of it",
+                    chain,
+                    step,
+                )
+
+    def finish(
+        self, state: State, *, model: nn.Module, likelihood: Likelihood, config: dict[str, Any]
+    ) -> Posterior:
+        return Posterior(
+            model=model,
+            likelihood=likelihood,
+            samples=self.samples,
+            mean=state.mean,
+            last=state.params,
+            diverged=state.diverged,
+            learned=state.likelihood,
+            trace=torch.stack(self._trace),
+            config=config,
+        )

@@ -1,0 +1,29 @@
+"""Preconditioners: one file per metric. ``REGISTRY`` is the one list that tests read."""
+
+from natural_langevin.preconditioners.base import Factor, Metric, Preconditioner
+from natural_langevin.preconditioners.diagonal import DiagonalFisher
+from natural_langevin.preconditioners.euclidean import Euclidean
+from natural_langevin.preconditioners.full import FullFisher
+from natural_langevin.preconditioners.quasi_diagonal import QuasiDiagonalFisher
+from natural_langevin.preconditioners.rmsprop import RMSProp
+
+#: The paper's name of each metric (OP: outer product, targets from the data).
+REGISTRY: dict[str, type[Preconditioner]] = {
+    "euclidean": Euclidean,
+    "rmsprop": RMSProp,
+    "diagonal": DiagonalFisher,
+    "quasi-diagonal": QuasiDiagonalFisher,
+    "full": FullFisher,
+}
+
+__all__ = [
+    "REGISTRY",
+    "DiagonalFisher",
+    "Euclidean",
+    "Factor",
+    "FullFisher",
+    "Metric",
+    "Preconditioner",
+    "QuasiDiagonalFisher",
+    "RMSProp",
+]

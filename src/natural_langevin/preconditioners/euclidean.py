@@ -1,0 +1,26 @@
+"""Euclidean metric: C = Id, plain SGLD (Welling & Teh 2011)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from natural_langevin.gradients import Params, Statistics
+from natural_langevin.preconditioners.base import Factor, Metric, Preconditioner, Units
+
+
+class Euclidean(Preconditioner):
+    """No preconditioning: nothing is stored, and drift and noise pass unchanged."""
+
+    def init(self, params: Params, units: Units) -> Metric:
+        return {}
+
+    def update(
+        self, metric: Metric, gradient: Params, statistics: Statistics, rate: Tensor
+    ) -> Metric:
+        return metric
+
+    def factor(self, metric: Metric) -> Factor:
+        return Factor(lambda z: z, lambda v: v)
+
+    def __repr__(self) -> str:
+        return "Euclidean()"

@@ -1,0 +1,133 @@
+"""Quasi-diagonal Fisher metric (Algorithm 4): per unit, the diagonal and the bias row of J.
+
+A unit is its bias (index 0) and its incoming weights (index i). The factor A keeps the sparsity,
+
+    A_00 = (J_00 + eps)^{-1/2}
+    A_ii = (J_ii - (A_00 J_0i)^2 + eps)^{-1/2}
+    A_0i = -A_00^2 A_ii J_0i
+
+and A^{-T} A^{-1} has the diagonal and the first row of J + eps Id. In exact arithmetic the Schur
+complement J_ii - (A_00 J_0i)^2 is not negative (Cauchy-Schwarz); rounding is clamped in A itself,
+so that drift and noise see the same clamp. A weight without bias has no first row: diagonal.
+
+``targets="data"`` is the paper's QDOP. Its invariance group: affine maps of every unit's activity.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from natural_langevin import schedules
+from natural_langevin.chains import average
+from natural_langevin.gradients import Params, Statistics
+from natural_langevin.preconditioners.base import (
+    Factor,
+    Metric,
+    Preconditioner,
+    Units,
+    check_damping,
+    check_targets,
+)
+
+
+class UnitFactor(NamedTuple):
+    """A for the units of one weight tensor (chain, unit, ...); A_00 is ``corner(J_00)``."""
+
+    row: Tensor  # A_0i: (chain, unit, ...)
+    diagonal: Tensor  # A_ii: (chain, unit, ...)
+
+    def to_bias(self, z: Tensor) -> Tensor:
+        """In A z the weights feed the bias through the first row: (chain, unit)."""
+        return (self.row * z).flatten(2).sum(2)
+
+    def from_bias(self, v: Tensor) -> Tensor:
+        """In A^T v the bias (chain, unit) feeds the weights."""
+        return self.row * _spread(v, self.row)
+
+
+def corner(j_00: Tensor, damping: float) -> Tensor:
+    """A_00 for every unit: (chain, unit)."""
+    return (j_00 + damping).rsqrt()
+
+
+def unit_factor(j_00: Tensor, j_0i: Tensor, j_ii: Tensor, damping: float) -> UnitFactor:
+    """Algorithm 4 for a layer: j_00 (chain, unit), j_0i and j_ii (chain, unit, ...)."""
+    a_00 = _spread(corner(j_00, damping), j_ii)
+    schur = (j_ii - (a_00 * j_0i).square()).clamp_min(0)
+    a_ii = (schur + damping).rsqrt()
+    return UnitFactor(row=-a_00.square() * a_ii * j_0i, diagonal=a_ii)
+
+
+def _spread(bias: Tensor, weight: Tensor) -> Tensor:
+    """(chain, unit), shaped to broadcast against (chain, unit, ...)."""
+    return bias.reshape(bias.shape + (1,) * (weight.ndim - bias.ndim))
+
+
+class QuasiDiagonalFisher(Preconditioner):
+    """C^{-1} has the diagonal and the bias row of J + damping, unit by unit."""
+
+    need = "diagonal"
+
+    def __init__(
+        self,
+        *,
+        targets: str = "data",
+        damping: float = 1e-4,
+        decay: float | schedules.Schedule = schedules.inverse_sqrt(),
+    ) -> None:
+        self.targets, self.decay = check_targets(targets), decay
+        self.damping = check_damping(damping)
+
+    def init(self, params: Params, units: Units) -> Metric:
+        return {
+            "second": {name: torch.ones_like(p) for name, p in params.items()},
+            "cross": {b: {w: torch.zeros_like(params[w]) for w in ws} for b, ws in units.items()},
+        }
+
+    def update(
+        self, metric: Metric, gradient: Params, statistics: Statistics, rate: Tensor
+    ) -> Metric:
+        second, cross = statistics.second, statistics.cross
+        return {
+            "second": {k: average(j, second[k], rate) for k, j in metric["second"].items()},
+            "cross": {
+                bias: {k: average(j, cross[bias][k], rate) for k, j in row.items()}
+                for bias, row in metric["cross"].items()
+            },
+        }
+
+    def factor(self, metric: Metric) -> Factor:
+        second, cross = metric["second"], metric["cross"]
+        units = {
+            bias: {w: unit_factor(second[bias], row[w], second[w], self.damping) for w in row}
+            for bias, row in cross.items()
+        }
+        paired = {name for bias, row in units.items() for name in (bias, *row)}
+        alone = {k: (j + self.damping).rsqrt() for k, j in second.items() if k not in paired}
+
+        def forward(z: Params) -> Params:
+            out = {k: alone[k] * z[k] for k in alone}
+            for bias, row in units.items():
+                out[bias] = corner(second[bias], self.damping) * z[bias] + sum(
+                    a.to_bias(z[w]) for w, a in row.items()
+                )
+                out |= {w: a.diagonal * z[w] for w, a in row.items()}
+            return out
+
+        def transpose(v: Params) -> Params:
+            out = {k: alone[k] * v[k] for k in alone}
+            for bias, row in units.items():
+                out[bias] = corner(second[bias], self.damping) * v[bias]
+                out |= {w: a.from_bias(v[bias]) + a.diagonal * v[w] for w, a in row.items()}
+            return out
+
+        return Factor(forward, transpose)
+
+    def __repr__(self) -> str:
+        return (
+            f"QuasiDiagonalFisher(targets={self.targets!r}, damping={self.damping!r}, "
+            f"decay={self.decay!r})"
+        )

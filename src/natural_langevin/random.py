@@ -1,0 +1,120 @@
+"""Counter-based random numbers: every draw is a pure function of its address.
+
+An address is (seed, purpose, chain, step, element). There is no generator state to carry, so
+resuming a run, changing the number of chains or compiling the step never changes a draw, and the
+global generators of PyTorch are never touched.
+
+Two integer hashes do the work, both public and well studied:
+
+* a 64-bit finaliser (Stafford's variant 13, as in SplitMix64) turns (seed, purpose, chain, step)
+  into a pair of 32-bit keys, once per chain and step;
+* a three-round 32-bit multiply-xorshift permutation (constants of Wellons' ``triple32``), with
+  the second key injected after its first round, turns the element's index into 32 random bits.
+
+Normals come from the Box-Muller transform of two words: elements i and i + 16 of every block of
+32 form a pair, so that both loads and stores are contiguous runs. The smallest uniform is 2^-32,
+which puts the largest possible draw at sqrt(64 ln 2) = 6.66 standard deviations.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# What a stream is for. Streams of different purposes never share a key.
+NOISE, INIT, DATA, LABELS, PROBE = range(5)
+
+_BLOCK = 32
+_HALF = _BLOCK // 2
+
+
+def _signed(value: int, bits: int) -> int:
+    """The two's complement reading of an unsigned constant: torch has no unsigned arithmetic."""
+    return value - (1 << bits) if value >= 1 << (bits - 1) else value
+
+
+_M1, _M2 = _signed(0xBF58476D1CE4E5B9, 64), _signed(0x94D049BB133111EB, 64)
+_GOLDEN = _signed(0x9E3779B97F4A7C15, 64)
+_T1, _T2, _T3 = (_signed(c, 32) for c in (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB))
+
+
+def _shift_right(x: Tensor, count: int, bits: int) -> Tensor:
+    """Logical right shift (torch's is arithmetic)."""
+    return (x >> count) & ((1 << (bits - count)) - 1)
+
+
+def _mix64(z: Tensor) -> Tensor:
+    z = (z ^ _shift_right(z, 30, 64)) * _M1
+    z = (z ^ _shift_right(z, 27, 64)) * _M2
+    return z ^ _shift_right(z, 31, 64)
+
+
+def origin(seed: int, purpose: int, chain: Tensor) -> Tensor:
+    """Where the streams of (seed, purpose, chain) start: int64, the shape of ``chain``.
+
+    Constant along a run, so that a step only pays for ``stream``.
+    """
+    chain = chain.to(torch.int64)
+    z = _mix64(torch.full_like(chain, seed) + _GOLDEN)
+    z = _mix64(z + (purpose + 1))
+    return _mix64(z ^ (chain * _M2 + _GOLDEN))
+
+
+def stream(origin: Tensor, step: Tensor | int) -> Tensor:
+    """Key of the stream at this step: int32, shape ``origin.shape + (2,)``.
+
+    >>> key = stream(origin(0, NOISE, torch.arange(3)), 7)
+    >>> tuple(key.shape), key.dtype
+    ((3, 2), torch.int32)
+    """
+    z = _mix64(origin + (torch.as_tensor(step, device=origin.device) + 1) * _GOLDEN)
+    return z.view(torch.int32).unflatten(-1, (-1, 2))
+
+
+def bits(key: Tensor, count: int) -> Tensor:
+    """``count`` words of 32 random bits for every key: int32, shape ``key.shape[:-1] + (count,)``.
+
+    For one key the map from index to word is a bijection of the 32-bit integers.
+    """
+    index = torch.arange(count, dtype=torch.int32, device=key.device)
+    x = index + key[..., 0, None]
+    x = (x ^ _shift_right(x, 17, 32)) * _T1
+    x = (x ^ _shift_right(x, 11, 32)) + key[..., 1, None]
+    x = x * _T2
+    x = (x ^ _shift_right(x, 15, 32)) * _T3
+    return x ^ _shift_right(x, 14, 32)
+
+
+def _open_unit(word: Tensor) -> Tensor:
+    """31 of a word's bits as float32 in (0, 1]: never 0, so that a logarithm may follow."""
+    return ((word & 0x7FFFFFFF).to(torch.float32) + 0.5) * 2.0**-31
+
+
+def uniform(key: Tensor, count: int) -> Tensor:
+    """Uniform draws in (0, 1]: float32, shape ``key.shape[:-1] + (count,)``."""
+    return _open_unit(bits(key, count))
+
+
+def normal(key: Tensor, count: int) -> Tensor:
+    """Standard normal draws: float32, shape ``key.shape[:-1] + (count,)``.
+
+    >>> two, one = origin(0, NOISE, torch.arange(2)), origin(0, NOISE, torch.arange(1))
+    >>> bool((normal(stream(two, 0), 5)[0] == normal(stream(one, 0), 5)[0]).all())
+    True
+    """
+    blocks = -(-count // _BLOCK)
+    words = bits(key, blocks * _BLOCK).unflatten(-1, (blocks, 2, _HALF))
+    radius = torch.sqrt(-2.0 * torch.log(_open_unit(words[..., 0, :])))
+    angle = words[..., 1, :].to(torch.float32) * (math.pi * 2.0**-31)
+    pairs = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-2)
+    return pairs.flatten(-3)[..., :count]
+
+
+def permutation(key: Tensor, count: int) -> Tensor:
+    """A random permutation of ``range(count)`` for every key: int64, ``key.shape[:-1] + (count,)``.
+
+    Stable sorting breaks the rare ties between 32-bit sort keys the same way everywhere.
+    """
+    return torch.argsort(bits(key, count), dim=-1, stable=True)

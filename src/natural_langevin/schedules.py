@@ -1,0 +1,150 @@
+"""Schedules: callables ``step -> rate``, with steps counted from 0.
+
+Every rate of the library (step size, metric decay, running-mean rate) accepts a float, a tensor
+of one value per chain, or a schedule. A schedule's ``initial`` may itself be a tensor of one value
+per chain, so that a grid over step sizes with a common decay is one run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Value = float | Tensor
+Schedule = Callable[[int], Value]
+
+
+@dataclass(frozen=True)
+class constant:
+    """The same value at every step."""
+
+    value: Value
+
+    def __call__(self, step: int) -> Value:
+        return self.value
+
+
+@dataclass(frozen=True)
+class halving:
+    """initial / 2^floor(step / every): the paper halves its step size every 10,000 updates.
+
+    >>> eta = halving(1e-3, every=10_000)
+    >>> eta(0), eta(9_999), eta(10_000)
+    (0.001, 0.001, 0.0005)
+    """
+
+    initial: Value
+    every: int
+
+    def __post_init__(self) -> None:
+        _positive("every", self.every)
+
+    def __call__(self, step: int) -> Value:
+        return self.initial * 0.5 ** (step // self.every)
+
+
+@dataclass(frozen=True)
+class polynomial:
+    """initial (1 + step / offset)^(-power).
+
+    The default power 1/3 is the asymptotically optimal rate of SGLD (Teh, Thiery & Vollmer 2016):
+    larger than what stochastic gradient descent wants.
+
+    >>> eta = polynomial(1.0, offset=1)
+    >>> eta(0), round(eta(7), 12)
+    (1.0, 0.5)
+    """
+
+    initial: Value
+    offset: float
+    power: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        _positive("offset", self.offset)
+        if not self.power >= 0:
+            raise ValueError(f"power must be at least 0, got {self.power!r}")
+
+    def __call__(self, step: int) -> Value:
+        return self.initial * (1.0 + step / self.offset) ** -self.power
+
+
+@dataclass(frozen=True)
+class cyclical:
+    """initial (1 + cos(pi (step mod period) / period)) / 2: warm restarts every ``period`` steps.
+
+    Each cycle starts at ``initial``, explores, and falls towards 0 (Zhang et al. 2020).
+
+    >>> eta = cyclical(0.1, period=100)
+    >>> eta(0), round(eta(50), 12), eta(100)
+    (0.1, 0.05, 0.1)
+    """
+
+    initial: Value
+    period: int
+
+    def __post_init__(self) -> None:
+        _positive("period", self.period)
+
+    def __call__(self, step: int) -> Value:
+        return self.initial * (0.5 * (1.0 + math.cos(math.pi * (step % self.period) / self.period)))
+
+
+@dataclass(frozen=True)
+class inverse_sqrt:
+    """1/sqrt(t) with t = step + 1: the paper's gamma_t and mu_t. The first value is 1."""
+
+    def __call__(self, step: int) -> Value:
+        return 1.0 / math.sqrt(step + 1)
+
+
+def as_schedule(rate: Value | Schedule) -> Schedule:
+    """A float or a per-chain tensor becomes a constant schedule; a schedule stays itself."""
+    return rate if callable(rate) else constant(rate)
+
+
+def tabulate(
+    rate: Value | Schedule,
+    start: int,
+    stop: int,
+    *,
+    name: str,
+    chains: int,
+    low: float = 0.0,
+    high: float = math.inf,
+) -> Tensor:
+    """Values at steps ``start .. stop - 1`` for every chain: float64, shape (stop - start, chains).
+
+    This is where rates enter the sampler, so this is where they are checked: every value must be
+    finite and in [low, high], and a per-chain tensor must have one value per chain.
+    """
+    schedule = as_schedule(rate)
+    values = [schedule(step) for step in range(start, stop)]
+    for step, value in enumerate(values, start):
+        if isinstance(value, Tensor) and value.ndim and tuple(value.shape) != (chains,):
+            raise ValueError(
+                f"{name} must be a number or one value per chain (shape ({chains},)), "
+                f"got shape {tuple(value.shape)} at step {step}"
+            )
+    if any(isinstance(value, Tensor) for value in values):
+        rows = [torch.as_tensor(v, dtype=torch.float64).expand(chains) for v in values]
+        table = torch.stack(rows)
+    else:
+        table = torch.tensor(values, dtype=torch.float64)[:, None].expand(-1, chains)
+    bad = ~(torch.isfinite(table) & (table >= low) & (table <= high))
+    if bad.any():
+        row, chain = (int(i) for i in bad.nonzero()[0])
+        bound = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
+        raise ValueError(
+            f"{name} must be finite and {bound}, got {table[row, chain].item()!r} "
+            f"at step {start + row} (chain {chain}): give a smaller positive number or schedule"
+        )
+    return table
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value!r}")

@@ -1,9 +1,10 @@
 """The engine runs Algorithm 1 for many steps: eager, compiled, or as a CUDA graph.
 
-All three run the same function, ``Engine._step``: it reads the rates, the minibatch and the noise
-of step t from tensors addressed by the step counter that lives in the state, so nothing in it
-depends on the host. Compiled and captured, it writes the new state over the old one, which keeps
-every buffer where it is.
+All three run the same function, ``Dynamics.step``. What a step needs from outside (its rates, its
+minibatch) is read from tensors at the step counter that lives in the state, so nothing waits for
+the host. Compiled and captured, the new state is written over the old one, which keeps every
+buffer where it is. Nothing that differs between two runs of the same network is a constant of the
+compiled code (the number of data is a tensor), so the compiler's cache serves the next run too.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from natural_langevin.langevin import Dynamics, Info, Rates, State
 log = logging.getLogger("natural_langevin")
 
 Mode = Literal["eager", "compiled"]
+Batch = tuple[Tensor, Tensor]
 
 #: Below this many multiply-adds in a whole run, compiling costs more than it saves.
-COMPILE_FROM = 2e11
+COMPILE_FROM = 2e12
 
 
-def choose_mode(compile: bool | str, work: float, device: torch.device) -> Mode:
+def choose_mode(compile: bool | str, work: float) -> Mode:
     """``compile`` as the user gave it; "auto" compiles runs that are long enough to repay it."""
     if compile not in (True, False, "auto"):
         raise ValueError(f'compile must be True, False or "auto", got {compile!r}')
@@ -51,13 +53,13 @@ class Engine:
         *,
         mode: Mode = "eager",
     ) -> None:
-        self.dynamics, self.stream, self.num_data = dynamics, stream, num_data
+        self.dynamics, self.stream, self.num_data, self.mode = dynamics, stream, num_data, mode
         self._rates = rates
+        self._count = torch.tensor(float(num_data), dtype=rates.dtype, device=rates.device)
         self._order: Tensor | None = None
-        self._mode = mode
-        self._compiled: Any = None
-        self._graph: Any = None
         self._epoch = -1
+        self._compiled: Any = None
+        self._captured: tuple[torch.cuda.CUDAGraph, State, Info] | None = None
 
     def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
         """``count`` updates from ``state``, which has seen ``start``; compiled, in its memory."""
@@ -65,15 +67,20 @@ class Engine:
         for step in range(start, start + count):
             self._shuffle(step)
             batch = None if isinstance(self.stream, InMemory) else self.stream.batch(step)
-            if self._mode == "eager":
-                state, info = self._step(state, batch)
+            if batch is not None:  # a DataLoader's last batch may be shorter than the others
+                self.dynamics.gradients.prepare(state.params, batch[0])
+            if self.mode == "eager":
+                state, info = self._advance(self.dynamics.step, state, batch)
+            elif self._captured is not None:
+                graph, state, info = self._captured
+                graph.replay()
             else:
                 info = self._compiled_step(state, batch)
         assert info is not None
         return state, info
 
     def _shuffle(self, step: int) -> None:
-        """Puts the permutations of this step's epoch where the step function looks for them."""
+        """Puts the permutations of this step's epoch where the step looks for them."""
         if not isinstance(self.stream, InMemory):
             return
         epoch = step // self.stream.batches_per_epoch
@@ -85,7 +92,8 @@ class Engine:
                 self._order.copy_(order)
             self._epoch = epoch
 
-    def _step(self, state: State, batch: tuple[Tensor, Tensor] | None) -> tuple[State, Info]:
+    def _advance(self, step: Any, state: State, batch: Batch | None) -> Any:
+        """Calls ``step`` with this step's rates and minibatch."""
         # index_select, because indexing with a 0-d tensor would wait for its value on the host.
         row = self._rates.index_select(0, state.step.reshape(1))[0]
         rates = Rates(step_size=row[:-2], decay=row[-2], mean=row[-1])
@@ -94,41 +102,38 @@ class Engine:
             assert isinstance(self.stream, InMemory)
             assert self._order is not None
             batch = self.stream.gather(self._order, state.step)
-        return self.dynamics.step(state, batch, rates, self.num_data, chain_axis=chain_axis)
+        return step(state, batch, rates, self._count, chain_axis=chain_axis)
 
-    def _step_in_place(self, state: State, batch: tuple[Tensor, Tensor] | None) -> Info:
-        new, info = self._step(state, batch)
+    def _step_in_place(
+        self, state: State, batch: Batch, rates: Rates, num_data: Tensor, *, chain_axis: bool
+    ) -> Info:
+        new, info = self.dynamics.step(state, batch, rates, num_data, chain_axis=chain_axis)
         pytree.tree_map(lambda old, value: old.copy_(value), state, new)
         return info
 
-    def _compiled_step(self, state: State, batch: tuple[Tensor, Tensor] | None) -> Info:
-        if self._graph is not None:
-            graph, info = self._graph
-            graph.replay()
-            return info
+    def _compiled_step(self, state: State, batch: Batch | None) -> Info:
         if self._compiled is None:
             self._compiled = torch.compile(self._step_in_place, fullgraph=True, dynamic=False)
             started = time.monotonic()
             try:
-                info = self._compiled(state, batch)
+                info = self._advance(self._compiled, state, batch)
             except Exception as error:  # no compiler on this machine, or a network it cannot take
                 log.warning("compiling failed (%s); running eagerly", _first_line(error))
-                self._mode = "eager"
                 self._compiled = self._step_in_place
-                return self._step_in_place(state, batch)
+                return self._advance(self._compiled, state, batch)
             log.info("compiled the step in %.0f s", time.monotonic() - started)
             return info
-        if state.step.is_cuda and batch is None:
+        if state.step.is_cuda and batch is None and self._compiled != self._step_in_place:
             return self._capture(state)
-        return self._compiled(state, batch)
+        return self._advance(self._compiled, state, batch)
 
     def _capture(self, state: State) -> Info:
         """Records one step as a CUDA graph. Capturing runs nothing, so the step is replayed."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            info = self._compiled(state, None)
-        self._graph = (graph, info)
+            info = self._advance(self._compiled, state, None)
+        self._captured = (graph, state, info)
         graph.replay()
         return info
 

@@ -36,7 +36,7 @@ class State(NamedTuple):
     mean: Params  # running average of theta with rate mu_t
     metric: dict[str, Any]  # the preconditioner's J
     likelihood: dict[str, Tensor]  # what the likelihood learns, (chain,) each
-    diverged: Tensor  # (chain,) int64: the update that gave a non-finite value, or -1
+    diverged: Tensor  # (chain,) int64: the update whose result had a non-finite loss, or -1
 
 
 class Rates(NamedTuple):
@@ -85,7 +85,7 @@ class Dynamics:
         state: State,
         batch: tuple[Tensor, Tensor],
         rates: Rates,
-        num_data: float,
+        num_data: float | Tensor,
         *,
         chain_axis: bool = False,
     ) -> tuple[State, Info]:
@@ -129,14 +129,14 @@ class Dynamics:
         return {k: z.reshape(p.shape) for (k, p), z in zip(like.items(), parts, strict=True)}
 
     def _stop_diverged(self, old: State, new: State, loss: Tensor) -> tuple[State, Info]:
-        """A chain whose loss or parameters are not finite stops at its last finite state."""
-        finite = torch.isfinite(loss)
-        for p in new.params.values():
-            # A sum is finite exactly when its terms are (an overflow is a divergence too).
-            finite = finite & torch.isfinite(p.flatten(1).sum(1))
+        """A chain whose loss is not finite stands still from here on.
+
+        The loss at theta is the one number that every parameter reaches, and it is known before
+        the update, so that stopping a chain costs no second pass over the parameters.
+        """
         running = old.diverged < 0
-        keep = running & finite
-        diverged = torch.where(running & ~finite, new.step, old.diverged)
+        keep = running & torch.isfinite(loss)
+        diverged = torch.where(running & ~keep, old.step, old.diverged)
 
         def select(after: Tensor, before: Tensor) -> Tensor:
             return torch.where(keep.reshape(-1, *(1,) * (after.ndim - 1)), after, before)

@@ -167,7 +167,7 @@ class Gaussian(Likelihood):
     def noise_variance(self, state: State) -> Tensor | None:
         if isinstance(self.sigma, str):
             return state["variance"]
-        return torch.as_tensor(float(self.sigma) ** 2)
+        return torch.tensor(float(self.sigma) ** 2, dtype=torch.float64)
 
     def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:
         variance = self._variance(state, outputs)

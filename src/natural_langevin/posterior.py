@@ -146,10 +146,11 @@ class Posterior:
             for start in range(0, count, sample_batch):
                 chunk = {k: v[start : start + sample_batch] for k, v in networks.items()}
                 p = self._outputs(chunk, x)
-                mean = mean + p.sum(0) / count
                 if self.likelihood.discrete:
+                    mean = mean + p.sum(0) / count
                     entropy = entropy + self._entropy(p).sum(0) / count
-                else:
+                else:  # in float64, where the difference of two large squares survives
+                    mean = mean + p.double().sum(0) / count
                     second = second + p.double().square().sum(0) / count
                 if keep_samples:
                     kept.append(p)
@@ -157,7 +158,8 @@ class Posterior:
         if self.likelihood.discrete:
             total = self._entropy(mean)
             return Prediction(mean, total, entropy, (total - entropy).clamp_min(0), samples)
-        epistemic = (second - mean.double().square()).clamp_min(0).to(mean.dtype)
+        epistemic = (second - mean.square()).clamp_min(0).to(p.dtype)
+        mean = mean.to(p.dtype)
         noise = self.likelihood.noise_variance(
             {k: v[self.healthy].mean(0) for k, v in self.learned.items()}
         )
@@ -190,6 +192,18 @@ class Posterior:
         return model
 
 
+def finite_chains(state: State) -> Tensor:
+    """Which chains are running and have finite parameters: (chain,) bool.
+
+    The dynamics notice a non-finite parameter by the loss of the step after it; here every
+    parameter is looked at, so that no such iterate is ever kept.
+    """
+    finite = state.diverged < 0
+    for p in state.params.values():
+        finite = finite & torch.isfinite(p.reshape(len(p), -1).sum(1))
+    return finite
+
+
 class Collector:
     """Gathers kept iterates and a trace of losses while the chains run."""
 
@@ -205,7 +219,7 @@ class Collector:
         self._reported: set[int] = set()
 
     def keep(self, state: State) -> None:
-        running = state.diverged < 0
+        running = finite_chains(state)
         for name, p in state.params.items():
             mask = running.reshape(-1, *(1,) * (p.ndim - 1))
             self.samples[name][:, self.kept] = torch.where(mask, p, torch.nan)
@@ -228,13 +242,15 @@ class Collector:
     def finish(
         self, state: State, *, model: nn.Module, likelihood: Likelihood, config: dict[str, Any]
     ) -> Posterior:
+        # A chain that broke in the very last step has not been noticed by the dynamics yet.
+        late = ~finite_chains(state) & (state.diverged < 0)
         return Posterior(
             model=model,
             likelihood=likelihood,
             samples=self.samples,
             mean=state.mean,
             last=state.params,
-            diverged=state.diverged,
+            diverged=torch.where(late, state.step, state.diverged),
             learned=state.likelihood,
             trace=torch.stack(self._trace),
             config=config,

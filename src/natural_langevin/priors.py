@@ -7,6 +7,7 @@ by the dynamics, never here.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class Gaussian(Prior):
     def log_density(self, theta: Tensor) -> Tensor:
         variance, mean = per_chain(self.variance, theta), per_chain(self.mean, theta)
         terms = (theta - mean).square() / variance + torch.log(2 * math.pi * variance)
-        return -0.5 * terms.flatten(1).sum(1)
+        return -0.5 * terms.reshape(len(theta), -1).sum(1)
 
     def gradient(self, theta: Tensor) -> Tensor:
         return (per_chain(self.mean, theta) - theta) / per_chain(self.variance, theta)
@@ -101,7 +102,7 @@ class NormalInverseGamma(Prior):
 
     alpha: float = 0.5
     beta: float = 0.5
-    mean: float = 0.0
+    mean: float | Tensor = 0.0
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
@@ -110,9 +111,12 @@ class NormalInverseGamma(Prior):
                 raise ValueError(f"{name} must be positive and finite, got {value!r}")
         _check_number_or_vector("mean", self.mean, positive=False)
 
+    def _centred(self, theta: Tensor) -> Tensor:
+        return theta - per_chain(self.mean, theta)
+
     def _scale(self, theta: Tensor) -> Tensor:
         """beta + S/2: shape (chain, 1, ..., 1)."""
-        half = (theta - self.mean).square().flatten(1).sum(1) / 2
+        half = self._centred(theta).square().reshape(len(theta), -1).sum(1) / 2
         return (self.beta + half).reshape(-1, *(1,) * (theta.ndim - 1))
 
     def log_density(self, theta: Tensor) -> Tensor:
@@ -127,7 +131,7 @@ class NormalInverseGamma(Prior):
 
     def gradient(self, theta: Tensor) -> Tensor:
         d = theta[0].numel()
-        return -(self.alpha + d / 2) * (theta - self.mean) / self._scale(theta)
+        return -(self.alpha + d / 2) * self._centred(theta) / self._scale(theta)
 
     def sample(self, key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         count = math.prod(shape)
@@ -135,7 +139,10 @@ class NormalInverseGamma(Prior):
         z = random.normal(key, count).to(dtype).reshape(-1, *shape)
         u = random.uniform(key ^ 0x5BD1E995, 1)[:, 0].to(torch.float64)
         precision = _gamma_quantile(self.alpha, u) / self.beta
-        return self.mean + z * per_chain(precision.rsqrt(), z)
+        return per_chain(self.mean, z) + z * per_chain(precision.rsqrt(), z)
+
+    def chain_values(self) -> dict[str, float | Tensor]:
+        return {"mean": self.mean}
 
 
 @dataclass(frozen=True)
@@ -157,15 +164,23 @@ class Flat(Prior):
 PriorLike = Prior | Mapping[str, Prior]
 
 
-def resolve(prior: PriorLike, names: Iterable[str], chains: int) -> dict[str, Prior]:
+def resolve(
+    prior: PriorLike,
+    names: Iterable[str],
+    chains: int,
+    *,
+    device: torch.device | str = "cpu",
+) -> dict[str, Prior]:
     """The prior of every parameter name. Patterns are fnmatch patterns; the first match wins.
+
+    Per-chain values move to ``device`` here, once.
 
     >>> rules = {"*.bias": Gaussian(1.0), "*": Flat()}
     >>> resolve(rules, ["0.weight", "0.bias"], chains=1)
     {'0.weight': Flat(), '0.bias': Gaussian(variance=1.0, mean=0.0)}
     """
     names = list(names)
-    patterns = prior if isinstance(prior, Mapping) else {"*": prior}
+    patterns = dict(prior) if isinstance(prior, Mapping) else {"*": prior}
     for pattern, one in patterns.items():
         if not isinstance(one, Prior):
             raise TypeError(f"prior for {pattern!r} must be a Prior, got {one!r}")
@@ -174,6 +189,10 @@ def resolve(prior: PriorLike, names: Iterable[str], chains: int) -> dict[str, Pr
             raise ValueError(
                 f"prior pattern {pattern!r} matches no parameter; the names are {names}"
             )
+        on_device = {
+            k: v.to(device) for k, v in one.chain_values().items() if isinstance(v, Tensor)
+        }
+        patterns[pattern] = dataclasses.replace(one, **on_device) if on_device else one  # type: ignore[type-var]
     resolved = {}
     for name in names:
         match = next((p for pattern, p in patterns.items() if fnmatchcase(name, pattern)), None)

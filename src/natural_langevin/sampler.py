@@ -69,7 +69,7 @@ class Langevin:
         self.preconditioner = preconditioner or preconditioners.QuasiDiagonalFisher()
         self.chains, self.num_data, self.seed, self.compile = chains, num_data, seed, compile
         self.step_size, self.mean_rate = step_size, mean_rate
-        choose_mode(compile, 0.0, self.device)
+        choose_mode(compile, 0.0)
         self._rates_table(0, 1)  # wrong rates fail here rather than at the first step
 
         self.chain_ids = torch.arange(chains, device=self.device)
@@ -83,7 +83,7 @@ class Langevin:
                 targets=self.preconditioner.targets,
             ),
             preconditioner=self.preconditioner,
-            prior=priors.resolve(prior, names, chains),
+            prior=priors.resolve(prior, names, chains, device=self.device),
             temperature=_temperature(temperature, chains, trainable[0].dtype, self.device),
             noise=random.origin(seed, random.NOISE, self.chain_ids),
             labels=random.origin(seed, random.LABELS, self.chain_ids),
@@ -179,8 +179,9 @@ class Langevin:
             )
         self._check_data(stream, state)
         rates = self._rates_table(0, steps)
+        self._warn_if_stiff(float(rates[:, :-2].max()), num_data)
         per_step = 6.0 * self.chains * batch_size * sum(p[0].numel() for p in state.params.values())
-        mode = choose_mode(self.compile, per_step * steps, self.device)
+        mode = choose_mode(self.compile, per_step * steps)
         return Engine(dynamics, stream, rates, num_data, mode=mode), state
 
     def describe(self) -> dict[str, Any]:
@@ -207,6 +208,28 @@ class Langevin:
         ]
         dtype = next(p.dtype for p in self.model.parameters() if p.requires_grad)
         return torch.cat(columns, dim=1).to(dtype=dtype, device=self.device)
+
+    def _warn_if_stiff(self, step_size: float, num_data: float) -> None:
+        """Where the metric vanishes, the prior's own pull is a linear map of rate eta / damping.
+
+        Above 2 it overshoots ever further, whatever the data say: a chain will diverge."""
+        damping = getattr(self.preconditioner, "damping", None)
+        variances = [
+            float(torch.as_tensor(p.variance).min())
+            for p in self._dynamics.prior.values()
+            if isinstance(p, priors.Gaussian)
+        ]
+        if self.preconditioner.need == "gradient" or not damping or not variances:
+            return
+        pull = step_size / (damping * num_data * min(variances))
+        if pull > 1:
+            log.warning(
+                "step_size / (damping N variance) = %.2g is above 1: with %d data the prior alone "
+                "can make a chain diverge. Use a damping of at least %.1g or a smaller step size",
+                pull,
+                num_data,
+                damping * pull,
+            )
 
     def _check_data(self, stream: Stream, state: State) -> None:
         """Data that do not fit the network or the likelihood fail before the first step."""

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from natural_langevin.atomic import staged
+
 from . import verify
-from .atomic import staged
 from .errors import CorruptDataError, DownloadError
 from .progress import download_progress
 from .sources import IdxFile

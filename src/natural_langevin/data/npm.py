@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from natural_langevin.atomic import staged
+
 from . import verify
-from .atomic import staged
 from .errors import DownloadError
 from .sources import IdxFile
 

@@ -88,6 +88,17 @@ def check_damping(damping: float) -> float:
     return float(damping)
 
 
+#: Default damping of the Fisher metrics. Where J vanishes the step is Euclidean with rate
+#: eta / damping. Gradients of the data keep their own second moments away from zero; the model's
+#: Fisher matrix has no such floor, since a confident network almost never draws a surprising
+#: label, so it needs a damping at which eta / damping is a step size that plain SGD would survive.
+DAMPING = {"data": 1e-4, "model": 1e-2}
+
+
+def fisher_damping(damping: float | None, targets: Targets) -> float:
+    return DAMPING[targets] if damping is None else check_damping(damping)
+
+
 def check_targets(targets: str) -> Targets:
     if targets == "data":
         return "data"

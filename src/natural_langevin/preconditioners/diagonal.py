@@ -17,9 +17,9 @@ from natural_langevin.preconditioners.base import (
     Metric,
     Preconditioner,
     Units,
-    check_damping,
     check_targets,
     diagonal_factor,
+    fisher_damping,
 )
 
 
@@ -32,11 +32,11 @@ class DiagonalFisher(Preconditioner):
         self,
         *,
         targets: str = "data",
-        damping: float = 1e-4,
+        damping: float | None = None,
         decay: float | schedules.Schedule = schedules.inverse_sqrt(),
     ) -> None:
         self.targets, self.decay = check_targets(targets), decay
-        self.damping = check_damping(damping)
+        self.damping = fisher_damping(damping, self.targets)
 
     def init(self, params: Params, units: Units) -> Metric:
         return {"second": {name: torch.ones_like(p) for name, p in params.items()}}

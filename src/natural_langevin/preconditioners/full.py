@@ -19,14 +19,14 @@ from natural_langevin.preconditioners.base import (
     Metric,
     Preconditioner,
     Units,
-    check_damping,
     check_targets,
+    fisher_damping,
 )
 
 
 def flatten(tree: Params) -> Tensor:
     """(chain, *shape) tensors side by side: (chain, all parameters)."""
-    return torch.cat([value.flatten(1) for value in tree.values()], dim=1)
+    return torch.cat([value.reshape(len(value), -1) for value in tree.values()], dim=1)
 
 
 def unflatten(flat: Tensor, like: Params) -> Params:
@@ -44,12 +44,12 @@ class FullFisher(Preconditioner):
         self,
         *,
         targets: str = "data",
-        damping: float = 1e-4,
+        damping: float | None = None,
         decay: float | schedules.Schedule = schedules.inverse_sqrt(),
         max_parameters: int = 2048,
     ) -> None:
         self.targets, self.decay = check_targets(targets), decay
-        self.damping = check_damping(damping)
+        self.damping = fisher_damping(damping, self.targets)
         self.max_parameters = max_parameters
 
     def init(self, params: Params, units: Units) -> Metric:
@@ -68,7 +68,8 @@ class FullFisher(Preconditioner):
         self, metric: Metric, gradient: Params, statistics: Statistics, rate: Tensor
     ) -> Metric:
         # Per-sample gradients (chain, B, *shape) side by side: (chain, B, all parameters).
-        g = torch.cat([statistics.samples[k].flatten(2) for k in gradient], dim=2)
+        samples = [statistics.samples[k] for k in gradient]
+        g = torch.cat([s.reshape(*s.shape[:2], -1) for s in samples], dim=2)
         return {"fisher": {"": average(metric["fisher"][""], g.mT @ g / g.shape[1], rate)}}
 
     def factor(self, metric: Metric) -> Factor:

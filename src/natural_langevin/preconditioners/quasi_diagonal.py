@@ -28,8 +28,8 @@ from natural_langevin.preconditioners.base import (
     Metric,
     Preconditioner,
     Units,
-    check_damping,
     check_targets,
+    fisher_damping,
 )
 
 
@@ -75,11 +75,11 @@ class QuasiDiagonalFisher(Preconditioner):
         self,
         *,
         targets: str = "data",
-        damping: float = 1e-4,
+        damping: float | None = None,
         decay: float | schedules.Schedule = schedules.inverse_sqrt(),
     ) -> None:
         self.targets, self.decay = check_targets(targets), decay
-        self.damping = check_damping(damping)
+        self.damping = fisher_damping(damping, self.targets)
 
     def init(self, params: Params, units: Units) -> Metric:
         return {

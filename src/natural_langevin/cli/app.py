@@ -1,0 +1,42 @@
+"""The typer application and what its subcommands share."""
+
+from __future__ import annotations
+
+import logging
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from natural_langevin import __version__
+from natural_langevin.cli import report, reproduce
+
+app = typer.Typer(
+    name="natural-langevin",
+    help="Bayesian posteriors for neural networks at the price of SGD.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        typer.echo(f"natural-langevin {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Say what is being done."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    level = logging.INFO if verbose else logging.WARNING
+    handler = RichHandler(console=Console(stderr=True), show_time=False, show_path=False)
+    logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
+
+
+app.command(name="reproduce")(reproduce.reproduce)
+app.command(name="report")(report.report)

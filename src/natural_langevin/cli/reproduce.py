@@ -1,0 +1,76 @@
+"""``natural-langevin reproduce``: the paper's table, on this machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+import typer
+from rich.console import Console
+
+from natural_langevin.cli import table
+from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.experiments.results import assemble
+from natural_langevin.experiments.runner import Request, RunError, run, write_json
+from natural_langevin.report import write_report
+
+
+def reproduce(
+    data: str = typer.Option("auto", help="auto, mnist, fashion-mnist or digits."),
+    preset: str = typer.Option("quick", help="quick (minutes on a CPU) or paper (a GPU)."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
+    seeds: int | None = typer.Option(None, help="Chains per row [default: the preset's]."),
+    out: Path | None = typer.Option(None, help="Folder of the run [default: runs/DATA-PRESET]."),
+    resume: bool = typer.Option(False, help="Go on with a run that is already in the folder."),
+    data_dir: str | None = typer.Option(None, help="Folder with the data set's files."),
+    jobs: int = typer.Option(1, min=1, help="Stages run side by side (useful on a GPU)."),
+    precision: str = typer.Option("highest", help="Matrix products: highest, or high (TF32)."),
+) -> None:
+    """Run the paper's experiment and print its table beside the paper's numbers.
+
+    Leaves results.json and report.html in the folder. Killed at any moment, it goes on with
+    --resume and ends with the same numbers.
+
+    Examples:
+
+        natural-langevin reproduce --data digits --out runs/digits
+
+        natural-langevin reproduce --preset paper --device cuda --resume
+    """
+    console = Console()
+    with one_line_errors():
+        if precision not in ("highest", "high"):
+            raise RunError(f"--precision must be highest or high, got {precision!r}")
+        chosen = _device(device)
+        folder = out or Path("runs") / f"{data}-{preset}"
+        request = Request(
+            dataset=data,
+            preset=preset,
+            out=folder,
+            device=chosen,
+            seeds=seeds,
+            resume=resume,
+            data_dir=data_dir,
+            jobs=jobs,
+            precision=precision,
+        )
+        started = time.monotonic()
+        run(request)
+        results = assemble(folder, device=chosen, seconds=time.monotonic() - started)
+        write_json(folder / "results.json", results)
+        write_report(results, folder / "report.html")
+    table.show(results, console)
+    console.print(f"[bold]{folder / 'results.json'}[/] and [bold]{folder / 'report.html'}[/]")
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(name)
+    except RuntimeError:
+        raise RunError(f"unknown device {name!r}: use auto, cpu or cuda") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise RunError(f"no CUDA device here, so --device {name} cannot be had: use --device cpu")
+    return name

@@ -1,0 +1,1 @@
+"""The paper's experiment: presets and methods -> stages -> results.json."""

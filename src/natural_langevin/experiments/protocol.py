@@ -1,0 +1,176 @@
+"""The protocol of the paper's table: what is run, with which settings, and what the paper reports.
+
+Marceau-Caron & Ollivier 2017, "Experiments" and Table 1. Departures are named in
+``Preset.deviations`` and travel into every result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from natural_langevin import preconditioners as P
+
+EUCLIDEAN_GRID = (1e-3, 1e-2, 1e-1, 1.0)
+FISHER_GRID = (1e-4, 1e-3, 1e-2, 1e-1)
+PRIOR_VARIANCES = (0.01, 0.1, 1.0)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of a run. The defaults are the paper's; ``pooled`` chains make the pooled row."""
+
+    name: str
+    steps: int = 60_000
+    select_steps: int = 60_000
+    extra_select_steps: int = 20_000  # rows beyond the paper
+    batch_size: int = 100
+    halve_every: int = 10_000
+    burn_in: int = 500
+    thin: int = 100
+    select_thin: int = 500
+    hidden: tuple[int, ...] = (400, 400)
+    step_sizes: int = 4  # how many of each method's grid, from the reliable middle outward
+    prior_variances: tuple[float, ...] = PRIOR_VARIANCES
+    dropout_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
+    validation: int = 10_000
+    train_scored: int = 60_000
+    seeds: int = 5
+    pooled: int = 12
+    mc_dropout: int = 50
+    deviations: tuple[str, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fit_to(preset: Preset, train_size: int) -> Preset:
+    """The preset for a training set that is smaller than MNIST's."""
+    if train_size >= 60_000:
+        return preset
+    return replace(
+        preset,
+        validation=min(preset.validation, train_size // 6),
+        train_scored=min(preset.train_scored, train_size),
+        deviations=(
+            *preset.deviations,
+            f"validation on the last {train_size // 6} of {train_size} training samples",
+        ),
+    )
+
+
+PRESETS = {
+    "paper": Preset(
+        "paper",
+        deviations=(
+            "rows beyond the paper choose their hyper-parameters after 20,000 updates",
+            "during selection the ensemble holds every 500th iterate instead of every 100th",
+            "seeds are chains of one run: same schedule, independent starts, minibatches and noise",
+        ),
+    ),
+    "quick": Preset(
+        "quick",
+        steps=400,
+        select_steps=100,
+        extra_select_steps=100,
+        burn_in=160,
+        thin=24,
+        select_thin=12,
+        step_sizes=2,
+        prior_variances=(0.1, 1.0),
+        dropout_rates=(0.2, 0.5),
+        train_scored=10_000,
+        seeds=2,
+        pooled=4,
+        mc_dropout=10,
+        deviations=(
+            "400 updates instead of 60,000, 2 seeds, ensembles of 10 iterates",
+            "hyper-parameters chosen after 100 updates from two step sizes and two variances",
+            "4 pooled chains instead of 12; train columns on the first 10,000 images",
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One sampler of the table. ``grid`` holds its step sizes, best guess first."""
+
+    name: str
+    label: str
+    preconditioner: Callable[[], P.Preconditioner]
+    grid: tuple[float, ...]
+    in_paper: bool = False
+    like: str | None = None  # takes its hyper-parameters from this method instead of selecting
+    prior: str = "gaussian"
+    bug: bool = False
+    pools: bool = False
+    note: str | None = None
+
+
+METHODS = (
+    Method("euclidean", "Euclidean", P.Euclidean, (0.1, 1.0, 0.01, 0.001), in_paper=True),
+    Method("rmsprop", "RMSProp", P.RMSProp, (1e-2, 1e-3, 1e-1, 1e-4), in_paper=True),
+    Method("dop", "DOP", P.DiagonalFisher, (1e-3, 1e-2, 1e-4, 1e-1), in_paper=True),
+    Method(
+        "qdop", "QDOP", P.QuasiDiagonalFisher, (1e-3, 1e-2, 1e-4, 1e-1), in_paper=True, pools=True
+    ),
+    Method(
+        "qdop-nig",
+        "QDOP, normal-inverse-gamma prior",
+        P.QuasiDiagonalFisher,
+        (1e-3,),
+        like="qdop",
+        prior="normal-inverse-gamma",
+        note="no prior variance to choose; step size as chosen for QDOP",
+    ),
+    Method(
+        "diagonal-fisher",
+        "diagonal Fisher, sampled labels",
+        lambda: P.DiagonalFisher(targets="model"),
+        (1e-3, 1e-2, 1e-4, 1e-1),
+    ),
+    Method(
+        "quasi-diagonal-fisher",
+        "quasi-diagonal Fisher, sampled labels",
+        lambda: P.QuasiDiagonalFisher(targets="model"),
+        (1e-3, 1e-2, 1e-4, 1e-1),
+    ),
+    Method(
+        "rmsprop-bug",
+        "RMSProp with the footnote's bug",
+        P.RMSProp,
+        (1e-2,),
+        like="rmsprop",
+        bug=True,
+        note="noise variance 2 eta / N^2: this samples at temperature T = 1/N, not the posterior",
+    ),
+)
+
+BY_NAME = {method.name: method for method in METHODS}
+
+#: Table 1 of the paper: (train NLL, train accuracy, test NLL, test accuracy).
+PAPER = {
+    ("sgd", "point"): (0.0003, 100.00, 0.0584, 98.24),
+    ("dropout", "point"): (0.0006, 100.00, 0.0519, 98.61),
+    ("euclidean", "ensemble"): (0.0357, 99.63, 0.0726, 98.10),
+    ("rmsprop", "ensemble"): (0.0415, 99.47, 0.0742, 98.17),
+    ("dop", "ensemble"): (0.0292, 99.69, 0.0660, 98.13),
+    ("qdop", "ensemble"): (0.0229, 99.85, 0.0591, 98.38),
+    ("euclidean", "mean"): (0.0281, 99.12, 0.1240, 97.16),
+    ("rmsprop", "mean"): (0.0299, 99.07, 0.1134, 97.21),
+    ("dop", "mean"): (0.0243, 99.20, 0.1389, 97.20),
+    ("qdop", "mean"): (0.0292, 99.60, 0.3429, 98.14),
+}
+
+
+def paper_numbers(method: str, estimate: str, dataset: str) -> dict[str, dict[str, float]] | None:
+    """The paper's figures for a row, where it has them (it uses MNIST alone)."""
+    numbers = PAPER.get((method, estimate)) if dataset == "mnist" else None
+    if numbers is None:
+        return None
+    return {
+        "train": {"nll": numbers[0], "accuracy": numbers[1]},
+        "test": {"nll": numbers[2], "accuracy": numbers[3]},
+    }

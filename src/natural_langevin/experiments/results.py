@@ -1,0 +1,124 @@
+"""Stage results -> results.json: rows in the paper's order, beside the paper's numbers."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from natural_langevin._version import __version__
+from natural_langevin.experiments.protocol import METHODS, paper_numbers
+from natural_langevin.experiments.runner import BASELINES, STAGES
+
+FORMAT = 1
+
+
+def assemble(folder: Path, *, device: str, seconds: float | None) -> dict[str, Any]:
+    """Reads the finished stages of a run folder."""
+    config = json.loads((folder / "config.json").read_text())
+    stages = {n: json.loads((folder / "stages" / f"{n}.json").read_text()) for n in STAGES}
+    names = [*BASELINES, *(m.name for m in METHODS)]
+    finals = [stages[f"{name}-final"] for name in names]
+    sgd = stages["sgd-final"]["seconds_per_update"]
+    rows = []
+    for final in finals:
+        for row in final["rows"]:
+            row["cost"] = final["seconds_per_update"] / sgd
+            row["paper"] = paper_numbers(row["method"], row["estimate"], config["dataset"])
+            rows.append(row)
+    selection = [stages[n] for n in STAGES if n.endswith("-select")]
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "machine": machine(device),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "natural_langevin": __version__,
+        },
+        "config": {**config, "seeds": list(range(config["seeds"]))},
+        "deviations": config["deviations"],
+        "total_seconds": seconds,
+        "rows": sorted(rows, key=_order),
+        "selection": [s for s in selection if s["method"] != "sgd"],
+        "curves": [f["curve"] for f in finals],
+        "reliability": [f["reliability"] for f in finals],
+        "ensemble_size": [f["ensemble_size"] for f in finals if "ensemble_size" in f],
+        "ess": _effective_sizes(stages),
+        "uncertain": next((f["uncertain"] for f in finals if "uncertain" in f), []),
+    }
+
+
+def _order(row: dict[str, Any]) -> tuple[bool, int]:
+    """The paper's order: baselines, ensembles, posterior means; then everything else."""
+    estimates = ["point", "ensemble", "mean", "pooled"]
+    return row["group"] != "paper", estimates.index(row["estimate"]) if row[
+        "group"
+    ] == "paper" else 0
+
+
+def _effective_sizes(stages: dict[str, Any]) -> list[dict[str, Any]]:
+    """Function-space effective sample size of one chain: the median over probes, by ArviZ.
+
+    ArviZ is an optional dependency; without it the section is empty and can be filled later by
+    assembling the same folder again.
+    """
+    try:
+        import arviz
+    except ImportError:
+        return []
+    out = []
+    for method in METHODS:
+        probes = stages[f"{method.name}-final"].get("probes")
+        if probes is None:
+            continue
+        values = np.asarray(probes, dtype=float)  # (draw, chain, probe)
+        if len(values) < 4 or not np.isfinite(values).all():
+            continue
+        sizes = [
+            float(np.median([arviz.ess(values[None, :, c, k]) for k in range(values.shape[2])]))
+            for c in range(values.shape[1])
+        ]
+        out.append(
+            {
+                "method": method.name,
+                "label": method.label,
+                "draws": len(values),
+                "ess": float(np.mean(sizes)),
+            }
+        )
+    return out
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the figures were measured on."""
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
+    return {"cpu": _cpu_name(), "cores": os.cpu_count(), "device": name}
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "")
+    return f"{model or platform.processor() or 'unknown'} ({platform.machine()})"
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,170 @@
+"""The runner: stages in order, each result kept on disk as soon as it exists.
+
+A run folder holds ``config.json`` (what is run), ``stages/NAME.json`` (finished work),
+``stages/NAME.checkpoint.safetensors`` (work under way) and ``results.json``. Resuming skips the
+finished stages and continues the one under way; a folder of another configuration is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from natural_langevin import data
+from natural_langevin.atomic import staged
+from natural_langevin.experiments import baseline_stages, stages
+from natural_langevin.experiments.protocol import BY_NAME, METHODS, PRESETS, fit_to
+from natural_langevin.experiments.stages import Bench
+
+log = logging.getLogger("natural_langevin")
+
+BASELINES = ("sgd", "dropout")
+
+
+class RunError(ValueError):
+    """The run cannot start or go on; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for."""
+
+    dataset: str
+    preset: str
+    out: Path
+    device: str = "cpu"
+    seeds: int | None = None
+    resume: bool = False
+    data_dir: str | None = None
+    compile: bool | str = "auto"
+    precision: str = "highest"
+    jobs: int = 1
+    progress: bool = True
+
+
+#: Stage -> the stages whose results it needs, in the order of the table.
+STAGES: dict[str, tuple[str, ...]] = {
+    **{f"{b}-select": () for b in BASELINES},
+    **{f"{m.name}-select": () for m in METHODS if m.like is None},
+    **{f"{b}-final": (f"{b}-select",) for b in BASELINES},
+    **{f"{m.name}-final": (f"{m.like or m.name}-select",) for m in METHODS},
+}
+
+
+def run(request: Request) -> Path:
+    """Runs what is missing and returns the folder with all stages' results."""
+    bench, config = _open(request)
+    folder = _claim(request, config)
+    missing = [name for name in STAGES if not (folder / f"{name}.json").exists()]
+    done = len(STAGES) - len(missing)
+    if done:
+        log.info("%d of %d stages were finished before", done, len(STAGES))
+    if request.jobs == 1:
+        for name in missing:
+            run_stage(bench, name)
+    elif missing:
+        _run_parallel(replace(request, dataset=bench.data.name), missing)
+    return folder
+
+
+def _open(request: Request) -> tuple[Bench, dict[str, Any]]:
+    if request.preset not in PRESETS:
+        raise RunError(f"unknown preset {request.preset!r}: use one of {', '.join(PRESETS)}")
+    if request.seeds is not None and request.seeds < 1:
+        raise RunError(f"--seeds must be at least 1, got {request.seeds}")
+    dataset = data.load(request.dataset, data_dir=request.data_dir)
+    preset = fit_to(PRESETS[request.preset], len(dataset.train_x))
+    if request.seeds is not None:
+        preset = replace(preset, seeds=request.seeds)
+    if request.precision != "highest":
+        preset = replace(preset, deviations=(*preset.deviations, "matrix products in TF32"))
+        torch.set_float32_matmul_precision(request.precision)
+    bench = Bench(
+        preset,
+        dataset,
+        torch.device(request.device),
+        request.out / "stages",
+        compile=request.compile,
+        progress=request.progress,
+    )
+    config = {"dataset": dataset.name, "precision": request.precision, **preset.describe()}
+    return bench, json.loads(json.dumps(config))
+
+
+def _claim(request: Request, config: dict[str, Any]) -> Path:
+    """Makes the run folder, or checks that the one there belongs to this configuration."""
+    path = request.out / "config.json"
+    try:
+        (request.out / "stages").mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            there = json.loads(path.read_text())
+            if there != config:
+                differing = sorted(
+                    k for k in there.keys() | config.keys() if there.get(k) != config.get(k)
+                )
+                raise RunError(
+                    f"{request.out} holds a run with another configuration (different: "
+                    f"{', '.join(differing)}): choose another --out, or the same settings"
+                )
+            if not request.resume:
+                raise RunError(
+                    f"{request.out} already holds this run: add --resume to go on with it, or "
+                    "choose another --out"
+                )
+        else:
+            write_json(path, config)
+    except (OSError, json.JSONDecodeError) as error:
+        raise RunError(f"cannot use the folder {request.out}: {error}") from error
+    return request.out / "stages"
+
+
+def run_stage(bench: Bench, name: str) -> None:
+    """Runs one stage to its end and writes its result; its checkpoint is then of no more use."""
+    method, part = name.rsplit("-", 1)
+    module: Any = baseline_stages if method in BASELINES else stages
+    subject = method if method in BASELINES else BY_NAME[method]
+    if part == "select":
+        result = module.select(bench, subject)
+    else:
+        (needed,) = STAGES[name]
+        chosen = json.loads((bench.folder / f"{needed}.json").read_text())["chosen"]
+        result = module.final(bench, subject, chosen)
+    write_json(bench.folder / f"{name}.json", result)
+    bench.checkpoint(name).unlink(missing_ok=True)
+
+
+def _run_parallel(request: Request, missing: list[str]) -> None:
+    """Several worker processes on one device: one compiles while another computes."""
+    context = multiprocessing.get_context("spawn")
+    # The pooled method has by far the longest final stage: its stages go first.
+    waiting = sorted(missing, key=lambda n: not BY_NAME.get(n.rsplit("-", 1)[0], METHODS[0]).pools)
+    running: dict[Future[None], str] = {}
+    with ProcessPoolExecutor(request.jobs, mp_context=context) as pool:
+        while waiting or running:
+            open_stages = {*waiting, *running.values()}
+            ready = [n for n in waiting if not open_stages.intersection(STAGES[n])]
+            for name in ready[: request.jobs - len(running)]:
+                waiting.remove(name)
+                running[pool.submit(_worker, request, name)] = name
+            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                log.info("finished %s", running.pop(future))
+                future.result()
+
+
+def _worker(request: Request, name: str) -> None:
+    bench, _ = _open(replace(request, progress=False))
+    run_stage(bench, name)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all; NaN is refused rather than written as invalid JSON."""
+    with staged(path) as handle:
+        handle.write((json.dumps(value, allow_nan=False) + "\n").encode())

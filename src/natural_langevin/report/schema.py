@@ -1,0 +1,193 @@
+"""What results.json must hold: its shape, written once, and one message with all that is wrong.
+
+A shape is a type or a tuple of types, a list of one shape (an array of it), or a mapping of keys to
+shapes. A key that ends in "?" may be missing or null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+FORMAT = 1
+NUMBER = (int, float)
+MAYBE = (int, float, NoneType)  # null: not measured, or diverged
+
+SPREAD = {"mean": MAYBE, "std?": NUMBER, "values?": [MAYBE]}  # over seeds
+SCORES = {"nll": SPREAD, "accuracy": SPREAD, "brier?": SPREAD, "ece?": SPREAD}  # nats, percent
+PAPER = {"nll?": NUMBER, "accuracy?": NUMBER}
+SHAPE: dict[str, Any] = {
+    "format": int,
+    "version": str,
+    "created": str,
+    "commit?": str,
+    "machine": dict,
+    "versions": dict,
+    "config": dict,
+    "deviations?": [str],
+    "total_seconds?": NUMBER,
+    "rows": [
+        {
+            "method": str,
+            "estimate": str,
+            "label": str,
+            "group?": str,
+            "note?": str,
+            "settings?": dict,
+            "train?": SCORES,
+            "test": SCORES,
+            "seconds?": SPREAD,
+            "cost?": NUMBER,
+            "paper?": {"train?": PAPER, "test?": PAPER},
+        }
+    ],
+    "selection?": [
+        {
+            "method": str,
+            "label": str,
+            "step_sizes": [NUMBER],
+            "prior_variances": [NUMBER],
+            "columns?": str,  # what the columns are, where they are not prior variances
+            "accuracy": [[MAYBE]],
+            "nll?": [[MAYBE]],
+            "chosen?": {"step_size": NUMBER, "prior_variance?": NUMBER, "dropout_rate?": NUMBER},
+        }
+    ],
+    "curves?": [
+        {"method": str, "label": str, "step": [NUMBER], "loss": [MAYBE], "test_nll?": [MAYBE]}
+    ],
+    "reliability?": [
+        {
+            "method": str,
+            "estimate": str,
+            "label": str,
+            "confidence": [MAYBE],
+            "accuracy": [MAYBE],
+            "count": [NUMBER],
+        }
+    ],
+    "ensemble_size?": [{"method": str, "label": str, "size": [NUMBER], "nll": [MAYBE]}],
+    "ess?": [{"method": str, "label": str, "draws": NUMBER, "ess": MAYBE}],
+    "uncertain?": [
+        {
+            "index": int,
+            "width": int,
+            "height": int,
+            "pixels": [int],
+            "label": int,
+            "probabilities": [NUMBER],
+            "total": MAYBE,
+            "epistemic": MAYBE,
+        }
+    ],
+}
+PARALLEL = {  # lists of one section that must be equally long; the first one gives the length
+    "selection": ("step_sizes", "accuracy", "nll"),
+    "curves": ("step", "loss", "test_nll"),
+    "reliability": ("count", "confidence", "accuracy"),
+    "ensemble_size": ("size", "nll"),
+}
+REMEDY = "Write it again with `natural-langevin reproduce`."
+
+
+class ResultsError(ValueError):
+    """Results that this version cannot show; the message says what is wrong and what to do."""
+
+
+def load_results(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read and check a results.json; NaN and Infinity, as Python writes them, are accepted."""
+    name = Path(path).name
+    try:
+        results = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise ResultsError(f"{name} is not JSON ({error}). {REMEDY}") from error
+    return check(results, name=name)
+
+
+def check(results: Any, *, name: str = "results") -> dict[str, Any]:
+    """Return `results` unchanged, or raise one ResultsError that names everything wrong in it."""
+    if not isinstance(results, dict):
+        raise ResultsError(f"{name} holds {_kind(results)}, not an object. {REMEDY}")
+    found = results.get("format")
+    if found != FORMAT or isinstance(found, bool):
+        raise ResultsError(
+            f"{name} has format {json.dumps(found, default=str)}; this version of natural-langevin "
+            f"reads format {FORMAT}. {REMEDY}"
+        )
+    problems = list(islice(_problems(results, SHAPE, ""), 11))
+    if not problems:
+        problems = list(islice(_inconsistent(results), 11))
+    if problems:
+        shown = problems[:10] + ["and more"] * (len(problems) > 10)
+        raise ResultsError(f"{name} cannot be shown:\n  " + "\n  ".join(shown) + f"\n{REMEDY}")
+    return results
+
+
+def _problems(value: Any, shape: Any, path: str) -> Iterator[str]:
+    if isinstance(shape, Mapping):
+        if not isinstance(value, dict):
+            yield f"{path} is {_kind(value)}, not an object"
+            return
+        for key, inner in shape.items():
+            name = key.removesuffix("?")
+            where = f"{path}.{name}" if path else name
+            if name not in value and name == key:
+                yield f"{where} is missing"
+            elif value.get(name) is not None or name == key:
+                yield from _problems(value[name], inner, where)
+    elif isinstance(shape, list):
+        if not isinstance(value, list | tuple):
+            yield f"{path} is {_kind(value)}, not an array"
+            return
+        for i, item in enumerate(value):
+            yield from _problems(item, shape[0], f"{path}[{i}]")
+    elif not isinstance(value, shape) or isinstance(value, bool):
+        yield f"{path} is {_kind(value)}, not {_names(shape)}"
+
+
+def _inconsistent(results: Mapping[str, Any]) -> Iterator[str]:
+    for section, (first, *others) in PARALLEL.items():
+        for i, item in enumerate(results.get(section) or ()):
+            for other in others:
+                if item.get(other) is not None:
+                    where = f"{section}[{i}].{other}"
+                    yield from _length(item[other], len(item[first]), where)
+    for i, item in enumerate(results.get("selection") or ()):
+        for key in ("accuracy", "nll"):
+            for j, row in enumerate(item.get(key) or ()):
+                where = f"selection[{i}].{key}[{j}]"
+                yield from _length(row, len(item["prior_variances"]), where)
+    for i, item in enumerate(results.get("reliability") or ()):
+        for key in ("confidence", "accuracy"):
+            if not all(0 <= v <= 1 for v in item[key] if v is not None and math.isfinite(v)):
+                yield f"reliability[{i}].{key} holds a value outside 0..1 (fractions, not percent)"
+    for i, item in enumerate(results.get("uncertain") or ()):
+        where = f"uncertain[{i}].pixels"
+        yield from _length(item["pixels"], max(0, item["width"]) * max(0, item["height"]), where)
+        if not all(0 <= pixel <= 255 for pixel in item["pixels"]):
+            yield f"{where} holds a value outside 0..255"
+        if not all(math.isfinite(p) for p in item["probabilities"]):
+            yield f"uncertain[{i}].probabilities holds a value that is not finite"
+
+
+def _length(values: Sequence[Any], expected: int, where: str) -> Iterator[str]:
+    if len(values) != expected:
+        yield f"{where} has {len(values)} entries where {expected} are expected"
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    kinds |= {int: "a number", float: "a number", type(None): "null"}
+    return kinds.get(type(value), f"of type {type(value).__name__}")
+
+
+def _names(shape: type | tuple[type, ...]) -> str:
+    kinds = {int: "an integer", float: "a number", str: "a string", dict: "an object"}
+    types = shape if isinstance(shape, tuple) else (shape,)
+    return "a number" if float in types else kinds[types[0]]

@@ -1,0 +1,42 @@
+"""Fixtures shared by all tests: tiny networks, tiny data, a fixed seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oracle import build
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    """For the layers that tests make: the library itself never looks at the global generator."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    """3 inputs, 4 tanh units, 3 outputs; the same weights every time."""
+    return build("bias")
+
+
+@pytest.fixture
+def network_without_bias() -> nn.Module:
+    return build("no bias")
+
+
+@pytest.fixture
+def classes() -> tuple[Tensor, Tensor]:
+    """40 samples of 3 features in 3 classes that the features say something about."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 3, generator=generator)
+    return x, (x + 0.5 * torch.randn(40, 3, generator=generator)).argmax(1)
+
+
+@pytest.fixture
+def regression() -> tuple[Tensor, Tensor]:
+    """40 samples of 3 features and 3 real targets with noise of standard deviation 0.3."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(40, 3, generator=generator)
+    return x, x.flip(1) + 0.3 * torch.randn(40, 3, generator=generator)

@@ -1,0 +1,180 @@
+"""Bayesian linear regression: posterior mean and full covariance, for every preconditioner.
+
+Each run is checked twice. Exactly: every chain, whitened by its own discrete-time law (see
+``gaussian_law``), is standard normal; the only tolerance is the Monte-Carlo error. And against
+the closed-form posterior: the pooled chains agree within Monte-Carlo error plus the bias of step
+size and minibatches, which is computed from that same law and must itself stay small.
+
+The metric adapts for ``ADAPT`` steps with its default rate and then stands still, which makes the
+law exact for all metrics. Metrics that go on adapting are in ``test_adaptive_metric``.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from gaussian_law import (
+    PARAMETERS,
+    Law,
+    Problem,
+    make_problem,
+    run,
+    whiten,
+)
+from monte_carlo import assert_normal
+
+from natural_langevin import priors
+from natural_langevin.preconditioners import (
+    DiagonalFisher,
+    Euclidean,
+    FullFisher,
+    Preconditioner,
+    QuasiDiagonalFisher,
+    RMSProp,
+)
+
+CHAINS, ADAPT, STEPS = 1024, 20, 120
+#: Largest bias accepted against the posterior, in posterior standard deviations (variances).
+SMALL = 0.15
+
+
+def adapt_then_stop(step: int) -> float:
+    return (step + 1) ** -0.5 if step < ADAPT else 0.0
+
+
+#: name -> (preconditioner, step size): eta times the largest eigenvalue of C H is about 0.1.
+CASES: dict[str, tuple[Callable[[], Preconditioner], float]] = {
+    "euclidean": (Euclidean, 0.02),
+    "rmsprop": (lambda: RMSProp(damping=0.05, decay=adapt_then_stop), 0.01),
+    "dop": (lambda: DiagonalFisher(decay=adapt_then_stop), 0.08),
+    "diagonal model": (lambda: DiagonalFisher(targets="model", decay=adapt_then_stop), 0.08),
+    "qdop": (lambda: QuasiDiagonalFisher(decay=adapt_then_stop), 0.08),
+    "quasi model": (lambda: QuasiDiagonalFisher(targets="model", decay=adapt_then_stop), 0.08),
+    "full op": (lambda: FullFisher(decay=adapt_then_stop), 0.08),
+    "full model": (lambda: FullFisher(targets="model", decay=adapt_then_stop), 0.08),
+}
+
+
+def gaussian_prior(problem: Problem) -> priors.Gaussian:
+    variance = 1 / problem.precision[..., 0]
+    return priors.Gaussian(
+        variance=variance if variance.ndim else float(variance), mean=problem.mean
+    )
+
+
+def check(theta: torch.Tensor, law: Law, problem: Problem) -> None:
+    """The exact law, and the posterior up to the law's bias."""
+    assert_normal(law.whiten(theta))
+    mean, covariance = problem.posterior()
+    bias = law.mixture(mean, covariance)
+    print(f"bias: mean {bias[0].abs().max():.3f}, covariance {bias[1].abs().max():.3f}")
+    assert max(float(b.abs().max()) for b in bias) < SMALL
+    assert_normal(whiten(theta, mean, covariance), *bias)
+
+
+@pytest.mark.parametrize(("temperature", "batch_size"), [(0.25, 48), (1.0, 12)])
+@pytest.mark.parametrize("case", CASES)
+def test_posterior(case: str, temperature: float, batch_size: int) -> None:
+    preconditioner, eta = CASES[case]
+    if batch_size < 48:
+        eta = eta / 2
+    problem = make_problem(temperature=temperature)
+    sampler = problem.sampler(preconditioner(), gaussian_prior(problem), CHAINS, step_size=eta)
+    steps = STEPS if batch_size == 48 else 160
+    check(*run(sampler, problem, steps=steps, batch_size=batch_size, frozen_from=ADAPT), problem)
+
+
+@pytest.mark.parametrize(
+    ("case", "batch_size", "eta"),
+    [("euclidean", 1, 0.001), ("euclidean", 5, 0.004), ("qdop", 5, 0.01), ("full op", 24, 0.04)],
+)
+def test_batch_sizes(case: str, batch_size: int, eta: float) -> None:
+    """From one sample to half the data; 5 does not divide 48, so epochs drop a remainder."""
+    problem = make_problem()
+    prior = gaussian_prior(problem)
+    sampler = problem.sampler(CASES[case][0](), prior, CHAINS, step_size=eta, seed=1)
+    start = posterior_law(problem)
+    check(*run(sampler, problem, steps=80, batch_size=batch_size, frozen_from=ADAPT, start=start),
+          problem)  # fmt: skip
+
+
+def posterior_law(problem: Problem) -> Law:
+    mean, covariance = problem.posterior()
+    return Law(mean.repeat(CHAINS, 1), covariance.repeat(CHAINS, 1, 1))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ill_conditioned(case: str) -> None:
+    """Condition number near 1e4. The first half of the chains starts at a point, where the law is
+    exact in every direction whether it has mixed or not; the second half starts from exact
+    posterior draws and must stay in the posterior."""
+    problem = make_problem(scales=(3.0, 0.3, 0.03), sigma=0.1)
+    H, _ = problem.moments(problem.x, problem.y)
+    assert 5e3 < float(torch.linalg.cond(H)) < 5e4
+    preconditioner, eta = CASES[case]
+    eta = {"euclidean": 1e-4, "rmsprop": 1e-3}.get(case, eta)
+    sampler = problem.sampler(preconditioner(), gaussian_prior(problem), CHAINS, step_size=eta)
+    start, half = posterior_law(problem), CHAINS // 2
+    start.covariance[:half] = 0
+    theta, law = run(sampler, problem, steps=60, frozen_from=ADAPT, start=start)
+    assert_normal(law.whiten(theta)[:half])
+    check(theta[half:], Law(law.mean[half:], law.covariance[half:]), problem)
+
+
+def test_grid_of_chains() -> None:
+    """Temperature, prior variance and step size per chain: twelve posteriors in one run."""
+    group = 512
+    temperature, variance, eta = torch.cartesian_prod(
+        torch.tensor([0.25, 1.0, 4.0], dtype=torch.float64),
+        torch.tensor([0.01, 1.0], dtype=torch.float64),
+        torch.tensor([0.03, 0.06], dtype=torch.float64),
+    ).mT.repeat_interleave(group, dim=1)
+    precision = (1 / variance)[:, None].expand(-1, PARAMETERS)
+    problem = make_problem()._replace(precision=precision, temperature=temperature)
+    preconditioner = QuasiDiagonalFisher(decay=adapt_then_stop)
+    prior = priors.Gaussian(variance=variance, mean=problem.mean)
+    sampler = problem.sampler(preconditioner, prior, len(variance), step_size=eta)
+    theta, law = run(sampler, problem, steps=STEPS + ADAPT, frozen_from=ADAPT)
+    assert_normal(law.whiten(theta))
+    mean, covariance = problem.posterior()
+    for first in range(0, len(variance), group):
+        part = slice(first, first + group)
+        one = (mean[first], covariance[first])
+        bias = Law(law.mean[part], law.covariance[part]).mixture(*one)
+        assert max(float(b.abs().max()) for b in bias) < SMALL
+        assert_normal(whiten(theta[part], *one), *bias)
+
+
+def test_prior_by_pattern() -> None:
+    """A tight prior on the bias alone moves the posterior where the closed form says."""
+    precision = torch.tensor([0.5, 0.5, 0.5, 400.0], dtype=torch.float64)
+    problem = make_problem(mean=-0.3)._replace(precision=precision)
+    prior = {"bias": priors.Gaussian(1 / 400, mean=-0.3), "*": priors.Gaussian(2.0, mean=-0.3)}
+    sampler = problem.sampler(FullFisher(decay=adapt_then_stop), prior, CHAINS, step_size=0.08)
+    check(*run(sampler, problem, steps=STEPS, frozen_from=ADAPT), problem)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_zero_temperature_is_preconditioned_descent(case: str) -> None:
+    """T = 0: no noise at all, the chains follow the law's mean to rounding error."""
+    preconditioner, eta = CASES[case]
+    problem = make_problem(temperature=0.0)
+    sampler = problem.sampler(preconditioner(), gaussian_prior(problem), 4, step_size=eta)
+    theta, law = run(sampler, problem, steps=40, batch_size=16, frozen_from=ADAPT)
+    torch.testing.assert_close(theta, law.mean, rtol=1e-12, atol=1e-12)
+    assert float(law.covariance.abs().max()) == 0.0
+
+
+def test_sample_walks_the_same_chain_as_step() -> None:
+    """What is proven here of ``step`` holds for ``sample``: the same chains, draw by draw."""
+    problem = make_problem()
+    options = {"step_size": 0.04, "chains": 3, "seed": 5}
+    sampler = problem.sampler(QuasiDiagonalFisher(), gaussian_prior(problem), **options)
+    posterior = sampler.sample(
+        (problem.x, problem.y), steps=30, batch_size=12, burn_in=9, thin=7, progress=False
+    )
+    for index, steps in enumerate((16, 23, 30)):
+        theta, _ = run(sampler, problem, steps=steps, batch_size=12, frozen_from=0)
+        kept = torch.cat([posterior.samples["weight"][:, index, 0],
+                          posterior.samples["bias"][:, index]], dim=1)  # fmt: skip
+        torch.testing.assert_close(kept, theta, rtol=1e-12, atol=1e-12)

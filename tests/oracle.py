@@ -1,0 +1,140 @@
+"""The oracle of the gradient statistics: a float64 Python loop over samples, and test networks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Params = dict[str, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of one sample -> number
+
+
+class Expected(NamedTuple):
+    """What one chain's batch should give, all in float64."""
+
+    loss: Tensor
+    gradient: Params
+    second: Params
+    cross: dict[str, Params]
+    samples: Params  # (B, *shape)
+
+
+def per_sample_loop(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, params: Params | None = None
+) -> Expected:
+    """One sample at a time: loss, autograd, square; then the means over samples."""
+    model = copy.deepcopy(model).double()
+    if params is not None:
+        model.load_state_dict({k: v.double() for k, v in params.items()}, strict=False)
+    trainable = {k: p for k, p in model.named_parameters() if p.requires_grad}
+    x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
+    losses: list[Tensor] = []
+    samples: dict[str, list[Tensor]] = {k: [] for k in trainable}
+    for n in range(len(x)):
+        value = loss(model(x[n : n + 1]), y[n : n + 1])
+        losses.append(value.detach())
+        for k, g in zip(trainable, torch.autograd.grad(value, trainable.values()), strict=True):
+            samples[k].append(g)
+    stacked = {k: torch.stack(g) for k, g in samples.items()}
+    return Expected(
+        loss=torch.stack(losses).mean(),
+        gradient={k: g.mean(0) for k, g in stacked.items()},
+        second={k: g.square().mean(0) for k, g in stacked.items()},
+        cross={
+            b: {w: (stacked[b][..., None] * stacked[w]).mean(0)}
+            for b in stacked
+            if b.endswith("bias") and (w := b.removesuffix("bias") + "weight") in stacked
+        },
+        samples=stacked,
+    )
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y, reduction="sum")
+
+
+class Twice(nn.Module):
+    """One hidden layer called twice, in a nested module, with in-place activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.ModuleDict({"hidden": nn.Linear(4, 4), "relu": nn.ReLU(inplace=True)})
+
+    def forward(self, h: Tensor) -> Tensor:
+        for _ in range(2):
+            h = self.block["relu"](self.block["hidden"](h)) + h
+        return h
+
+
+class Sequence(nn.Module):
+    """Linear on (B, 5, 3), then the mean over the five positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embed(x)).mean(1))
+
+
+class Everything(nn.Module):
+    """Sequences, a layer called twice, in-place ReLU, no bias, frozen parts, nesting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 4)
+        self.body = nn.Sequential(Twice(), nn.Linear(4, 4, bias=False), nn.Tanh())
+        self.head = nn.Linear(4, 3)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(torch.tanh(self.embed(x)).mean(1)))
+
+
+def _plain(*, bias: bool = True, activation: nn.Module | None = None) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(3, 4, bias=bias), activation or nn.Tanh(), nn.Linear(4, 3, bias=bias)
+    )
+
+
+def _frozen() -> nn.Module:
+    model = _plain()
+    model[0].bias.requires_grad_(False)  # a weight whose bias is frozen: no bias row
+    model[2].weight.requires_grad_(False)  # a bias whose weight is frozen
+    return model
+
+
+#: name -> (builder, shape of one input)
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "bias": (_plain, (3,)),
+    "no bias": (lambda: _plain(bias=False), (3,)),
+    "in-place ReLU": (lambda: _plain(activation=nn.ReLU(inplace=True)), (3,)),
+    "called twice": (lambda: nn.Sequential(nn.Linear(3, 4), Twice(), nn.Linear(4, 3)), (3,)),
+    "sequence": (Sequence, (5, 3)),
+    "frozen": (_frozen, (3,)),
+    "everything": (Everything, (5, 3)),
+}
+
+
+def build(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The named network, with the same weights every time and the global generator left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return NETWORKS[name][0]().to(dtype)
+
+
+def chains_of(model: nn.Module, chains: int, spread: float = 0.3) -> Params:
+    """Trainable parameters (chain, *shape): the model's own, moved apart."""
+    generator = torch.Generator().manual_seed(3)
+    return {
+        k: p.detach()
+        + spread * torch.randn(chains, *p.shape, generator=generator, dtype=torch.float64).to(p)
+        for k, p in model.named_parameters()
+        if p.requires_grad
+    }

@@ -1,0 +1,251 @@
+"""The page says what the results say: the same numbers, escaped words, nothing from outside."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import math
+import re
+import struct
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import natural_langevin.report
+from natural_langevin.report import render, write_report
+from natural_langevin.report.digits import png
+
+SOURCE = Path(natural_langevin.report.__file__).parent
+COLUMNS = ("train.nll", "train.accuracy", "test.nll", "test.accuracy", "test.brier", "test.ece")
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Elements in order as (tag, attributes, text inside); complains when tags do not nest."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str], list[str]]] = []
+        self._open: list[tuple[str, dict[str, str], list[str]]] = []
+        self.feed(page)
+        assert not self._open, "an element is not closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        element = (tag, {k: v or "" for k, v in attrs}, list[str]())
+        self.elements.append(element)
+        if tag not in VOID:
+            self._open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {k: v or "" for k, v in attrs}, []))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        for _, _, text in self._open:
+            text.append(data)
+
+    def numbers(self) -> dict[tuple[str, str, str], tuple[Any, str]]:
+        """(method, estimate, column) -> (raw value, shown text)."""
+        return {
+            (a["data-method"], a["data-estimate"], a["data-column"]): (
+                json.loads(a["data-value"]),
+                "".join(text),
+            )
+            for _, a, text in self.elements
+            if "data-column" in a
+        }
+
+
+def value(row: dict[str, Any], column: str) -> Any:
+    for key in column.split("."):
+        row = row[key]
+    return row["mean"]
+
+
+def test_the_table_holds_the_numbers_of_the_results(results: dict[str, Any]) -> None:
+    shown = Reader(render(results)).numbers()
+    for row in results["rows"]:
+        for column in COLUMNS:
+            raw, text = shown[row["method"], row["estimate"], column]
+            assert raw == value(row, column)
+            assert text == f"{raw:.{2 if 'accuracy' in column else 4}f}"
+        seconds, cost = (shown[row["method"], row["estimate"], c][0] for c in ("seconds", "cost"))
+        assert seconds == (row["seconds"] and row["seconds"]["mean"])
+        assert cost == row["cost"]
+
+
+def test_the_paper_stands_beside_its_rows(results: dict[str, Any]) -> None:
+    reader = Reader(render(results))
+    found = 0
+    for _, a, text in reader.elements:
+        if not a.get("data-column", "").startswith("paper."):
+            continue
+        _, part, score = a["data-column"].split(".")
+        row = next(
+            r
+            for r in results["rows"]
+            if (r["method"], r["estimate"]) == (a["data-method"], a["data-estimate"])
+        )
+        assert json.loads(a["data-value"]) == row["paper"][part][score]
+        difference = value(row, f"{part}.{score}") - row["paper"][part][score]
+        assert json.loads(a["data-difference"]) == difference
+        digits = 2 if score == "accuracy" else 4
+        number = re.match(r"[+\N{MINUS SIGN}]?[\d.]+", text[0])
+        assert number is not None
+        assert float(number[0].replace("\N{MINUS SIGN}", "-")) == round(difference, digits)
+        found += 1
+    assert found == 40
+
+
+def test_the_paper_comes_first_and_notes_are_shown(results: dict[str, Any]) -> None:
+    results["rows"].reverse()
+    page = render(results)
+    assert page.index("Methods of the paper") < page.index(">Ensemble, QDOP<")
+    assert page.index(">Ensemble, QDOP<") < page.index("Beyond the paper</span>")
+    assert page.index("Beyond the paper</span>") < page.index(">Twelve pooled chains, QDOP<")
+    assert "Twelve chains from different starting points, all draws averaged." in page
+    assert all(text in page for text in results["deviations"])
+
+
+def test_spread_is_shown_only_where_there_is_one(results: dict[str, Any]) -> None:
+    assert "±\N{NO-BREAK SPACE}0.0" in render(results)
+    for row in results["rows"]:
+        for scores in (row["train"], row["test"]):
+            for spread in scores.values():
+                spread.update(std=0.0, values=spread["values"][:1])
+    results["config"]["seeds"] = [0]
+    page = render(results)
+    assert "±\N{NO-BREAK SPACE}" not in page
+    assert "With a single seed there is no spread" in page
+    assert "agrees, one seed" in page
+
+
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
+def test_what_is_not_a_number_is_shown_as_such(results: dict[str, Any], bad: float | None) -> None:
+    row = results["rows"][5]
+    for part in ("train", "test"):
+        for spread in row[part].values():
+            spread.update(mean=bad, std=None, values=[bad])
+    results["curves"][0]["loss"][5:] = [bad] * 596
+    results["curves"][1]["loss"] = [bad] * 601
+    results["selection"][1]["accuracy"] = [[bad] * 3] * 4
+    results["selection"][1]["nll"] = [[bad] * 3] * 4
+    results["ess"][0]["ess"] = bad
+    results["uncertain"][0]["total"] = bad
+    page = render(results)
+    raw, text = Reader(page).numbers()["qdop", "ensemble", "test.nll"]
+    assert raw is None if bad is None else (math.isnan(raw) or raw == bad)
+    assert text == ("—" if bad is None else "NaN" if math.isnan(bad) else "∞")
+    assert "No finite test NLL: Ensemble, QDOP." in page
+    assert page.count('class="diverged"') >= 12
+    drawn = re.findall(r' (?:d|x|y|x1|y1|cx|cy|width|height)="([^"]*)"', page)
+    assert not any("nan" in d or "inf" in d for d in drawn)
+
+
+def test_hostile_text_is_only_text(results: dict[str, Any]) -> None:
+    evil = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}</style>"
+
+    def poison(thing: Any) -> Any:
+        if isinstance(thing, dict):
+            return {k: poison(v) for k, v in thing.items()} | {evil: evil}
+        if isinstance(thing, list):
+            return [poison(v) for v in thing]
+        return evil if isinstance(thing, str) else thing
+
+    page = render(poison(results))
+    reader = Reader(page)
+    tags = [tag for tag, _, _ in reader.elements]
+    assert "script" not in tags
+    assert tags.count("img") == len(results["uncertain"])
+    assert tags.count("style") == 1
+    assert not any(name.startswith("on") for _, a, _ in reader.elements for name in a)
+    assert "{{ 7 * 7 }}" in page
+    assert "&lt;script&gt;" in page
+
+
+def test_nothing_comes_from_outside(results: dict[str, Any]) -> None:
+    page = render(results)
+    for tag, attributes, _ in Reader(page).elements:
+        assert tag not in {"script", "iframe", "object", "embed"}
+        for name in ("src", "href", "srcset", "action"):
+            target = attributes.get(name, "#")
+            assert target.startswith(("#", "data:")), (tag, target)
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "default-src 'none'" in page
+
+
+def test_every_label_and_anchor_has_its_target(results: dict[str, Any]) -> None:
+    elements = Reader(render(results)).elements
+    ids = [a["id"] for _, a, _ in elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    for _, a, _ in elements:
+        if a.get("href", "").startswith("#"):
+            assert a["href"][1:] in ids
+        if "aria-labelledby" in a:
+            assert a["aria-labelledby"] in ids
+    for tag, a, _ in elements:
+        if tag == "img":
+            assert a["alt"]
+        if tag == "svg":
+            assert a.get("aria-label") or a.get("aria-hidden") == "true"
+        if tag == "th":
+            assert a["scope"] in {"col", "row", "colgroup", "rowgroup"}
+
+
+def test_the_digits_are_drawn_from_their_pixels(results: dict[str, Any]) -> None:
+    sources = [a["src"] for tag, a, _ in Reader(render(results)).elements if tag == "img"]
+    for source, item in zip(sources, results["uncertain"], strict=True):
+        image = base64.b64decode(source.removeprefix("data:image/png;base64,"))
+        assert struct.unpack(">II", image[16:24]) == (28, 28)
+        length = struct.unpack(">I", image[33:37])[0]
+        rows = zlib.decompress(image[41 : 41 + length])
+        pixels = [v for y in range(28) for v in rows[29 * y + 1 : 29 * y + 29]]
+        assert pixels == item["pixels"]
+    assert png(1, 1, b"\0").endswith(b"IEND\xaeB`\x82")  # the well-known checksum of IEND
+
+
+@pytest.mark.parametrize(
+    ("config", "command"),
+    [
+        ({"preset": "paper", "dataset": "mnist"}, "natural-langevin reproduce --preset paper"),
+        ({"dataset": "digits"}, "natural-langevin reproduce --dataset digits"),
+        ({"preset": "a; b"}, "natural-langevin reproduce --preset &#39;a; b&#39;"),
+    ],
+)
+def test_how_to_run_it_again(results: dict[str, Any], config: Any, command: str) -> None:
+    results["config"] = config
+    assert f"<code>{command}</code>" in render(results)
+
+
+def test_the_page_depends_on_the_results_alone(results: dict[str, Any]) -> None:
+    assert render(results) == render(json.loads(json.dumps(results)))
+
+
+def test_writing_is_all_or_nothing(tmp_path: Path, results: dict[str, Any]) -> None:
+    path = tmp_path / "report.html"
+    write_report(results, path)
+    first = path.read_bytes()
+    assert first.decode("utf-8") == render(results)
+    with pytest.raises(ValueError, match="format"):
+        write_report({**results, "format": 2}, path)
+    assert path.read_bytes() == first
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_report_touches_no_model() -> None:
+    allowed = {"natural_langevin.report", "natural_langevin.atomic"}
+    for file in SOURCE.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.split(".")[0] not in {"torch", "numpy"}, file.name
+                if name.startswith("natural_langevin"):
+                    assert any(name == a or name.startswith(a + ".") for a in allowed), file.name

@@ -1,0 +1,125 @@
+"""What is accepted, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from natural_langevin.report import ResultsError, load_results, render
+
+OPTIONAL = ("deviations", "selection", "curves", "reliability", "ensemble_size", "ess", "uncertain")
+
+
+def save(folder: Path, content: Any) -> Path:
+    path = folder / "results.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_a_complete_file_comes_back_unchanged(tmp_path: Path, results: dict[str, Any]) -> None:
+    assert load_results(save(tmp_path, results)) == results
+
+
+@pytest.mark.parametrize("found", [2, 0, None, "1", True])
+def test_another_format_is_refused_with_the_remedy(
+    tmp_path: Path, results: dict[str, Any], found: object
+) -> None:
+    results["format"] = found
+    with pytest.raises(ResultsError, match=r"reads format 1\. Write it again with") as caught:
+        load_results(save(tmp_path, results))
+    assert json.dumps(found) in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_every_missing_key_is_named(tmp_path: Path, results: dict[str, Any]) -> None:
+    del results["machine"]
+    del results["rows"][2]["label"]
+    del results["rows"][3]["test"]["nll"]["mean"]
+    del results["curves"][0]["loss"]
+    with pytest.raises(ResultsError) as caught:
+        load_results(save(tmp_path, results))
+    for name in ("machine", "rows[2].label", "rows[3].test.nll.mean", "curves[0].loss"):
+        assert f"{name} is missing" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "complaint"),
+    [
+        ("rows", "label", 3, r"rows\[0\]\.label is a number, not a string"),
+        ("rows", "test", [], r"rows\[0\]\.test is an array, not an object"),
+        ("rows", "cost", "dear", r"rows\[0\]\.cost is a string, not a number"),
+        ("curves", "step", [1, 2], r"curves\[0\]\.loss has 601 entries where 2 are expected"),
+        ("selection", "prior_variances", [1], r"accuracy\[0\] has 3 entries where 1 are expected"),
+        ("reliability", "confidence", [98.0] * 15, r"outside 0\.\.1 \(fractions, not percent\)"),
+        ("uncertain", "width", 27, r"pixels has 784 entries where 756 are expected"),
+        ("uncertain", "pixels", [256] * 784, r"pixels holds a value outside 0\.\.255"),
+        ("uncertain", "probabilities", [float("nan")], r"holds a value that is not finite"),
+    ],
+)
+def test_a_wrong_value_is_named(
+    results: dict[str, Any], section: str, key: str, value: object, complaint: str
+) -> None:
+    results[section][0][key] = value
+    with pytest.raises(ResultsError, match=complaint):
+        render(results)
+
+
+def test_a_long_list_of_problems_is_cut(results: dict[str, Any]) -> None:
+    results["ess"] = [{}] * 40
+    with pytest.raises(ResultsError) as caught:
+        render(results)
+    assert str(caught.value).count("is missing") == 10
+    assert "and more" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b""])
+def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "results.json"
+    path.write_bytes(content)
+    with pytest.raises(ResultsError, match=r"results\.json is not JSON"):
+        load_results(path)
+
+
+@pytest.mark.parametrize("content", [[], "text", None, 3])
+def test_what_is_not_an_object_is_refused(tmp_path: Path, content: object) -> None:
+    with pytest.raises(ResultsError, match="not an object"):
+        load_results(save(tmp_path, content))
+
+
+@pytest.mark.parametrize("section", OPTIONAL)
+@pytest.mark.parametrize("how", ["missing", "null", "empty"])
+def test_an_optional_section_may_be_absent(results: dict[str, Any], section: str, how: str) -> None:
+    if how == "missing":
+        del results[section]
+    else:
+        results[section] = None if how == "null" else []
+    page = render(results)
+    assert f'id="{section}"' not in page
+    assert f'href="#{section}"' not in page
+    others = [other for other in OPTIONAL if other != section]
+    assert all(f'id="{other}"' in page and f'href="#{other}"' in page for other in others)
+
+
+def test_the_least_that_is_accepted(results: dict[str, Any]) -> None:
+    spread = {"mean": 0.1}
+    row = {
+        "method": "new",
+        "estimate": "point",
+        "label": "New",
+        "test": {"nll": spread, "accuracy": spread},
+    }
+    required = ("format", "version", "created", "machine", "versions", "config")
+    page = render({**{key: results[key] for key in required}, "rows": [row]})
+    assert "New" in page
+    assert "The paper has no numbers for this setting." in page
+    assert 'id="claims"' not in page
+
+
+def test_no_rows_at_all(results: dict[str, Any]) -> None:
+    results["rows"] = []
+    page = render(results)
+    assert 'id="rows"' not in page
+    assert 'id="curves"' in page

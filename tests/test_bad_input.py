@@ -1,0 +1,199 @@
+"""Bad input fails before the first step, with the value received and a remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import Langevin, likelihoods, preconditioners, priors
+from natural_langevin.langevin import Dynamics
+from oracle import build
+
+X, Y = torch.linspace(-1, 1, 120).reshape(40, 3), torch.arange(40) % 3
+TARGETS = X.flip(1)
+
+
+@pytest.fixture(autouse=True)
+def no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(*_: object, **__: object) -> None:
+        pytest.fail("a step was taken")
+
+    monkeypatch.setattr(Dynamics, "step", step)
+
+
+def construct(model: nn.Module | None = None, **options) -> Langevin:
+    settings = {"likelihood": likelihoods.Categorical(), "chains": 2} | options
+    return Langevin(model or build("bias"), **settings)
+
+
+def sample(
+    data, *, steps: int = 10, batch_size: int = 8, burn_in: int = 0, thin: int = 1, **options
+) -> None:
+    construct(**options).sample(
+        data, steps, batch_size=batch_size, burn_in=burn_in, thin=thin, progress=False
+    )
+
+
+def with_value(tensor: Tensor, value: float) -> Tensor:
+    tensor = tensor.clone()
+    tensor.view(-1)[10] = value  # sample 3 of rows of three, sample 10 of a vector
+    return tensor
+
+
+def frozen() -> nn.Module:
+    return build("bias").requires_grad_(False)
+
+
+def broken() -> nn.Module:
+    model = build("bias")
+    model[0].weight.data[0, 0] = math.nan
+    return model
+
+
+GAUSSIAN = {"likelihood": likelihoods.Gaussian(sigma=1.0)}
+
+DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
+    "NaN in x": (
+        lambda: sample((with_value(X, math.nan), Y)),
+        ValueError, ["x holds NaN", "1 of 40", "[3]", "remove or impute"]),
+    "infinity in x": (
+        lambda: sample((with_value(X, math.inf), Y)),
+        ValueError, ["x holds NaN or infinite", "[3]", "remove or impute"]),
+    "NaN in y": (
+        lambda: sample((X, with_value(TARGETS, math.nan)), **GAUSSIAN),
+        ValueError, ["y holds NaN", "[3]", "remove or impute"]),
+    "NaN in a loader": (
+        lambda: sample(DataLoader(TensorDataset(with_value(X, math.nan), Y), batch_size=8)),
+        ValueError, ["x holds NaN", "remove or impute"]),
+    "label too large": (
+        lambda: sample((X, with_value(Y, 3))), ValueError, ["0 .. 2", "3 outputs", "0 to 3"]),
+    "label negative": (
+        lambda: sample((X, with_value(Y, -1))), ValueError, ["0 .. 2", "-1 to 2"]),
+    "float labels": (
+        lambda: sample((X, Y.float())), TypeError, ["torch.float32", "y.long()"]),
+    "integer targets": (
+        lambda: sample((X, Y), model=nn.Linear(3, 1), **GAUSSIAN),
+        TypeError, ["torch.int64", "y.float()"]),
+    "float64 inputs": (
+        lambda: sample((X.double(), Y)), TypeError, ["float64", "float32", "convert"]),
+    "integer inputs": (
+        lambda: sample((X.long(), Y)), ValueError, ["cannot take x", "(8, 3)", "Long"]),
+    "wrong width": (
+        lambda: sample((X[:, :2], Y)), ValueError, ["cannot take x", "(8, 2)"]),
+    "target width": (
+        lambda: sample((X, TARGETS[:, :2]), **GAUSSIAN),
+        ValueError, ["2 values", "(40, 2)", "must agree"]),
+    "lengths": (lambda: sample((X, Y[:39])), ValueError, ["same length", "40 and 39"]),
+    "empty": (lambda: sample((X[:0], Y[:0])), ValueError, ["empty", "at least one sample"]),
+    "empty loader": (
+        lambda: sample(DataLoader(TensorDataset(X[:0], Y[:0]))),
+        ValueError, ["no batch", "empty?"]),
+    "batch too large": (
+        lambda: sample((X, Y), batch_size=41), ValueError, ["batch_size", "1 and", "40", "41"]),
+    "batch of none": (
+        lambda: sample((X, Y), batch_size=0), ValueError, ["batch_size", "1 and", "got 0"]),
+    "arrays": (lambda: sample((X.numpy(), Y.numpy())), TypeError, ["ndarray", "torch.as_tensor"]),
+    "dictionary": (lambda: sample({"x": X}), TypeError, ["dict", "(x, y)"]),
+    "no sample function": (
+        lambda: sample(
+            (X, Y), likelihood=likelihoods.LogLoss(lambda o, y: o.sum(1)),
+            preconditioner=preconditioners.DiagonalFisher(targets="model")),
+        ValueError, ['targets="model"', "sample=...", 'targets="data"']),
+}  # fmt: skip
+
+RUN: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
+    "steps = burn_in": (
+        lambda: sample((X, Y), steps=5, burn_in=5), ValueError, ["steps=5", "burn_in=5", "larger"]),
+    "steps < burn_in": (
+        lambda: sample((X, Y), steps=5, burn_in=500), ValueError, ["steps=5", "burn_in=500"]),
+    "thin too large": (
+        lambda: sample((X, Y), steps=9, burn_in=5, thin=5), ValueError, ["thin=5", "4 steps"]),
+    "thin 0": (lambda: sample((X, Y), thin=0), ValueError, ["thin >= 1", "got 0 and 0"]),
+    "burn_in -1": (lambda: sample((X, Y), burn_in=-1), ValueError, ["burn_in must be >= 0", "-1"]),
+    "schedule that breaks later": (
+        lambda: sample((X, Y), step_size=lambda t: 0.1 if t < 7 else math.nan),
+        ValueError, ["step_size", "nan", "step 7"]),
+}  # fmt: skip
+
+CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
+    "negative step size": (
+        lambda: construct(step_size=-0.1), ValueError, ["step_size", "-0.1", "at least 0"]),
+    "NaN step size": (lambda: construct(step_size=math.nan), ValueError, ["step_size", "nan"]),
+    "step sizes": (
+        lambda: construct(step_size=torch.ones(3)), ValueError, ["step_size", "(2,)", "(3,)"]),
+    "temperatures": (
+        lambda: construct(temperature=torch.ones(3)), ValueError, ["temperature", "(2,)", "(3,)"]),
+    "negative temperature": (
+        lambda: construct(temperature=-1.0), ValueError, ["temperature", "-1.0", "at least 0"]),
+    "prior variances": (
+        lambda: construct(prior=priors.Gaussian(torch.ones(3))),
+        ValueError, ["variance", "3 values for 2 chains", "one value per chain"]),
+    "pattern without match": (
+        lambda: construct(prior={"*.gamma": priors.Flat(), "*": priors.Flat()}),
+        ValueError, ["*.gamma", "matches no parameter", "0.weight"]),
+    "parameter without pattern": (
+        lambda: construct(prior={"*.bias": priors.Flat()}),
+        ValueError, ["0.weight", 'last pattern "*"']),
+    "nothing to train": (
+        lambda: construct(frozen()),
+        ValueError, ["no trainable parameters", "requires_grad_(True)"]),
+    "broken parameters": (
+        lambda: construct(broken()), ValueError, ["0.weight", "NaN", "re-initialise"]),
+    "mixed dtypes": (
+        lambda: construct(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double())),
+        TypeError, ["float32", "float64", "one real floating dtype"]),
+    "layer without rule": (
+        lambda: construct(nn.Sequential(nn.Conv2d(1, 1, 3))),
+        TypeError, ["0 (Conv2d", "RMSProp() or Euclidean()", "requires_grad_(False)"]),
+    "full Fisher too large": (
+        lambda: construct(nn.Linear(100, 30), preconditioner=preconditioners.FullFisher()),
+        ValueError, ["2048", "3030", "QuasiDiagonalFisher()", "max_parameters=3030"]),
+    "compile": (
+        lambda: construct(compile="yes"),
+        ValueError, ["compile", "'yes'", 'True, False or "auto"']),
+    "init": (
+        lambda: construct(init="zeros"), ValueError, ["init", "'zeros'", '"fan_in" or "prior"']),
+    "targets": (
+        lambda: preconditioners.QuasiDiagonalFisher(targets="labels"),
+        ValueError, ["targets", "'labels'", '"data" or "model"']),
+    "damping": (
+        lambda: preconditioners.FullFisher(damping=-1.0),
+        ValueError, ["damping", "-1.0", "least 0"]),
+    "decay": (
+        lambda: construct(preconditioner=preconditioners.RMSProp(decay=1.5)),
+        ValueError, ["decay", "1.5", "between 0 and 1"]),
+    "mean rate": (
+        lambda: construct(mean_rate=2.0), ValueError, ["mean_rate", "2.0", "between 0 and 1"]),
+    "no chains": (lambda: construct(chains=0), ValueError, ["chains", "positive integer", "got 0"]),
+    "seed": (lambda: construct(seed=-1), ValueError, ["seed", "-1", "0 to 2^63 - 1"]),
+    "number of data": (
+        lambda: construct(num_data=0), ValueError, ["num_data", "positive", "got 0"]),
+    "a loss function": (
+        lambda: construct(likelihood=F.cross_entropy),
+        TypeError, ["likelihood", "cross_entropy", "likelihoods.LogLoss(fn)"]),
+    "a function for a model": (
+        lambda: construct(torch.tanh), TypeError, ["torch.nn.Module", "builtin_function"]),
+}  # fmt: skip
+
+CASES = DATA | RUN | CONSTRUCTION
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused_before_the_first_step(name: str) -> None:
+    action, error, words = CASES[name]
+    with pytest.raises(error) as caught:
+        action()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_guard_works() -> None:
+    """Good input does reach the first step (else every case above would prove nothing)."""
+    with pytest.raises(pytest.fail.Exception, match="a step was taken"):
+        sample((X, Y))

@@ -1,0 +1,177 @@
+"""Posterior: averages of probabilities, uncertainty in two parts, networks, noise level."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, Posterior, likelihoods
+
+Data = tuple[Tensor, Tensor]
+
+
+def sample(network: nn.Module, likelihood: likelihoods.Likelihood, data: Data) -> Posterior:
+    """Large steps, so that the networks disagree."""
+    sampler = Langevin(network, likelihood, step_size=0.05, chains=2, init="fan_in")
+    return sampler.sample(data, 12, batch_size=8, burn_in=2, thin=2, progress=False)
+
+
+@pytest.fixture
+def posterior(network: nn.Module, classes: Data) -> Posterior:
+    return sample(network, likelihoods.Categorical(), classes)
+
+
+@pytest.fixture
+def loop(posterior: Posterior, classes: Data) -> Tensor:
+    """Every network's probabilities, one network at a time, in float64: (network, B, K)."""
+    with torch.no_grad():
+        return torch.stack(
+            [
+                posterior.network(c, d)(classes[0]).double().softmax(-1)
+                for c in range(posterior.chains)
+                for d in range(posterior.draws)
+            ]
+        )
+
+
+def test_probabilities_are_averaged(posterior: Posterior, loop: Tensor, classes: Data) -> None:
+    prediction = posterior.predict(classes[0])
+    torch.testing.assert_close(prediction.mean.double(), loop.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(prediction.samples.double(), loop, rtol=1e-5, atol=1e-6)
+    geometric = loop.log().mean(0).softmax(-1)
+    assert (prediction.mean - geometric).abs().max() > 0.01
+
+
+def test_uncertainty_of_classes(posterior: Posterior, loop: Tensor, classes: Data) -> None:
+    """Entropy of the mean = mean entropy + mutual information."""
+
+    def entropy(p: Tensor) -> Tensor:
+        return -(p * p.log()).sum(-1)
+
+    p = posterior.predict(classes[0])
+    for measured, expected in (
+        (p.total, entropy(loop.mean(0))),
+        (p.aleatoric, entropy(loop).mean(0)),
+        (p.epistemic, entropy(loop.mean(0)) - entropy(loop).mean(0)),
+    ):
+        torch.testing.assert_close(measured.double(), expected, rtol=1e-4, atol=1e-5)
+    assert (p.epistemic > 1e-3).all()
+
+
+@pytest.mark.parametrize(("batch_size", "sample_batch"), [(1000, 16), (7, 3), (1, 100)])
+def test_chunks_do_not_matter(
+    posterior: Posterior, classes: Data, batch_size: int, sample_batch: int
+) -> None:
+    whole = posterior.predict(classes[0])
+    parts = posterior.predict(classes[0], batch_size=batch_size, sample_batch=sample_batch)
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    lean = posterior.predict(classes[0], keep_samples=False)
+    assert lean.samples is None
+    torch.testing.assert_close(lean.mean, whole.mean)
+
+
+def test_estimates(posterior: Posterior, classes: Data) -> None:
+    """ "mean" predicts with each chain's running mean, "last" with its last iterate."""
+    x = classes[0]
+    with torch.no_grad():
+        means = torch.stack([posterior.mean_network(c)(x).softmax(-1) for c in range(2)])
+        last = torch.stack([posterior.network(c, -1)(x).softmax(-1) for c in range(2)])
+    torch.testing.assert_close(posterior.predict(x, estimate="mean").mean, means.mean(0))
+    torch.testing.assert_close(posterior.predict(x, estimate="last").mean, last.mean(0))
+    with pytest.raises(ValueError, match=r'"ensemble", "mean" or "last", got \'median\''):
+        posterior.predict(x, estimate="median")
+
+
+def test_networks_are_plain_modules(posterior: Posterior, network: nn.Module) -> None:
+    """No hooks, no sharing: changing one changes nothing else."""
+    one = posterior.network(1, 3)
+    assert type(one) is type(network)
+    assert not any(m._forward_hooks for m in one.modules())
+    for k, p in one.named_parameters():
+        assert torch.equal(p, posterior.samples[k][1, 3])
+    with torch.no_grad():
+        one[0].weight.zero_()
+    assert posterior.samples["0.weight"][1, 3].any()
+    assert posterior.network(1, 3)[0].weight.any()
+    pooled = dict(posterior.mean_network().named_parameters())
+    for k, m in posterior.mean.items():
+        torch.testing.assert_close(pooled[k], m.mean(0))
+        assert torch.equal(dict(posterior.mean_network(1).named_parameters())[k], m[1])
+
+
+def test_frozen_parameters_and_buffers_come_along(classes: Data) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    model[1].running_mean.fill_(0.3)
+    for p in model[1].parameters():
+        p.requires_grad_(False)
+    posterior = sample(model, likelihoods.Categorical(), classes)
+    one = posterior.network(0, 0)
+    assert "1.weight" not in posterior.samples
+    assert torch.equal(one[1].running_mean, model[1].running_mean)
+    with torch.no_grad():
+        expected = one(classes[0]).softmax(-1)
+    torch.testing.assert_close(posterior.predict(classes[0]).samples[0], expected)
+
+
+def test_bernoulli(network: nn.Module, regression: Data) -> None:
+    x, y = regression[0], (regression[1] > 0).float()
+    p = sample(network, likelihoods.Bernoulli(), (x, y)).predict(x)
+    assert p.mean.shape == p.total.shape == p.epistemic.shape == (40, 3)
+    binary = torch.distributions.Bernoulli
+    torch.testing.assert_close(p.total, binary(p.mean).entropy(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        p.aleatoric, binary(p.samples).entropy().mean(0), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_regression(network: nn.Module, regression: Data) -> None:
+    """Variances add up: sigma^2 from the data, the rest from the disagreement of networks."""
+    posterior = sample(network, likelihoods.Gaussian(sigma=0.3), regression)
+    p = posterior.predict(regression[0])
+    torch.testing.assert_close(p.mean, p.samples.mean(0))
+    torch.testing.assert_close(p.epistemic, p.samples.var(0, correction=0), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(p.aleatoric, torch.full_like(p.mean, 0.09))
+    torch.testing.assert_close(p.total, p.aleatoric + p.epistemic)
+    torch.testing.assert_close(posterior.sigma.double(), torch.full((2,), 0.3).double())
+
+
+def test_small_disagreement_around_a_large_mean(network: nn.Module, regression: Data) -> None:
+    """Variance without cancellation: outputs near 1234 that differ by 0.01."""
+    posterior = sample(network, likelihoods.Gaussian(sigma=0.3), regression)
+    offset = torch.linspace(-0.01, 0.01, posterior.draws)
+    for k, s in posterior.samples.items():
+        s.zero_()
+        if k == "2.bias":
+            s += 1234.567 + offset[None, :, None]
+    p = posterior.predict(regression[0])
+    expected = p.samples.double().var(0, correction=0)
+    torch.testing.assert_close(p.epistemic.double(), expected, rtol=1e-2, atol=0)
+
+
+def test_learned_noise_level_is_stated(network: nn.Module, regression: Data) -> None:
+    """sigma="rmse": the running average, with rate 1/sqrt(t), of the minibatch mean squares."""
+    sampler = Langevin(
+        network, likelihoods.Gaussian(sigma="rmse"), step_size=1e-2, chains=2, num_data=40
+    )
+    posterior = sampler.sample(regression, 5, batch_size=8, progress=False)
+    engine, state = sampler.prepare(regression, steps=5, batch_size=8)
+    variance = torch.ones(2, dtype=torch.float64)
+    for t in range(5):
+        x, y = engine.stream.batch(t)
+        rate = (t + 1) ** -0.5
+        for c in range(2):
+            own = {k: p[c] for k, p in state.params.items()}
+            residual = torch.func.functional_call(network, own, (x[c],)).double() - y[c]
+            variance[c] = (1 - rate) * variance[c] + rate * residual.square().mean()
+        state, _ = sampler.step(state, (x, y), chain_axis=True)
+    torch.testing.assert_close(posterior.sigma.double(), variance.sqrt(), rtol=1e-5, atol=0)
+    aleatoric = posterior.predict(regression[0]).aleatoric
+    torch.testing.assert_close(
+        aleatoric.double(), variance.mean().expand_as(aleatoric), rtol=1e-5, atol=0
+    )
+
+
+def test_classes_have_no_noise_level(posterior: Posterior) -> None:
+    assert posterior.sigma is None

@@ -1,0 +1,111 @@
+"""Schedules: the formulas, per-chain values, and the checks at the door."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from natural_langevin import schedules
+
+
+@pytest.mark.parametrize(
+    ("schedule", "formula"),
+    [
+        (schedules.constant(0.3), lambda t: 0.3),
+        (schedules.halving(0.8, every=10), lambda t: 0.8 * 0.5 ** (t // 10)),
+        (schedules.polynomial(2.0, offset=5), lambda t: 2.0 * (1 + t / 5) ** (-1 / 3)),
+        (schedules.polynomial(2.0, offset=5, power=1), lambda t: 2.0 / (1 + t / 5)),
+        (
+            schedules.cyclical(0.1, period=8),
+            lambda t: 0.05 * (1 + math.cos(math.pi * (t % 8) / 8)),
+        ),
+        (schedules.inverse_sqrt(), lambda t: 1 / math.sqrt(t + 1)),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_formula(schedule: schedules.Schedule, formula: schedules.Schedule) -> None:
+    for step in [*range(25), 10_000]:
+        assert schedule(step) == pytest.approx(formula(step), rel=1e-14)
+
+
+def test_edges() -> None:
+    """Steps count from 0; a halving happens exactly at its multiple, a cycle restarts in full."""
+    halving = schedules.halving(1.0, every=3)
+    assert [halving(t) for t in range(7)] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
+    cyclical = schedules.cyclical(1.0, period=4)
+    assert cyclical(0) == cyclical(4) == 1.0
+    assert 0 < cyclical(3) < 0.2
+    assert schedules.inverse_sqrt()(0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        schedules.constant,
+        lambda v: schedules.halving(v, every=2),
+        lambda v: schedules.polynomial(v, offset=2),
+        lambda v: schedules.cyclical(v, period=4),
+    ],
+)
+def test_one_initial_value_per_chain(make) -> None:
+    grid = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
+    table = schedules.tabulate(make(grid), 0, 6, name="step_size", chains=3)
+    assert table.shape == (6, 3)
+    for chain, value in enumerate(grid.tolist()):
+        alone = schedules.tabulate(make(value), 0, 6, name="step_size", chains=1)
+        torch.testing.assert_close(table[:, chain], alone[:, 0], rtol=1e-14, atol=0)
+
+
+def test_tabulate() -> None:
+    assert schedules.tabulate(0.5, 2, 5, name="eta", chains=2).tolist() == [[0.5, 0.5]] * 3
+    table = schedules.tabulate(lambda t: t / 10, 2, 5, name="eta", chains=1)
+    assert table.dtype == torch.float64
+    assert table.flatten().tolist() == [0.2, 0.3, 0.4]
+    scalar = schedules.tabulate(torch.tensor(0.25), 0, 1, name="eta", chains=3)
+    assert scalar.tolist() == [[0.25] * 3]
+
+
+def test_as_schedule_keeps_a_schedule() -> None:
+    halving = schedules.halving(1.0, every=3)
+    assert schedules.as_schedule(halving) is halving
+    assert schedules.as_schedule(0.5)(17) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [
+        (-0.1, ["eta", "at least 0", "-0.1", "step 3"]),
+        (math.nan, ["eta", "finite", "nan"]),
+        (math.inf, ["eta", "finite", "inf"]),
+        (lambda t: 0.1 if t < 4 else math.nan, ["nan", "step 4"]),
+        (torch.tensor([0.1, -0.2]), ["-0.2", "chain 1"]),
+        (torch.tensor([0.1, 0.1, 0.1]), ["one value per chain", "(2,)", "(3,)"]),
+        (torch.ones(2, 1), ["one value per chain", "(2, 1)"]),
+    ],
+)
+def test_bad_rates(rate: schedules.Schedule, words: list[str]) -> None:
+    with pytest.raises(ValueError, match="eta") as error:
+        schedules.tabulate(rate, 3, 6, name="eta", chains=2)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_upper_bound() -> None:
+    with pytest.raises(ValueError, match=r"decay must be finite and between 0 and 1, got 1\.5"):
+        schedules.tabulate(1.5, 0, 1, name="decay", chains=1, high=1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: schedules.halving(0.1, every=0), "every must be positive, got 0"),
+        (lambda: schedules.polynomial(0.1, offset=-1), "offset must be positive, got -1"),
+        (lambda: schedules.polynomial(0.1, offset=1, power=-1), "power must be at least 0, got -1"),
+        (lambda: schedules.cyclical(0.1, period=0), "period must be positive, got 0"),
+    ],
+)
+def test_bad_arguments(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

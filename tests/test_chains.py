@@ -21,13 +21,14 @@ Data = tuple[Tensor, Tensor]
 METRICS = [
     preconditioners.Euclidean(),
     preconditioners.RMSProp(),
-    preconditioners.QuasiDiagonalFisher(targets="model"),
-    preconditioners.FullFisher(),
+    preconditioners.QuasiDiagonalFisher(targets="model", damping=1e-2),
+    preconditioners.FullFisher(damping=1e-2),
 ]
 
 
 def sample(network: nn.Module, data: Data, steps: int = 6, **options) -> Posterior:
-    settings = {"step_size": 1e-2, "chains": 3, "seed": 11} | options
+    metric = preconditioners.QuasiDiagonalFisher(damping=1e-2)
+    settings = {"step_size": 1e-2, "chains": 3, "seed": 11, "preconditioner": metric} | options
     return Langevin(network, likelihoods.Categorical(), **settings).sample(
         data, steps, batch_size=8, progress=False
     )

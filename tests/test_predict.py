@@ -6,14 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, Posterior, likelihoods
+from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
 
 Data = tuple[Tensor, Tensor]
 
 
 def sample(network: nn.Module, likelihood: likelihoods.Likelihood, data: Data) -> Posterior:
     """Large steps, so that the networks disagree."""
-    sampler = Langevin(network, likelihood, step_size=0.05, chains=2, init="fan_in")
+    sampler = Langevin(
+        network, likelihood, step_size=0.03, chains=2, init="fan_in",
+        preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-2),
+    )  # fmt: skip
     return sampler.sample(data, 12, batch_size=8, burn_in=2, thin=2, progress=False)
 
 

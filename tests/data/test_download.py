@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from natural_langevin.data import download, images, npm, progress, sources
 from natural_langevin.atomic import staged
+from natural_langevin.data import download, images, npm, progress, sources
 from natural_langevin.data.errors import CorruptDataError, DataUnavailableError, DownloadError
 from natural_langevin.data.sources import IdxFile
 

@@ -55,8 +55,8 @@ class Problem(NamedTuple):
     def sampler(self, preconditioner, prior, chains: int, **options) -> Langevin:  # type: ignore[no-untyped-def]
         model = nn.Linear(self.x.shape[1], 1).to(self.x.dtype)
         with torch.no_grad():  # near the truth, where the Fisher matrix is the posterior's
-            model.weight.copy_(TRUTH[:-1] + 0.1)
-            model.bias.copy_(TRUTH[-1:] - 0.1)
+            model.weight.copy_(TRUTH[:-1] + 0.05)
+            model.bias.copy_(TRUTH[-1:] - 0.05)
         return Langevin(
             model, likelihoods.Gaussian(sigma=self.sigma), prior=prior, chains=chains,
             preconditioner=preconditioner, temperature=self.temperature, num_data=len(self.x),
@@ -71,7 +71,7 @@ def make_problem(
     """Correlated, shifted inputs, columns scaled; y from the model itself."""
     g = torch.Generator().manual_seed(7)
     x = torch.randn(num_data, FEATURES, generator=g, dtype=torch.float64)
-    x = x @ torch.tensor([[1, 0.5, 0], [0, 1, 0], [0, -0.4, 1.0]], dtype=x.dtype) + 0.3
+    x = x @ torch.tensor([[1, 0.5, 0], [0, 1, 0], [0, -0.4, 1.0]], dtype=x.dtype) + 0.6
     x = x * torch.tensor(scales, dtype=x.dtype)
     noise = sigma * torch.randn(num_data, 1, generator=g, dtype=x.dtype)
     y = x @ TRUTH[:-1, None] + TRUTH[-1] + noise
@@ -142,7 +142,7 @@ def run(
 
     There the metric stops (or, ``adaptive``, is read anew at every step), and the law starts as
     the point each chain is at, or as ``start``, from which chains are drawn: at the first step,
-    so that the metric is learnt there, and again when the law starts.
+    so that the metric is learnt there, and anew when the law starts.
     """
     data = (problem.x, problem.y)
     ids = torch.arange(sampler.chains)
@@ -153,7 +153,7 @@ def run(
     law = C = None
     for t in range(steps):
         if t in (0, frozen_from) and start is not None:
-            state = replace(state, draw(start))
+            state = replace(state, draw(start, seed=t))
         if t == frozen_from:
             law = start or point(flat(state))
         x, y = data if full else stream.batch(t)
@@ -173,9 +173,9 @@ def point(theta: Tensor) -> Law:
     return Law(theta, theta.new_zeros(*theta.shape, theta.shape[1]))
 
 
-def draw(law: Law) -> Tensor:
+def draw(law: Law, *, seed: int) -> Tensor:
     """One exact draw of every chain's law."""
-    g = torch.Generator().manual_seed(11)
+    g = torch.Generator().manual_seed(seed)
     z = torch.randn(law.mean.shape, generator=g, dtype=law.mean.dtype)
     root, _ = torch.linalg.cholesky_ex(law.covariance)  # of a point: zero
     return law.mean + (root.nan_to_num() @ z[..., None])[..., 0]

@@ -33,7 +33,7 @@ from natural_langevin.preconditioners import (
     RMSProp,
 )
 
-CHAINS, ADAPT, STEPS = 1024, 20, 120
+CHAINS, ADAPT, STEPS = 768, 20, 100
 #: Largest bias accepted against the posterior, in posterior standard deviations (variances).
 SMALL = 0.15
 
@@ -44,8 +44,8 @@ def adapt_then_stop(step: int) -> float:
 
 #: name -> (preconditioner, step size): eta times the largest eigenvalue of C H is about 0.1.
 CASES: dict[str, tuple[Callable[[], Preconditioner], float]] = {
-    "euclidean": (Euclidean, 0.02),
-    "rmsprop": (lambda: RMSProp(damping=0.05, decay=adapt_then_stop), 0.01),
+    "euclidean": (Euclidean, 0.015),
+    "rmsprop": (lambda: RMSProp(damping=0.05, decay=adapt_then_stop), 0.006),
     "dop": (lambda: DiagonalFisher(decay=adapt_then_stop), 0.08),
     "diagonal model": (lambda: DiagonalFisher(targets="model", decay=adapt_then_stop), 0.08),
     "qdop": (lambda: QuasiDiagonalFisher(decay=adapt_then_stop), 0.08),
@@ -76,11 +76,11 @@ def check(theta: torch.Tensor, law: Law, problem: Problem) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_posterior(case: str, temperature: float, batch_size: int) -> None:
     preconditioner, eta = CASES[case]
-    if batch_size < 48:
+    if batch_size < 48 and case != "rmsprop":  # whose metric grows with the minibatch noise
         eta = eta / 2
     problem = make_problem(temperature=temperature)
     sampler = problem.sampler(preconditioner(), gaussian_prior(problem), CHAINS, step_size=eta)
-    steps = STEPS if batch_size == 48 else 160
+    steps = STEPS if batch_size == 48 else 140
     check(*run(sampler, problem, steps=steps, batch_size=batch_size, frozen_from=ADAPT), problem)
 
 
@@ -94,7 +94,7 @@ def test_batch_sizes(case: str, batch_size: int, eta: float) -> None:
     prior = gaussian_prior(problem)
     sampler = problem.sampler(CASES[case][0](), prior, CHAINS, step_size=eta, seed=1)
     start = posterior_law(problem)
-    check(*run(sampler, problem, steps=80, batch_size=batch_size, frozen_from=ADAPT, start=start),
+    check(*run(sampler, problem, steps=60, batch_size=batch_size, frozen_from=ADAPT, start=start),
           problem)  # fmt: skip
 
 
@@ -116,25 +116,25 @@ def test_ill_conditioned(case: str) -> None:
     sampler = problem.sampler(preconditioner(), gaussian_prior(problem), CHAINS, step_size=eta)
     start, half = posterior_law(problem), CHAINS // 2
     start.covariance[:half] = 0
-    theta, law = run(sampler, problem, steps=60, frozen_from=ADAPT, start=start)
+    theta, law = run(sampler, problem, steps=50, frozen_from=ADAPT, start=start)
     assert_normal(law.whiten(theta)[:half])
     check(theta[half:], Law(law.mean[half:], law.covariance[half:]), problem)
 
 
 def test_grid_of_chains() -> None:
     """Temperature, prior variance and step size per chain: twelve posteriors in one run."""
-    group = 512
+    group = 384
     temperature, variance, eta = torch.cartesian_prod(
         torch.tensor([0.25, 1.0, 4.0], dtype=torch.float64),
         torch.tensor([0.01, 1.0], dtype=torch.float64),
-        torch.tensor([0.03, 0.06], dtype=torch.float64),
+        torch.tensor([0.04, 0.08], dtype=torch.float64),
     ).mT.repeat_interleave(group, dim=1)
     precision = (1 / variance)[:, None].expand(-1, PARAMETERS)
     problem = make_problem()._replace(precision=precision, temperature=temperature)
     preconditioner = QuasiDiagonalFisher(decay=adapt_then_stop)
     prior = priors.Gaussian(variance=variance, mean=problem.mean)
     sampler = problem.sampler(preconditioner, prior, len(variance), step_size=eta)
-    theta, law = run(sampler, problem, steps=STEPS + ADAPT, frozen_from=ADAPT)
+    theta, law = run(sampler, problem, steps=STEPS + 2 * ADAPT, frozen_from=ADAPT)
     assert_normal(law.whiten(theta))
     mean, covariance = problem.posterior()
     for first in range(0, len(variance), group):
@@ -150,7 +150,7 @@ def test_prior_by_pattern() -> None:
     precision = torch.tensor([0.5, 0.5, 0.5, 400.0], dtype=torch.float64)
     problem = make_problem(mean=-0.3)._replace(precision=precision)
     prior = {"bias": priors.Gaussian(1 / 400, mean=-0.3), "*": priors.Gaussian(2.0, mean=-0.3)}
-    sampler = problem.sampler(FullFisher(decay=adapt_then_stop), prior, CHAINS, step_size=0.08)
+    sampler = problem.sampler(FullFisher(decay=adapt_then_stop), prior, CHAINS, step_size=0.06)
     check(*run(sampler, problem, steps=STEPS, frozen_from=ADAPT), problem)
 
 

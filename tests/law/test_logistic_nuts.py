@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
 
 NUM_DATA, FEATURES, VARIANCE = 150, 4, 1.0
-CHAINS, DRAWS, BATCH = 1024, (4, 4000), 100
+CHAINS, DRAWS, BATCH = 768, (4, 2500), 100
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def nuts() -> Tensor:
-    """(chain, draw, weights then bias): window adaptation, then 4 chains of 4000 draws."""
+    """(chain, draw, weights then bias): window adaptation, then 4 chains of 2500 draws."""
     reason = "the reference run needs jax and blackjax: pip install 'natural-langevin[dev]'"
     jax = pytest.importorskip("jax", reason=reason)
     blackjax = pytest.importorskip("blackjax", reason=reason)
@@ -110,9 +110,9 @@ def moments(theta: Tensor, mean: Tensor, root: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("preconditioner", "eta", "steps"),
     [
-        (preconditioners.Euclidean(), 0.4, 200),
-        (preconditioners.QuasiDiagonalFisher(decay=first_batch_only), 0.1, 150),
-        (preconditioners.FullFisher(decay=first_batch_only), 0.15, 100),
+        (preconditioners.Euclidean(), 0.4, 160),
+        (preconditioners.QuasiDiagonalFisher(decay=first_batch_only), 0.1, 120),
+        (preconditioners.FullFisher(decay=first_batch_only), 0.15, 80),
     ],
     ids=["euclidean", "quasi-diagonal", "full"],
 )

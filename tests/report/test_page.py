@@ -211,6 +211,13 @@ def test_the_digits_are_drawn_from_their_pixels(results: dict[str, Any]) -> None
     assert png(1, 1, b"\0").endswith(b"IEND\xaeB`\x82")  # the well-known checksum of IEND
 
 
+def test_an_effective_size_above_the_draws_is_said_and_not_drawn(results: dict[str, Any]) -> None:
+    results["ess"] = [{"method": "qdop", "label": "QDOP", "draws": 100, "ess": 130.0}]
+    page = render(results)
+    assert "130.0\N{NO-BREAK SPACE}%" in page
+    assert "width: 100.0%" in page
+
+
 @pytest.mark.parametrize(
     ("config", "command"),
     [

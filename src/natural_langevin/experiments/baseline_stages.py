@@ -20,8 +20,9 @@ from natural_langevin.experiments.stages import (
     SELECT_SEED,
     Bench,
     Result,
-    best_pair,
-    grid_scores,
+    cell_scores,
+    in_rows,
+    ranked,
 )
 
 #: Best guess first, like the samplers' grids.
@@ -44,23 +45,26 @@ def select(bench: Bench, kind: str) -> Result:
     )  # fmt: skip
     x, y = bench.held_out
     p = _predict(outcome.state.params, x)
-    accuracy, nll = grid_scores(p, y, (len(step_sizes), len(rates)))
-    best = best_pair(accuracy, nll)
-    return {
+    accuracy, nll = cell_scores(p, y)
+    ranking = [{"step_size": pairs[i][0], "dropout_rate": pairs[i][1]} for i in ranked(nll)]
+    chosen = ranking[0]
+    grid = {
         "method": kind,
         "label": LABELS[kind],
         "step_sizes": step_sizes,
         "prior_variances": rates,
         "columns": "dropout rate",
-        "accuracy": accuracy,
-        "nll": nll,
-        "chosen": {"step_size": step_sizes[best[0]], "dropout_rate": rates[best[1]]},
-        "seconds": outcome.seconds,
+        "accuracy": in_rows(accuracy, len(rates)),
+        "nll": in_rows(nll, len(rates)),
+        "chosen": chosen,
     }
+    # One column is no map: SGD has a step size alone.
+    return {"ranking": ranking, "grids": [grid][: len(rates) - 1], "seconds": outcome.seconds}
 
 
-def final(bench: Bench, kind: str, chosen: dict[str, float]) -> Result:
+def final(bench: Bench, kind: str, ranking: list[dict[str, float]]) -> Result:
     """The baseline's rows. SGD trains ``pooled`` networks per seed: the deep ensemble."""
+    chosen = ranking[0]
     preset, data = bench.preset, bench.data
     group = preset.pooled if kind == "sgd" else 1
     networks = preset.seeds * group

@@ -37,8 +37,10 @@ class Scorer:
 class Ensemble:
     """Running sums of probabilities over kept iterates, for every chain and every scored set."""
 
-    def __init__(self, scorer: Scorer, *, chains: int, classes: int, draws: int) -> None:
-        self.scorer = scorer
+    def __init__(
+        self, scorer: Scorer, *, chains: int, classes: int, draws: int, train_every: int = 1
+    ) -> None:
+        self.scorer, self._train_every = scorer, train_every
         device = next(iter(scorer.sets.values()))[0].device
         self.sums = {
             name: torch.zeros(chains, len(x), classes, device=device)
@@ -54,6 +56,8 @@ class Ensemble:
     def add(self, params: Params) -> None:
         index = int(self.kept)
         for name, (x, y) in self.scorer.sets.items():
+            if name == "train" and index % self._train_every:
+                continue
             p = self.scorer.probabilities(params, x)
             self.sums[name] += p
             last = (p, name, y)
@@ -67,7 +71,8 @@ class Ensemble:
 
     def mean(self, name: str) -> Tensor:
         """Probabilities averaged over kept iterates: (chain, n, classes)."""
-        return self.sums[name] / int(self.kept)
+        every = self._train_every if name == "train" else 1
+        return self.sums[name] / -(-int(self.kept) // every)
 
     def state(self) -> dict[str, Any]:
         """Everything a checkpoint must hold."""

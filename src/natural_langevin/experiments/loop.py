@@ -23,6 +23,10 @@ CHECKPOINT_SECONDS = 30.0
 LOOKS = 100
 
 
+class DivergedError(RuntimeError):
+    """Some chains became non-finite; the argument counts them."""
+
+
 @dataclass
 class Outcome:
     """The last state, the training losses (look, chain) at their steps, and training seconds."""
@@ -45,6 +49,7 @@ def run_in_pieces(
     checkpoint: Path,
     title: str,
     progress: bool,
+    stop_if_diverged: bool = False,
 ) -> Outcome:
     """Runs to ``steps`` updates, calling ``keep(state)`` at every kept iterate.
 
@@ -68,6 +73,8 @@ def run_in_pieces(
             done = target
             if done % every == 0:
                 losses[done // every - 1] = info.loss.detach().float().cpu()  # waits for the device
+                if stop_if_diverged and not torch.isfinite(losses[done // every - 1]).all():
+                    raise DivergedError(int((~torch.isfinite(losses[done // every - 1])).sum()))
                 bar.update(done, f"loss {float(losses[done // every - 1].nanmean()):.4f}")
             keeping = done > burn_in and (done - burn_in) % thin == 0
             if keeping and info.loss.is_cuda:

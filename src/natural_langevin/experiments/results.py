@@ -33,7 +33,6 @@ def assemble(folder: Path, *, device: str, seconds: float | None) -> dict[str, A
             row["cost"] = final["seconds_per_update"] / sgd
             row["paper"] = paper_numbers(row["method"], row["estimate"], config["dataset"])
             rows.append(row)
-    selection = [stages[n] for n in STAGES if n.endswith("-select")]
     return {
         "format": FORMAT,
         "version": __version__,
@@ -50,7 +49,7 @@ def assemble(folder: Path, *, device: str, seconds: float | None) -> dict[str, A
         "deviations": config["deviations"],
         "total_seconds": seconds,
         "rows": sorted(rows, key=_order),
-        "selection": [s for s in selection if s["method"] != "sgd"],
+        "selection": [g for n in STAGES if n.endswith("-select") for g in stages[n]["grids"]],
         "curves": [f["curve"] for f in finals],
         "reliability": [f["reliability"] for f in finals],
         "ensemble_size": [f["ensemble_size"] for f in finals if "ensemble_size" in f],

@@ -20,7 +20,7 @@ import torch
 from natural_langevin import data
 from natural_langevin.atomic import staged
 from natural_langevin.experiments import baseline_stages, stages
-from natural_langevin.experiments.protocol import BY_NAME, METHODS, PRESETS, fit_to
+from natural_langevin.experiments.protocol import BY_NAME, METHODS, PRESETS, Preset, fit_to
 from natural_langevin.experiments.stages import Bench
 
 log = logging.getLogger("natural_langevin")
@@ -60,33 +60,42 @@ STAGES: dict[str, tuple[str, ...]] = {
 
 def run(request: Request) -> Path:
     """Runs what is missing and returns the folder with all stages' results."""
-    bench, config = _open(request)
-    folder = _claim(request, config)
+    preset, dataset = _resolve(request)
+    config = {"dataset": dataset.name, "precision": request.precision, **preset.describe()}
+    folder = _claim(request, json.loads(json.dumps(config)))
     missing = [name for name in STAGES if not (folder / f"{name}.json").exists()]
     done = len(STAGES) - len(missing)
     if done:
         log.info("%d of %d stages were finished before", done, len(STAGES))
     if request.jobs == 1:
+        bench = _bench(request, preset, dataset)
         for name in missing:
             run_stage(bench, name)
     elif missing:
-        _run_parallel(replace(request, dataset=bench.data.name), missing)
+        _run_parallel(replace(request, dataset=dataset.name, progress=False), preset, missing)
     return folder
 
 
-def _open(request: Request) -> tuple[Bench, dict[str, Any]]:
+def _resolve(request: Request) -> tuple[Preset, data.Dataset]:
     if request.preset not in PRESETS:
         raise RunError(f"unknown preset {request.preset!r}: use one of {', '.join(PRESETS)}")
     if request.seeds is not None and request.seeds < 1:
         raise RunError(f"--seeds must be at least 1, got {request.seeds}")
+    if request.dataset not in data.NAMES:
+        names = ", ".join(data.NAMES)
+        raise RunError(f"unknown dataset {request.dataset!r}: use one of {names}")
     dataset = data.load(request.dataset, data_dir=request.data_dir)
     preset = fit_to(PRESETS[request.preset], len(dataset.train_x))
     if request.seeds is not None:
         preset = replace(preset, seeds=request.seeds)
     if request.precision != "highest":
         preset = replace(preset, deviations=(*preset.deviations, "matrix products in TF32"))
-        torch.set_float32_matmul_precision(request.precision)
-    bench = Bench(
+    return preset, dataset
+
+
+def _bench(request: Request, preset: Preset, dataset: data.Dataset) -> Bench:
+    torch.set_float32_matmul_precision(request.precision)
+    return Bench(
         preset,
         dataset,
         torch.device(request.device),
@@ -94,8 +103,6 @@ def _open(request: Request) -> tuple[Bench, dict[str, Any]]:
         compile=request.compile,
         progress=request.progress,
     )
-    config = {"dataset": dataset.name, "precision": request.precision, **preset.describe()}
-    return bench, json.loads(json.dumps(config))
 
 
 def _claim(request: Request, config: dict[str, Any]) -> Path:
@@ -134,13 +141,13 @@ def run_stage(bench: Bench, name: str) -> None:
         result = module.select(bench, subject)
     else:
         (needed,) = STAGES[name]
-        chosen = json.loads((bench.folder / f"{needed}.json").read_text())["chosen"]
-        result = module.final(bench, subject, chosen)
+        ranking = json.loads((bench.folder / f"{needed}.json").read_text())["ranking"]
+        result = module.final(bench, subject, ranking)
     write_json(bench.folder / f"{name}.json", result)
     bench.checkpoint(name).unlink(missing_ok=True)
 
 
-def _run_parallel(request: Request, missing: list[str]) -> None:
+def _run_parallel(request: Request, preset: Preset, missing: list[str]) -> None:
     """Several worker processes on one device: one compiles while another computes."""
     context = multiprocessing.get_context("spawn")
     # The pooled method has by far the longest final stage: its stages go first.
@@ -152,16 +159,16 @@ def _run_parallel(request: Request, missing: list[str]) -> None:
             ready = [n for n in waiting if not open_stages.intersection(STAGES[n])]
             for name in ready[: request.jobs - len(running)]:
                 waiting.remove(name)
-                running[pool.submit(_worker, request, name)] = name
+                running[pool.submit(_worker, request, preset, name)] = name
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
                 log.info("finished %s", running.pop(future))
                 future.result()
 
 
-def _worker(request: Request, name: str) -> None:
-    bench, _ = _open(replace(request, progress=False))
-    run_stage(bench, name)
+def _worker(request: Request, preset: Preset, name: str) -> None:
+    dataset = data.load(request.dataset, data_dir=request.data_dir)
+    run_stage(_bench(request, preset, dataset), name)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,9 +1,8 @@
 """Stages: select a method's hyper-parameters, then train it finally. Each ends in plain JSON.
 
 Selection trains on all but the last ``validation`` training images, the whole grid as the chains
-of one run, and chooses by validation accuracy of the ensemble (the paper's criterion; NLL breaks
-ties). Final training uses all training images, one chain per seed. Test images are scored once,
-after every choice has been made.
+of one run, and chooses by the ensemble's validation NLL. Final training uses all training images,
+one chain per seed. Test images are scored once, after every choice has been made.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 from natural_langevin import likelihoods, metrics, models, priors, schedules
 from natural_langevin.data import Dataset
 from natural_langevin.experiments.ensemble import Ensemble, Scorer
-from natural_langevin.experiments.loop import Outcome, run_in_pieces
+from natural_langevin.experiments.loop import DivergedError, Outcome, run_in_pieces
 from natural_langevin.experiments.protocol import Method, Preset
 from natural_langevin.experiments.scores import (
     finite,
@@ -33,6 +32,7 @@ from natural_langevin.experiments.scores import (
 from natural_langevin.sampler import Langevin
 
 SELECT_SEED, FINAL_SEED = 1, 2
+TRIES = 4
 Result = dict[str, Any]
 
 
@@ -76,12 +76,12 @@ def langevin(
     bench: Bench,
     method: Method,
     *,
-    step_size: Tensor,
+    step_size: schedules.Schedule,
     prior_variance: Tensor,
     seed: int,
     num_data: int,
 ) -> Langevin:
-    """The method's sampler, one chain per entry of ``step_size``."""
+    """The method's sampler, one chain per entry of ``prior_variance``."""
     prior: priors.Prior = (
         priors.NormalInverseGamma()
         if method.prior == "normal-inverse-gamma"
@@ -92,10 +92,10 @@ def langevin(
         likelihoods.Categorical(),
         prior=prior,
         preconditioner=method.preconditioner(),
-        step_size=schedules.halving(step_size, every=bench.preset.halve_every),
+        step_size=step_size,
         # The footnote's bug: noise variance 2 eta / N^2 is the posterior at temperature 1/N.
         temperature=1.0 / num_data if method.bug else 1.0,
-        chains=len(step_size),
+        chains=len(prior_variance),
         init="fan_in",
         seed=seed,
         device=bench.device,
@@ -103,96 +103,128 @@ def langevin(
     )
 
 
+def falling(preset: Preset, name: str, initial: float | Tensor) -> schedules.Schedule:
+    """One of the protocol's two step-size schedules, by name."""
+    if name == "halving":
+        return schedules.halving(initial, every=preset.halve_every)
+    return schedules.polynomial(initial, offset=preset.polynomial_offset)
+
+
 def select(bench: Bench, method: Method) -> Result:
-    """Validation accuracy and NLL over the grid, and the pair with the best accuracy."""
+    """Validation scores over schedule x step size x prior variance, and the best cell."""
     preset = bench.preset
-    step_sizes = sorted(method.grid[: preset.step_sizes])
-    pairs = list(product(step_sizes, preset.prior_variances))
-    steps = preset.select_steps if method.in_paper else preset.extra_select_steps
+    step_sizes, variances = sorted(method.grid[: preset.step_sizes]), preset.prior_variances
+    cells = list(product(preset.schedules, step_sizes, variances))
+    initial = torch.tensor([eta for _, eta, _ in cells])
+    by_name = {name: falling(preset, name, initial) for name in preset.schedules}
+    masks = {name: torch.tensor([float(s == name) for s, _, _ in cells]) for name in by_name}
+
+    def step_size(step: int) -> Tensor:
+        return torch.stack([masks[n] * torch.as_tensor(by_name[n](step)) for n in by_name]).sum(0)
+
     sampler = langevin(
         bench,
         method,
-        step_size=torch.tensor([eta for eta, _ in pairs]),
-        prior_variance=torch.tensor([variance for _, variance in pairs]),
+        step_size=step_size,
+        prior_variance=torch.tensor([variance for _, _, variance in cells]),
         seed=SELECT_SEED,
         num_data=len(bench.fit[0]),
     )
     ensemble, outcome = _train(
         bench, f"{method.name}-select", sampler, bench.fit, {"validation": bench.held_out},
-        steps=steps, thin=preset.select_thin,
+        steps=preset.select_steps if method.in_paper else preset.extra_select_steps,
+        thin=preset.select_thin,
     )  # fmt: skip
-    _, y = bench.held_out
-    probabilities = ensemble.mean("validation")
-    shape = (len(step_sizes), len(preset.prior_variances))
-    accuracy, nll = grid_scores(probabilities, y, shape)
-    best = best_pair(accuracy, nll)
-    return {
-        "method": method.name,
-        "label": method.label,
-        "step_sizes": step_sizes,
-        "prior_variances": list(preset.prior_variances),
-        "accuracy": accuracy,
-        "nll": nll,
-        "chosen": {
-            "step_size": step_sizes[best[0]],
-            "prior_variance": preset.prior_variances[best[1]],
-        },
-        "seconds": outcome.seconds,
-    }
-
-
-Grid = list[list[float | None]]
-
-
-def grid_scores(p: Tensor, y: Tensor, shape: tuple[int, int]) -> tuple[Grid, Grid]:
-    ok = torch.isfinite(p).flatten(1).all(1)
-    accuracy = [
-        100 * metrics.accuracy(q, y) if good else None for q, good in zip(p, ok, strict=True)
+    accuracy, nll = cell_scores(ensemble.mean("validation"), bench.held_out[1])
+    ranking = [
+        {"step_size": cells[i][1], "prior_variance": cells[i][2], "schedule": cells[i][0]}
+        for i in ranked(nll)
     ]
-    nll = [metrics.nll(q, y) if good else None for q, good in zip(p, ok, strict=True)]
-    rows, columns = shape
-    cut = [slice(r * columns, (r + 1) * columns) for r in range(rows)]
-    return [accuracy[c] for c in cut], [nll[c] for c in cut]
-
-
-def best_pair(accuracy: Grid, nll: Grid) -> tuple[int, int]:
-    """Highest accuracy, then lowest NLL. Diverged cells (None) never win."""
-    cells = [
-        (value, -(nll[r][c] or 0.0), -r, -c)
-        for r, row in enumerate(accuracy)
-        for c, value in enumerate(row)
-        if value is not None
+    chosen, schedule = ranking[0], ranking[0]["schedule"]
+    size, columns = len(step_sizes) * len(variances), len(variances)
+    grids = [
+        {
+            "method": method.name,
+            "label": f"{method.label}, {name}" if len(preset.schedules) > 1 else method.label,
+            "step_sizes": step_sizes,
+            "prior_variances": list(variances),
+            "accuracy": in_rows(accuracy[index * size : (index + 1) * size], columns),
+            "nll": in_rows(nll[index * size : (index + 1) * size], columns),
+            "chosen": chosen if name == schedule else None,
+        }
+        for index, name in enumerate(preset.schedules)
     ]
-    if not cells:
+    return {"ranking": ranking, "grids": grids, "seconds": outcome.seconds}
+
+
+Scores = list[float | None]
+
+
+def cell_scores(p: Tensor, y: Tensor) -> tuple[Scores, Scores]:
+    """Accuracy in percent and NLL of every chain's predictions; None for a diverged chain."""
+    ok = torch.isfinite(p).flatten(1).all(1).tolist()
+    accuracy = [100 * metrics.accuracy(q, y) if k else None for q, k in zip(p, ok, strict=True)]
+    return accuracy, [metrics.nll(q, y) if k else None for q, k in zip(p, ok, strict=True)]
+
+
+def in_rows(values: Scores, columns: int) -> list[Scores]:
+    return [values[start : start + columns] for start in range(0, len(values), columns)]
+
+
+def ranked(nll: Scores) -> list[int]:
+    """Cells from the lowest validation NLL up, without the diverged ones (None)."""
+    alive = sorted((value, index) for index, value in enumerate(nll) if value is not None)
+    if not alive:
         raise RuntimeError("every point of the grid diverged: extend it to smaller step sizes")
-    *_, r, c = max(cells)
-    return -r, -c
+    return [index for _, index in alive]
 
 
-def final(bench: Bench, method: Method, chosen: dict[str, float]) -> Result:
-    """Rows of one sampler at its chosen hyper-parameters, over seeds."""
+def final(bench: Bench, method: Method, ranking: list[dict[str, Any]]) -> Result:
+    """Rows of one sampler at the best hyper-parameters with which every seed stays finite.
+
+    Divergence shows in the training loss: no test image has a say in this.
+    """
+    passed_over = []
+    for chosen in ranking[:TRIES]:
+        try:
+            result = _final(bench, method, chosen)
+        except DivergedError as error:
+            passed_over.append(f"{error} seeds diverged at {_words(chosen)}, the next best is used")
+            bench.checkpoint(f"{method.name}-final").unlink(missing_ok=True)
+            continue
+        for row in result["rows"]:
+            row["note"] = "; ".join([*filter(None, [row["note"]]), *passed_over]) or None
+        return result
+    raise RuntimeError(f"{method.label}: {'; '.join(passed_over)}")
+
+
+def _words(chosen: dict[str, Any]) -> str:
+    return f"step size {chosen['step_size']:g} ({chosen['schedule']})"
+
+
+def _final(bench: Bench, method: Method, chosen: dict[str, Any]) -> Result:
     preset, data = bench.preset, bench.data
     group = preset.pooled if method.pools else 1
     chains = preset.seeds * group
-    ones = torch.ones(chains)
     sampler = langevin(
         bench,
         method,
-        step_size=chosen["step_size"] * ones,
-        prior_variance=chosen["prior_variance"] * ones,
+        step_size=falling(preset, chosen["schedule"], chosen["step_size"]),
+        prior_variance=torch.full((chains,), chosen["prior_variance"]),
         seed=FINAL_SEED,
         num_data=len(data.train_x),
     )
     everything = (data.train_x, data.train_y)
     ensemble, outcome = _train(
         bench, f"{method.name}-final", sampler, everything, bench.scored,
-        steps=preset.steps, thin=preset.thin,
+        steps=preset.steps, thin=preset.thin, stop_if_diverged=True,
     )  # fmt: skip
     singles = slice(0, chains, group)  # the first chain of every seed's group
     scored = bench.scored
     mean = {name: m[singles] for name, m in outcome.state.mean.items()}
     settings = {
         "step_size": chosen["step_size"],
+        "schedule": chosen["schedule"],
         "prior_variance": None if method.prior != "gaussian" else chosen["prior_variance"],
         "temperature": float(sampler._dynamics.temperature[0]),
         "draws": int(ensemble.kept),
@@ -208,7 +240,7 @@ def final(bench: Bench, method: Method, chosen: dict[str, float]) -> Result:
         _row(method, estimate, predict, scored, settings, seconds, group)
         for estimate, predict in estimates.items()
     ]
-    test = ensemble.mean("test")
+    test, probes = ensemble.mean("test"), ensemble.probes[:, singles]
     result: Result = {
         "rows": rows,
         "seconds_per_update": seconds / preset.steps,
@@ -218,7 +250,7 @@ def final(bench: Bench, method: Method, chosen: dict[str, float]) -> Result:
             **reliability(test[0], scored["test"][1]),
         },
         "ensemble_size": _by_size(method, ensemble, singles),
-        "probes": ensemble.probes[:, singles].tolist() if method.in_paper else None,
+        "probes": probes.tolist() if method.in_paper else None,
     }  # fmt: skip
     if group > 1:
         entropy = torch.special.entr(test[:group]).sum(2).mean(0)
@@ -236,6 +268,7 @@ def _train(
     *,
     steps: int,
     thin: int,
+    stop_if_diverged: bool = False,
 ) -> tuple[Ensemble, Outcome]:
     burn_in = min(bench.preset.burn_in, steps // 2)
     engine, state = sampler.prepare(data, steps=steps, batch_size=bench.preset.batch_size)
@@ -244,6 +277,7 @@ def _train(
         chains=sampler.chains,
         classes=bench.data.num_classes,
         draws=(steps - burn_in) // thin,
+        train_every=bench.preset.train_score_every,
     )
     outcome = run_in_pieces(
         engine,
@@ -256,6 +290,7 @@ def _train(
         checkpoint=bench.checkpoint(stage),
         title=stage,
         progress=bench.progress,
+        stop_if_diverged=stop_if_diverged,
     )
     return ensemble, outcome
 
@@ -280,13 +315,7 @@ def _row(
         "seconds": summary([seconds * (group if estimate == "pooled" else 1)]),
     }
     for name, (_, y) in scored.items():
-        p = predict(name)
-        good = torch.isfinite(p).flatten(1).all(1)
-        if not good.all():
-            row["note"] = f"{int((~good).sum())} of {len(p)} seeds diverged and are left out"
-        if not good.any():
-            raise RuntimeError(f"{row['label']}: every seed diverged at {settings}")
-        row[name] = score(p[good], y)
+        row[name] = score(predict(name), y)
     return row
 
 

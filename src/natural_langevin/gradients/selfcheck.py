@@ -16,6 +16,9 @@ from natural_langevin.likelihoods import State as LikelihoodState
 
 #: Samples looked at: several, so that mixed-up axes show.
 SAMPLES = 3
+#: Relative error above which the statistics are wrong. Rounding alone can push one unit of one
+#: sample across a kink, which in a small layer is a few per cent; wrong statistics are far off.
+TOLERANCE = 0.05
 
 
 def check_statistics(
@@ -24,6 +27,18 @@ def check_statistics(
     """Raises if second moments differ from mean_n (d loss_n / d theta)^2 in the first chain."""
     if gradients.need != "diagonal":
         return
+    # Reduced-precision products (TF32) move activations across their kinks: compare without them.
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        _check(gradients, params, state, x, y)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _check(
+    gradients: Gradients, params: Params, state: LikelihoodState, x: Tensor, y: Tensor
+) -> None:
     x, y = x[:SAMPLES], y[:SAMPLES]
     first = {name: value[:1] for name, value in params.items()}
     gradients.prepare(params, x)
@@ -48,7 +63,7 @@ def check_statistics(
             expected[name] += g.square() / len(x)
     for name, reference in expected.items():
         error = (measured.statistics.second[name][0] - reference).norm()
-        if not error <= 1e-2 * reference.norm() + 1e-12:
+        if not error <= TOLERANCE * reference.norm() + 1e-12:
             raise ValueError(
                 f"the Fisher statistics of {name!r} do not match its per-sample gradients "
                 f"(relative error {float(error / (reference.norm() + 1e-30)):.2g}): is the weight "

@@ -63,7 +63,8 @@ def _ensembling(known: Mapping[tuple[str, str], Row], ensembles: Mapping[str, Ro
     return _claim(
         "An ensemble predicts better than the one network at the posterior mean.",
         pairs,
-        f"The ensemble has the lower test NLL for {lower} of {text.count(len(pairs), 'preconditioner')}.",
+        "The ensemble has the lower test NLL for "
+        f"{lower} of {text.count(len(pairs), 'preconditioner')}.",
     )
 
 

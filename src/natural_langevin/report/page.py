@@ -85,7 +85,7 @@ def _values(results: dict[str, Any]) -> dict[str, Any]:
 
 def _draws(item: Mapping[str, Any], hue: str) -> dict[str, Any]:
     draws, ess = item["draws"], item["ess"]
-    share = ess / draws if text.finite(ess) and draws > 0 else 0.0
+    share = 100 * ess / draws if text.finite(ess) and draws > 0 else None
     return {
         "label": item["label"],
         "method": item["method"],
@@ -93,7 +93,8 @@ def _draws(item: Mapping[str, Any], hue: str) -> dict[str, Any]:
         "draws": text.number(draws, 0),
         "ess": text.number(ess, 1),
         "value": text.raw(ess),
-        "percent": round(100 * min(1.0, max(0.0, share)), 1),
+        "percent": text.percent(share, 1) if share is not None else text.NOTHING,
+        "bar": round(min(100.0, max(0.0, share or 0.0)), 1),  # antithetic draws exceed 100 %
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from natural_langevin.report import text
 
-SIZE, LEFT, TOP = 176, 34, 8  # the square plot
+SIZE, LEFT, TOP = 176, 42, 8  # the square plot
 STRIP, GAP = 40, 8  # the histogram of counts below it
 
 
@@ -33,7 +33,6 @@ class Diagram:
     hue: str
     bins: list[Bin]
     total: str
-    most: str
     description: str
     bar_width: float
     width: int = LEFT + SIZE + 10
@@ -64,7 +63,6 @@ def _diagram(item: Mapping[str, Any], hue: str) -> Diagram:
         hue=hue,
         bins=[_bin(c, a, n, most) for c, a, n in points],
         total=f"{total:,}",
-        most=f"{most:,}",
         description=(
             f"Reliability of {item['label']}: {total:,} predictions in {len(points)} occupied bins;"
             f" mean gap between confidence and accuracy {text.number(gap, 4)}."

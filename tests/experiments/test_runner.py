@@ -1,0 +1,192 @@
+"""The whole table at toy size: every stage, every row, killed and resumed, refused when it must."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from natural_langevin.experiments import results, runner
+from natural_langevin.experiments.protocol import METHODS, PRESETS
+from natural_langevin.experiments.runner import STAGES, Request, RunError, run
+from natural_langevin.report import load_results, render
+
+TOY = replace(
+    PRESETS["quick"],
+    hidden=(12,),
+    steps=60,
+    select_steps=12,
+    extra_select_steps=12,
+    burn_in=20,
+    thin=5,
+    select_thin=3,
+    batch_size=20,
+    train_scored=200,
+    mc_dropout=2,
+    pooled=2,
+    schedules=("halving", "k^(-1/3)"),
+)
+
+SCRIPT = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+from natural_langevin.experiments import protocol, loop, runner
+loop.CHECKPOINT_SECONDS = 0.0
+values = json.loads(sys.argv[2])
+names = ("hidden", "schedules", "prior_variances", "dropout_rates", "deviations")
+values |= {k: tuple(values[k]) for k in names}
+protocol.PRESETS["quick"] = protocol.Preset(**values)
+runner.run(runner.Request(
+    dataset="digits", preset="quick", out=Path(sys.argv[1]), resume=True, progress=False,
+))
+"""
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    monkeypatch.setitem(PRESETS, "quick", TOY)
+
+
+def request(out: Path, **changes) -> Request:
+    base = Request(dataset="digits", preset="quick", out=out, progress=False)
+    return replace(base, **changes)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One undisturbed run that several tests look at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "quick", TOY)
+        out = tmp_path_factory.mktemp("toy") / "run"
+        run(request(out))
+        return out, results.assemble(out, device="cpu", seconds=1.0)
+
+
+def numbers(value):
+    """Results without what legitimately differs between two runs: times and dates."""
+    if isinstance(value, dict):
+        timed = ("seconds", "seconds_per_update", "cost", "created", "total_seconds")
+        return {k: numbers(v) for k, v in value.items() if k not in timed}
+    return [numbers(v) for v in value] if isinstance(value, list) else value
+
+
+def test_every_row_of_the_table_is_there(finished):
+    _, table = finished
+    rows = {(row["method"], row["estimate"]) for row in table["rows"]}
+    expected = {(m.name, e) for m in METHODS for e in ("ensemble", "mean")}
+    expected |= {("qdop", "pooled"), ("sgd", "point"), ("dropout", "point")}
+    expected |= {("deep-ensemble", "pooled"), ("mc-dropout", "ensemble")}
+    assert rows == expected
+    assert len(table["rows"]) == len(expected)
+
+
+def test_rows_hold_means_spreads_and_values(finished):
+    _, table = finished
+    for row in table["rows"]:
+        for split in ("train", "test"):
+            for metric in ("nll", "accuracy", "brier", "ece"):
+                cell = row[split][metric]
+                assert len(cell["values"]) == TOY.seeds
+                assert min(cell["values"]) <= cell["mean"] <= max(cell["values"])
+        assert 0 <= row["test"]["accuracy"]["mean"] <= 100
+        assert row["cost"] > 0
+
+
+def test_the_bug_row_says_its_temperature(finished):
+    _, table = finished
+    (row,) = [r for r in table["rows"] if r["method"] == "rmsprop-bug" and r["estimate"] == "mean"]
+    assert row["settings"]["temperature"] == pytest.approx(1 / 1437, rel=1e-5)
+    assert "1/N" in row["note"]
+
+
+def test_choices_are_made_on_validation_alone(finished):
+    out, _ = finished
+    for name in STAGES:
+        if name.endswith("-select"):
+            text = (out / "stages" / f"{name}.json").read_text()
+            assert "test" not in text
+            stage = json.loads(text)
+            cells = [v for g in stage["grids"] for row in g["nll"] for v in row if v is not None]
+            if not stage["grids"]:
+                continue
+            (grid,) = [g for g in stage["grids"] if g["chosen"]]
+            best = grid["chosen"]
+            assert best == stage["ranking"][0]
+            column = best.get("prior_variance", best.get("dropout_rate"))
+            r = grid["step_sizes"].index(best["step_size"])
+            c = grid["prior_variances"].index(column)
+            assert grid["nll"][r][c] == min(cells)
+
+
+def test_the_results_are_valid_json_and_make_a_page(finished, tmp_path):
+    _, table = finished
+    path = tmp_path / "results.json"
+    runner.write_json(path, table)
+    page = render(load_results(path))
+    assert "QDOP" in page
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_numbers(finished, tmp_path):
+    _, undisturbed = finished
+    out = tmp_path / "run"
+    arguments = [sys.executable, "-c", SCRIPT, str(out), json.dumps(TOY.describe())]
+    for delay in (5.0, 7.0, 9.0):  # importing takes about three seconds of each
+        process = subprocess.Popen(arguments)
+        time.sleep(delay)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    before = len(list((out / "stages").glob("*.json")))
+    subprocess.run(arguments, check=True, timeout=300)
+    assert before < len(STAGES), "the kills came too late to prove anything"
+    again = results.assemble(out, device="cpu", seconds=1.0)
+    assert numbers(again) == numbers(undisturbed)
+    assert not list((out / "stages").glob("*checkpoint*"))
+
+
+def test_stages_side_by_side_give_the_same_numbers(finished, tmp_path, toy):
+    _, one_by_one = finished
+    out = tmp_path / "run"
+    run(request(out, jobs=2))
+    assert numbers(results.assemble(out, device="cpu", seconds=2.0)) == numbers(one_by_one)
+
+
+def test_a_finished_run_is_not_run_again(finished, toy, monkeypatch):
+    out, _ = finished
+    monkeypatch.setattr(runner, "run_stage", lambda *_: pytest.fail("ran a finished stage"))
+    assert run(request(out, resume=True)) == out / "stages"
+
+
+def test_a_folder_in_use_is_refused_without_resume(finished, toy):
+    out, _ = finished
+    with pytest.raises(RunError, match="--resume"):
+        run(request(out))
+
+
+def test_another_configuration_is_refused_by_name(finished, toy):
+    out, _ = finished
+    before = sorted(p.name for p in (out / "stages").iterdir())
+    with pytest.raises(RunError, match="seeds"):
+        run(request(out, seeds=3, resume=True))
+    assert sorted(p.name for p in (out / "stages").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"preset": "huge"}, "quick"), ({"seeds": 0}, "at least 1")],
+)
+def test_wrong_requests_are_refused(tmp_path, changes, message):
+    with pytest.raises(RunError, match=message):
+        run(request(tmp_path / "run", **changes))
+
+
+def test_an_output_folder_that_cannot_be_written_is_one_clear_error(tmp_path, toy):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises(RunError, match="cannot use the folder"):
+        run(request(blocked / "run"))

@@ -3,11 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: run test lint types clean
 
+# The paper's table at its quick size. Finished work is kept: running it again shows the table,
+# and after an interruption it goes on. Another size: make run ARGS="--preset paper".
 run: $(READY)
-	$(BIN)/natural-langevin reproduce
+	$(BIN)/natural-langevin reproduce --resume $(ARGS)
 
 test: $(READY)
 	$(BIN)/python -m pytest -q -n 2 $(ARGS)
@@ -22,8 +25,8 @@ types: $(READY)
 # Installed again only when a file that says what to install has changed.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[dev]'
 	touch $(READY)
 
 clean:

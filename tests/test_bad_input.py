@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random as python_random
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin import Langevin, likelihoods, preconditioners, priors
+from natural_langevin import Langevin, likelihoods, preconditioners, priors, schedules
 from natural_langevin.langevin import Dynamics
 from oracle import build
 
@@ -48,6 +49,20 @@ def with_value(tensor: Tensor, value: float) -> Tensor:
 
 def frozen() -> nn.Module:
     return build("bias").requires_grad_(False)
+
+
+class Random(nn.Module):
+    """Outputs multiplied by what ``noise`` draws."""
+
+    def __init__(self, noise: Callable[[Tensor], Tensor | float]) -> None:
+        super().__init__()
+        self.layer, self.noise = nn.Linear(3, 3), noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.noise(x)
+
+
+RANDOM = ["forward pass is random", "deterministic", "model.eval()", "F.dropout(training=True)"]
 
 
 def broken() -> nn.Module:
@@ -100,6 +115,21 @@ DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lambda: sample((X, Y), batch_size=0), ValueError, ["batch_size", "1 and", "got 0"]),
     "arrays": (lambda: sample((X.numpy(), Y.numpy())), TypeError, ["ndarray", "torch.as_tensor"]),
     "dictionary": (lambda: sample({"x": X}), TypeError, ["dict", "(x, y)"]),
+    "functional dropout": (
+        lambda: sample((X, Y), model=Random(lambda x: F.dropout(x, training=True))),
+        ValueError, RANDOM),
+    "random numbers that hardly ever matter": (
+        lambda: sample((X, Y), model=Random(lambda x: (torch.rand(()) >= 0).float())),
+        ValueError, RANDOM),
+    "randomness that is not torch's": (
+        lambda: sample((X, Y), model=Random(lambda x: python_random.random())),
+        ValueError, RANDOM),
+    "averaged loss": (
+        lambda: sample((X, Y), likelihood=likelihoods.LogLoss(lambda o, y: o.mean())),
+        ValueError, ["LogLoss", "one loss per sample, shape (4,), got ()", "do not average"]),
+    "a number for a loss": (
+        lambda: sample((X, Y), likelihood=likelihoods.LogLoss(lambda o, y: 1.0), batch_size=2),
+        ValueError, ["one loss per sample, shape (2,), got 1.0"]),
     "no sample function": (
         lambda: sample(
             (X, Y), likelihood=likelihoods.LogLoss(lambda o, y: o.sum(1)),
@@ -116,6 +146,9 @@ RUN: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lambda: sample((X, Y), steps=9, burn_in=5, thin=5), ValueError, ["thin=5", "4 steps"]),
     "thin 0": (lambda: sample((X, Y), thin=0), ValueError, ["thin >= 1", "got 0 and 0"]),
     "burn_in -1": (lambda: sample((X, Y), burn_in=-1), ValueError, ["burn_in must be >= 0", "-1"]),
+    "a schedule that ends in words": (
+        lambda: sample((X, Y), step_size=lambda t: 0.1 if t < 7 else "small"),
+        TypeError, ["step_size", "'small'", "step 7"]),
     "schedule that breaks later": (
         lambda: sample((X, Y), step_size=lambda t: 0.1 if t < 7 else math.nan),
         ValueError, ["step_size", "nan", "step 7"]),
@@ -177,8 +210,40 @@ CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]]
     "a loss function": (
         lambda: construct(likelihood=F.cross_entropy),
         TypeError, ["likelihood", "cross_entropy", "likelihoods.LogLoss(fn)"]),
+    "a class for a likelihood": (
+        lambda: construct(likelihood=likelihoods.Categorical),
+        TypeError, ["likelihood", "Categorical", "an instance of it, Categorical(...)"]),
     "a function for a model": (
         lambda: construct(torch.tanh), TypeError, ["torch.nn.Module", "builtin_function"]),
+    "a class for a model": (
+        lambda: construct(nn.Identity), TypeError, ["torch.nn.Module", "instance"]),
+    "a word for a preconditioner": (
+        lambda: construct(preconditioner="diagonal"),
+        TypeError, ["preconditioner", "'diagonal'", "preconditioners.DiagonalFisher()"]),
+    "nothing for a preconditioner": (
+        lambda: construct(preconditioner=""), TypeError, ["preconditioner", "got ''"]),
+    "a class for a preconditioner": (
+        lambda: construct(preconditioner=preconditioners.RMSProp),
+        TypeError, ["preconditioner", "RMSProp", "an instance of it, RMSProp(...)"]),
+    "a number for a prior": (
+        lambda: construct(prior=0.1), TypeError, ["prior", "got 0.1", "priors.Gaussian(variance="]),
+    "a class for a prior": (
+        lambda: construct(prior=priors.Flat),
+        TypeError, ["prior", "Flat", "an instance of it, Flat(...)"]),
+    "a word in a dict of priors": (
+        lambda: construct(prior={"*": "flat"}),
+        TypeError, ["prior for '*'", "'flat'", "priors.Gaussian(variance="]),
+    "a word for a step size": (
+        lambda: construct(step_size="0.1"), TypeError, ["step_size", "'0.1'", "float(...)"]),
+    "a bool for a step size": (
+        lambda: construct(step_size=True), TypeError, ["step_size", "True", "float(...)"]),
+    "a word for a temperature": (
+        lambda: construct(temperature="cold"), TypeError, ["temperature", "'cold'", "float(...)"]),
+    "a schedule for a temperature": (
+        lambda: construct(temperature=schedules.halving(1.0, every=10)),
+        TypeError, ["temperature", "halving", "cannot change along the run"]),
+    "a word for the number of data": (
+        lambda: construct(num_data="40"), TypeError, ["num_data", "'40'", "len(dataset)"]),
 }  # fmt: skip
 
 CASES = DATA | RUN | CONSTRUCTION
@@ -190,6 +255,15 @@ def test_refused_before_the_first_step(name: str) -> None:
     with pytest.raises(error) as caught:
         action()
     for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["10", 10.0, True, None], ids=repr)
+@pytest.mark.parametrize("name", ["steps", "batch_size", "burn_in", "thin", "chains", "seed"])
+def test_counts_are_integers(name: str, value: object) -> None:
+    with pytest.raises(TypeError) as caught:
+        sample((X, Y), **{name: value})
+    for word in (name, f"got {value!r}", "int(...)"):
         assert word in str(caught.value)
 
 

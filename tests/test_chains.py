@@ -125,7 +125,7 @@ class TestDivergence:
         assert 1 <= step <= 3
         assert posterior.healthy == [0, 2]
         assert text.count("chain 1 became non-finite") == 1
-        assert "step" in text
+        assert f"chain 1 became non-finite at step {step} and was stopped" in text
         assert "try a tenth" in text
         assert "chain 0" not in text
 
@@ -164,7 +164,9 @@ class TestDivergence:
                 preconditioner=preconditioners.Euclidean(),
             )  # fmt: skip
 
-    def test_in_the_last_step(self, network: nn.Module, classes: Data) -> None:
+    def test_in_the_last_step(
+        self, network: nn.Module, classes: Data, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """No later loss can tell, so the last iterate itself is looked at."""
 
         def rate(step: int) -> Tensor:
@@ -175,5 +177,7 @@ class TestDivergence:
             temperature=torch.tensor([1.0, 1e38, 1.0]),
         )  # fmt: skip
         assert posterior.diverged.tolist() == [-1, 4, -1]
+        assert caplog.text.count("became non-finite") == 1
+        assert "chain 1 became non-finite at step 4" in caplog.text
         assert posterior.samples["0.weight"][1, -1].isnan().all()
         assert posterior.predict(classes[0]).mean.isfinite().all()

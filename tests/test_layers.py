@@ -18,7 +18,7 @@ PACKAGE = "natural_langevin"
 ORDER = [
     "_version", "chains", "random", "schedules", "progress", "atomic", "data", "models",
     "likelihoods", "priors", "gradients", "preconditioners", "langevin", "metrics", "diagnostics",
-    "engine", "checkpoint", "posterior", "sampler", "experiments", "report", "cli",
+    "engine", "checkpoint", "posterior", "checks", "sampler", "experiments", "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.

@@ -176,5 +176,39 @@ def test_learned_noise_level_is_stated(network: nn.Module, regression: Data) -> 
     )
 
 
+class Heteroscedastic(nn.Module):
+    """A mean per sample and one logarithm of a standard deviation for all, in a dict or tuple."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.mean, self.kind = nn.Linear(3, 3), kind
+        self.register_buffer("log_sigma", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> object:
+        parts = {"log_sigma": self.log_sigma, "mean": self.mean(x)}
+        return parts if self.kind is dict else tuple(parts.values())
+
+
+def gaussian(outputs: dict | tuple, y: Tensor) -> Tensor:
+    log_sigma, mean = outputs.values() if isinstance(outputs, dict) else outputs
+    return (((y - mean) / log_sigma.exp()).square() / 2 + log_sigma).sum(1)
+
+
+@pytest.mark.parametrize("kind", [dict, tuple])
+@pytest.mark.parametrize("batch_size", [2, 8])
+def test_outputs_that_are_no_tensor(regression: Data, kind: type, batch_size: int) -> None:
+    """They can be sampled with a LogLoss; predict says what to do instead."""
+    model = Heteroscedastic(kind)
+    options = {"step_size": 1e-3, "chains": 2}
+    ours = Langevin(model, likelihoods.LogLoss(gaussian), **options)
+    plain = Langevin(
+        model.mean, likelihoods.LogLoss(lambda o, y: (y - o).square().sum(1) / 2), **options
+    )
+    a, b = (s.sample(regression, 3, batch_size=batch_size, progress=False) for s in (ours, plain))
+    torch.testing.assert_close(a.samples["mean.weight"], b.samples["weight"])
+    with pytest.raises(TypeError, match=rf"one tensor, got a {kind.__name__}: .*\.network\(chain"):
+        a.predict(regression[0])
+
+
 def test_classes_have_no_noise_level(posterior: Posterior) -> None:
     assert posterior.sigma is None

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from natural_langevin import Langevin, Posterior, State, likelihoods, preconditioners, priors
+from natural_langevin import (
+    Langevin,
+    Posterior,
+    State,
+    likelihoods,
+    preconditioners,
+    priors,
+    schedules,
+)
 
 Data = tuple[Tensor, Tensor]
 
@@ -160,6 +170,61 @@ def test_a_loader_with_a_shorter_last_batch(network: nn.Module, classes: Data, m
     loader = DataLoader(TensorDataset(*classes), batch_size=15)
     posterior = make(network, preconditioner=metric()).sample(loader, 7, progress=False)
     assert all(torch.isfinite(s).all() for s in posterior.samples.values())
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "good", "bad", "message"),
+    [
+        (likelihoods.Categorical(), 2, 3, r"0 \.\. 2 \(the model has 3 outputs\).* 2 to 3"),
+        (likelihoods.Bernoulli(), torch.ones(3), torch.full((3,), 2.0), "must be 0 or 1.* 1.0 to"),
+    ],
+)
+def test_every_batch_of_a_loader_is_checked(
+    network: nn.Module, likelihood: likelihoods.Likelihood, good, bad, message: str
+) -> None:
+    """The bad sample comes in the second batch, which is shorter than what a check looks at."""
+    samples = [(torch.zeros(3), good)] * 8 + [(torch.zeros(3), good), (torch.zeros(3), bad)]
+    sampler = make(network, likelihood=likelihood)
+    assert sampler.sample(DataLoader(samples, batch_size=8), 1, progress=False).draws == 1
+    with pytest.raises(ValueError, match=message):
+        sampler.sample(DataLoader(samples, batch_size=8), 2, progress=False)
+
+
+def test_a_loader_of_several_lengths(regression: Data) -> None:
+    """Targets are compared with the outputs for inputs of their own shape."""
+    batches = [(regression[0][:, :n, None], regression[1][:, :n]) for n in (2, 3, 2)]
+    sampler = make(nn.Linear(1, 1), likelihood=likelihoods.Gaussian(sigma=1.0), num_data=40)
+    assert sampler.sample(DataLoader(batches, batch_size=None), 3, progress=False).draws == 3
+    batches[2] = (batches[2][0], batches[1][1])
+    with pytest.raises(ValueError, match=r"3 values per sample .* gives 2"):
+        sampler.sample(DataLoader(batches, batch_size=None), 3, progress=False)
+
+
+def test_numpy_integers(network: nn.Module, classes: Data) -> None:
+    plain = make(network, chains=3, seed=5).sample(
+        classes, 9, batch_size=8, burn_in=1, thin=2, progress=False
+    )
+    number = np.int64
+    other = make(network, chains=number(3), seed=number(5), num_data=number(40)).sample(
+        classes, number(9), batch_size=number(8), burn_in=number(1), thin=number(2), progress=False
+    )
+    assert_same(plain, other)
+    assert json.loads(json.dumps(other.config)) == plain.config
+
+
+def test_the_description_is_json(network: nn.Module) -> None:
+    """Whatever the settings are made of."""
+    sampler = make(
+        network,
+        prior={"*.bias": priors.NormalInverseGamma(), "*": priors.Gaussian(torch.ones(2))},
+        step_size=schedules.halving(torch.tensor([0.1, 0.2]), every=3),
+        temperature=torch.tensor([1.0, 0.5]),
+        likelihood=likelihoods.LogLoss(lambda outputs, y: outputs.sum(1)),
+    )
+    described = sampler.describe()
+    assert json.loads(json.dumps(described, allow_nan=False)) == described
+    assert described["temperature"] == [1.0, 0.5]
+    assert "0.2" in described["step_size"]
 
 
 def test_unsupervised_data(network: nn.Module, regression: Data) -> None:

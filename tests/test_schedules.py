@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,6 +92,25 @@ def test_bad_rates(rate: schedules.Schedule, words: list[str]) -> None:
         schedules.tabulate(rate, 3, 6, name="eta", chains=2)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf])
+def test_the_remedy_fits_every_bad_value(rate: float) -> None:
+    with pytest.raises(ValueError, match=r": correct the number or the schedule$"):
+        schedules.tabulate(rate, 0, 1, name="eta", chains=1)
+
+
+@pytest.mark.parametrize(
+    "rate", ["0.1", True, None, [0.1, 0.2], np.ones(2), lambda t: 0.1 if t < 4 else "0.1"]
+)
+def test_rates_are_numbers(rate: object) -> None:
+    with pytest.raises(TypeError, match=r"eta must be a number.*got .*float\(\.\.\.\), or torch"):
+        schedules.tabulate(rate, 3, 6, name="eta", chains=2)
+
+
+@pytest.mark.parametrize("rate", [1, np.float32(1), np.float64(1), np.int64(1), Fraction(1)])
+def test_other_numbers_are_fine(rate: float) -> None:
+    assert schedules.tabulate(rate, 0, 1, name="eta", chains=2).tolist() == [[1.0, 1.0]]
 
 
 def test_upper_bound() -> None:

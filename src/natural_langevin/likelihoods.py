@@ -56,7 +56,7 @@ class Likelihood:
         return None
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        """Refuses targets ``y`` (all of them) that do not fit ``outputs`` (of a few samples)."""
+        """Refuses targets ``y`` (all, or a batch) that do not fit ``outputs`` (of any samples)."""
 
 
 @dataclass(frozen=True)
@@ -222,15 +222,6 @@ class LogLoss(Likelihood):
                 'sample function: give LogLoss(fn, sample=...) or use targets="data"'
             )
         return self.draw(outputs, key)
-
-    def check(self, outputs: Tensor, y: Tensor) -> None:
-        losses = self.fn(outputs, y[: len(outputs)])
-        if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(outputs),):
-            shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise ValueError(
-                f"LogLoss's function must return one loss per sample, shape ({len(outputs)},), "
-                f"got {shape}: do not average over the batch"
-            )
 
 
 def _same_observation(kind: str, outputs: Tensor, y: Tensor) -> None:

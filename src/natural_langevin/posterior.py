@@ -172,7 +172,14 @@ class Posterior:
         """Predictions of several networks: (network, B, ...)."""
 
         def one(p: Params) -> Tensor:
-            return self.likelihood.predictive(functional_call(self._model, p, (x,)))
+            outputs = functional_call(self._model, p, (x,))
+            if not isinstance(outputs, Tensor):
+                raise TypeError(
+                    f"predict needs a network whose output is one tensor, got a "
+                    f"{type(outputs).__name__}: average what you need over the networks "
+                    "posterior.network(chain, draw)"
+                )
+            return self.likelihood.predictive(outputs)
 
         return vmap(one)(params)
 
@@ -185,6 +192,7 @@ class Posterior:
         model = copy.deepcopy(self._model)
         for module in model.modules():
             module._forward_hooks.clear()
+            module._forward_hooks_with_kwargs.clear()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name in params:
@@ -225,16 +233,19 @@ class Collector:
             self.samples[name][:, self.kept] = torch.where(mask, p, torch.nan)
         self.kept += 1
 
-    def look(self, step: int, info: Info) -> None:
+    def look(self, state: State, info: Info) -> None:
         """Notes the chains' losses, and says once of each chain that it diverged."""
         loss = info.loss.detach().double().cpu()
-        self._trace.append(torch.cat([torch.tensor([step], dtype=torch.float64), loss]))
-        for chain in info.diverged.nonzero().flatten().tolist():
-            if chain not in self._reported:
+        self._trace.append(torch.cat([state.step.double().cpu().reshape(1), loss]))
+        self._report(state.diverged)
+
+    def _report(self, diverged: Tensor) -> None:
+        for chain, step in enumerate(diverged.tolist()):
+            if step >= 0 and chain not in self._reported:
                 self._reported.add(chain)
                 log.warning(
-                    "chain %d became non-finite at or before step %d and was stopped; the others "
-                    "go on. Its step size is most likely too large: try a tenth of it",
+                    "chain %d became non-finite at step %d and was stopped; the others go on. "
+                    "Its step size is most likely too large: try a tenth of it",
                     chain,
                     step,
                 )
@@ -244,13 +255,15 @@ class Collector:
     ) -> Posterior:
         # A chain that broke in the very last step has not been noticed by the dynamics yet.
         late = ~finite_chains(state) & (state.diverged < 0)
+        diverged = torch.where(late, state.step, state.diverged)
+        self._report(diverged)
         return Posterior(
             model=model,
             likelihood=likelihood,
             samples=self.samples,
             mean=state.mean,
             last=state.params,
-            diverged=torch.where(late, state.step, state.diverged),
+            diverged=diverged,
             learned=state.likelihood,
             trace=torch.stack(self._trace),
             config=config,

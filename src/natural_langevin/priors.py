@@ -183,7 +183,10 @@ def resolve(
     patterns = dict(prior) if isinstance(prior, Mapping) else {"*": prior}
     for pattern, one in patterns.items():
         if not isinstance(one, Prior):
-            raise TypeError(f"prior for {pattern!r} must be a Prior, got {one!r}")
+            raise TypeError(
+                f"prior for {pattern!r} must be a Prior, got {one!r}: "
+                "give priors.Gaussian(variance=0.1), for example"
+            )
         _check_chains(one, chains)
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(

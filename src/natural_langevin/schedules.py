@@ -1,13 +1,15 @@
 """Schedules: callables ``step -> rate``, with steps counted from 0.
 
-Every rate of the library (step size, metric decay, running-mean rate) accepts a float, a tensor
-of one value per chain, or a schedule. A schedule's ``initial`` may itself be a tensor of one value
-per chain, so that a grid over step sizes with a common decay is one run.
+Every rate of the library (step size, metric decay, running-mean rate) accepts a float or a
+schedule. The step size alone may also be a tensor of one value per chain, and so may the
+``initial`` value of its schedule, so that a grid over step sizes is one run; metric decay and
+running-mean rate are common to all chains.
 """
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -119,11 +121,16 @@ def tabulate(
     """Values at steps ``start .. stop - 1`` for every chain: float64, shape (stop - start, chains).
 
     This is where rates enter the sampler, so this is where they are checked: every value must be
-    finite and in [low, high], and a per-chain tensor must have one value per chain.
+    a number, finite and in [low, high], and a per-chain tensor must have one value per chain.
     """
     schedule = as_schedule(rate)
     values = [schedule(step) for step in range(start, stop)]
     for step, value in enumerate(values, start):
+        if isinstance(value, bool) or not isinstance(value, (numbers.Real, Tensor)):
+            raise TypeError(
+                f"{name} must be a number, a tensor or a schedule of those, got {value!r} at step "
+                f"{step}: use float(...), or torch.tensor(...) for one value per chain"
+            )
         if isinstance(value, Tensor) and value.ndim and tuple(value.shape) != (chains,):
             raise ValueError(
                 f"{name} must be a number or one value per chain (shape ({chains},)), "
@@ -133,14 +140,16 @@ def tabulate(
         rows = [torch.as_tensor(v, dtype=torch.float64).expand(chains) for v in values]
         table = torch.stack(rows)
     else:
-        table = torch.tensor(values, dtype=torch.float64)[:, None].expand(-1, chains)
+        table = torch.tensor([float(v) for v in values], dtype=torch.float64)[:, None].expand(
+            -1, chains
+        )
     bad = ~(torch.isfinite(table) & (table >= low) & (table <= high))
     if bad.any():
         row, chain = (int(i) for i in bad.nonzero()[0])
         bound = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
         raise ValueError(
             f"{name} must be finite and {bound}, got {table[row, chain].item()!r} "
-            f"at step {start + row} (chain {chain}): give a smaller positive number or schedule"
+            f"at step {start + row} (chain {chain}): correct the number or the schedule"
         )
     return table
 

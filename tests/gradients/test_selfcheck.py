@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, likelihoods, preconditioners
+from natural_langevin import Langevin, checks, likelihoods, preconditioners
 from oracle import build
 
 FISHER = [preconditioners.DiagonalFisher, preconditioners.QuasiDiagonalFisher]
@@ -89,6 +89,35 @@ def test_wrong_statistics_are_refused(
     x = x.mean(1) if network in (Tied, Functional) else x
     with pytest.raises(ValueError, match=r"'\w+\.weight' do not match.*RMSProp\(\) or Euclidean"):
         sampler(unruly, metric()).sample((x, y), 1, batch_size=batch_size, progress=False)
+
+
+@pytest.mark.parametrize("chain_axis", [False, True])
+def test_step_refuses_wrong_statistics_too(
+    chain_axis: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch is checked, and only the first."""
+    x, y = sequences()
+    x = x.mean(1)
+    batch = (x.expand(2, -1, -1), y.expand(2, -1)) if chain_axis else (x, y)
+    options = {"chains": 2, "num_data": 20}
+    tied = Langevin(Tied(), likelihoods.Categorical(), **options)
+    with pytest.raises(ValueError, match=r"'\w+\.weight' do not match.*RMSProp\(\) or Euclidean"):
+        tied.step(tied.init(), batch, chain_axis=chain_axis)
+
+    checked = []
+    monkeypatch.setattr(checks, "check_statistics", lambda *args: checked.append(args))
+    fine = Langevin(build("bias"), likelihoods.Categorical(), **options)
+    state = fine.init()
+    for _ in range(3):
+        state, _ = fine.step(state, batch, chain_axis=chain_axis)
+    assert len(checked) == 1
+
+
+def test_step_refuses_labels_that_do_not_fit() -> None:
+    x, y = sequences()
+    fine = Langevin(build("bias"), likelihoods.Categorical(), chains=2, num_data=20)
+    with pytest.raises(ValueError, match=r"0 \.\. 2"):
+        fine.step(fine.init(), (x.mean(1), y + 1))
 
 
 @pytest.mark.parametrize("model", [Tied, Functional])

@@ -126,6 +126,28 @@ def test_compiled(chains: int, dtype: torch.dtype, backend: str) -> None:
         assert_matches(evaluation, c, expected, need="diagonal")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_layers_called_by_keyword(backend: str | None) -> None:
+    class ByKeyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = build("bias", torch.float64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.plain[2](input=torch.tanh(self.plain[0](input=x)))
+
+    model, (x, y) = ByKeyword(), data("bias", 5, 2, torch.float64)
+    params = chains_of(model, 2)
+    evaluation = evaluate(
+        ByKeyword(), params, x, y, need="diagonal", chain_axis=True, backend=backend
+    )
+    for c in range(2):
+        own = {k: p[c] for k, p in params.items()}
+        expected = per_sample_loop(model, cross_entropy, x[c], y[c], own)
+        assert_matches(evaluation, c, expected, need="diagonal")
+
+
 def test_repeating_the_batch_changes_nothing() -> None:
     """Means over samples: a batch seen twice has the same gradient and the same statistics.
 

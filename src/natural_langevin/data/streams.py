@@ -8,7 +8,7 @@ and adding chains never changes another chain's data. A DataLoader's batch is sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -84,7 +84,9 @@ class InMemory:
 
 
 class Loader:
-    """A DataLoader of (x, y) or of y alone, started again whenever it ends."""
+    """A DataLoader of (x, y) or of y alone, started again whenever it ends.
+
+    ``check(x, y)``, where given, sees every batch on its way and may refuse it."""
 
     chain_axis = False
 
@@ -92,6 +94,7 @@ class Loader:
         self._loader, self._device = loader, device
         self._iterator: Iterator[Any] = iter(())
         self._first: Batch | None = None
+        self.check: Callable[[Tensor, Tensor], None] | None = None
         self.num_data: int | None = _length_or_none(loader)
 
     @property
@@ -122,7 +125,10 @@ class Loader:
         if len(x) != len(y):
             raise ValueError(f"x and y of a batch must have the same length: {len(x)}, {len(y)}")
         x_moved = x.to(self._device)
-        return x_moved, (x_moved if y is x else y.to(self._device))
+        y_moved = x_moved if y is x else y.to(self._device)
+        if self.check is not None:
+            self.check(x_moved, y_moved)
+        return x_moved, y_moved
 
 
 Stream = InMemory | Loader

@@ -49,7 +49,7 @@ class Network:
                 missing.append(f"{name or 'the model itself'} ({type(module).__name__}: {own})")
                 continue
             self.rules[name] = rule
-            module.register_forward_hook(self._hook(name))
+            module.register_forward_hook(self._hook(name), with_kwargs=True)
         if missing:
             known = ", ".join(sorted(t.__name__ for t in RULES))
             raise TypeError(
@@ -59,13 +59,16 @@ class Network:
             )
 
     def _hook(self, name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        def hook(
+            module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
+        ) -> Tensor | None:
             key = (name, sum(1 for (other, _), _ in self._tape if other == name))
             if self._shapes is not None:
                 self._shapes[key] = (output.shape, output.dtype)
             if self._epsilons is None and self._shapes is None:
                 return None
-            self._tape.append((key, inputs[0]))
+            a = inputs[0] if inputs else next(iter(named.values()))  # layer(x) or layer(input=x)
+            self._tape.append((key, a))
             return output if self._epsilons is None else output + self._epsilons[key]
 
         return hook

@@ -1,0 +1,133 @@
+"""The command line as a user meets it: help that runs, one-line errors, exit codes."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from natural_langevin.cli.app import app
+from natural_langevin.experiments.protocol import PRESETS
+
+TOY = replace(
+    PRESETS["quick"],
+    hidden=(8,),
+    steps=20,
+    select_steps=6,
+    extra_select_steps=6,
+    burn_in=4,
+    thin=4,
+    select_thin=2,
+    batch_size=20,
+    train_scored=100,
+    mc_dropout=1,
+    pooled=2,
+    step_sizes=1,
+    prior_variances=(0.1,),
+)
+
+
+@pytest.fixture
+def command(monkeypatch):
+    monkeypatch.setitem(PRESETS, "quick", TOY)
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *words: CliRunner().invoke(app, [str(w) for w in words])
+
+
+def one_line(result) -> str:
+    """The error, which must be one line that speaks for itself, with exit code 2."""
+    assert result.exit_code == 2, result.output
+    lines = result.output.strip().splitlines()
+    assert len(lines) == 1, result.output
+    assert lines[0].startswith("natural-langevin: ")
+    return lines[0]
+
+
+def test_reproduce_prints_the_table_and_leaves_its_files(command, tmp_path):
+    out = tmp_path / "run"
+    result = command("reproduce", "--data", "digits", "--out", out)
+    assert result.exit_code == 0, result.output
+    results = json.loads((out / "results.json").read_text())
+    (row,) = [r for r in results["rows"] if (r["method"], r["estimate"]) == ("qdop", "ensemble")]
+    shown = next(line for line in result.output.splitlines() if "Ensemble, QDOP " in line)
+    assert f"{row['test']['nll']['mean']:.4f}" in shown
+    assert f"{row['test']['accuracy']['mean']:.2f}" in shown
+    assert "<html" in (out / "report.html").read_text()
+
+    # A second time: refused without --resume, and at once with it.
+    assert "--resume" in one_line(command("reproduce", "--data", "digits", "--out", out))
+    again = command("reproduce", "--data", "digits", "--out", out, "--resume")
+    assert again.exit_code == 0
+
+    # Another configuration is refused by name, and nothing is lost.
+    other = command("reproduce", "--data", "digits", "--out", out, "--resume", "--seeds", "3")
+    assert "seeds" in one_line(other)
+    assert json.loads((out / "results.json").read_text())["rows"]
+
+    page = tmp_path / "page.html"
+    drawn = command("report", out / "results.json", "--out", page)
+    assert drawn.exit_code == 0
+    assert page.read_text() == (out / "report.html").read_text().replace("report.html", "page.html")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--data", "cifar"], "digits"),
+        (["--preset", "enormous"], "quick"),
+        (["--data", "digits", "--seeds", "0"], "at least 1"),
+        (["--data", "digits", "--device", "warp"], "unknown device"),
+        (["--data", "digits", "--precision", "low"], "highest"),
+    ],
+)
+def test_a_wrong_option_is_one_line_with_the_remedy(command, tmp_path, words, part):
+    assert part in one_line(command("reproduce", "--out", tmp_path / "run", *words))
+
+
+def test_no_data_anywhere_is_one_line(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("NATURAL_LANGEVIN_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))  # no npm
+    monkeypatch.setattr("natural_langevin.data.download.TIMEOUT", 0.01, raising=False)
+    result = command("reproduce", "--data", "fashion-mnist", "--out", tmp_path / "run")
+    assert "NATURAL_LANGEVIN_DATA" in one_line(result)
+
+
+def test_an_unwritable_folder_is_one_line(command, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = command("reproduce", "--data", "digits", "--out", tmp_path / "file" / "run")
+    assert "cannot use the folder" in one_line(result)
+
+
+def test_results_of_another_version_are_refused(command, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"format": 99}))
+    assert "99" in one_line(command("report", path))
+
+
+def test_a_missing_results_file_is_one_line(command, tmp_path):
+    assert "results.json" in one_line(command("report", tmp_path / "results.json"))
+
+
+def test_every_subcommand_shows_an_example(command):
+    names = [c.name for c in app.registered_commands]
+    assert names == ["reproduce", "report"]
+    for name in names:
+        text = command(name, "--help").output
+        assert re.search(rf"natural-langevin {name} ", text), text
+
+
+def test_the_version_is_the_packages(command):
+    from natural_langevin import __version__
+
+    assert __version__ in command("--version").output
+
+
+def test_results_in_the_repository_make_a_page(command, tmp_path):
+    root = Path(__file__).parents[2]
+    page = tmp_path / "page.html"
+    result = command("report", root / "results" / "table1-h200.json", "--out", page)
+    assert result.exit_code == 0, result.output
+    assert "98.48" in page.read_text()

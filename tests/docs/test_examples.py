@@ -1,0 +1,111 @@
+"""Everything a reader may copy from README.md and docs/ runs, or at least parses."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from natural_langevin.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> list[tuple[str, int]]:
+    """The code blocks of a page, and the line on which each begins."""
+    text = page.read_text()
+    return [
+        (match[2], text.count("\n", 0, match.start(2)) + 1)
+        for match in BLOCK.finditer(text)
+        if match[1] in languages
+    ]
+
+
+def commands() -> list[tuple[Path, list[str]]]:
+    """Every command line of the pages' shell blocks, without comments."""
+    found = []
+    for page in PAGES:
+        for code, _ in blocks(page, "sh", "bash", "shell", "console"):
+            for line in code.replace("\\\n", " ").splitlines():
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                if words:
+                    found.append((page, words))
+    return found
+
+
+PYTHON = [page for page in PAGES if blocks(page, "python")]
+SHELL = commands()
+OURS = [words[1:] for _, words in SHELL if words[0] == "natural-langevin"]
+MAKE = [words[1:] for _, words in SHELL if words[0] == "make"]
+
+
+@pytest.mark.parametrize("page", PYTHON, ids=name)
+def test_python_blocks_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In order and in one namespace per page, from an empty folder, without a word of warning."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for code, line in blocks(page, "python"):
+        # Blank lines in front make a traceback name the page's own line.
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", OURS, ids=" ".join)
+def test_commands_parse(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The subcommand exists and takes these options and values; nothing is run."""
+    group = typer.main.get_command(app)
+    try:
+        context = group.make_context("natural-langevin", list(words))
+    except typer.Exit:  # --version and --help end here
+        assert capsys.readouterr().out
+        return
+    rest = [*getattr(context, "_protected_args", []), *context.args]
+    subcommand, command, arguments = group.resolve_command(context, rest)
+    assert command is not None
+    try:
+        parsed = command.make_context(subcommand, arguments, parent=context)
+    except typer.Exit:
+        assert capsys.readouterr().out
+        return
+    assert parsed.args == []
+
+
+def test_help_of_every_subcommand_has_examples() -> None:
+    """The README sends readers there."""
+    for subcommand, command in typer.main.get_command(app).commands.items():
+        assert f"natural-langevin {subcommand}" in (command.help or "")
+
+
+def test_a_wrong_option_would_be_noticed() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        test_commands_parse(["reproduce", "--no-such-option"], None)
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert MAKE
+    assert {word for words in MAKE for word in words if "=" not in word} <= targets
+
+
+def test_pages_hold_examples() -> None:
+    """A change of fences must not make the tests above pass by finding nothing."""
+    assert {name(page) for page in PYTHON} >= {"README.md", "docs/scaling.md", "docs/choosing.md"}
+    assert {words[0] for words in OURS} >= {"reproduce", "report"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{name(page)} links to {target}"

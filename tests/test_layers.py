@@ -17,8 +17,9 @@ PACKAGE = "natural_langevin"
 #: From the bottom up: a module (a file, or a folder as a whole) may import those before it.
 ORDER = [
     "_version", "chains", "random", "schedules", "progress", "atomic", "data", "models",
-    "likelihoods", "priors", "gradients", "preconditioners", "langevin", "metrics", "diagnostics",
-    "engine", "checkpoint", "posterior", "checks", "sampler", "experiments", "report", "cli",
+    "likelihoods", "storage", "priors", "gradients", "preconditioners", "langevin", "metrics",
+    "diagnostics", "engine", "checkpoint", "posterior", "collector", "checks", "sampler",
+    "experiments", "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.

@@ -39,8 +39,8 @@ class Diagnosis:
             found.append("One chain cannot show whether it has converged: run at least two.")
         elif float(np.median(self.rhat)) > RHAT_LIMIT:
             found.append(
-                f"The chains disagree (median R-hat {np.median(self.rhat):.3f} > {RHAT_LIMIT}): run "
-                "longer, raise burn_in, or pool more chains and treat them as an ensemble."
+                f"The chains disagree (median R-hat {np.median(self.rhat):.3f} > {RHAT_LIMIT}): "
+                "run longer, raise burn_in, or pool more chains and treat them as an ensemble."
             )
         if float(np.median(self.ess)) < ESS_LIMIT * self.chains:
             found.append(

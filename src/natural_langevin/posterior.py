@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import logging
+import os
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from natural_langevin.langevin import Info, State
+from natural_langevin import diagnostics, storage
 from natural_langevin.likelihoods import Bernoulli, Likelihood
-
-log = logging.getLogger("natural_langevin")
 
 Params = dict[str, Tensor]
 Estimate = Literal["ensemble", "mean", "last"]
@@ -188,6 +187,52 @@ class Posterior:
             return torch.special.entr(p) + torch.special.entr(1 - p)
         return torch.special.entr(p).sum(-1)
 
+    def diagnose(self, x: Tensor) -> diagnostics.Diagnosis:
+        """R-hat and effective sample size of the predictions on probe inputs ``x``, in words.
+
+        ``print(posterior.diagnose(x))`` says what was found and what to do about it. A few dozen
+        inputs are enough. Needs ArviZ (the extra ``diagnostics``).
+        """
+        predictions = self.predict(x).samples
+        assert predictions is not None
+        by_chain = predictions.unflatten(0, (len(self.healthy), self.draws))
+        stopped = {c: int(s) for c, s in enumerate(self.diverged.tolist()) if s >= 0}
+        return diagnostics.diagnose(by_chain, stopped)
+
+    def to_arviz(self) -> Any:
+        """The samples as an ArviZ ``InferenceData``: one variable per parameter tensor."""
+        arviz = diagnostics.import_arviz()
+        return arviz.from_dict({name: s.cpu().numpy() for name, s in self.samples.items()})
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the posterior as safetensors and JSON; the model's code is not saved."""
+        run = {"diverged": self.diverged, "trace": self.trace}
+        groups = {"samples": self.samples, "mean": self.mean, "last": self.last}
+        groups |= {"learned": self.learned, "run": run}
+        storage.write(Path(folder), groups=groups, likelihood=self.likelihood, config=self.config)
+
+    @staticmethod
+    def load(
+        folder: str | os.PathLike[str], model: nn.Module, *, likelihood: Likelihood | None = None
+    ) -> Posterior:
+        """Reads a saved posterior of this model. Only a ``LogLoss`` must be given again."""
+        model = copy.deepcopy(model)
+        parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+        groups, found, config = storage.read(Path(folder), parameters, likelihood)
+        device = next(iter(parameters.values())).device
+        moved = {g: {k: v.to(device) for k, v in values.items()} for g, values in groups.items()}
+        return Posterior(
+            model=model,
+            likelihood=found,
+            samples=moved["samples"],
+            mean=moved["mean"],
+            last=moved["last"],
+            diverged=moved["run"]["diverged"],
+            learned=moved.get("learned", {}),
+            trace=groups["run"]["trace"],
+            config=config,
+        )
+
     def _as_module(self, params: Params) -> nn.Module:
         model = copy.deepcopy(self._model)
         for module in model.modules():
@@ -198,73 +243,3 @@ class Posterior:
                 if name in params:
                     parameter.copy_(params[name])
         return model
-
-
-def finite_chains(state: State) -> Tensor:
-    """Which chains are running and have finite parameters: (chain,) bool.
-
-    The dynamics notice a non-finite parameter by the loss of the step after it; here every
-    parameter is looked at, so that no such iterate is ever kept.
-    """
-    finite = state.diverged < 0
-    for p in state.params.values():
-        finite = finite & torch.isfinite(p.reshape(len(p), -1).sum(1))
-    return finite
-
-
-class Collector:
-    """Gathers kept iterates and a trace of losses while the chains run."""
-
-    def __init__(self, state: State, *, draws: int) -> None:
-        self.samples = {
-            name: torch.full(
-                (p.shape[0], draws, *p.shape[1:]), torch.nan, dtype=p.dtype, device=p.device
-            )
-            for name, p in state.params.items()
-        }
-        self.kept = 0
-        self._trace: list[Tensor] = []
-        self._reported: set[int] = set()
-
-    def keep(self, state: State) -> None:
-        running = finite_chains(state)
-        for name, p in state.params.items():
-            mask = running.reshape(-1, *(1,) * (p.ndim - 1))
-            self.samples[name][:, self.kept] = torch.where(mask, p, torch.nan)
-        self.kept += 1
-
-    def look(self, state: State, info: Info) -> None:
-        """Notes the chains' losses, and says once of each chain that it diverged."""
-        loss = info.loss.detach().double().cpu()
-        self._trace.append(torch.cat([state.step.double().cpu().reshape(1), loss]))
-        self._report(state.diverged)
-
-    def _report(self, diverged: Tensor) -> None:
-        for chain, step in enumerate(diverged.tolist()):
-            if step >= 0 and chain not in self._reported:
-                self._reported.add(chain)
-                log.warning(
-                    "chain %d became non-finite at step %d and was stopped; the others go on. "
-                    "Its step size is most likely too large: try a tenth of it",
-                    chain,
-                    step,
-                )
-
-    def finish(
-        self, state: State, *, model: nn.Module, likelihood: Likelihood, config: dict[str, Any]
-    ) -> Posterior:
-        # A chain that broke in the very last step has not been noticed by the dynamics yet.
-        late = ~finite_chains(state) & (state.diverged < 0)
-        diverged = torch.where(late, state.step, state.diverged)
-        self._report(diverged)
-        return Posterior(
-            model=model,
-            likelihood=likelihood,
-            samples=self.samples,
-            mean=state.mean,
-            last=state.params,
-            diverged=diverged,
-            learned=state.likelihood,
-            trace=torch.stack(self._trace),
-            config=config,
-        )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
+from natural_langevin.checkpoint import RunCheckpoint
 from natural_langevin.checks import (
     batch_check,
     check_arguments,
@@ -22,11 +26,12 @@ from natural_langevin.checks import (
     warn_if_stiff,
     whole_number,
 )
-from natural_langevin.data.streams import Loader, as_stream
+from natural_langevin.collector import Collector
+from natural_langevin.data.streams import InMemory, Loader, as_stream
 from natural_langevin.engine import Engine, choose_mode
 from natural_langevin.gradients import Gradients, Network, prepare_model
 from natural_langevin.langevin import Dynamics, Info, Rates, State
-from natural_langevin.posterior import Collector, Posterior
+from natural_langevin.posterior import Posterior
 from natural_langevin.progress import Progress
 
 log = logging.getLogger("natural_langevin")
@@ -145,7 +150,8 @@ class Langevin:
         batch_size: int = 100,
         burn_in: int = 0,
         thin: int = 1,
-        checkpoint: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | None = None,
         progress: bool = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
@@ -154,20 +160,31 @@ class Langevin:
         kept, (steps - burn_in) // thin in all. ``data``: (x, y) tensors, y alone (unsupervised), a
         TensorDataset, or a DataLoader (whose batches are shared by all chains, and whose own
         batch size counts).
+
+        With ``checkpoint="folder"`` the run is written there every ``every`` steps (default: about
+        once a minute), and goes on from there when the folder holds a checkpoint of the same run.
         """
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
         thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
         kept = check_run(steps, burn_in, thin)
-        if checkpoint is not None:
-            raise NotImplementedError("checkpoint= is not available yet")
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
-        collector = Collector(state, draws=kept)
+        settings = {"steps": steps, "batch_size": batch_size, "burn_in": burn_in, "thin": thin}
+        config = self.describe() | settings | {"num_data": engine.num_data}
+        collector = Collector(state, draws=kept, looks=-(-steps // LOOK_EVERY))
+        saved = _open_checkpoint(checkpoint, config, engine)
+        if saved is not None:
+            found = saved.load({"state": state, "collector": collector.tree()})
+            if found is not None:
+                state = found["state"]
+                collector.restore(found["collector"])
+                log.info("resuming at step %d", int(state.step))
+        done, written = int(state.step), time.monotonic()
         with Progress(repr(self.preconditioner).split("(")[0], steps, shown=progress) as bar:
-            done = 0
             while done < steps:
                 next_kept = burn_in + thin * (max(0, done - burn_in) // thin + 1)
                 next_look = LOOK_EVERY * (done // LOOK_EVERY + 1)
-                count = min(next_kept, next_look, steps) - done
+                next_saved = every * (done // every + 1) if saved is not None and every else steps
+                count = min(next_kept, next_look, next_saved, steps) - done
                 state, info = engine.run(state, done, count)
                 done += count
                 if done > burn_in and (done - burn_in) % thin == 0:
@@ -176,12 +193,11 @@ class Langevin:
                     collector.look(state, info)
                     bar.update(done, f"loss {_mean_loss(info):.4f}  {collector.kept} kept")
                     _check_divergence(state)
-        return collector.finish(
-            state, model=self.model, likelihood=self.likelihood, config=self.describe() | {
-                "steps": steps, "batch_size": batch_size, "burn_in": burn_in, "thin": thin,
-                "num_data": engine.num_data,
-            },
-        )  # fmt: skip
+                due = done % every == 0 if every else time.monotonic() - written > 60
+                if saved is not None and (due or done == steps):
+                    saved.save({"state": state, "collector": collector.tree()})
+                    written = time.monotonic()
+        return collector.finish(state, model=self.model, likelihood=self.likelihood, config=config)
 
     def prepare(self, data: Any, *, steps: int, batch_size: int = 100) -> tuple[Engine, State]:
         """Everything ``sample`` does before its first step: an engine on this data, and a state."""
@@ -230,6 +246,19 @@ class Langevin:
         ]
         dtype = next(p.dtype for p in self.model.parameters() if p.requires_grad)
         return torch.cat(columns, dim=1).to(dtype=dtype, device=self.device)
+
+
+def _open_checkpoint(
+    folder: str | os.PathLike[str] | None, config: dict[str, Any], engine: Engine
+) -> RunCheckpoint | None:
+    if folder is None:
+        return None
+    if not isinstance(engine.stream, InMemory):
+        raise ValueError(
+            "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
+            "tensors (x, y), or run without a checkpoint"
+        )
+    return RunCheckpoint(Path(folder), config | {"data": engine.stream.fingerprint()})
 
 
 def _check_divergence(state: State) -> None:

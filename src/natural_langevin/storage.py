@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
@@ -148,7 +147,3 @@ def _likelihood(words: Any) -> likelihoods.Likelihood:
         return LIKELIHOODS[name](**words.get("arguments", {}))
     except (TypeError, ValueError) as error:
         raise StorageError(f"the saved likelihood {name} is malformed: {error}") from error
-
-
-def as_tensor(value: Tensor | None, like: Tensor) -> Tensor:
-    return torch.empty(0, dtype=like.dtype) if value is None else value

@@ -33,9 +33,10 @@ def common(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
-    level = logging.INFO if verbose else logging.WARNING
     handler = RichHandler(console=Console(stderr=True), show_time=False, show_path=False)
-    logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    if verbose:
+        logging.getLogger("natural_langevin").setLevel(logging.INFO)
 
 
 app.command(name="reproduce")(reproduce.reproduce)

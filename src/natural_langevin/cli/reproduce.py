@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 import typer
-from rich.console import Console
 
 from natural_langevin.cli import table
 from natural_langevin.cli.errors import one_line_errors
@@ -38,7 +37,7 @@ def reproduce(
 
         natural-langevin reproduce --preset paper --device cuda --resume
     """
-    console = Console()
+    console = table.console()
     with one_line_errors():
         if precision not in ("highest", "high"):
             raise RunError(f"--precision must be highest or high, got {precision!r}")

@@ -2,51 +2,68 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 COLUMNS = (("train", "nll"), ("train", "accuracy"), ("test", "nll"), ("test", "accuracy"))
-HEADINGS = {"nll": "NLL", "accuracy": "acc. %"}
+DIGITS = {"nll": 4, "accuracy": 2}
+#: Narrower terminals get the means alone, without spreads, calibration and cost.
+WIDE = 128
+
+
+def console() -> Console:
+    """A pipe or a file has no width: it gets the whole table."""
+    found = Console()
+    whole = not found.is_terminal and "COLUMNS" not in os.environ
+    return Console(width=WIDE + 12) if whole else found
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    """Mean ± standard deviation over seeds; the paper's figure, where it has one, in grey."""
+    """Mean ± standard deviation over seeds, and the paper's figures where it has them."""
     config = results["config"]
-    title = (
-        f"{config['dataset']}, preset {config['preset'] if 'preset' in config else config['name']}"
+    wide = console.width >= WIDE
+    table = Table(
+        title=f"{config['dataset']}, preset {config['name']}, {len(config['seeds'])} seeds",
+        title_justify="left",
+        pad_edge=False,
     )
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    table.add_column("method")
-    for split, metric in COLUMNS:
-        table.add_column(f"{split} {HEADINGS[metric]}", justify="right", no_wrap=True)
-    for name in ("paper NLL", "paper acc.", "ECE", "x SGD"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("method", min_width=24)
+    headings = ["train NLL", "acc. %", "test NLL", "acc. %", "paper NLL", "acc. %"]
+    for name in headings + (["ECE", "cost / SGD"] if wide else []):
+        table.add_column(name if wide else name.replace(" ", "\n"), justify="right", no_wrap=wide)
     previous = None
     for row in results["rows"]:
         section = (row["group"], row["estimate"] if row["group"] == "paper" else "")
         if previous not in (None, section):
             table.add_section()
         previous = section
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row, wide=wide))
     console.print(table)
-    for row in results["rows"]:
-        if row["note"]:
-            console.print(f"  {row['label']}: {row['note']}", style="dim")
-    for deviation in results["deviations"]:
-        console.print(f"  differs from the paper: {deviation}", style="dim")
+    _notes(results, console)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any], *, wide: bool) -> list[str]:
     cells = [row["label"]]
     for split, metric in COLUMNS:
-        value, digits = row[split][metric], 4 if metric == "nll" else 2
-        spread = f" ± {value['std']:.{digits}f}" if len(value["values"]) > 1 else ""
-        cells.append(f"{value['mean']:.{digits}f}{spread if split == 'test' else ''}")
-    paper = row["paper"]
-    cells += (
-        [f"{paper['test']['nll']:.4f}", f"{paper['test']['accuracy']:.2f}"] if paper else ["", ""]
-    )
-    cells += [f"{row['test']['ece']['mean']:.4f}", f"{row['cost']:.2f}"]
+        value, digits = row[split][metric], DIGITS[metric]
+        spread = f" ± {value['std']:.{digits}f}" if wide and split == "test" else ""
+        cells.append(f"{value['mean']:.{digits}f}{spread}")
+    test = row["paper"]["test"] if row["paper"] else None
+    cells += [f"{test['nll']:.4f}", f"{test['accuracy']:.2f}"] if test else ["", ""]
+    if wide:
+        cells += [f"{row['test']['ece']['mean']:.4f}", f"{row['cost']:.2f}"]
     return cells
+
+
+def _notes(results: dict[str, Any], console: Console) -> None:
+    notes: dict[str, list[str]] = {}
+    for row in results["rows"]:
+        if row["note"]:
+            notes.setdefault(row["note"], []).append(row["label"])
+    for note, labels in notes.items():
+        console.print(f"{'; '.join(labels)}: {note}", style="dim")
+    for deviation in results["deviations"]:
+        console.print(f"differs from the paper: {deviation}", style="dim")

@@ -8,6 +8,7 @@ and adding chains never changes another chain's data. A DataLoader's batch is sh
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,6 +59,14 @@ class InMemory:
     def example(self) -> Batch:
         """A batch without chain axis, for shapes and checks."""
         return self.x[: self.batch_size], self.y[: self.batch_size]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the data, to recognise them when a run is resumed."""
+        digest = hashlib.sha256()
+        for tensor in (self.x, self.y):
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def order(self, epoch: int) -> Tensor:
         """The chains' permutations in this epoch: (chain, N)."""

@@ -60,6 +60,9 @@ def test_reproduce_prints_the_table_and_leaves_its_files(command, tmp_path):
     assert "--resume" in one_line(command("reproduce", "--data", "digits", "--out", out))
     again = command("reproduce", "--data", "digits", "--out", out, "--resume")
     assert again.exit_code == 0
+    later = json.loads((out / "results.json").read_text())
+    assert later["total_seconds"] == results["total_seconds"]
+    assert later["rows"] == results["rows"]
 
     # Another configuration is refused by name, and nothing is lost.
     other = command("reproduce", "--data", "digits", "--out", out, "--resume", "--seeds", "3")

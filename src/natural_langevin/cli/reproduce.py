@@ -11,7 +11,7 @@ import typer
 from natural_langevin.cli import table
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.experiments.results import assemble
-from natural_langevin.experiments.runner import Request, RunError, run, write_json
+from natural_langevin.experiments.runner import Request, RunError, run, spent, write_json
 from natural_langevin.report import write_report
 
 
@@ -56,7 +56,8 @@ def reproduce(
         )
         started = time.monotonic()
         run(request)
-        results = assemble(folder, device=chosen, seconds=time.monotonic() - started)
+        seconds = spent(folder, time.monotonic() - started)
+        results = assemble(folder, device=chosen, seconds=seconds)
         write_json(folder / "results.json", results)
         write_report(results, folder / "report.html")
     table.show(results, console)

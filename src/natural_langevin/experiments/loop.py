@@ -75,7 +75,8 @@ def run_in_pieces(
                 losses[done // every - 1] = info.loss.detach().float().cpu()  # waits for the device
                 if stop_if_diverged and not torch.isfinite(losses[done // every - 1]).all():
                     raise DivergedError(int((~torch.isfinite(losses[done // every - 1])).sum()))
-                bar.update(done, f"loss {float(losses[done // every - 1].nanmean()):.4f}")
+                loss, kept = losses[done // every - 1].nanmean(), max(0, done - burn_in) // thin
+                bar.update(done, f"loss {float(loss):.4f}  {kept} kept")
             keeping = done > burn_in and (done - burn_in) % thin == 0
             if keeping and info.loss.is_cuda:
                 torch.cuda.synchronize()

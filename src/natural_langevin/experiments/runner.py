@@ -171,6 +171,16 @@ def _worker(request: Request, preset: Preset, name: str) -> None:
     run_stage(_bench(request, preset, dataset), name)
 
 
+def spent(folder: Path, seconds: float) -> float:
+    """Adds up the time of all calls that worked on a run; one that found it finished adds none."""
+    path = folder / "seconds.json"
+    before = json.loads(path.read_text()) if path.exists() else {"seconds": 0.0, "finished": False}
+    if not before["finished"]:
+        before = {"seconds": before["seconds"] + seconds, "finished": True}
+        write_json(path, before)
+    return float(before["seconds"])
+
+
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all; NaN is refused rather than written as invalid JSON."""
     with staged(path) as handle:

@@ -1,0 +1,65 @@
+"""Figures in the documentation are those of the committed results."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from natural_langevin.report import load_results, markdown_table
+
+ROOT = Path(__file__).parents[2]
+RESULTS = load_results(ROOT / "results" / "table1-h200.json")
+
+
+def between_markers(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (block,) = re.findall(r"<!-- table:begin -->\n(.*?)\n<!-- table:end -->", text, re.DOTALL)
+    return block.splitlines()
+
+
+def test_the_whole_table_is_the_results():
+    assert between_markers("docs/table1.md") == markdown_table(RESULTS).splitlines()
+
+
+def test_the_readmes_rows_are_rows_of_the_results():
+    rows = between_markers("README.md")
+    assert len(rows) == 15
+    assert set(rows) <= set(markdown_table(RESULTS).splitlines())
+
+
+def test_results_name_their_configuration_seeds_and_machine():
+    assert RESULTS["machine"]["device"] == "NVIDIA H200"
+    assert len(RESULTS["config"]["seeds"]) == 5
+    assert RESULTS["config"]["steps"] == 60_000
+    assert RESULTS["commit"]
+    assert all(len(row["test"]["nll"]["values"]) == 5 for row in RESULTS["rows"])
+
+
+@pytest.mark.parametrize(
+    ("method", "estimate", "nll"),
+    [
+        ("qdop", "ensemble", 0.0591),
+        ("dop", "ensemble", 0.0660),
+        ("rmsprop", "ensemble", 0.0742),
+        ("euclidean", "ensemble", 0.0726),
+        ("qdop", "pooled", 0.0519),
+        ("dropout", "point", 0.062),
+        ("sgd", "point", 0.075),
+    ],
+)
+def test_the_committed_run_is_at_least_as_good_as_the_papers_nll(method, estimate, nll):
+    (row,) = [r for r in RESULTS["rows"] if (r["method"], r["estimate"]) == (method, estimate)]
+    assert row["test"]["nll"]["mean"] <= nll
+
+
+def test_pictures_that_pages_show_exist():
+    for page in [*ROOT.glob("docs/*.md"), ROOT / "README.md"]:
+        for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / picture).exists(), f"{page.name}: {picture}"
+
+
+def test_more_seeds_hold_as_many_values_as_they_say():
+    more = json.loads((ROOT / "results" / "table1-h200-more-seeds.json").read_text())
+    for row in more["rows"]:
+        assert len(row["test"]["accuracy"]["values"]) == row["seeds"]

@@ -271,3 +271,10 @@ def test_the_guard_works() -> None:
     """Good input does reach the first step (else every case above would prove nothing)."""
     with pytest.raises(pytest.fail.Exception, match="a step was taken"):
         sample((X, Y))
+
+
+def test_more_samples_than_memory_are_refused_before_the_first_step():
+    sampler = Langevin(nn.Linear(100, 100), likelihoods.Gaussian(sigma=1.0), step_size=1e-4)
+    x = torch.zeros(10, 100)
+    with pytest.raises(ValueError, match="raise thin"):
+        sampler.sample((x, x), steps=50_000_000, batch_size=5, progress=False)

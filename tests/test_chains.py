@@ -181,3 +181,30 @@ class TestDivergence:
         assert "chain 1 became non-finite at step 4" in caplog.text
         assert posterior.samples["0.weight"][1, -1].isnan().all()
         assert posterior.predict(classes[0]).mean.isfinite().all()
+
+
+def test_a_list_of_variances_is_one_value_per_chain():
+    prior = priors.Gaussian(variance=[0.1, 1.0])
+    assert torch.equal(prior.variance, torch.tensor([0.1, 1.0]))
+    with pytest.raises(ValueError, match="2 values for 3 chains"):
+        Langevin(nn.Linear(2, 2), likelihoods.Categorical(), prior=prior, chains=3)
+
+
+def test_step_takes_unsupervised_batches():
+    loss = likelihoods.LogLoss(lambda out, y: (out - y).square().sum(1))
+    sampler = Langevin(nn.Linear(2, 2), loss, step_size=1e-3, chains=2, num_data=10)
+    state, info = sampler.step(sampler.init(), torch.rand(5, 2))
+    assert info.loss.shape == (2,)
+    assert int(state.step) == 1
+
+
+def test_the_users_own_hooks_stay_on_the_networks_handed_out():
+    net = nn.Sequential(nn.Linear(2, 2))
+    net[0].register_forward_hook(lambda module, inputs, output: output + 1)
+    x = torch.rand(20, 2)
+    sampler = Langevin(net, likelihoods.Categorical(), step_size=1e-4, chains=1)
+    posterior = sampler.sample((x, x.argmax(1)), 3, batch_size=10, progress=False)
+    with torch.no_grad():
+        alone = posterior.network(0, 2)(x).softmax(-1)
+    assert torch.allclose(alone, posterior.predict(x).samples[2])
+    assert len(posterior.network(0, 2)[0]._forward_hooks) == 1

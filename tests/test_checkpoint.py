@@ -27,7 +27,8 @@ from natural_langevin import Langevin, likelihoods
 
 def run(folder, **changes):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    activation = changes.pop("activation", nn.Tanh)()
+    net = nn.Sequential(nn.Linear(4, 6), activation, nn.Linear(6, 3))
     x = torch.rand(90, 4)
     y = torch.arange(90) % 3
     settings = dict(step_size=5e-4, chains=2, seed=5) | changes.pop("sampler", {})
@@ -92,6 +93,9 @@ def test_a_finished_run_comes_back_at_once(setup, tmp_path):
         ({"sampler": {"seed": 6}}, "seed"),
         ({"sampler": {"step_size": 2e-3}}, "step_size"),
         ({"thin": 8}, "thin"),
+        ({"activation": nn.ReLU}, "model"),
+        ({"sampler": {"step_size": torch.tensor([5e-4, 5.00001e-4])}}, "rates"),
+        ({"sampler": {"mean_rate": 0.5}}, "mean_rate"),
         ({"data": (torch.ones(90, 4), torch.arange(90) % 3)}, "data"),
     ],
 )
@@ -127,3 +131,10 @@ def test_a_data_loader_cannot_be_checkpointed(tmp_path):
         sampler.sample(
             DataLoader(TensorDataset(x, y), batch_size=5), 4, checkpoint=tmp_path, progress=False
         )
+
+
+def test_functions_are_recognised_across_processes():
+    from natural_langevin.sampler import words
+
+    assert "0x" not in words(likelihoods.LogLoss(lambda out, y: out))
+    assert "0x" not in words(lambda step: 1e-3)

@@ -18,7 +18,7 @@ PACKAGE = "natural_langevin"
 ORDER = [
     "_version", "chains", "random", "schedules", "progress", "atomic", "data", "models",
     "likelihoods", "storage", "priors", "gradients", "preconditioners", "langevin", "metrics",
-    "diagnostics", "engine", "checkpoint", "posterior", "collector", "checks", "sampler",
+    "diagnostics", "checkpoint", "engine", "posterior", "collector", "checks", "sampler",
     "experiments", "report", "cli",
 ]  # fmt: skip
 

@@ -106,3 +106,26 @@ def test_a_hostile_likelihood_name_is_refused(folder):
 def test_a_folder_without_a_posterior_is_refused(tmp_path):
     with pytest.raises(StorageError, match=r"posterior\.json"):
         Posterior.load(tmp_path, network())
+
+
+def test_a_model_with_dropout_predicts_after_loading(tmp_path):
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+    x = torch.rand(20, 3)
+    sampler = Langevin(net(), likelihoods.Categorical(), step_size=1e-4, chains=1)
+    first = sampler.sample((x, x.argmax(1) % 2), 4, batch_size=10, progress=False)
+    first.save(tmp_path)
+    assert torch.equal(Posterior.load(tmp_path, net()).predict(x).mean, first.predict(x).mean)
+
+
+def test_saving_again_never_pairs_old_words_with_new_numbers(posterior, folder, monkeypatch):
+    import natural_langevin.storage as storage
+
+    def full(tensors):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(storage, "serialise", full)
+    with pytest.raises(OSError, match="space"):
+        posterior.save(folder)
+    assert not (folder / "posterior.json").exists()

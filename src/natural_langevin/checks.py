@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import numbers
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -221,3 +222,18 @@ def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: A
             "draws random numbers, but the likelihood needs a deterministic network. Call "
             "model.eval() first, or remove F.dropout(training=True) or the noise from its forward"
         ) from error
+
+
+def check_memory(params: dict[str, Tensor], draws: int) -> None:
+    """Refuses to keep more samples than the machine has memory for, before the first step."""
+    first = next(iter(params.values()))
+    needed = draws * sum(p.numel() * p.element_size() for p in params.values())
+    if first.is_cuda:
+        there = torch.cuda.mem_get_info(first.device)[1]
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"keeping {draws} samples of every chain takes {needed / 2**30:.0f} GiB and the device "
+            f"has {there / 2**30:.0f}: raise thin (or burn_in) to keep fewer"
+        )

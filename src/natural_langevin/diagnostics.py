@@ -37,9 +37,10 @@ class Diagnosis:
         ]
         if self.rhat is None:
             found.append("One chain cannot show whether it has converged: run at least two.")
-        elif float(np.median(self.rhat)) > RHAT_LIMIT:
+        elif float(np.quantile(self.rhat, 0.95)) > RHAT_LIMIT:
             found.append(
-                f"The chains disagree (median R-hat {np.median(self.rhat):.3f} > {RHAT_LIMIT}): "
+                f"The chains disagree (R-hat {np.median(self.rhat):.3f} in the median and up to "
+                f"{self.rhat.max():.3f}, where {RHAT_LIMIT} is the limit): "
                 "run longer, raise burn_in, or pool more chains and treat them as an ensemble."
             )
         if float(np.median(self.ess)) < ESS_LIMIT * self.chains:
@@ -51,7 +52,11 @@ class Diagnosis:
         return found
 
     def __str__(self) -> str:
-        rhat = "not available" if self.rhat is None else f"median {np.median(self.rhat):.3f}"
+        rhat = (
+            "not available"
+            if self.rhat is None
+            else (f"median {np.median(self.rhat):.3f}, largest {self.rhat.max():.3f}")
+        )
         head = (
             f"{self.chains} chains of {self.draws} draws. R-hat: {rhat}. Effective sample size: "
             f"median {np.median(self.ess):.0f} of {self.chains * self.draws}."

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from natural_langevin.checkpoint import copy_tree_
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.langevin import Dynamics, Info, Rates, State
 
@@ -25,16 +26,17 @@ log = logging.getLogger("natural_langevin")
 Mode = Literal["eager", "compiled"]
 Batch = tuple[Tensor, Tensor]
 
-#: Below this many multiply-adds in a whole run, compiling costs more than it saves.
-COMPILE_FROM = 2e12
+#: Compiling takes tens of seconds. It saves a part of the arithmetic, and a few milliseconds of
+#: overhead per step: it is repaid by this many multiply-adds, or by this many steps.
+COMPILE_FROM_WORK, COMPILE_FROM_STEPS = 2e12, 10_000
 
 
-def choose_mode(compile: bool | str, work: float) -> Mode:
+def choose_mode(compile: bool | str, *, work: float, steps: int) -> Mode:
     """``compile`` as the user gave it; "auto" compiles runs that are long enough to repay it."""
     if compile not in (True, False, "auto"):
         raise ValueError(f'compile must be True, False or "auto", got {compile!r}')
     if compile == "auto":
-        compile = work >= COMPILE_FROM
+        compile = work >= COMPILE_FROM_WORK or steps >= COMPILE_FROM_STEPS
     return "compiled" if compile else "eager"
 
 
@@ -54,16 +56,19 @@ class Engine:
         mode: Mode = "eager",
     ) -> None:
         self.dynamics, self.stream, self.num_data, self.mode = dynamics, stream, num_data, mode
-        self._rates = rates
+        self.rates = rates
         self._count = torch.tensor(float(num_data), dtype=rates.dtype, device=rates.device)
         self._order: Tensor | None = None
         self._epoch = -1
         self._compiled: Any = None
+        self._capturable = True
         self._captured: tuple[torch.cuda.CUDAGraph, State, Info] | None = None
 
     def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
         """``count`` updates from ``state``, which has seen ``start``; compiled, in its memory."""
         info: Info | None = None
+        if self._captured is not None and state is not self._captured[1]:
+            copy_tree_(self._captured[1], state)  # the graph works on the memory it was captured on
         for step in range(start, start + count):
             self._shuffle(step)
             batch = None if isinstance(self.stream, InMemory) else self.stream.batch(step)
@@ -95,7 +100,7 @@ class Engine:
     def _advance(self, step: Any, state: State, batch: Batch | None) -> Any:
         """Calls ``step`` with this step's rates and minibatch."""
         # index_select, because indexing with a 0-d tensor would wait for its value on the host.
-        row = self._rates.index_select(0, state.step.reshape(1))[0]
+        row = self.rates.index_select(0, state.step.reshape(1))[0]
         rates = Rates(step_size=row[:-2], decay=row[-2], mean=row[-1])
         chain_axis = batch is None
         if batch is None:
@@ -121,20 +126,26 @@ class Engine:
                 info = self._advance(self._compiled, state, batch)
             except Exception as error:  # no compiler on this machine, or a network it cannot take
                 log.warning("compiling failed (%s); running eagerly", _first_line(error))
-                self._compiled = self._step_in_place
+                self._compiled, self._capturable = self._step_in_place, False
                 return self._advance(self._compiled, state, batch)
             log.info("compiled the step in %.0f s", time.monotonic() - started)
             return info
-        if state.step.is_cuda and batch is None and self._compiled != self._step_in_place:
+        if state.step.is_cuda and batch is None and self._capturable:
             return self._capture(state)
         return self._advance(self._compiled, state, batch)
 
     def _capture(self, state: State) -> Info:
         """Records one step as a CUDA graph. Capturing runs nothing, so the step is replayed."""
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            info = self._advance(self._compiled, state, None)
+        self._capturable = False  # once
+        try:
+            with torch.cuda.device(state.step.device):
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    info = self._advance(self._compiled, state, None)
+        except RuntimeError as error:  # something in the network waits for the host
+            log.warning("no CUDA graph (%s); launching kernels one by one", _first_line(error))
+            return self._advance(self._compiled, state, None)
         self._captured = (graph, state, info)
         graph.replay()
         return info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from natural_langevin import diagnostics, storage
+from natural_langevin.gradients import prepare_model
 from natural_langevin.likelihoods import Bernoulli, Likelihood
+
+log = logging.getLogger("natural_langevin")
 
 Params = dict[str, Tensor]
 Estimate = Literal["ensemble", "mean", "last"]
@@ -217,6 +221,7 @@ class Posterior:
     ) -> Posterior:
         """Reads a saved posterior of this model. Only a ``LogLoss`` must be given again."""
         model = copy.deepcopy(model)
+        prepare_model(model, log)
         parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
         groups, found, config = storage.read(Path(folder), parameters, likelihood)
         device = next(iter(parameters.values())).device
@@ -235,9 +240,6 @@ class Posterior:
 
     def _as_module(self, params: Params) -> nn.Module:
         model = copy.deepcopy(self._model)
-        for module in model.modules():
-            module._forward_hooks.clear()
-            module._forward_hooks_with_kwargs.clear()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name in params:

@@ -66,6 +66,9 @@ class Gaussian(Prior):
     mean: float | Tensor = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("variance", "mean"):
+            if not isinstance(value := getattr(self, name), (int, float, Tensor)):
+                object.__setattr__(self, name, torch.as_tensor(value))  # a list or an array
         _check_number_or_vector("variance", self.variance, positive=True)
         _check_number_or_vector("mean", self.mean, positive=False)
 

@@ -1,8 +1,8 @@
 """Counter-based random numbers: every draw is a pure function of its address.
 
 An address is (seed, purpose, chain, step, element). There is no generator state to carry, so
-resuming a run, changing the number of chains or compiling the step never changes a draw, and the
-global generators of PyTorch are never touched.
+resuming a run or changing the number of chains never changes a draw (compiling the step, or
+another device, changes its rounding), and PyTorch's global generators are never touched.
 
 Two integer hashes do the work, both public and well studied:
 

@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from natural_langevin.checks import (
     check_arguments,
     check_counts,
     check_data,
+    check_memory,
     check_parameters,
     check_run,
     check_temperature,
@@ -27,7 +29,14 @@ from natural_langevin.checks import (
     whole_number,
 )
 from natural_langevin.collector import Collector
-from natural_langevin.data.streams import InMemory, Loader, as_stream
+from natural_langevin.data.streams import (
+    InMemory,
+    Loader,
+    as_stream,
+    check_finite,
+    fingerprint,
+    split_pair,
+)
 from natural_langevin.engine import Engine, choose_mode
 from natural_langevin.gradients import Gradients, Network, prepare_model
 from natural_langevin.langevin import Dynamics, Info, Rates, State
@@ -85,10 +94,11 @@ class Langevin:
         self.model.to(self.device)
         self.likelihood, self.preconditioner = likelihood, preconditioner
         self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
-        choose_mode(compile, 0.0)
+        choose_mode(compile, work=0.0, steps=0)
         self._rates_table(0, 1)  # wrong rates fail here rather than at the first step
 
         self.chain_ids = torch.arange(self.chains, device=self.device)
+        self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
         network = Network(self.model)
         names = list(network.trainable())
         self._dynamics = Dynamics(
@@ -132,9 +142,11 @@ class Langevin:
                 "step() cannot see how many data there are: give Langevin(..., num_data=N). "
                 "N sets the weight of the prior and the size of the noise"
             )
-        x, y = (t.to(self.device) for t in batch)
+        x, y = (t.to(self.device) for t in split_pair(batch))
         one = (x[0], y[0]) if chain_axis else (x, y)
         if not self._step_checked:  # at the start: ``state`` may hold a diverged chain
+            check_finite("x", one[0])
+            check_finite("y", one[1])
             check_data(self._dynamics.gradients, self.init(), *one, targets=one[1])
             self._step_checked = True
         self._dynamics.gradients.prepare(state.params, one[0])
@@ -167,11 +179,12 @@ class Langevin:
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
         thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
         kept = check_run(steps, burn_in, thin)
+        check_memory(self.init().params, kept)
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
         settings = {"steps": steps, "batch_size": batch_size, "burn_in": burn_in, "thin": thin}
         config = self.describe() | settings | {"num_data": engine.num_data}
         collector = Collector(state, draws=kept, looks=-(-steps // LOOK_EVERY))
-        saved = _open_checkpoint(checkpoint, config, engine)
+        saved = _open_checkpoint(checkpoint, config, engine, self._template, self._dynamics.prior)
         if saved is not None:
             found = saved.load({"state": state, "collector": collector.tree()})
             if found is not None:
@@ -197,7 +210,9 @@ class Langevin:
                 if saved is not None and (due or done == steps):
                     saved.save({"state": state, "collector": collector.tree()})
                     written = time.monotonic()
-        return collector.finish(state, model=self.model, likelihood=self.likelihood, config=config)
+        return collector.finish(
+            state, model=self._template, likelihood=self.likelihood, config=config
+        )
 
     def prepare(self, data: Any, *, steps: int, batch_size: int = 100) -> tuple[Engine, State]:
         """Everything ``sample`` does before its first step: an engine on this data, and a state."""
@@ -219,16 +234,17 @@ class Langevin:
         rates = self._rates_table(0, steps)
         warn_if_stiff(self.preconditioner, dynamics.prior, float(rates[:, :-2].max()), num_data)
         per_step = 6.0 * self.chains * batch_size * sum(p[0].numel() for p in state.params.values())
-        mode = choose_mode(self.compile, per_step * steps)
+        mode = choose_mode(self.compile, work=per_step * steps, steps=steps)
         return Engine(dynamics, stream, rates, num_data, mode=mode), state
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
         return {
-            "preconditioner": repr(self.preconditioner),
-            "prior": {name: repr(p) for name, p in self._dynamics.prior.items()},
-            "likelihood": repr(self.likelihood),
-            "step_size": repr(self.step_size),
+            "preconditioner": words(self.preconditioner),
+            "prior": {name: words(p) for name, p in self._dynamics.prior.items()},
+            "likelihood": words(self.likelihood),
+            "step_size": words(self.step_size),
+            "mean_rate": words(self.mean_rate),
             "temperature": self._dynamics.temperature.tolist(),
             "chains": self.chains,
             "init": self._start,
@@ -248,8 +264,22 @@ class Langevin:
         return torch.cat(columns, dim=1).to(dtype=dtype, device=self.device)
 
 
+def words(value: Any) -> str:
+    """A setting as text that is the same in every process: no addresses of functions."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Of the architecture, as far as its text shows it, and of every parameter and buffer."""
+    return fingerprint(model.state_dict(), text=words(model))
+
+
 def _open_checkpoint(
-    folder: str | os.PathLike[str] | None, config: dict[str, Any], engine: Engine
+    folder: str | os.PathLike[str] | None,
+    config: dict[str, Any],
+    engine: Engine,
+    model: nn.Module,
+    priors: dict[str, priors.Prior],
 ) -> RunCheckpoint | None:
     if folder is None:
         return None
@@ -258,7 +288,16 @@ def _open_checkpoint(
             "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
             "tensors (x, y), or run without a checkpoint"
         )
-    return RunCheckpoint(Path(folder), config | {"data": engine.stream.fingerprint()})
+    exact = {"data": engine.stream.fingerprint(), "model": model_fingerprint(model)}
+    exact["rates"] = fingerprint({"": engine.rates})  # words round; these are the numbers used
+    exact["prior_values"] = fingerprint(
+        {
+            f"{n}.{k}": torch.as_tensor(v)
+            for n, p in priors.items()
+            for k, v in p.chain_values().items()
+        }
+    )
+    return RunCheckpoint(Path(folder), config | exact)
 
 
 def _check_divergence(state: State) -> None:

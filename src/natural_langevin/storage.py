@@ -53,6 +53,8 @@ def write(
         "tensors": {k: [str(v.dtype), list(v.shape)] for k, v in tensors.items()},
         "config": config,
     }
+    # Without its words a folder is no posterior: no moment pairs old words with new numbers.
+    (folder / "posterior.json").unlink(missing_ok=True)
     with staged(folder / "posterior.safetensors") as handle:
         handle.write(serialise(tensors))
     with staged(folder / "posterior.json") as handle:

@@ -10,10 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from natural_langevin.experiments import results, runner
-from natural_langevin.experiments.protocol import METHODS, PRESETS
+from natural_langevin import data
+from natural_langevin.experiments import results, runner, stages
+from natural_langevin.experiments.loop import DivergedError
+from natural_langevin.experiments.protocol import BY_NAME, METHODS, PRESETS
 from natural_langevin.experiments.runner import STAGES, Request, RunError, run
+from natural_langevin.experiments.stages import Bench
 from natural_langevin.report import load_results, render
 
 TOY = replace(
@@ -65,7 +69,7 @@ def finished(tmp_path_factory):
         patch.setitem(PRESETS, "quick", TOY)
         out = tmp_path_factory.mktemp("toy") / "run"
         run(request(out))
-        return out, results.assemble(out, device="cpu", seconds=1.0)
+        return out, results.assemble(out, seconds=1.0)
 
 
 def numbers(value):
@@ -109,12 +113,8 @@ def test_choices_are_made_on_validation_alone(finished):
     out, _ = finished
     for name in STAGES:
         if name.endswith("-select"):
-            text = (out / "stages" / f"{name}.json").read_text()
-            assert "test" not in text
-            stage = json.loads(text)
+            stage = json.loads((out / "stages" / f"{name}.json").read_text())
             cells = [v for g in stage["grids"] for row in g["nll"] for v in row if v is not None]
-            if not stage["grids"]:
-                continue
             (grid,) = [g for g in stage["grids"] if g["chosen"]]
             best = grid["chosen"]
             assert best == stage["ranking"][0]
@@ -144,7 +144,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_numbers(finished, tmp_path):
     before = len(list((out / "stages").glob("*.json")))
     subprocess.run(arguments, check=True, timeout=300)
     assert before < len(STAGES), "the kills came too late to prove anything"
-    again = results.assemble(out, device="cpu", seconds=1.0)
+    again = results.assemble(out, seconds=1.0)
     assert numbers(again) == numbers(undisturbed)
     assert not list((out / "stages").glob("*checkpoint*"))
 
@@ -153,13 +153,13 @@ def test_stages_side_by_side_give_the_same_numbers(finished, tmp_path, toy):
     _, one_by_one = finished
     out = tmp_path / "run"
     run(request(out, jobs=2))
-    assert numbers(results.assemble(out, device="cpu", seconds=2.0)) == numbers(one_by_one)
+    assert numbers(results.assemble(out, seconds=2.0)) == numbers(one_by_one)
 
 
 def test_a_finished_run_is_not_run_again(finished, toy, monkeypatch):
     out, _ = finished
     monkeypatch.setattr(runner, "run_stage", lambda *_: pytest.fail("ran a finished stage"))
-    assert run(request(out, resume=True)) == out / "stages"
+    assert run(request(out, resume=True)) == out
 
 
 def test_a_folder_in_use_is_refused_without_resume(finished, toy):
@@ -190,3 +190,40 @@ def test_an_output_folder_that_cannot_be_written_is_one_clear_error(tmp_path, to
     blocked.write_text("not a folder")
     with pytest.raises(RunError, match="cannot use the folder"):
         run(request(blocked / "run"))
+
+
+def toy_bench(tmp_path, test_y):
+    digits = data.digits()
+    changed = replace(digits, test_y=test_y(digits.test_y), test_x=digits.test_x * 0.5)
+    folder = tmp_path / "stages"
+    folder.mkdir(parents=True)
+    return Bench(TOY, changed, torch.device("cpu"), folder, compile=False, progress=False)
+
+
+def test_test_data_have_no_say_in_the_choice(tmp_path):
+    method = BY_NAME["qdop"]
+    plain = stages.select(toy_bench(tmp_path / "a", lambda y: y), method)
+    scrambled = stages.select(toy_bench(tmp_path / "b", lambda y: (y + 3) % 10), method)
+    assert numbers(plain) == numbers(scrambled)
+
+
+def test_a_diverging_choice_gives_way_to_the_next_best():
+    tried = []
+
+    def train(rank, chosen):
+        tried.append((rank, chosen["step_size"]))
+        if chosen["step_size"] > 0.5:
+            raise DivergedError(2)
+        return {"rows": [{"note": None}]}
+
+    ranking = [{"step_size": 1.0}, {"step_size": 0.9}, {"step_size": 0.1}, {"step_size": 0.01}]
+    result = stages.first_to_survive("toy", ranking, train)
+    assert tried == [(0, 1.0), (1, 0.9), (2, 0.1)]
+    assert "2 networks diverged at step size 1" in result["rows"][0]["note"]
+    with pytest.raises(stages.StageError, match="diverged"):
+        stages.first_to_survive("toy", ranking[:2], train)
+
+
+def test_every_choice_has_a_checkpoint_of_its_own(tmp_path):
+    bench = toy_bench(tmp_path, lambda y: y)
+    assert bench.checkpoint("qdop-final", 0) != bench.checkpoint("qdop-final", 1)

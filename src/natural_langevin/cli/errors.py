@@ -9,9 +9,10 @@ import typer
 
 from natural_langevin.data import CorruptDataError, DataUnavailableError
 from natural_langevin.experiments.runner import RunError
+from natural_langevin.experiments.stages import StageError
 from natural_langevin.report import ResultsError
 
-EXPECTED = (RunError, ResultsError, CorruptDataError, DataUnavailableError, OSError)
+EXPECTED = (RunError, StageError, ResultsError, CorruptDataError, DataUnavailableError, OSError)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ def reproduce(
     preset: str = typer.Option("quick", help="quick (minutes on a CPU) or paper (a GPU)."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
     seeds: int | None = typer.Option(None, help="Chains per row [default: the preset's]."),
-    out: Path | None = typer.Option(None, help="Folder of the run [default: runs/DATA-PRESET]."),
+    out: Path | None = typer.Option(None, help="Folder of the run [default: one under runs/]."),
     resume: bool = typer.Option(False, help="Go on with a run that is already in the folder."),
     data_dir: str | None = typer.Option(None, help="Folder with the data set's files."),
     jobs: int = typer.Option(1, min=1, help="Stages run side by side (useful on a GPU)."),
@@ -42,11 +42,10 @@ def reproduce(
         if precision not in ("highest", "high"):
             raise RunError(f"--precision must be highest or high, got {precision!r}")
         chosen = _device(device)
-        folder = out or Path("runs") / f"{data}-{preset}"
         request = Request(
             dataset=data,
             preset=preset,
-            out=folder,
+            out=out,
             device=chosen,
             seeds=seeds,
             resume=resume,
@@ -55,9 +54,9 @@ def reproduce(
             precision=precision,
         )
         started = time.monotonic()
-        run(request)
+        folder = run(request)
         seconds = spent(folder, time.monotonic() - started)
-        results = assemble(folder, device=chosen, seconds=seconds)
+        results = assemble(folder, seconds=seconds)
         write_json(folder / "results.json", results)
         write_report(results, folder / "report.html")
     table.show(results, console)

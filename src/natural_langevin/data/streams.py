@@ -9,7 +9,7 @@ and adding chains never changes another chain's data. A DataLoader's batch is sh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -62,11 +62,7 @@ class InMemory:
 
     def fingerprint(self) -> str:
         """SHA-256 of the data, to recognise them when a run is resumed."""
-        digest = hashlib.sha256()
-        for tensor in (self.x, self.y):
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return fingerprint({"x": self.x, "y": self.y})
 
     def order(self, epoch: int) -> Tensor:
         """The chains' permutations in this epoch: (chain, N)."""
@@ -187,3 +183,13 @@ def _length_or_none(loader: DataLoader[Any]) -> int | None:
         return len(loader.dataset)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def fingerprint(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """SHA-256 of named tensors (dtype, shape and every byte) and a text."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

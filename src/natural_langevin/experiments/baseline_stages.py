@@ -21,6 +21,7 @@ from natural_langevin.experiments.stages import (
     Bench,
     Result,
     cell_scores,
+    first_to_survive,
     in_rows,
     ranked,
 )
@@ -58,13 +59,17 @@ def select(bench: Bench, kind: str) -> Result:
         "nll": in_rows(nll, len(rates)),
         "chosen": chosen,
     }
-    # One column is no map: SGD has a step size alone.
-    return {"ranking": ranking, "grids": [grid][: len(rates) - 1], "seconds": outcome.seconds}
+    return {"ranking": ranking, "grids": [grid], "seconds": outcome.seconds}
 
 
 def final(bench: Bench, kind: str, ranking: list[dict[str, float]]) -> Result:
     """The baseline's rows. SGD trains ``pooled`` networks per seed: the deep ensemble."""
-    chosen = ranking[0]
+    return first_to_survive(
+        LABELS[kind], ranking, lambda rank, chosen: _final(bench, kind, chosen, rank)
+    )
+
+
+def _final(bench: Bench, kind: str, chosen: dict[str, float], rank: int) -> Result:
     preset, data = bench.preset, bench.data
     group = preset.pooled if kind == "sgd" else 1
     networks = preset.seeds * group
@@ -72,7 +77,7 @@ def final(bench: Bench, kind: str, ranking: list[dict[str, float]]) -> Result:
     outcome, origin = _train(
         bench, kind, "final", (data.train_x, data.train_y),
         step_size=torch.full((networks,), chosen["step_size"]), rate=rate,
-        steps=preset.steps, seed=FINAL_SEED,
+        steps=preset.steps, seed=FINAL_SEED, rank=rank, stop_if_diverged=True,
     )  # fmt: skip
     scored, params = bench.scored, outcome.state.params
     settings = {"step_size": chosen["step_size"]}
@@ -152,6 +157,8 @@ def _train(
     rate: Tensor,
     steps: int,
     seed: int,
+    rank: int = 0,
+    stop_if_diverged: bool = False,
 ) -> tuple[Outcome, Tensor | None]:
     preset, device, count = bench.preset, bench.device, len(step_size)
     chain = torch.arange(count, device=device)
@@ -172,7 +179,7 @@ def _train(
         stream,
         rates,
         len(stream.x),
-        mode=choose_mode(bench.compile, work),
+        mode=choose_mode(bench.compile, work=work, steps=steps),
     )
     outcome = run_in_pieces(
         engine,
@@ -182,7 +189,8 @@ def _train(
         thin=1,
         keep=lambda s: None,
         kept_state={},
-        checkpoint=bench.checkpoint(f"{kind}-{stage}"),
+        checkpoint=bench.checkpoint(f"{kind}-{stage}", rank),
+        stop_if_diverged=stop_if_diverged,
         title=f"{kind}-{stage}",
         progress=bench.progress,
     )

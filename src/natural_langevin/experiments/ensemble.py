@@ -47,9 +47,8 @@ class Ensemble:
             for name, (x, _) in scorer.sets.items()
         }
         self.kept = torch.zeros((), dtype=torch.int64)
-        # Of the last set (the one that is tested on): each draw's own NLL, the ensemble's NLL so
-        # far, and the probability of the right class on a few probes.
-        self.draw_nll = torch.full((draws, chains), torch.nan)
+        # Of the last set (the one that is tested on): the ensemble's NLL so far, and every draw's
+        # probability of the right class on a few probes.
         self.ensemble_nll = torch.full((draws, chains), torch.nan)
         self.probes = torch.full((draws, chains, PROBES), torch.nan)
 
@@ -63,7 +62,6 @@ class Ensemble:
             last = (p, name, y)
         p, name, y = last
         right = p.gather(2, y[None, :, None].expand(len(p), -1, 1)).squeeze(2)
-        self.draw_nll[index] = -right.clamp_min(1e-38).log().mean(1).cpu()
         self.probes[index] = right[:, :PROBES].cpu()
         self.kept += 1
         total = self.sums[name].gather(2, y[None, :, None].expand(len(p), -1, 1)).squeeze(2)
@@ -79,7 +77,6 @@ class Ensemble:
         return {
             "sums": self.sums,
             "kept": self.kept,
-            "draw_nll": self.draw_nll,
             "ensemble_nll": self.ensemble_nll,
             "probes": self.probes,
         }

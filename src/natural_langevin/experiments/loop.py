@@ -29,7 +29,10 @@ class DivergedError(RuntimeError):
 
 @dataclass
 class Outcome:
-    """The last state, the training losses (look, chain) at their steps, and training seconds."""
+    """The last state, the training losses (look, chain) at their steps, and training seconds.
+
+    The seconds are those of all updates at the pace they had once compiled; scoring is left out.
+    """
 
     state: Any
     steps: list[int]
@@ -58,36 +61,39 @@ def run_in_pieces(
     every = max(1, steps // LOOKS)
     chains = len(next(iter(state.params.values())))
     losses = torch.full((steps // every, chains), torch.nan)
-    clock = torch.zeros((), dtype=torch.float64)
+    clock = torch.zeros(2, dtype=torch.float64)  # seconds, and the updates they were spent on
     everything = {"state": state, "kept": kept_state, "losses": losses, "clock": clock}
     if checkpoint.exists():
         _restore(checkpoint, everything)
     done = int(state.step)
-    saved = time.monotonic()
+    saved, warm = time.monotonic(), False
     with Progress(title, steps, shown=progress) as bar:
         while done < steps:
             target = min(_next(done, burn_in, thin), every * (done // every + 1), steps)
-            started = time.monotonic()
+            started, before = time.monotonic(), done
             state, info = engine.run(state, done, target - done)
             everything["state"] = state
             done = target
             if done % every == 0:
                 losses[done // every - 1] = info.loss.detach().float().cpu()  # waits for the device
-                if stop_if_diverged and not torch.isfinite(losses[done // every - 1]).all():
-                    raise DivergedError(int((~torch.isfinite(losses[done // every - 1])).sum()))
+                broken = int((~torch.isfinite(losses[done // every - 1])).sum())
+                if stop_if_diverged and broken:
+                    raise DivergedError(broken)
                 loss, kept = losses[done // every - 1].nanmean(), max(0, done - burn_in) // thin
                 bar.update(done, f"loss {float(loss):.4f}  {kept} kept")
             keeping = done > burn_in and (done - burn_in) % thin == 0
             if keeping and info.loss.is_cuda:
                 torch.cuda.synchronize()
-            clock += time.monotonic() - started
+            if warm:  # the first piece compiles and captures
+                clock += torch.tensor([time.monotonic() - started, done - before])
+            warm = True
             if keeping:
                 keep(state)
             if time.monotonic() - saved > CHECKPOINT_SECONDS and done < steps:
                 save_tree(checkpoint, everything)
                 saved = time.monotonic()
     looks = [every * (index + 1) for index in range(len(losses))]
-    return Outcome(state, looks, losses, float(clock))
+    return Outcome(state, looks, losses, steps * float(clock[0] / clock[1].clamp_min(1)))
 
 
 def _next(done: int, burn_in: int, thin: int) -> int:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from natural_langevin._version import __version__
 from natural_langevin.experiments.protocol import METHODS, paper_numbers
@@ -20,7 +16,7 @@ from natural_langevin.experiments.runner import BASELINES, STAGES
 FORMAT = 1
 
 
-def assemble(folder: Path, *, device: str, seconds: float | None) -> dict[str, Any]:
+def assemble(folder: Path, *, seconds: float | None) -> dict[str, Any]:
     """Reads the finished stages of a run folder."""
     config = json.loads((folder / "config.json").read_text())
     stages = {n: json.loads((folder / "stages" / f"{n}.json").read_text()) for n in STAGES}
@@ -30,21 +26,14 @@ def assemble(folder: Path, *, device: str, seconds: float | None) -> dict[str, A
     rows = []
     for final in finals:
         for row in final["rows"]:
-            row["cost"] = final["seconds_per_update"] / sgd
+            row["cost"] = row["seconds"]["mean"] / config["steps"] / sgd
             row["paper"] = paper_numbers(row["method"], row["estimate"], config["dataset"])
             rows.append(row)
     return {
         "format": FORMAT,
         "version": __version__,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "machine": machine(device),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "natural_langevin": __version__,
-        },
+        **json.loads((folder / "origin.json").read_text()),
         "config": {**config, "seeds": list(range(config["seeds"]))},
         "deviations": config["deviations"],
         "total_seconds": seconds,
@@ -97,27 +86,3 @@ def _effective_sizes(stages: dict[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return out
-
-
-def machine(device: str) -> dict[str, Any]:
-    """What the figures were measured on."""
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
-    return {"cpu": _cpu_name(), "cores": os.cpu_count(), "device": name}
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "")
-    return f"{model or platform.processor() or 'unknown'} ({platform.machine()})"
-
-
-def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

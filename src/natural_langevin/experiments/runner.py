@@ -7,6 +7,7 @@ finished stages and continues the one under way; a folder of another configurati
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -20,6 +21,7 @@ import torch
 from natural_langevin import data
 from natural_langevin.atomic import staged
 from natural_langevin.experiments import baseline_stages, stages
+from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.protocol import BY_NAME, METHODS, PRESETS, Preset, fit_to
 from natural_langevin.experiments.stages import Bench
 
@@ -38,7 +40,7 @@ class Request:
 
     dataset: str
     preset: str
-    out: Path
+    out: Path | None = None  # default: a folder under runs/ named by the configuration
     device: str = "cpu"
     seeds: int | None = None
     resume: bool = False
@@ -59,10 +61,15 @@ STAGES: dict[str, tuple[str, ...]] = {
 
 
 def run(request: Request) -> Path:
-    """Runs what is missing and returns the folder with all stages' results."""
+    """Runs what is missing and returns the run's folder."""
     preset, dataset = _resolve(request)
     config = {"dataset": dataset.name, "precision": request.precision, **preset.describe()}
-    folder = _claim(request, json.loads(json.dumps(config)))
+    config = json.loads(json.dumps(config))
+    if request.out is None:  # a name of its own for every configuration
+        digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+        request = replace(request, out=Path("runs") / f"{dataset.name}-{preset.name}-{digest}")
+    assert request.out is not None
+    folder = _claim(request, config)
     missing = [name for name in STAGES if not (folder / f"{name}.json").exists()]
     done = len(STAGES) - len(missing)
     if done:
@@ -73,7 +80,7 @@ def run(request: Request) -> Path:
             run_stage(bench, name)
     elif missing:
         _run_parallel(replace(request, dataset=dataset.name, progress=False), preset, missing)
-    return folder
+    return request.out
 
 
 def _resolve(request: Request) -> tuple[Preset, data.Dataset]:
@@ -94,6 +101,7 @@ def _resolve(request: Request) -> tuple[Preset, data.Dataset]:
 
 
 def _bench(request: Request, preset: Preset, dataset: data.Dataset) -> Bench:
+    assert request.out is not None
     torch.set_float32_matmul_precision(request.precision)
     return Bench(
         preset,
@@ -107,6 +115,7 @@ def _bench(request: Request, preset: Preset, dataset: data.Dataset) -> Bench:
 
 def _claim(request: Request, config: dict[str, Any]) -> Path:
     """Makes the run folder, or checks that the one there belongs to this configuration."""
+    assert request.out is not None
     path = request.out / "config.json"
     try:
         (request.out / "stages").mkdir(parents=True, exist_ok=True)
@@ -126,6 +135,7 @@ def _claim(request: Request, config: dict[str, Any]) -> Path:
                     "choose another --out"
                 )
         else:
+            write_json(request.out / "origin.json", origin(request.device))
             write_json(path, config)
     except (OSError, json.JSONDecodeError) as error:
         raise RunError(f"cannot use the folder {request.out}: {error}") from error
@@ -144,7 +154,8 @@ def run_stage(bench: Bench, name: str) -> None:
         ranking = json.loads((bench.folder / f"{needed}.json").read_text())["ranking"]
         result = module.final(bench, subject, ranking)
     write_json(bench.folder / f"{name}.json", result)
-    bench.checkpoint(name).unlink(missing_ok=True)
+    for checkpoint in bench.folder.glob(f"{name}.*.checkpoint.safetensors"):
+        checkpoint.unlink()
 
 
 def _run_parallel(request: Request, preset: Preset, missing: list[str]) -> None:
@@ -172,7 +183,7 @@ def _worker(request: Request, preset: Preset, name: str) -> None:
 
 
 def spent(folder: Path, seconds: float) -> float:
-    """Adds up the time of all calls that worked on a run; one that found it finished adds none."""
+    """Adds up the time of all calls that ended well; one that found the run finished adds none."""
     path = folder / "seconds.json"
     before = json.loads(path.read_text()) if path.exists() else {"seconds": 0.0, "finished": False}
     if not before["finished"]:

@@ -36,6 +36,10 @@ TRIES = 4
 Result = dict[str, Any]
 
 
+class StageError(RuntimeError):
+    """A stage that cannot be brought to an end; the message says why."""
+
+
 @dataclass(frozen=True)
 class Bench:
     """What every stage works with."""
@@ -68,8 +72,9 @@ class Bench:
     def network(self) -> torch.nn.Sequential:
         return models.mlp(self.data.train_x.shape[1], self.data.num_classes, self.preset.hidden)
 
-    def checkpoint(self, stage: str) -> Path:
-        return self.folder / f"{stage}.checkpoint.safetensors"
+    def checkpoint(self, stage: str, rank: int = 0) -> Path:
+        """Where a stage under way is kept; ``rank`` is that of its hyper-parameters."""
+        return self.folder / f"{stage}.{rank}.checkpoint.safetensors"
 
 
 def langevin(
@@ -175,7 +180,7 @@ def ranked(nll: Scores) -> list[int]:
     """Cells from the lowest validation NLL up, without the diverged ones (None)."""
     alive = sorted((value, index) for index, value in enumerate(nll) if value is not None)
     if not alive:
-        raise RuntimeError("every point of the grid diverged: extend it to smaller step sizes")
+        raise StageError("every point of the grid diverged: extend it to smaller step sizes")
     return [index for _, index in alive]
 
 
@@ -184,25 +189,32 @@ def final(bench: Bench, method: Method, ranking: list[dict[str, Any]]) -> Result
 
     Divergence shows in the training loss: no test image has a say in this.
     """
+    return first_to_survive(
+        method.label, ranking, lambda rank, chosen: _final(bench, method, chosen, rank)
+    )
+
+
+def first_to_survive(
+    label: str,
+    ranking: list[dict[str, Any]],
+    train: Callable[[int, dict[str, Any]], Result],
+) -> Result:
+    """Trains with the best choice, the next best if a network diverges, and so on."""
     passed_over = []
-    for chosen in ranking[:TRIES]:
+    for rank, chosen in enumerate(ranking[:TRIES]):
         try:
-            result = _final(bench, method, chosen)
+            result = train(rank, chosen)
         except DivergedError as error:
-            passed_over.append(f"{error} seeds diverged at {_words(chosen)}, the next best is used")
-            bench.checkpoint(f"{method.name}-final").unlink(missing_ok=True)
+            where = f"step size {chosen['step_size']:g}"
+            passed_over.append(f"{error} networks diverged at {where}, the next best is used")
             continue
         for row in result["rows"]:
             row["note"] = "; ".join([*filter(None, [row["note"]]), *passed_over]) or None
         return result
-    raise RuntimeError(f"{method.label}: {'; '.join(passed_over)}")
+    raise StageError(f"{label}: {'; '.join(passed_over)}")
 
 
-def _words(chosen: dict[str, Any]) -> str:
-    return f"step size {chosen['step_size']:g} ({chosen['schedule']})"
-
-
-def _final(bench: Bench, method: Method, chosen: dict[str, Any]) -> Result:
+def _final(bench: Bench, method: Method, chosen: dict[str, Any], rank: int) -> Result:
     preset, data = bench.preset, bench.data
     group = preset.pooled if method.pools else 1
     chains = preset.seeds * group
@@ -216,7 +228,7 @@ def _final(bench: Bench, method: Method, chosen: dict[str, Any]) -> Result:
     )
     everything = (data.train_x, data.train_y)
     ensemble, outcome = _train(
-        bench, f"{method.name}-final", sampler, everything, bench.scored,
+        bench, f"{method.name}-final", sampler, everything, bench.scored, rank=rank,
         steps=preset.steps, thin=preset.thin, stop_if_diverged=True,
     )  # fmt: skip
     singles = slice(0, chains, group)  # the first chain of every seed's group
@@ -244,7 +256,7 @@ def _final(bench: Bench, method: Method, chosen: dict[str, Any]) -> Result:
     result: Result = {
         "rows": rows,
         "seconds_per_update": seconds / preset.steps,
-        "curve": _curve(method, outcome, ensemble, preset, singles),
+        "curve": _curve(method, outcome, singles),
         "reliability": {
             "method": method.name, "estimate": "ensemble", "label": method.label,
             **reliability(test[0], scored["test"][1]),
@@ -268,6 +280,7 @@ def _train(
     *,
     steps: int,
     thin: int,
+    rank: int = 0,
     stop_if_diverged: bool = False,
 ) -> tuple[Ensemble, Outcome]:
     burn_in = min(bench.preset.burn_in, steps // 2)
@@ -287,7 +300,7 @@ def _train(
         thin=thin,
         keep=lambda s: ensemble.add(s.params),
         kept_state=ensemble.state(),
-        checkpoint=bench.checkpoint(stage),
+        checkpoint=bench.checkpoint(stage, rank),
         title=stage,
         progress=bench.progress,
         stop_if_diverged=stop_if_diverged,
@@ -319,9 +332,7 @@ def _row(
     return row
 
 
-def _curve(
-    method: Method, outcome: Outcome, ensemble: Ensemble, preset: Preset, singles: slice
-) -> Result:
+def _curve(method: Method, outcome: Outcome, singles: slice) -> Result:
     return {
         "method": method.name,
         "label": method.label,

@@ -12,7 +12,9 @@ from typing import Any
 
 from natural_langevin import preconditioners as P
 
-EUCLIDEAN_GRID = (1e-3, 1e-2, 1e-1, 1.0)
+# The paper's step sizes, best guess first: small presets try the first few.
+EUCLIDEAN_GRID = (0.1, 1.0, 0.01, 0.001)
+FISHER_GRID = (1e-3, 1e-2, 1e-4, 1e-1)
 PRIOR_VARIANCES = (0.01, 0.1, 1.0)
 
 
@@ -121,12 +123,10 @@ class Method:
 
 
 METHODS = (
-    Method("euclidean", "Euclidean", P.Euclidean, (0.1, 1.0, 0.01, 0.001), in_paper=True),
+    Method("euclidean", "Euclidean", P.Euclidean, EUCLIDEAN_GRID, in_paper=True),
     Method("rmsprop", "RMSProp", P.RMSProp, (1e-2, 1e-3, 1e-1, 1e-4), in_paper=True),
-    Method("dop", "DOP", P.DiagonalFisher, (1e-3, 1e-2, 1e-4, 1e-1), in_paper=True),
-    Method(
-        "qdop", "QDOP", P.QuasiDiagonalFisher, (1e-3, 1e-2, 1e-4, 1e-1), in_paper=True, pools=True
-    ),
+    Method("dop", "DOP", P.DiagonalFisher, FISHER_GRID, in_paper=True),
+    Method("qdop", "QDOP", P.QuasiDiagonalFisher, FISHER_GRID, in_paper=True, pools=True),
     Method(
         "qdop-nig",
         "QDOP, normal-inverse-gamma prior",
@@ -140,13 +140,13 @@ METHODS = (
         "diagonal-fisher",
         "diagonal Fisher, sampled labels",
         lambda: P.DiagonalFisher(targets="model"),
-        (1e-3, 1e-2, 1e-4, 1e-1),
+        FISHER_GRID,
     ),
     Method(
         "quasi-diagonal-fisher",
         "quasi-diagonal Fisher, sampled labels",
         lambda: P.QuasiDiagonalFisher(targets="model"),
-        (1e-3, 1e-2, 1e-4, 1e-1),
+        FISHER_GRID,
     ),
     Method(
         "rmsprop-bug",

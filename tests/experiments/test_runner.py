@@ -15,7 +15,7 @@ import torch
 from natural_langevin import data
 from natural_langevin.experiments import results, runner, stages
 from natural_langevin.experiments.loop import DivergedError
-from natural_langevin.experiments.protocol import BY_NAME, METHODS, PRESETS
+from natural_langevin.experiments.protocol import BY_NAME, METHODS, PRESETS, fit_to
 from natural_langevin.experiments.runner import STAGES, Request, RunError, run
 from natural_langevin.experiments.stages import Bench
 from natural_langevin.report import load_results, render
@@ -197,7 +197,8 @@ def toy_bench(tmp_path, test_y):
     changed = replace(digits, test_y=test_y(digits.test_y), test_x=digits.test_x * 0.5)
     folder = tmp_path / "stages"
     folder.mkdir(parents=True)
-    return Bench(TOY, changed, torch.device("cpu"), folder, compile=False, progress=False)
+    preset = fit_to(TOY, len(digits.train_x))
+    return Bench(preset, changed, torch.device("cpu"), folder, compile=False, progress=False)
 
 
 def test_test_data_have_no_say_in_the_choice(tmp_path):

@@ -95,13 +95,27 @@ def check_damping(damping: float) -> float:
 DAMPING = {"data": 1e-4, "model": 1e-2}
 
 
-def fisher_damping(damping: float | None, targets: Targets) -> float:
-    return DAMPING[targets] if damping is None else check_damping(damping)
-
-
 def check_targets(targets: str) -> Targets:
     if targets == "data":
         return "data"
     if targets == "model":
         return "model"
     raise ValueError(f'targets must be "data" or "model", got {targets!r}')
+
+
+class FisherPreconditioner(Preconditioner):
+    """The settings that all Fisher metrics share. Abstract."""
+
+    def __init__(
+        self,
+        *,
+        targets: str = "data",
+        damping: float | None = None,
+        decay: float | schedules.Schedule = schedules.inverse_sqrt(),
+    ) -> None:
+        self.targets, self.decay = check_targets(targets), decay
+        self.damping = DAMPING[self.targets] if damping is None else check_damping(damping)
+
+    def __repr__(self) -> str:
+        settings = f"targets={self.targets!r}, damping={self.damping!r}, decay={self.decay!r}"
+        return f"{type(self).__name__}({settings})"

@@ -16,11 +16,9 @@ from natural_langevin.chains import average
 from natural_langevin.gradients import Params, Statistics
 from natural_langevin.preconditioners.base import (
     Factor,
+    FisherPreconditioner,
     Metric,
-    Preconditioner,
     Units,
-    check_targets,
-    fisher_damping,
 )
 
 
@@ -35,7 +33,7 @@ def unflatten(flat: Tensor, like: Params) -> Params:
     return {k: part.reshape(v.shape) for (k, v), part in zip(like.items(), parts, strict=True)}
 
 
-class FullFisher(Preconditioner):
+class FullFisher(FisherPreconditioner):
     """C = (J + damping Id)^{-1}; memory and time grow as parameters squared and cubed."""
 
     need = "samples"
@@ -48,8 +46,7 @@ class FullFisher(Preconditioner):
         decay: float | schedules.Schedule = schedules.inverse_sqrt(),
         max_parameters: int = 2048,
     ) -> None:
-        self.targets, self.decay = check_targets(targets), decay
-        self.damping = fisher_damping(damping, self.targets)
+        super().__init__(targets=targets, damping=damping, decay=decay)
         self.max_parameters = max_parameters
 
     def init(self, params: Params, units: Units) -> Metric:
@@ -90,8 +87,3 @@ class FullFisher(Preconditioner):
             return unflatten(torch.linalg.solve_triangular(lower, flat, upper=False)[..., 0], v)
 
         return Factor(forward, transpose)
-
-    def __repr__(self) -> str:
-        return (
-            f"FullFisher(targets={self.targets!r}, damping={self.damping!r}, decay={self.decay!r})"
-        )

@@ -20,16 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin import schedules
 from natural_langevin.chains import average
 from natural_langevin.gradients import Params, Statistics
 from natural_langevin.preconditioners.base import (
     Factor,
+    FisherPreconditioner,
     Metric,
-    Preconditioner,
     Units,
-    check_targets,
-    fisher_damping,
 )
 
 
@@ -66,20 +63,10 @@ def _spread(bias: Tensor, weight: Tensor) -> Tensor:
     return bias.reshape(bias.shape + (1,) * (weight.ndim - bias.ndim))
 
 
-class QuasiDiagonalFisher(Preconditioner):
+class QuasiDiagonalFisher(FisherPreconditioner):
     """C^{-1} has the diagonal and the bias row of J + damping, unit by unit."""
 
     need = "diagonal"
-
-    def __init__(
-        self,
-        *,
-        targets: str = "data",
-        damping: float | None = None,
-        decay: float | schedules.Schedule = schedules.inverse_sqrt(),
-    ) -> None:
-        self.targets, self.decay = check_targets(targets), decay
-        self.damping = fisher_damping(damping, self.targets)
 
     def init(self, params: Params, units: Units) -> Metric:
         return {
@@ -125,9 +112,3 @@ class QuasiDiagonalFisher(Preconditioner):
             return out
 
         return Factor(forward, transpose)
-
-    def __repr__(self) -> str:
-        return (
-            f"QuasiDiagonalFisher(targets={self.targets!r}, damping={self.damping!r}, "
-            f"decay={self.decay!r})"
-        )

@@ -134,3 +134,24 @@ def test_results_in_the_repository_make_a_page(command, tmp_path):
     result = command("report", root / "results" / "table1-h200.json", "--out", page)
     assert result.exit_code == 0, result.output
     assert "98.48" in page.read_text()
+
+
+def test_a_full_disk_is_one_line_and_finished_work_is_kept(command, tmp_path, monkeypatch):
+    import natural_langevin.experiments.runner as runner
+
+    write, written = runner.write_json, []
+
+    def until_full(path, value):
+        if len(written) == 4:
+            raise OSError(28, "No space left on device")
+        written.append(path)
+        write(path, value)
+
+    monkeypatch.setattr(runner, "write_json", until_full)
+    out = tmp_path / "run"
+    text = one_line(command("reproduce", "--data", "digits", "--out", out))
+    assert "No space left" in text
+    assert "--resume" in text
+    assert all(path.exists() for path in written)
+    monkeypatch.setattr(runner, "write_json", write)
+    assert command("reproduce", "--data", "digits", "--out", out, "--resume").exit_code == 0

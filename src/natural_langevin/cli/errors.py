@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NoReturn
 
 import typer
 
@@ -12,7 +13,7 @@ from natural_langevin.experiments.runner import RunError
 from natural_langevin.experiments.stages import StageError
 from natural_langevin.report import ResultsError
 
-EXPECTED = (RunError, StageError, ResultsError, CorruptDataError, DataUnavailableError, OSError)
+EXPECTED = (RunError, StageError, ResultsError, CorruptDataError, DataUnavailableError)
 
 
 @contextlib.contextmanager
@@ -20,6 +21,11 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except EXPECTED as error:
-        text = " ".join(str(error).split())
-        typer.echo(f"natural-langevin: {text}", err=True)
-        raise typer.Exit(2) from None
+        _stop(str(error))
+    except OSError as error:  # a full disk, a folder that may not be written
+        _stop(f"{error}. Finished work is kept: make room or change the folder, and use --resume")
+
+
+def _stop(message: str) -> NoReturn:
+    typer.echo(f"natural-langevin: {' '.join(message.split())}", err=True)
+    raise typer.Exit(2) from None

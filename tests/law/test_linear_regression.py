@@ -62,7 +62,7 @@ def gaussian_prior(problem: Problem) -> priors.Gaussian:
     )
 
 
-def check(theta: torch.Tensor, law: Law, problem: Problem) -> None:
+def assert_law(theta: torch.Tensor, law: Law, problem: Problem) -> None:
     """The exact law, and the posterior up to the law's bias."""
     assert_normal(law.whiten(theta))
     mean, covariance = problem.posterior()
@@ -81,7 +81,9 @@ def test_posterior(case: str, temperature: float, batch_size: int) -> None:
     problem = make_problem(temperature=temperature)
     sampler = problem.sampler(preconditioner(), gaussian_prior(problem), CHAINS, step_size=eta)
     steps = STEPS if batch_size == 48 else 140
-    check(*run(sampler, problem, steps=steps, batch_size=batch_size, frozen_from=ADAPT), problem)
+    assert_law(
+        *run(sampler, problem, steps=steps, batch_size=batch_size, frozen_from=ADAPT), problem
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_batch_sizes(case: str, batch_size: int, eta: float) -> None:
     prior = gaussian_prior(problem)
     sampler = problem.sampler(CASES[case][0](), prior, CHAINS, step_size=eta, seed=1)
     start = posterior_law(problem)
-    check(*run(sampler, problem, steps=60, batch_size=batch_size, frozen_from=ADAPT, start=start),
+    assert_law(*run(sampler, problem, steps=60, batch_size=batch_size, frozen_from=ADAPT, start=start),
           problem)  # fmt: skip
 
 
@@ -118,7 +120,7 @@ def test_ill_conditioned(case: str) -> None:
     start.covariance[:half] = 0
     theta, law = run(sampler, problem, steps=50, frozen_from=ADAPT, start=start)
     assert_normal(law.whiten(theta)[:half])
-    check(theta[half:], Law(law.mean[half:], law.covariance[half:]), problem)
+    assert_law(theta[half:], Law(law.mean[half:], law.covariance[half:]), problem)
 
 
 def test_grid_of_chains() -> None:
@@ -151,7 +153,7 @@ def test_prior_by_pattern() -> None:
     problem = make_problem(mean=-0.3)._replace(precision=precision)
     prior = {"bias": priors.Gaussian(1 / 400, mean=-0.3), "*": priors.Gaussian(2.0, mean=-0.3)}
     sampler = problem.sampler(FullFisher(decay=adapt_then_stop), prior, CHAINS, step_size=0.06)
-    check(*run(sampler, problem, steps=STEPS, frozen_from=ADAPT), problem)
+    assert_law(*run(sampler, problem, steps=STEPS, frozen_from=ADAPT), problem)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -96,7 +96,7 @@ def model() -> nn.Module:
     return linear
 
 
-def check(sample: Tensor, target: Target, start: float | None, exact) -> None:  # type: ignore[no-untyped-def]
+def assert_law(sample: Tensor, target: Target, start: float | None, exact) -> None:  # type: ignore[no-untyped-def]
     """Against the discrete-time law, and against the continuous target ``exact``."""
     discrete = target.cdf(law(target, start))
     assert_same_distribution(sample, discrete)
@@ -137,10 +137,10 @@ def test_without_data(preconditioner, c: float, start: str) -> None:  # type: ig
     )  # fmt: skip
     weight, bias = run(sampler, (torch.ones(1, 3).double(), torch.ones(1, 1).double()))
     origin = None if start == "prior" else 0.0
-    check(bias, Target(d=1, step=ETA), origin, student)
+    assert_law(bias, Target(d=1, step=ETA), origin, student)
     r = weight.norm(dim=1)
     target = Target(d=3, step=ETA)
-    check(r, target, origin, radial)
+    assert_law(r, target, origin, radial)
     # A direction uniform on the sphere has uniform coordinates (Archimedes).
     for component in (weight / r[:, None]).mT:
         assert_same_distribution(component, stats.uniform(-1, 2).cdf)
@@ -179,4 +179,4 @@ def test_with_a_gaussian_likelihood() -> None:
         (bias, Target(d=1, step=eta, centre=centre, data=4, sigma=sigma)),
         (weight.norm(dim=1), Target(d=3, step=eta, data=4, sigma=sigma)),
     ]:
-        check(sample, target, 0.0, target.cdf(target.density()))
+        assert_law(sample, target, 0.0, target.cdf(target.density()))

@@ -96,8 +96,8 @@ def test_batch_sizes(case: str, batch_size: int, eta: float) -> None:
     prior = gaussian_prior(problem)
     sampler = problem.sampler(CASES[case][0](), prior, CHAINS, step_size=eta, seed=1)
     start = posterior_law(problem)
-    assert_law(*run(sampler, problem, steps=60, batch_size=batch_size, frozen_from=ADAPT, start=start),
-          problem)  # fmt: skip
+    found = run(sampler, problem, steps=60, batch_size=batch_size, frozen_from=ADAPT, start=start)
+    assert_law(*found, problem)
 
 
 def posterior_law(problem: Problem) -> Law:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 # What a stream is for. Streams of different purposes never share a key.
-NOISE, INIT, DATA, LABELS, PROBE = range(5)
+NOISE, INIT, DATA, LABELS = range(4)
 
 _BLOCK = 32
 _HALF = _BLOCK // 2

@@ -68,6 +68,7 @@ class Gradients:
         self._shapes: dict[tuple[int, ...], dict[CallKey, tuple[torch.Size, torch.dtype]]] = {}
         if need == "diagonal":
             network.install_hooks()
+        self._units = network.units()  # once: it walks over all layers
 
     def prepare(self, params: Params, x: Tensor) -> None:
         """Learns the layers' output shapes for a batch like ``x`` (no chain axis). Idempotent."""
@@ -134,7 +135,7 @@ class Gradients:
     ) -> tuple[Params, dict[str, Params]]:
         # A layer that the forward pass never calls has no gradient, hence zeros.
         second = {name: torch.zeros_like(p) for name, p in params.items()}
-        cross = {b: {w: second[w] for w in ws} for b, ws in self.network.units().items()}
+        cross = {b: {w: second[w] for w in ws} for b, ws in self._units.items()}
         for name, calls in self.network.calls_by_layer(inputs, deltas).items():
             module = self.network.model.get_submodule(name)
             layer = self.network.rules[name].statistics(module, calls)

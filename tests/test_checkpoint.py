@@ -138,3 +138,11 @@ def test_functions_are_recognised_across_processes():
 
     assert "0x" not in words(likelihoods.LogLoss(lambda out, y: out))
     assert "0x" not in words(lambda step: 1e-3)
+
+
+def test_what_a_killed_process_was_writing_is_removed(setup, tmp_path):
+    _, run = setup
+    leftover = tmp_path / ".checkpoint.safetensors.0123.part"
+    leftover.write_bytes(b"half a checkpoint")
+    run(tmp_path, steps=60)
+    assert not leftover.exists()

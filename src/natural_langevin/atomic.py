@@ -29,6 +29,12 @@ def staged(destination: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process was writing here; for a folder that nobody else is using."""
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
 def _sync_folder(folder: Path) -> None:
     # Windows cannot open a folder, and some network file systems cannot sync one: the file is
     # whole either way, only its name could be forgotten in a power cut.

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from natural_langevin.atomic import staged
+from natural_langevin.atomic import remove_leftovers, staged
 
 
 class CheckpointError(ValueError):
@@ -72,6 +72,7 @@ class RunCheckpoint:
         self._previous = folder / "previous.safetensors"
         self._config = json.loads(json.dumps(config))
         folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
 
     def save(self, tree: Any) -> None:
         """At every moment of this, one whole checkpoint is there."""

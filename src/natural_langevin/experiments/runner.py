@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from natural_langevin import data
-from natural_langevin.atomic import staged
+from natural_langevin.atomic import remove_leftovers, staged
 from natural_langevin.experiments import baseline_stages, stages
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.protocol import BY_NAME, METHODS, PRESETS, Preset, fit_to
@@ -119,6 +119,8 @@ def _claim(request: Request, config: dict[str, Any]) -> Path:
     path = request.out / "config.json"
     try:
         (request.out / "stages").mkdir(parents=True, exist_ok=True)
+        for folder in (request.out, request.out / "stages"):
+            remove_leftovers(folder)
         if path.exists():
             there = json.loads(path.read_text())
             if there != config:

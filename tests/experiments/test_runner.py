@@ -136,9 +136,14 @@ def test_killed_at_any_moment_it_ends_with_the_same_numbers(finished, tmp_path):
     _, undisturbed = finished
     out = tmp_path / "run"
     arguments = [sys.executable, "-c", SCRIPT, str(out), json.dumps(TOY.describe())]
-    for delay in (5.0, 7.0, 9.0):  # importing takes about three seconds of each
+    for finished_stages in (1, 4, 8):  # killed in the middle of the stage that follows
         process = subprocess.Popen(arguments)
-        time.sleep(delay)
+        began = time.monotonic()
+        while len(list((out / "stages").glob("*.json"))) < finished_stages:
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() - began < 120
+            time.sleep(0.01)
+        time.sleep(0.2)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     before = len(list((out / "stages").glob("*.json")))

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from natural_langevin import fused
 from natural_langevin.checkpoint import copy_tree_
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.langevin import Dynamics, Info, Rates, State
@@ -40,6 +41,15 @@ def choose_mode(compile: bool | str, *, work: float, steps: int) -> Mode:
     return "compiled" if compile else "eager"
 
 
+class StepInputs(NamedTuple):
+    """What a step needs from outside."""
+
+    batch: Batch
+    rates: Rates
+    num_data: Tensor
+    chain_axis: bool  # whether the batch has one
+
+
 class Engine:
     """Advances states along one stream of data.
 
@@ -54,12 +64,14 @@ class Engine:
         num_data: float,
         *,
         mode: Mode = "eager",
+        fuse: bool = True,
     ) -> None:
         self.dynamics, self.stream, self.num_data, self.mode = dynamics, stream, num_data, mode
         self.rates = rates
         self._count = torch.tensor(float(num_data), dtype=rates.dtype, device=rates.device)
         self._order: Tensor | None = None
         self._epoch = -1
+        self._fuse = fuse
         self._compiled: Any = None
         self._capturable = True
         self._captured: tuple[torch.cuda.CUDAGraph, State, Info] | None = None
@@ -75,7 +87,7 @@ class Engine:
             if batch is not None:  # a DataLoader's last batch may be shorter than the others
                 self.dynamics.gradients.prepare(state.params, batch[0])
             if self.mode == "eager":
-                state, info = self._advance(self.dynamics.step, state, batch)
+                state, info = self._eager_step(state, batch)
             elif self._captured is not None:
                 graph, state, info = self._captured
                 graph.replay()
@@ -97,42 +109,55 @@ class Engine:
                 self._order.copy_(order)
             self._epoch = epoch
 
-    def _advance(self, step: Any, state: State, batch: Batch | None) -> Any:
-        """Calls ``step`` with this step's rates and minibatch."""
+    def inputs(self, state: State, batch: Batch | None, order: Tensor | None) -> StepInputs:
+        """This step's minibatch and rates; in memory, looked up at the state's own counter."""
         # index_select, because indexing with a 0-d tensor would wait for its value on the host.
         row = self.rates.index_select(0, state.step.reshape(1))[0]
         rates = Rates(step_size=row[:-2], decay=row[-2], mean=row[-1])
-        chain_axis = batch is None
-        if batch is None:
-            assert isinstance(self.stream, InMemory)
-            assert self._order is not None
-            batch = self.stream.gather(self._order, state.step)
-        return step(state, batch, rates, self._count, chain_axis=chain_axis)
+        if batch is not None:
+            return StepInputs(batch, rates, self._count, False)
+        assert isinstance(self.stream, InMemory)
+        assert order is not None
+        return StepInputs(self.stream.gather(order, state.step), rates, self._count, True)
 
-    def _step_in_place(
-        self, state: State, batch: Batch, rates: Rates, num_data: Tensor, *, chain_axis: bool
-    ) -> Info:
-        new, info = self.dynamics.step(state, batch, rates, num_data, chain_axis=chain_axis)
+    def _eager_step(self, state: State, batch: Batch | None) -> tuple[State, Info]:
+        batch, rates, count, chain_axis = self.inputs(state, batch, self._order)
+        return self.dynamics.step(state, batch, rates, count, chain_axis=chain_axis)
+
+    def _step_in_place(self, state: State, batch: Batch | None, order: Tensor | None) -> Info:
+        batch, rates, count, chain_axis = self.inputs(state, batch, order)
+        new, info = self.dynamics.step(state, batch, rates, count, chain_axis=chain_axis)
         pytree.tree_map(lambda old, value: old.copy_(value), state, new)
         return info
 
     def _compiled_step(self, state: State, batch: Batch | None) -> Info:
         if self._compiled is None:
-            self._compiled = torch.compile(
-                self._step_in_place, fullgraph=True, dynamic=False, options=_same_kernels()
-            )
+            self._compiled = self._build(state, batch)
             started = time.monotonic()
             try:
-                info = self._advance(self._compiled, state, batch)
+                info = self._compiled(state, batch, self._order)
             except Exception as error:  # no compiler on this machine, or a network it cannot take
                 log.warning("compiling failed (%s); running eagerly", _first_line(error))
                 self._compiled, self._capturable = self._step_in_place, False
-                return self._advance(self._compiled, state, batch)
+                return self._compiled(state, batch, self._order)
             log.info("compiled the step in %.0f s", time.monotonic() - started)
             return info
         if state.step.is_cuda and batch is None and self._capturable:
             return self._capture(state)
-        return self._advance(self._compiled, state, batch)
+        return self._compiled(state, batch, self._order)
+
+    def _build(self, state: State, batch: Batch | None) -> Any:
+        """The step to run from now on: fused where a backend can, otherwise the general one."""
+
+        def compile(function: Any) -> Any:
+            return torch.compile(function, fullgraph=True, dynamic=False, options=_same_kernels())
+
+        backend = fused.backend_for(state.step.device) if self._fuse else None
+        if backend is not None:
+            tasks = fused.plan(self.dynamics, state, batch or self.stream.example())
+            if tasks:
+                return fused.FusedStep(self.dynamics, tasks, backend, self.inputs, compile)
+        return compile(self._step_in_place)
 
     def _capture(self, state: State) -> Info:
         """Records one step as a CUDA graph. Capturing runs nothing, so the step is replayed."""
@@ -142,10 +167,10 @@ class Engine:
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
-                    info = self._advance(self._compiled, state, None)
+                    info = self._compiled(state, None, self._order)
         except RuntimeError as error:  # something in the network waits for the host
             log.warning("no CUDA graph (%s); launching kernels one by one", _first_line(error))
-            return self._advance(self._compiled, state, None)
+            return self._compiled(state, None, self._order)
         self._captured = (graph, state, info)
         graph.replay()
         return info

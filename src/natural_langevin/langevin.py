@@ -14,7 +14,7 @@ prior or the noise. Reference: Marceau-Caron & Ollivier 2017, Eq. (3) and Algori
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import random
 from natural_langevin.chains import average, per_chain
-from natural_langevin.gradients import Gradients, Params
+from natural_langevin.gradients import Evaluation, Gradients, Params
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.priors import Prior
 
@@ -65,6 +65,14 @@ class Dynamics:
     noise: Tensor  # (chain,) int64: origin of the chains' noise streams
     labels: Tensor  # (chain,) int64: origin of the streams that draw labels from the model
 
+    #: Where in a chain's noise stream every parameter's draws begin.
+    starts: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = {name: p.numel() for name, p in self.gradients.network.trainable().items()}
+        starts = random.aligned_starts(sizes.values())
+        object.__setattr__(self, "starts", dict(zip(sizes, starts, strict=True)))
+
     def init(self, params: Params) -> State:
         """The state before the first update, from starting points (chain, *shape)."""
         first = next(iter(params.values()))
@@ -89,18 +97,38 @@ class Dynamics:
         *,
         chain_axis: bool = False,
     ) -> tuple[State, Info]:
-        """One pass of Algorithm 1's loop. Comments quote the paper's lines."""
-        theta, eta = state.params, rates.step_size
+        """One pass of Algorithm 1's loop."""
         # "forward x through the network, compute loss; backpropagate: g <- average of gradients"
-        evaluation = self.gradients(
-            theta,
+        evaluation = self.evaluate(state, batch, chain_axis=chain_axis)
+        new = self.update(state, evaluation, rates, num_data)
+        keep = self.still_running(state, evaluation.loss)
+        diverged = self.note_diverged(state, keep)
+        return select(keep, new, state, diverged), Info(evaluation.loss, diverged >= 0)
+
+    def evaluate(
+        self,
+        state: State,
+        batch: tuple[Tensor, Tensor],
+        *,
+        chain_axis: bool,
+        deferred: tuple[str, ...] = (),
+    ) -> Evaluation:
+        """Loss, gradients and statistics at theta; of the layers ``deferred``, their raw calls."""
+        return self.gradients(
+            state.params,
             state.likelihood,
             batch,
             chain_axis=chain_axis,
             key=random.stream(self.labels, state.step),
             step=state.step,
+            deferred=deferred,
         )
-        g = evaluation.gradient
+
+    def update(
+        self, state: State, evaluation: Evaluation, rates: Rates, num_data: float | Tensor
+    ) -> State:
+        """The rest of the loop, for the parameters in ``state``. Comments quote the paper."""
+        theta, eta, g = state.params, rates.step_size, evaluation.gradient
         # "incorporate gradient of prior: g <- g + (1/N) Sigma_0^{-1} (theta - theta_0)"
         v = {k: g[k] - self.prior[k].gradient(theta[k]) / num_data for k in theta}
         # "update preconditioner C using current sample and gradient"  (g without the prior)
@@ -111,36 +139,47 @@ class Dynamics:
         # "sample preconditioned noise: xi ~ N(0, C) = C^{1/2} N(0, Id)"
         xi = C.sample(self._standard_normal(theta, state.step))
         # "update parameters: theta <- theta - eta_t g + sqrt(2 eta_t / N) xi"
-        scale = torch.sqrt(2 * eta * self.temperature / num_data)
+        scale = self.noise_scale(rates, num_data)
         moved = {
             k: theta[k] - per_chain(eta, theta[k]) * drift[k] + per_chain(scale, theta[k]) * xi[k]
             for k in theta
         }
         # "update posterior mean: theta_mean <- (1 - mu_t) theta_mean + mu_t theta"
         mean = {k: average(state.mean[k], moved[k], rates.mean) for k in theta}
-        new = State(state.step + 1, moved, mean, metric, evaluation.likelihood, state.diverged)
-        return self._stop_diverged(state, new, evaluation.loss)
+        return State(state.step + 1, moved, mean, metric, evaluation.likelihood, state.diverged)
+
+    def noise_scale(self, rates: Rates, num_data: float | Tensor) -> Tensor:
+        """sqrt(2 eta T / N): (chain,)."""
+        return torch.sqrt(2 * rates.step_size * self.temperature / num_data)
 
     def _standard_normal(self, like: Params, step: Tensor) -> Params:
-        """z ~ N(0, Id), addressed by (seed, chain, step, position among all parameters)."""
-        sizes = [math.prod(p.shape[1:]) for p in like.values()]
-        draws = random.normal(random.stream(self.noise, step), sum(sizes))
-        parts = draws.to(next(iter(like.values())).dtype).split(sizes, dim=1)
-        return {k: z.reshape(p.shape) for (k, p), z in zip(like.items(), parts, strict=True)}
+        """z ~ N(0, Id), addressed by (seed, chain, step, tensor, element)."""
+        key = random.stream(self.noise, step)
+        return {
+            k: random.normal(key, math.prod(p.shape[1:]), start=self.starts[k])
+            .to(p.dtype)
+            .reshape(p.shape)
+            for k, p in like.items()
+        }
 
-    def _stop_diverged(self, old: State, new: State, loss: Tensor) -> tuple[State, Info]:
-        """A chain whose loss is not finite stands still from here on.
+    def still_running(self, state: State, loss: Tensor) -> Tensor:
+        """Chains that take this step: (chain,) bool. A chain whose loss is not finite stands still.
 
         The loss at theta is the one number that every parameter reaches, and it is known before
         the update, so that stopping a chain costs no second pass over the parameters.
         """
-        running = old.diverged < 0
-        keep = running & torch.isfinite(loss)
-        diverged = torch.where(running & ~keep, old.step, old.diverged)
+        return (state.diverged < 0) & torch.isfinite(loss)
 
-        def select(after: Tensor, before: Tensor) -> Tensor:
-            return torch.where(keep.reshape(-1, *(1,) * (after.ndim - 1)), after, before)
+    def note_diverged(self, state: State, keep: Tensor) -> Tensor:
+        """``state.diverged`` with the chains that stop at this step."""
+        return torch.where((state.diverged < 0) & ~keep, state.step, state.diverged)
 
-        params, mean, metric, likelihood = pytree.tree_map(select, tuple(new[1:5]), tuple(old[1:5]))
-        state = State(new.step, params, mean, metric, likelihood, diverged)
-        return state, Info(loss, diverged >= 0)
+
+def select(keep: Tensor, new: State, old: State, diverged: Tensor) -> State:
+    """``new`` where ``keep``, elsewhere ``old``, chain by chain; the step counts in any case."""
+
+    def choose(after: Tensor, before: Tensor) -> Tensor:
+        return torch.where(keep.reshape(-1, *(1,) * (after.ndim - 1)), after, before)
+
+    params, mean, metric, likelihood = pytree.tree_map(choose, tuple(new[1:5]), tuple(old[1:5]))
+    return State(new.step, params, mean, metric, likelihood, diverged)

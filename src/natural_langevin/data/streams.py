@@ -49,6 +49,8 @@ class InMemory:
         self.x, self.y = x.to(device), y.to(device)
         self.num_data, self.batch_size = len(x), batch_size
         self.batches_per_epoch = len(x) // batch_size
+        # A tensor: compiled code must not depend on how many data there are.
+        self._batches = torch.tensor(self.batches_per_epoch, device=device)
         self._origin = random.origin(seed, random.DATA, chain.to(device))
         self._epoch, self._order = -1, torch.empty(0)
 
@@ -75,7 +77,7 @@ class InMemory:
         """x (chain, B, ...) and y (chain, B, ...) of this step, given its epoch's ``order``.
 
         ``step`` stays on the device, so that a compiled or captured step can ask for its batch."""
-        start = (step % self.batches_per_epoch) * self.batch_size
+        start = (step % self._batches) * self.batch_size
         index = order[:, start + torch.arange(self.batch_size, device=order.device)]
         if self.x is self.y:  # unsupervised: gather once
             y = self.y[index]

@@ -13,7 +13,7 @@ proper); the gradient always comes from the data.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 
 __all__ = [
-    "RULES", "Call", "Evaluation", "Gradients", "LayerStatistics", "Network", "Rule", "Statistics",
-    "prepare_model",
+    "RULES", "Call", "DeferredCall", "Evaluation", "Gradients", "LayerStatistics", "Network",
+    "Rule", "Statistics", "prepare_model",
 ]  # fmt: skip
 
 Need = Literal["gradient", "diagonal", "samples"]
@@ -50,6 +50,15 @@ class Evaluation:
     gradient: Params
     statistics: Statistics
     likelihood: LikelihoodState
+    deferred: dict[str, DeferredCall] = field(default_factory=dict)
+
+
+class DeferredCall(NamedTuple):
+    """The one call of a linear layer whose products somebody else forms: (chain, B, features)."""
+
+    input: Tensor  # a
+    delta: Tensor  # per-sample output gradients of the data's losses
+    fisher_delta: Tensor | None = None  # of drawn labels, for statistics; None: the same as delta
 
 
 class Gradients:
@@ -72,9 +81,13 @@ class Gradients:
 
     def prepare(self, params: Params, x: Tensor) -> None:
         """Learns the layers' output shapes for a batch like ``x`` (no chain axis). Idempotent."""
-        if self.need == "diagonal" and tuple(x.shape) not in self._shapes:
+        if self.network.watched and tuple(x.shape) not in self._shapes:
             first = {name: value[0] for name, value in params.items()}
             self._shapes[tuple(x.shape)] = self.network.call_shapes(first, x)
+
+    def output_shapes(self, x: Tensor) -> dict[CallKey, tuple[torch.Size, torch.dtype]]:
+        """Output shape and dtype of every watched call, for a batch that was prepared."""
+        return self._shapes.get(tuple(x.shape), {})
 
     def __call__(
         self,
@@ -85,14 +98,24 @@ class Gradients:
         chain_axis: bool,
         key: Tensor,
         step: Tensor,
+        deferred: tuple[str, ...] = (),
     ) -> Evaluation:
-        """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t)."""
+        """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t).
+
+        For the linear layers named in ``deferred``, each called once on a matrix, neither gradient
+        nor statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
         rate = (step + 1).to(next(iter(params.values())).dtype).rsqrt()
         data = 0 if chain_axis else None
-        loss, gradient, (second, cross, samples), state = vmap(
-            self._one_chain, in_dims=(0, 0, data, data, 0, None)
-        )(params, likelihood, *batch, key, rate)
-        return Evaluation(loss, gradient, Statistics(second, cross, samples), state)
+        chain = vmap(
+            lambda p, s, x, y, k, r: self._one_chain(p, s, x, y, k, r, deferred),
+            in_dims=(0, 0, data, data, 0, None),
+        )
+        loss, gradient, (second, cross, samples), state, calls = chain(
+            params, likelihood, *batch, key, rate
+        )
+        statistics = Statistics(second, cross, samples)
+        calls = {name: DeferredCall(*call) for name, call in calls.items()}
+        return Evaluation(loss, gradient, statistics, state, calls)
 
     def _one_chain(
         self,
@@ -102,29 +125,39 @@ class Gradients:
         y: Tensor,
         key: Tensor,
         rate: Tensor,
-    ) -> tuple[Tensor, Params, tuple[Params, dict[str, Params], Params], LikelihoodState]:
+        deferred: tuple[str, ...],
+    ) -> tuple[
+        Tensor, Params, tuple[Params, dict[str, Params], Params], LikelihoodState, dict[str, Any]
+    ]:
         if self.need == "samples":
-            return self._with_samples(params, state, x, y, key, rate)
+            return *self._with_samples(params, state, x, y, key, rate), {}
         batch_size = x.shape[0]
+        own = {f"{layer}.{kind}" for layer in deferred for kind in ("weight", "bias")}
+        apart = {name: p for name, p in params.items() if name in own}
+        params = {name: p for name, p in params.items() if name not in own}
         epsilons = {
             k: torch.zeros(shape, dtype=dtype, device=x.device)
-            for k, (shape, dtype) in self._shapes.get(tuple(x.shape), {}).items()
+            for k, (shape, dtype) in self.output_shapes(x).items()
         }
         outputs, pullback, inputs = vjp(  # type: ignore[misc]
-            lambda p, e: self.network.recorded_call(p, e, x), params, epsilons, has_aux=True
+            lambda p, e: self.network.recorded_call(p | apart, e, x), params, epsilons, has_aux=True
         )
         state = self.likelihood.update(state, outputs, y, rate)
         losses = self.likelihood.log_loss(outputs, y, state)
         # The sum of losses: its output gradients are the per-sample ones, whatever the batch size.
         total, deltas = pullback(self._output_gradient(outputs, y, state))
         gradient = {name: g / batch_size for name, g in total.items()}
-        if self.need == "gradient":
-            return losses.mean(), gradient, ({}, {}, {}), state
-        if self.targets == "model":
+        fisher_deltas = deltas
+        calls: dict[str, Any] = {n: (inputs[n, 0], deltas[n, 0]) for n in deferred}
+        if self.need == "diagonal" and self.targets == "model":
             drawn = self.likelihood.sample(outputs, key, state)
-            _, deltas = pullback(self._output_gradient(outputs, drawn, state))
-        second, cross = self._layer_statistics(params, inputs, deltas)
-        return losses.mean(), gradient, (second, cross, {}), state
+            _, fisher_deltas = pullback(self._output_gradient(outputs, drawn, state))
+            calls = {n: (*call, fisher_deltas[n, 0]) for n, call in calls.items()}
+        if self.need == "gradient":
+            return losses.mean(), gradient, ({}, {}, {}), state, calls
+        rest = {k: a for k, a in inputs.items() if k[0] not in deferred}
+        second, cross = self._layer_statistics(params, rest, fisher_deltas)
+        return losses.mean(), gradient, (second, cross, {}), state, calls
 
     def _output_gradient(self, outputs: Tensor, y: Tensor, state: LikelihoodState) -> Tensor:
         """d loss_n / d outputs_n for every sample."""
@@ -135,7 +168,8 @@ class Gradients:
     ) -> tuple[Params, dict[str, Params]]:
         # A layer that the forward pass never calls has no gradient, hence zeros.
         second = {name: torch.zeros_like(p) for name, p in params.items()}
-        cross = {b: {w: second[w] for w in ws} for b, ws in self._units.items()}
+        units = {b: ws for b, ws in self._units.items() if b in second}
+        cross = {b: {w: second[w] for w in ws} for b, ws in units.items()}
         for name, calls in self.network.calls_by_layer(inputs, deltas).items():
             module = self.network.model.get_submodule(name)
             layer = self.network.rules[name].statistics(module, calls)

@@ -9,6 +9,7 @@ over chains, both together, a layer called twice, and in-place activations.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class Network:
         """``model`` is a private copy: hooks stay on it for good."""
         self.model = model
         self.rules: dict[str, Rule] = {}
+        self._hooked: set[str] = set()
         self._tape: list[tuple[CallKey, Tensor]] = []
         self._epsilons: dict[CallKey, Tensor] | None = None
         self._shapes: dict[CallKey, tuple[torch.Size, torch.dtype]] | None = None
@@ -36,6 +38,19 @@ class Network:
     def trainable(self) -> dict[str, Tensor]:
         """Parameters with ``requires_grad``, detached, by name (a tied one once)."""
         return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+
+    @property
+    def watched(self) -> bool:
+        """Whether any layer's calls are recorded."""
+        return bool(self._hooked)
+
+    def watch(self, names: Iterable[str]) -> None:
+        """Records the calls of these layers. Idempotent."""
+        for name in names:
+            if name not in self._hooked:
+                self._hooked.add(name)
+                module = self.model.get_submodule(name)
+                module.register_forward_hook(self._hook(name), with_kwargs=True)
 
     def install_hooks(self) -> None:
         """Finds a rule for every layer with trainable parameters, and watches those layers."""
@@ -49,7 +64,7 @@ class Network:
                 missing.append(f"{name or 'the model itself'} ({type(module).__name__}: {own})")
                 continue
             self.rules[name] = rule
-            module.register_forward_hook(self._hook(name), with_kwargs=True)
+        self.watch(self.rules)
         if missing:
             known = ", ".join(sorted(t.__name__ for t in RULES))
             raise TypeError(

@@ -1,0 +1,127 @@
+"""A linear layer's part of the step, as one function that writes over the state.
+
+With inputs a (B, I), output gradients delta (B, O) and those of the Fisher statistics delta~, the
+update of a layer's weights needs nothing but
+
+    G = delta^T a / B,    (delta~^2)^T a^2 / B,    (delta~^2)^T a / B,
+
+the layer's own state and its noise. ``LayerTask`` holds what is fixed along a run,
+``LayerState`` the buffers, and ``LayerInputs`` what one step brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from natural_langevin.gradients import DeferredCall
+from natural_langevin.langevin import State
+from natural_langevin.preconditioners import (
+    DiagonalFisher,
+    Euclidean,
+    Preconditioner,
+    QuasiDiagonalFisher,
+    RMSProp,
+)
+from natural_langevin.priors import Flat, Gaussian, Prior
+
+Kind = Literal["euclidean", "rmsprop", "diagonal", "quasi-diagonal"]
+
+KINDS: dict[type[Preconditioner], Kind] = {
+    Euclidean: "euclidean",
+    RMSProp: "rmsprop",
+    DiagonalFisher: "diagonal",
+    QuasiDiagonalFisher: "quasi-diagonal",
+}
+
+
+class LayerInputs(NamedTuple):
+    """What changes from step to step, besides the layer's call."""
+
+    numbers: Tensor  # (chain, 6): eta, sqrt(2 eta T / N), gamma, mu, 1 / N, keep
+    keys: Tensor  # (chain, 2) int32: the noise streams at this step
+
+
+class LayerState(NamedTuple):
+    """The buffers of one layer, (chain, O, I) and (chain, O); None where there is none."""
+
+    weight: Tensor
+    weight_mean: Tensor
+    weight_second: Tensor | None
+    cross: Tensor | None
+    bias: Tensor | None
+    bias_mean: Tensor | None
+    bias_second: Tensor | None
+
+
+@dataclass(frozen=True)
+class LayerTask:
+    """One layer: its names, metric, prior and place in the noise stream."""
+
+    name: str
+    kind: Kind
+    damping: float
+    has_bias: bool
+    weight_start: int
+    bias_start: int
+    prior: Tensor  # (chain, 4): the weight's 1 / variance and mean, the bias's
+    #: A backend's own buffers, by name.
+    scratch: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return (f"{self.name}.weight", f"{self.name}.bias")[: 1 + self.has_bias]
+
+    def state(self, state: State) -> LayerState:
+        """This layer's buffers in ``state``."""
+        weight, bias = f"{self.name}.weight", f"{self.name}.bias"
+        second = state.metric.get("second", state.metric.get("square", {}))
+        row = state.metric.get("cross", {}).get(bias, {})
+        return LayerState(
+            weight=state.params[weight],
+            weight_mean=state.mean[weight],
+            weight_second=second.get(weight),
+            cross=row.get(weight),
+            bias=state.params.get(bias),
+            bias_mean=state.mean.get(bias),
+            bias_second=second.get(bias),
+        )
+
+
+def prior_numbers(prior: Prior, chains: int, device: torch.device) -> Tensor | None:
+    """(chain, 2): 1 / variance and mean, or None for a prior that is no Gaussian."""
+    if isinstance(prior, Flat):
+        return torch.zeros(chains, 2, device=device)
+    if not isinstance(prior, Gaussian):
+        return None
+
+    def column(value: Any) -> Tensor:
+        return torch.as_tensor(value, dtype=torch.float32, device=device).expand(chains)
+
+    return torch.stack([1 / column(prior.variance), column(prior.mean)], dim=1)
+
+
+class Backend(NamedTuple):
+    """Who forms the products and applies them: writes one layer's new state over the old."""
+
+    name: str
+    #: (task, layer state, arranged call, step inputs) -> None
+    update_: Callable[[LayerTask, LayerState, DeferredCall, LayerInputs], None]
+    #: The memory layout that ``update_`` wants; part of the compiled function.
+    arrange: Callable[[DeferredCall], DeferredCall] = lambda call: call
+
+
+def products(task: LayerTask, call: DeferredCall) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """G, (delta~^2)^T a^2 / B and (delta~^2)^T a / B, as far as the metric needs them."""
+    a, delta, fisher = call
+    size = a.shape[-2]
+    gradient = delta.mT @ a / size
+    if task.kind in ("euclidean", "rmsprop"):
+        return gradient, None, None
+    squares = (delta if fisher is None else fisher).square().mT / size
+    second = squares @ a.square()
+    return gradient, second, squares @ a if task.kind == "quasi-diagonal" else None

@@ -1,0 +1,257 @@
+"""The update of a linear layer as one Triton kernel.
+
+A program owns a tile of weights, BLOCK_O units by BLOCK_I inputs. It forms the three products over
+the batch in registers and applies metric, drift, noise and running mean to them at once: gradient
+and statistics never reach memory, and what remains is the traffic of the state, each buffer read
+and written once. The weights' pull on their unit's bias (the row A_0i) is summed per tile; the
+program that arrives last adds these sums up, always in the same order, and moves the bias.
+
+The noise is that of ``random.normal``, recomputed here from its address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from natural_langevin.fused.layer import LayerInputs, LayerState, LayerTask
+from natural_langevin.gradients import DeferredCall
+
+_KIND = {"euclidean": 0, "rmsprop": 1, "diagonal": 2, "quasi-diagonal": 3}
+
+
+@triton.jit
+def _bits(index, key0, key1):
+    """The 32-bit hash of ``random.bits``."""
+    x = index.to(tl.uint32) + key0
+    x = (x ^ (x >> 17)) * tl.full([], 0xED5AD4BB, tl.uint32)
+    x = (x ^ (x >> 11)) + key1
+    x = x * tl.full([], 0xAC4C1B51, tl.uint32)
+    x = (x ^ (x >> 15)) * tl.full([], 0x31848BAB, tl.uint32)
+    return x ^ (x >> 14)
+
+
+@triton.jit
+def _normal(element, key0, key1):
+    """Element ``element`` of ``random.normal``: its pair differs in bit 4 of the index."""
+    second_half = element & 16
+    radius_word = _bits(element - second_half, key0, key1)
+    angle_word = _bits(element - second_half + 16, key0, key1)
+    low = (radius_word & tl.full([], 0x7FFFFFFF, tl.uint32)).to(tl.int32, bitcast=True)
+    uniform = (low.to(tl.float32) + 0.5) * 4.656612873077393e-10
+    radius = tl.sqrt(-2.0 * tl.log(uniform))
+    # A sine is the cosine a quarter of a turn earlier: 2^30 of 2^32.
+    quarter = (second_half << 26).to(tl.uint32)
+    turned = (angle_word - quarter).to(tl.int32, bitcast=True)
+    turns = turned.to(tl.float32) * 2.3283064365386963e-10
+    s = turns * turns
+    c = 6.527706146240234
+    c = c * s - 25.96688461303711
+    c = c * s + 60.16743087768555
+    c = c * s - 85.45011138916016
+    c = c * s + 64.93911743164062
+    c = c * s - 19.73920440673828
+    return radius * (c * s + 1.0)
+
+
+@triton.jit
+def _mix(old, new, rate):
+    return old + rate * (new - old)
+
+
+@triton.jit
+def _linear_kernel(
+    a, delta, fisher, theta, mean, second, cross, bias, bias_mean, bias_second, prior, numbers,
+    keys, row_sums, arrived, B, I, O, a_chain, tiles_i, weight_start, bias_start, damping,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
+    STATISTICS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    chain = tl.program_id(1).to(tl.int64)
+    tile_o, tile_i = tl.program_id(0) // tiles_i, tl.program_id(0) % tiles_i
+    o = tile_o * BLOCK_O + tl.arange(0, BLOCK_O)
+    i = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
+    in_o, in_i = o < O, i < I
+    a += chain * a_chain
+    delta += chain * B * O
+    fisher += chain * B * O
+
+    # The products over the batch, and the sums of delta and delta~^2 for the units' biases.
+    gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    crosses = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    bias_gradient = tl.zeros([BLOCK_O], tl.float32)
+    bias_square = tl.zeros([BLOCK_O], tl.float32)
+    for first in range(0, B, BLOCK_B):
+        n = first + tl.arange(0, BLOCK_B)
+        in_n = n < B
+        x_mask, d_mask = in_n[:, None] & in_i[None, :], in_n[None, :] & in_o[:, None]
+        x = tl.load(a + n[:, None] * I + i[None, :], mask=x_mask, other=0.0)
+        d = tl.load(delta + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
+        gradient += tl.dot(d, x, input_precision=PRECISION)
+        bias_gradient += tl.sum(d, axis=1)
+        if KIND >= 2:
+            f2 = d * d
+            if not SAME:
+                f2 = tl.load(fisher + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
+                f2 = f2 * f2
+            bias_square += tl.sum(f2, axis=1)
+            x2 = x * x
+            squares += tl.dot(f2.to(STATISTICS), x2.to(STATISTICS), input_precision=PRECISION)
+            if KIND == 3 and HAS_BIAS:
+                crosses += tl.dot(f2.to(STATISTICS), x.to(STATISTICS), input_precision=PRECISION)
+    share = 1.0 / B
+    gradient, squares, crosses = gradient * share, squares * share, crosses * share
+    bias_gradient, bias_square = bias_gradient * share, bias_square * share
+
+    eta = tl.load(numbers + chain * 6)
+    scale = tl.load(numbers + chain * 6 + 1)
+    gamma = tl.load(numbers + chain * 6 + 2)
+    mu = tl.load(numbers + chain * 6 + 3)
+    per_datum = tl.load(numbers + chain * 6 + 4)
+    live_o = o < tl.where(tl.load(numbers + chain * 6 + 5) > 0, O, 0)  # stopped chains stand still
+    key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
+    key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
+    if HAS_BIAS:
+        b_at = chain * O + o
+        b = tl.load(bias + b_at, mask=in_o, other=0.0)
+        v_b = tl.load(prior + chain * 4 + 2) * per_datum * (b - tl.load(prior + chain * 4 + 3))
+        v_b += bias_gradient
+        if KIND >= 1:
+            j_b = tl.load(bias_second + b_at, mask=in_o, other=1.0)
+            j_b = _mix(j_b, bias_gradient * bias_gradient if KIND == 1 else bias_square, gamma)
+            corner = tl.rsqrt(j_b + damping)
+
+    # Metric, drift and noise of the weights.
+    mask, live = in_o[:, None] & in_i[None, :], live_o[:, None] & in_i[None, :]
+    at = o[:, None] * I + i[None, :]
+    theta += chain * O * I
+    mean += chain * O * I
+    second += chain * O * I
+    cross += chain * O * I
+    w = tl.load(theta + at, mask=mask, other=0.0)
+    z = _normal(at + weight_start, key0, key1)
+    v = gradient + tl.load(prior + chain * 4) * per_datum * (w - tl.load(prior + chain * 4 + 1))
+    if KIND == 0:
+        moved = w - eta * v + scale * z
+    else:
+        j = tl.load(second + at, mask=mask, other=1.0)
+        j = _mix(j, gradient * gradient if KIND == 1 else squares, gamma)
+        tl.store(second + at, j, mask=live)
+        if KIND == 3 and HAS_BIAS:
+            c = tl.load(cross + at, mask=mask, other=0.0)
+            c = _mix(c, crosses, gamma)
+            tl.store(cross + at, c, mask=live)
+            scaled = corner[:, None] * c
+            diagonal = tl.rsqrt(tl.maximum(j - scaled * scaled, 0.0) + damping)
+            row = -corner[:, None] * diagonal * scaled
+            pulled = row * v_b[:, None] + diagonal * v  # A^T v
+            change = scale * z - eta * pulled
+            moved = w + diagonal * change
+            row_sum = tl.sum(tl.where(mask, row * change, 0.0), axis=1)
+            tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, row_sum, mask=in_o)
+        else:
+            root = tl.rsqrt(j + damping)  # C for RMSProp, C^{1/2} for the diagonal Fisher metric
+            if KIND == 1:
+                moved = w - eta * root * v + scale * tl.sqrt(root) * z
+            else:
+                moved = w + root * (scale * z - eta * root * v)
+    tl.store(theta + at, moved, mask=live)
+    average = tl.load(mean + at, mask=mask, other=0.0)
+    tl.store(mean + at, _mix(average, moved, mu), mask=live)
+
+    # The tile of these units that arrives last moves their biases: all row sums are there.
+    if HAS_BIAS:
+        tl.debug_barrier()
+        place = arrived + chain * tl.cdiv(O, BLOCK_O) + tile_o
+        if tl.atomic_add(place, 1) == tiles_i - 1:
+            tl.store(place, 0)
+            z_b = _normal(o + bias_start, key0, key1)
+            if KIND == 0:
+                moved_b = b - eta * v_b + scale * z_b
+            elif KIND == 1:
+                moved_b = b - eta * corner * v_b + scale * tl.sqrt(corner) * z_b
+            else:
+                moved_b = b + corner * (scale * z_b - eta * corner * v_b)
+            if KIND == 3:
+                for tile in range(0, tiles_i):
+                    part = row_sums + (chain * tiles_i + tile) * O + o
+                    moved_b += tl.load(part, mask=in_o, other=0.0)
+            if KIND >= 1:
+                tl.store(bias_second + b_at, j_b, mask=live_o)
+            tl.store(bias + b_at, moved_b, mask=live_o)
+            average_b = tl.load(bias_mean + b_at, mask=in_o, other=0.0)
+            tl.store(bias_mean + b_at, _mix(average_b, moved_b, mu), mask=live_o)
+
+
+def dot_precision() -> tuple[str, Any]:
+    """How products are formed, as ``torch.set_float32_matmul_precision`` says: full float32 at
+    "highest"; TF32 at "high"; at "medium", TF32 for the gradient and bfloat16 for the statistics.
+    """
+    chosen = torch.get_float32_matmul_precision()
+    if chosen == "highest":
+        return "ieee", tl.float32
+    return "tf32", tl.float32 if chosen == "high" else tl.bfloat16
+
+
+#: Units, inputs and samples of a tile; warps and pipeline stages. Chosen on an H200, by rule for
+#: everybody: another choice is another order of summation.
+TILE = (16, 64, 32)
+WARPS, STAGES = 2, 2
+
+
+def arrange(call: DeferredCall) -> DeferredCall:
+    """The call with its features side by side. A batch that all chains share stays one batch."""
+
+    def rows(tensor: Tensor, shared: bool) -> Tensor:
+        if shared and tensor.stride(0) == 0:
+            return tensor[:1].contiguous().expand_as(tensor)
+        return tensor.contiguous()
+
+    fisher = None if call.fisher_delta is None else rows(call.fisher_delta, False)
+    return DeferredCall(rows(call.input, True), rows(call.delta, False), fisher)
+
+
+def update_(task: LayerTask, state: LayerState, call: DeferredCall, inputs: LayerInputs) -> None:
+    """Writes the layer's new state over the old one, for all chains; ``call`` is arranged."""
+    a, delta, fisher = call
+    chains, outputs, width = state.weight.shape
+    block_o, block_i, block_b = TILE
+    tiles_o, tiles_i = -(-outputs // block_o), -(-width // block_i)
+    if "arrived" not in task.scratch:
+        task.scratch["arrived"] = torch.zeros(chains, tiles_o, dtype=torch.int32, device=a.device)
+        task.scratch["row_sums"] = torch.empty(chains, tiles_i, outputs, device=a.device)
+    none = state.weight  # a pointer that the kernel never follows
+    precision, statistics = dot_precision()
+    _linear_kernel[(tiles_o * tiles_i, chains)](
+        a, delta, _or(fisher, delta), state.weight, state.weight_mean,
+        _or(state.weight_second, none), _or(state.cross, none), _or(state.bias, none),
+        _or(state.bias_mean, none), _or(state.bias_second, none), task.prior, inputs.numbers,
+        inputs.keys, task.scratch["row_sums"], task.scratch["arrived"],
+        a.shape[-2], width, outputs, a.stride(0), tiles_i, task.weight_start, task.bias_start,
+        task.damping,
+        KIND=_KIND[task.kind], HAS_BIAS=task.has_bias, SAME=fisher is None,
+        PRECISION=precision, STATISTICS=statistics,
+        BLOCK_O=block_o, BLOCK_I=block_i, BLOCK_B=block_b, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+
+
+def try_out(device: torch.device) -> None:
+    """Runs the kernel once on a tiny layer; raises where it cannot be built."""
+    task = LayerTask("", "quasi-diagonal", 1e-4, True, 0, 32, torch.zeros(1, 4, device=device))
+    layer = LayerState(
+        *(torch.ones(1, 1, 1, device=device) for _ in range(4)),
+        *(torch.ones(1, 1, device=device) for _ in range(3)),
+    )
+    call = DeferredCall(torch.ones(1, 1, 1, device=device), torch.ones(1, 1, 1, device=device))
+    keys = torch.zeros(1, 2, dtype=torch.int32, device=device)
+    with torch.cuda.device(device):
+        update_(task, layer, call, LayerInputs(torch.ones(1, 6, device=device), keys))
+        torch.cuda.synchronize()
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    return other if tensor is None else tensor

@@ -16,7 +16,7 @@ PACKAGE = "natural_langevin"
 
 #: From the bottom up: a module (a file, or a folder as a whole) may import those before it.
 ORDER = [
-    "_version", "chains", "random", "schedules", "progress", "atomic", "data", "models",
+    "_version", "pages", "chains", "random", "schedules", "progress", "atomic", "data", "models",
     "likelihoods", "storage", "priors", "gradients", "preconditioners", "langevin", "fused",
     "metrics", "diagnostics", "checkpoint", "engine", "posterior", "collector", "checks", "sampler",
     "experiments", "report", "cli",

@@ -1,5 +1,10 @@
 """Natural Langevin: Bayesian posteriors for neural networks at the price of SGD."""
 
+# ruff: noqa: E402
+from natural_langevin.pages import keep_pages_before_torch
+
+keep_pages_before_torch()
+
 from natural_langevin import (
     data,
     likelihoods,

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
+import types
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from natural_langevin import fused
 from natural_langevin.checkpoint import copy_tree_
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.langevin import Dynamics, Info, Rates, State
+from natural_langevin.pages import keep_pages
 
 log = logging.getLogger("natural_langevin")
 
@@ -72,6 +75,8 @@ class Engine:
         self._order: Tensor | None = None
         self._epoch = -1
         self._fuse = fuse
+        #: Told when the step is compiled, which takes a while; whoever shows progress listens.
+        self.say: Callable[[str], None] = lambda text: None
         self._compiled: Any = None
         self._capturable = True
         self._captured: tuple[torch.cuda.CUDAGraph, State, Info] | None = None
@@ -132,15 +137,18 @@ class Engine:
 
     def _compiled_step(self, state: State, batch: Batch | None) -> Info:
         if self._compiled is None:
-            self._compiled = self._build(state, batch)
+            self.say("compiling the step: up to a minute the first time, then from the cache")
             started = time.monotonic()
+            self._compiled = self._build(state, batch)
             try:
                 info = self._compiled(state, batch, self._order)
             except Exception as error:  # no compiler on this machine, or a network it cannot take
                 log.warning("compiling failed (%s); running eagerly", _first_line(error))
                 self._compiled, self._capturable = self._step_in_place, False
                 return self._compiled(state, batch, self._order)
-            log.info("compiled the step in %.0f s", time.monotonic() - started)
+            took = f"compiled the step in {time.monotonic() - started:.0f} s"
+            log.info(took)
+            self.say(took)
             return info
         if state.step.is_cuda and batch is None and self._capturable:
             return self._capture(state)
@@ -150,8 +158,14 @@ class Engine:
         """The step to run from now on: fused where a backend can, otherwise the general one."""
 
         def compile(function: Any) -> Any:
-            return torch.compile(function, fullgraph=True, dynamic=False, options=_same_kernels())
+            options = _same_kernels()
+            if batch is None:  # every call is alike, and looking whether it is takes 0.4 ms
+                options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
+            own = _with_own_code(function)
+            return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
+        if state.step.device.type == "cpu":
+            keep_pages()
         backend = fused.backend_for(state.step.device) if self._fuse else None
         if backend is not None:
             tasks = fused.plan(self.dynamics, state, batch or self.stream.example())
@@ -180,6 +194,24 @@ def _same_kernels() -> dict[str, Any]:
     """Kernels chosen by rule, not by timing: another order of summation is another rounding."""
     known = "deterministic" in torch._inductor.list_options()
     return {"deterministic": True} if known else {}
+
+
+def _with_own_code(method: Any) -> Any:
+    """A bound method whose code object is a copy.
+
+    ``torch.compile`` keeps what it compiled with the code object, and tells one engine's from
+    another's by guards, of which a code object may have only a few sets. Each engine compiles
+    once, for itself."""
+    function = method.__func__
+    copied = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return types.MethodType(copied, method.__self__)
 
 
 def _first_line(error: Exception) -> str:

@@ -45,6 +45,13 @@ class Progress:
             end = "\r" if sys.stderr.isatty() else "\n"
             print(text, file=sys.stderr, end=end, flush=True)
 
+    def say(self, text: str) -> None:
+        """What is being done while no step is: shown at once."""
+        if self._rich is not None:
+            self._rich.update(self._task, detail=text)
+        elif self._shown:
+            print(f"{self._title}: {text}", file=sys.stderr, flush=True)
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -58,11 +65,18 @@ class Progress:
 def _rich_progress() -> Any:
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
         from rich.progress import Progress as RichProgress
     except ImportError:
         return None
     return RichProgress(
+        SpinnerColumn(),  # turns while the step is being compiled
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),

@@ -1,6 +1,6 @@
 """Counter-based random numbers: every draw is a pure function of its address.
 
-An address is (seed, purpose, chain, step, tensor, element). There is no generator state to carry, so
+An address is (seed, purpose, chain, step, tensor, element). There is no generator state, so
 resuming a run or changing the number of chains never changes a draw (compiling the step, or
 another device, changes its rounding), and PyTorch's global generators are never touched.
 

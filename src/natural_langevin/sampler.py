@@ -193,6 +193,7 @@ class Langevin:
                 log.info("resuming at step %d", int(state.step))
         done, written = int(state.step), time.monotonic()
         with Progress(repr(self.preconditioner).split("(")[0], steps, shown=progress) as bar:
+            engine.say = bar.say
             while done < steps:
                 next_kept = burn_in + thin * (max(0, done - burn_in) // thin + 1)
                 next_look = LOOK_EVERY * (done // LOOK_EVERY + 1)

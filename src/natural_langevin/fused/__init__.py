@@ -1,7 +1,8 @@
 """Fused steps: linear layers whose gradient, statistics and update are formed in one place.
 
 ``step.FusedStep`` is the step, ``layer`` says what a backend is given, and a backend is one file:
-``triton_linear`` on CUDA. Where there is none, or no layer qualifies, the general path serves.
+``triton_linear`` on CUDA, ``cpu_linear`` on the CPU. Where there is none, or no layer qualifies,
+the general path serves.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ log = logging.getLogger("natural_langevin")
 
 @cache
 def backend_for(device: torch.device) -> Backend | None:
-    """The backend of this device, tried out on a small layer; None where there is none."""
-    if device.type != "cuda":
-        return None
+    """The backend of this device, tried out first; None where there is none."""
     try:
-        from natural_langevin.fused import triton_linear
+        if device.type == "cuda":
+            from natural_langevin.fused import triton_linear
 
-        triton_linear.try_out(device)
-    except Exception as error:  # no Triton, or a driver or compiler it cannot work with
+            triton_linear.try_out(device)
+            return Backend("triton", triton_linear.update_, triton_linear.arrange)
+        if device.type == "cpu":
+            from natural_langevin.fused import cpu_linear
+
+            cpu_linear.library()
+            return Backend("c++", cpu_linear.update_, cpu_linear.arrange)
+    except Exception as error:  # no Triton, no compiler, or a driver they cannot work with
         log.warning("no fused kernels (%s): the general step serves", str(error).split("\n")[0])
-        return None
-    return Backend("triton", triton_linear.update_, triton_linear.arrange)
+    return None

@@ -106,22 +106,10 @@ def prior_numbers(prior: Prior, chains: int, device: torch.device) -> Tensor | N
 
 
 class Backend(NamedTuple):
-    """Who forms the products and applies them: writes one layer's new state over the old."""
+    """Who forms the products and applies them."""
 
     name: str
-    #: (task, layer state, arranged call, step inputs) -> None
-    update_: Callable[[LayerTask, LayerState, DeferredCall, LayerInputs], None]
-    #: The memory layout that ``update_`` wants; part of the compiled function.
-    arrange: Callable[[DeferredCall], DeferredCall] = lambda call: call
-
-
-def products(task: LayerTask, call: DeferredCall) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """G, (delta~^2)^T a^2 / B and (delta~^2)^T a / B, as far as the metric needs them."""
-    a, delta, fisher = call
-    size = a.shape[-2]
-    gradient = delta.mT @ a / size
-    if task.kind in ("euclidean", "rmsprop"):
-        return gradient, None, None
-    squares = (delta if fisher is None else fisher).square().mT / size
-    second = squares @ a.square()
-    return gradient, second, squares @ a if task.kind == "quasi-diagonal" else None
+    #: Writes one layer's new state over the old: (task, layer state, arranged call, inputs).
+    update_: Callable[[LayerTask, LayerState, Any, LayerInputs], None]
+    #: The layer's call as ``update_`` wants it; part of the compiled function.
+    arrange: Callable[[LayerTask, DeferredCall], Any]

@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import random
 from natural_langevin.fused.layer import KINDS, Backend, LayerInputs, LayerTask, prior_numbers
-from natural_langevin.gradients import DeferredCall
 from natural_langevin.langevin import Dynamics, Info, Rates, State, select
 
 Batch = tuple[Tensor, Tensor]
@@ -46,9 +45,7 @@ class FusedStep:
             self.backend.update_(task, task.state(state), calls[task.name], numbers)
         return info
 
-    def evaluate_(
-        self, state: State, *where: Any
-    ) -> tuple[Info, dict[str, DeferredCall], LayerInputs]:
+    def evaluate_(self, state: State, *where: Any) -> tuple[Info, dict[str, Any], LayerInputs]:
         batch, rates, num_data, chain_axis = self.inputs(state, *where)
         dynamics = self.dynamics
         evaluation = dynamics.evaluate(state, batch, chain_axis=chain_axis, deferred=self._deferred)
@@ -66,7 +63,10 @@ class FusedStep:
         diverged = dynamics.note_diverged(state, keep)
         new = select(keep, new, rest, diverged)
         pytree.tree_map(lambda old, value: old.copy_(value), rest, new)
-        calls = {name: self.backend.arrange(call) for name, call in evaluation.deferred.items()}
+        calls = {
+            task.name: self.backend.arrange(task, evaluation.deferred[task.name])
+            for task in self.tasks
+        }
         return Info(evaluation.loss, diverged >= 0), calls, inputs
 
     def _rest(self, state: State) -> State:

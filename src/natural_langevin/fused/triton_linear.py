@@ -203,7 +203,7 @@ TILE = (16, 64, 32)
 WARPS, STAGES = 2, 2
 
 
-def arrange(call: DeferredCall) -> DeferredCall:
+def arrange(task: LayerTask, call: DeferredCall) -> DeferredCall:
     """The call with its features side by side. A batch that all chains share stays one batch."""
 
     def rows(tensor: Tensor, shared: bool) -> Tensor:

@@ -1,0 +1,198 @@
+// The update of a linear layer on the CPU: one pass over its state, row by row.
+//
+// The matrix products have been formed by the BLAS; here they meet metric, drift, noise and running
+// mean. A row's noise is made in a buffer that stays in the first-level cache. The loops are plain,
+// so that the compiler can vectorise them for whatever machine this is. Formulas: see
+// preconditioners/; the noise is that of random.py, from the same addresses.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+inline uint32_t bits(uint32_t index, uint32_t key0, uint32_t key1) {
+    uint32_t x = index + key0;
+    x = (x ^ (x >> 17)) * 0xED5AD4BBu;
+    x = (x ^ (x >> 11)) + key1;
+    x = x * 0xAC4C1B51u;
+    x = (x ^ (x >> 15)) * 0x31848BABu;
+    return x ^ (x >> 14);
+}
+
+// ln(u) for a positive, normal u: exponent, and ln(1 + t) / t as a polynomial (interpolated at
+// Chebyshev nodes, relative error 4e-7) for t = m - 1, m in [0.75, 1.5).
+inline float log_positive(float u) {
+    int32_t word;
+    std::memcpy(&word, &u, 4);
+    const int32_t shifted = word - 0x3F400000;  // puts 0.75 at an exponent's beginning
+    const float exponent = static_cast<float>(shifted >> 23);
+    const int32_t mantissa = (shifted & 0x7FFFFF) + 0x3F400000;
+    float m;
+    std::memcpy(&m, &mantissa, 4);
+    const float t = m - 1.0f;
+    float p = -0.0650838147219571f;
+    p = p * t + 0.1400688175105198f;
+    p = p * t - 0.173574057323999f;
+    p = p * t + 0.20119603069912806f;
+    p = p * t - 0.24978826540437807f;
+    p = p * t + 0.333294737572879f;
+    p = p * t - 0.500001774431273f;
+    p = p * t + 1.0000001601623723f;
+    return exponent * 0.6931471805599453f + t * p;
+}
+
+// cos of word / 2^32 turns.
+inline float cos_turns(uint32_t word) {
+    const float turns = static_cast<float>(static_cast<int32_t>(word)) * 2.3283064365386963e-10f;
+    const float s = turns * turns;
+    float c = 6.527706146240234f;
+    c = c * s - 25.96688461303711f;
+    c = c * s + 60.16743087768555f;
+    c = c * s - 85.45011138916016f;
+    c = c * s + 64.93911743164062f;
+    c = c * s - 19.73920440673828f;
+    return c * s + 1.0f;
+}
+
+// Normals number first ... first + 32 blocks of a stream; first is a multiple of 32.
+inline void normals(uint32_t first, int64_t blocks, uint32_t key0, uint32_t key1, float* out) {
+    for (int64_t block = 0; block < blocks; ++block) {
+        const uint32_t base = first + 32 * static_cast<uint32_t>(block);
+        float* const here = out + 32 * block;
+#pragma GCC ivdep
+        for (uint32_t k = 0; k < 16; ++k) {
+            const uint32_t radius_word = bits(base + k, key0, key1) & 0x7FFFFFFFu;
+            const uint32_t angle_word = bits(base + 16 + k, key0, key1);
+            const float low = static_cast<float>(static_cast<int32_t>(radius_word));
+            const float u = (low + 0.5f) * 4.656612873077393e-10f;
+            const float radius = std::sqrt(std::max(-2.0f * log_positive(u), 0.0f));
+            here[k] = radius * cos_turns(angle_word);
+            here[k + 16] = radius * cos_turns(angle_word - (1u << 30));
+        }
+    }
+}
+
+inline float mix(float old, float now, float rate) { return old + rate * (now - old); }
+
+struct Layer {
+    int64_t chains, outputs, inputs, weight_start, bias_start;
+    float share, damping;  // 1 / B, epsilon
+    const float *gradient, *statistics;       // (chain, O, I) sums; (chain, O, I or 2 I): [second, cross]
+    const float *bias_gradient, *bias_square;  // (chain, O) sums
+    float *theta, *mean, *second, *cross, *bias, *bias_mean, *bias_second;
+    const float *prior, *numbers;
+    const int32_t* keys;
+};
+
+template <int KIND, bool BIAS>
+void row(const Layer& l, int64_t chain, int64_t o, float* z) {
+    constexpr bool QUASI = KIND == 3 && BIAS;
+    const float* number = l.numbers + 6 * chain;
+    if (number[5] <= 0.0f) return;  // a stopped chain stands still
+    const float eta = number[0], scale = number[1], gamma = number[2], mu = number[3];
+    const float* prior = l.prior + 4 * chain;
+    const float precision = prior[0] * number[4], centre = prior[1];
+    const uint32_t key0 = l.keys[2 * chain], key1 = l.keys[2 * chain + 1];
+    const int64_t unit = chain * l.outputs + o, n = l.inputs;
+    const float damping = l.damping, share = l.share;
+
+    float v_b = 0.0f, corner = 0.0f, j_b = 0.0f;
+    if (BIAS) {
+        const float g = l.bias_gradient[unit] * share;
+        v_b = g + prior[2] * number[4] * (l.bias[unit] - prior[3]);
+        if (KIND >= 1) {
+            j_b = mix(l.bias_second[unit], KIND == 1 ? g * g : l.bias_square[unit] * share, gamma);
+            corner = 1.0f / std::sqrt(j_b + damping);
+        }
+    }
+
+    const uint32_t element = static_cast<uint32_t>(l.weight_start + o * n);
+    const uint32_t skip = element % 32;
+    normals(element - skip, (skip + n + 31) / 32, key0, key1, z);
+    const float* __restrict noise = z + skip;
+    const float* __restrict g = l.gradient + unit * n;
+    const float* __restrict s2 = KIND >= 2 ? l.statistics + unit * n * (QUASI ? 2 : 1) : nullptr;
+    const float* __restrict s1 = QUASI ? s2 + n : nullptr;
+    float* __restrict w = l.theta + unit * n;
+    float* __restrict average = l.mean + unit * n;
+    float* __restrict second = KIND >= 1 ? l.second + unit * n : nullptr;
+    float* __restrict cross = QUASI ? l.cross + unit * n : nullptr;
+    float row_sum = 0.0f;
+#pragma omp simd reduction(+ : row_sum)
+    for (int64_t i = 0; i < n; ++i) {
+        const float gi = g[i] * share;
+        const float v = gi + precision * (w[i] - centre);
+        float moved;
+        if (KIND == 0) {
+            moved = w[i] - eta * v + scale * noise[i];
+        } else {
+            const float j = mix(second[i], KIND == 1 ? gi * gi : s2[i] * share, gamma);
+            second[i] = j;
+            if (QUASI) {
+                const float c = mix(cross[i], s1[i] * share, gamma);
+                cross[i] = c;
+                const float scaled = corner * c;
+                const float schur = std::max(j - scaled * scaled, 0.0f);
+                const float diagonal = 1.0f / std::sqrt(schur + damping);
+                const float first_row = -corner * diagonal * scaled;
+                const float change = scale * noise[i] - eta * (first_row * v_b + diagonal * v);
+                moved = w[i] + diagonal * change;
+                row_sum += first_row * change;
+            } else {
+                const float root = 1.0f / std::sqrt(j + damping);
+                moved = KIND == 1 ? w[i] - eta * root * v + scale * std::sqrt(root) * noise[i]
+                                  : w[i] + root * (scale * noise[i] - eta * root * v);
+            }
+        }
+        w[i] = moved;
+        average[i] = mix(average[i], moved, mu);
+    }
+
+    if (BIAS) {
+        const uint32_t place = static_cast<uint32_t>(l.bias_start + o), over = place % 32;
+        normals(place - over, 1, key0, key1, z);
+        const float z_b = z[over];
+        float& b = l.bias[unit];
+        if (KIND == 0) {
+            b = b - eta * v_b + scale * z_b;
+        } else if (KIND == 1) {
+            b = b - eta * corner * v_b + scale * std::sqrt(corner) * z_b;
+        } else {
+            b = b + corner * (scale * z_b - eta * corner * v_b) + row_sum;
+        }
+        if (KIND >= 1) l.bias_second[unit] = j_b;
+        l.bias_mean[unit] = mix(l.bias_mean[unit], b, mu);
+    }
+}
+
+template <int KIND, bool BIAS>
+void layer(const Layer& l) {
+#pragma omp parallel
+    {
+        std::vector<float> z(l.inputs + 64);
+#pragma omp for schedule(static)
+        for (int64_t unit = 0; unit < l.chains * l.outputs; ++unit) {
+            row<KIND, BIAS>(l, unit / l.outputs, unit % l.outputs, z.data());
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" void linear_update(int kind, int bias, const Layer* l) {
+    using Function = void (*)(const Layer&);
+    static const Function functions[4][2] = {
+        {layer<0, false>, layer<0, true>},
+        {layer<1, false>, layer<1, true>},
+        {layer<2, false>, layer<2, true>},
+        {layer<3, false>, layer<3, true>},
+    };
+    functions[kind][bias](*l);
+}
+
+extern "C" void linear_noise(uint32_t first, int64_t blocks, int32_t key0, int32_t key1, float* out) {
+    normals(first, blocks, key0, key1, out);
+}

@@ -58,6 +58,12 @@ class LayerState(NamedTuple):
     bias_second: Tensor | None
 
 
+def parameter_names(layer: str) -> tuple[str, str]:
+    """Full names of a layer's weight and bias; the network itself, as a layer, is ""."""
+    prefix = f"{layer}." if layer else ""
+    return prefix + "weight", prefix + "bias"
+
+
 @dataclass(frozen=True)
 class LayerTask:
     """One layer: its names, metric, prior and place in the noise stream."""
@@ -74,11 +80,11 @@ class LayerTask:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        return (f"{self.name}.weight", f"{self.name}.bias")[: 1 + self.has_bias]
+        return parameter_names(self.name)[: 1 + self.has_bias]
 
     def state(self, state: State) -> LayerState:
         """This layer's buffers in ``state``."""
-        weight, bias = f"{self.name}.weight", f"{self.name}.bias"
+        weight, bias = parameter_names(self.name)
         second = state.metric.get("second", state.metric.get("square", {}))
         row = state.metric.get("cross", {}).get(bias, {})
         return LayerState(

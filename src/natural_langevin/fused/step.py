@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
-from natural_langevin.fused.layer import KINDS, Backend, LayerInputs, LayerTask, prior_numbers
+from natural_langevin.fused.layer import (
+    KINDS,
+    Backend,
+    LayerInputs,
+    LayerTask,
+    parameter_names,
+    prior_numbers,
+)
 from natural_langevin.langevin import Dynamics, Info, Rates, State, select
 
 Batch = tuple[Tensor, Tensor]
@@ -114,9 +121,9 @@ def _task(
     dynamics: Dynamics, name: str, kind: Any, trainable: dict[str, Tensor]
 ) -> LayerTask | None:
     module = dynamics.gradients.network.model.get_submodule(name)
-    weight, bias = f"{name}.weight", f"{name}.bias"
+    weight, bias = parameter_names(name)
     names = [weight, bias] if module.bias is not None else [weight]
-    if not name or any(n not in trainable or trainable[n].dtype != torch.float32 for n in names):
+    if any(n not in trainable or trainable[n].dtype != torch.float32 for n in names):
         return None
     chains, device = len(dynamics.temperature), trainable[weight].device
     numbers = [prior_numbers(dynamics.prior[n], chains, device) for n in (weight, names[-1])]
@@ -149,7 +156,7 @@ def _with_true_gradient(
     true = []
     for name in names:
         a, delta, _ = apart[name]
-        expected = whole[f"{name}.weight"]
+        expected = whole[parameter_names(name)[0]]
         error = (delta.mT @ a / a.shape[-2] - expected).norm()
         if error <= 1e-2 * expected.norm() + 1e-12:
             true.append(name)

@@ -132,7 +132,7 @@ class Gradients:
         if self.need == "samples":
             return *self._with_samples(params, state, x, y, key, rate), {}
         batch_size = x.shape[0]
-        own = {f"{layer}.{kind}" for layer in deferred for kind in ("weight", "bias")}
+        own = {f"{layer}.{kind}".lstrip(".") for layer in deferred for kind in ("weight", "bias")}
         apart = {name: p for name, p in params.items() if name in own}
         params = {name: p for name, p in params.items() if name not in own}
         epsilons = {

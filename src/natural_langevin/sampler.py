@@ -103,7 +103,11 @@ class Langevin:
         names = list(network.trainable())
         self._dynamics = Dynamics(
             gradients=Gradients(
-                network, likelihood, need=preconditioner.need, targets=preconditioner.targets
+                network,
+                likelihood,
+                need=preconditioner.need,
+                targets=preconditioner.targets,
+                sharing=preconditioner.sharing,
             ),
             preconditioner=preconditioner,
             prior=priors.resolve(prior, names, self.chains, device=self.device),

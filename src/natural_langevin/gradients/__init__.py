@@ -3,7 +3,7 @@
 This is the only backward pass of the library. For every chain, with per-sample loss l_n:
 
     gradient = mean_n d l_n / d theta                      what Algorithm 1 calls g
-    second, cross                                          see ``rules``
+    second, cross                                          see ``moments``
     samples  = d l_n / d theta for every n                 for the full Fisher matrix only
 
 With ``targets="model"`` the statistics come from labels y~ drawn from the model (the Fisher matrix
@@ -12,25 +12,51 @@ proper); the gradient always comes from the data.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from natural_langevin.gradients.capture import CallKey, Network, prepare_model
-from natural_langevin.gradients.rules import RULES, Call, LayerStatistics, Rule
+from natural_langevin.gradients import samples as per_sample
+from natural_langevin.gradients.capture import Network, Params
+from natural_langevin.gradients.moments import (
+    CHUNK_NUMBERS,
+    Moments,
+    Sharing,
+    dense_moments,
+    layer_moments,
+)
+from natural_langevin.gradients.plan import Axis, Plan, make_plan
+from natural_langevin.gradients.prepare import prepare_model
+from natural_langevin.gradients.rules import (
+    RULES,
+    Call,
+    Outer,
+    Rule,
+    SampleGradient,
+    Scatter,
+    Stacked,
+    Sum,
+    own_units,
+    positions,
+    register_rule,
+)
+from natural_langevin.gradients.tape import CallKey
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 
 __all__ = [
-    "RULES", "Call", "Evaluation", "Gradients", "LayerStatistics", "Network", "Rule", "Statistics",
-    "prepare_model",
+    "RULES", "Call", "Evaluation", "Gradients", "Network", "Outer", "Params", "Rule",
+    "SampleGradient", "Scatter", "Sharing", "Stacked", "Statistics", "Sum", "own_units",
+    "positions", "prepare_model", "register_rule",
 ]  # fmt: skip
 
 Need = Literal["gradient", "diagonal", "samples"]
-Params = dict[str, Tensor]
+Recorded = dict[CallKey, list[Tensor]]
 
 
 @dataclass
@@ -62,19 +88,32 @@ class Gradients:
         *,
         need: Need = "gradient",
         targets: Literal["data", "model"] = "data",
+        sharing: Sharing = "exact",
     ) -> None:
         self.network, self.likelihood = network, likelihood
-        self.need, self.targets = need, targets
-        self._shapes: dict[tuple[int, ...], dict[CallKey, tuple[torch.Size, torch.dtype]]] = {}
+        self.need, self.targets, self.sharing = need, targets, sharing
+        self._numbers = CHUNK_NUMBERS
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._distrusted: frozenset[str] = frozenset()
         if need == "diagonal":
             network.install_hooks()
         self._units = network.units()  # once: it walks over all layers
 
     def prepare(self, params: Params, x: Tensor) -> None:
-        """Learns the layers' output shapes for a batch like ``x`` (no chain axis). Idempotent."""
-        if self.need == "diagonal" and tuple(x.shape) not in self._shapes:
+        """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""
+        if self.need == "diagonal" and tuple(x.shape) not in self._plans:
             first = {name: value[0] for name, value in params.items()}
-            self._shapes[tuple(x.shape)] = self.network.call_shapes(first, x)
+            plan = make_plan(self.network, first, x, self._distrusted)
+            self._plans[tuple(x.shape)] = plan
+
+    def distrust(self, names: set[str]) -> bool:
+        """From now on these parameters' statistics come from the whole network, sample by sample.
+
+        False where they did already."""
+        known = self._distrusted.union(*(plan.whole for plan in self._plans.values()))
+        self._distrusted |= names
+        self._plans = {}
+        return not known >= names
 
     def __call__(
         self,
@@ -87,7 +126,9 @@ class Gradients:
         step: Tensor,
     ) -> Evaluation:
         """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t)."""
-        rate = (step + 1).to(next(iter(params.values())).dtype).rsqrt()
+        first = next(iter(params.values()))
+        self._numbers = max(1, CHUNK_NUMBERS // len(first))  # of one chain's temporary tensors
+        rate = (step + 1).to(first.dtype).rsqrt()
         data = 0 if chain_axis else None
         loss, gradient, (second, cross, samples), state = vmap(
             self._one_chain, in_dims=(0, 0, data, data, 0, None)
@@ -106,10 +147,8 @@ class Gradients:
         if self.need == "samples":
             return self._with_samples(params, state, x, y, key, rate)
         batch_size = x.shape[0]
-        epsilons = {
-            k: torch.zeros(shape, dtype=dtype, device=x.device)
-            for k, (shape, dtype) in self._shapes.get(tuple(x.shape), {}).items()
-        }
+        plan = self._plans[tuple(x.shape)] if self.need == "diagonal" else None
+        epsilons = {} if plan is None else plan.epsilons(x.device)
         outputs, pullback, inputs = vjp(  # type: ignore[misc]
             lambda p, e: self.network.recorded_call(p, e, x), params, epsilons, has_aux=True
         )
@@ -118,12 +157,12 @@ class Gradients:
         # The sum of losses: its output gradients are the per-sample ones, whatever the batch size.
         total, deltas = pullback(self._output_gradient(outputs, y, state))
         gradient = {name: g / batch_size for name, g in total.items()}
-        if self.need == "gradient":
+        if plan is None:
             return losses.mean(), gradient, ({}, {}, {}), state
         if self.targets == "model":
-            drawn = self.likelihood.sample(outputs, key, state)
-            _, deltas = pullback(self._output_gradient(outputs, drawn, state))
-        second, cross = self._layer_statistics(params, inputs, deltas)
+            y = self.likelihood.sample(outputs, key, state)
+            _, deltas = pullback(self._output_gradient(outputs, y, state))
+        second, cross = self._layer_statistics(plan, params, state, (x, y), inputs, deltas)
         return losses.mean(), gradient, (second, cross, {}), state
 
     def _output_gradient(self, outputs: Tensor, y: Tensor, state: LikelihoodState) -> Tensor:
@@ -131,21 +170,53 @@ class Gradients:
         return grad(lambda o: self.likelihood.log_loss(o, y, state).sum())(outputs)
 
     def _layer_statistics(
-        self, params: Params, inputs: dict[CallKey, Tensor], deltas: dict[CallKey, Tensor]
+        self,
+        plan: Plan,
+        params: Params,
+        state: LikelihoodState,
+        batch: tuple[Tensor, Tensor],
+        inputs: Recorded,
+        deltas: Recorded,
     ) -> tuple[Params, dict[str, Params]]:
+        """All parameters' statistics, each from where the plan says."""
+        samples = len(batch[0])
+        gradients: dict[str, list[SampleGradient]] = {}
+        for name in plan.ruled:
+            for call, repeat in ruled_calls(plan, name, inputs, deltas):
+                found = self.network.rules[name].gradients(self.network.model.get_submodule(name), call)
+                for own, full in self.network.owned[name].items():
+                    if full not in plan.whole:
+                        gradients.setdefault(full, []).append(found[own].folded(repeat))
+        sources = [
+            layer_moments(
+                gradients, self._units, samples=samples, sharing=self.sharing, numbers=self._numbers
+            )
+        ]
+        for name in plan.replayed:
+            dense = per_sample.replayed(self.network, plan, name, params, inputs, deltas)
+            names = set(self.network.owned[name].values()) - plan.whole
+            sources.append(self._dense_moments(dense, names, samples))
+        if plan.whole:
+            loss = partial(self._sample_loss, state)
+            dense = per_sample.whole(loss, params, plan.whole, *batch)
+            sources.append(self._dense_moments(dense, set(plan.whole), samples))
         # A layer that the forward pass never calls has no gradient, hence zeros.
         second = {name: torch.zeros_like(p) for name, p in params.items()}
         cross = {b: {w: second[w] for w in ws} for b, ws in self._units.items()}
-        for name, calls in self.network.calls_by_layer(inputs, deltas).items():
-            module = self.network.model.get_submodule(name)
-            layer = self.network.rules[name].statistics(module, calls)
-            prefix = f"{name}." if name else ""
-            second |= {prefix + k: v for k, v in layer.second.items() if prefix + k in params}
-            for bias, row in layer.cross.items():
-                if prefix + bias in cross:
-                    known = cross[prefix + bias]
-                    known |= {prefix + k: v for k, v in row.items() if prefix + k in known}
+        for source in sources:
+            second |= source.second
+            cross |= source.cross
         return second, cross
+
+    def _dense_moments(
+        self, dense: tuple[per_sample.Dense, int], names: set[str], samples: int
+    ) -> Moments:
+        units = {b: ws for b, ws in self._units.items() if names >= {b, *ws}}
+        chunk = max(1, self._numbers // dense[1])
+        return dense_moments(dense[0], units, samples=samples, chunk=chunk)
+
+    def _sample_loss(self, state: LikelihoodState, p: Params, x: Tensor, y: Tensor) -> Tensor:
+        return self.likelihood.log_loss(self.network.call(p, x), y, state).sum()
 
     def _with_samples(
         self,
@@ -169,7 +240,20 @@ class Gradients:
 
     def _per_sample(self, params: Params, state: LikelihoodState, x: Tensor, y: Tensor) -> Params:
         def loss(p: Params, x_n: Tensor, y_n: Tensor) -> Tensor:
-            outputs = self.network.call(p, x_n[None])
-            return self.likelihood.log_loss(outputs, y_n[None], state).squeeze(0)
+            return self._sample_loss(state, p, x_n[None], y_n[None])
 
         return vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
+
+
+def ruled_calls(
+    plan: Plan, name: str, inputs: Recorded, deltas: Recorded
+) -> Iterator[tuple[Call, int]]:
+    """The recorded calls of a layer with the samples first, and the rows that each sample has."""
+
+    def first(axes: Sequence[Axis | None], tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(t if a is None else a.first(t) for a, t in zip(axes, tensors, strict=True))
+
+    for key in plan.traces:
+        if key[0] == name:
+            call = Call(first(plan.inputs[key], inputs[key]), first(plan.outputs[key], deltas[key]))
+            yield call, plan.outputs[key][0].repeat

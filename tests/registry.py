@@ -281,11 +281,17 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.qkv, self.out = nn.LayerNorm(4), nn.Linear(4, 12, bias=False), nn.Linear(4, 4)
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(4),
+            nn.Linear(4, 12, bias=False),
+            nn.Linear(4, 4),
+        )
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (2, 2)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(-1, (2, 2)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
+        )
         h = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(h.transpose(1, 2).flatten(2))
         return self.head(x[:, -1])
@@ -303,14 +309,19 @@ class Bags(nn.Module):
 def encoder(**options: object) -> nn.Module:
     layer = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.1, batch_first=True, **options)
     return pooled(
-        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), features=4, channels_first=False
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+        features=4,
+        channels_first=False,
     )
 
 
 class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.inner = nn.Embedding(5, 4), nn.TransformerDecoderLayer(4, 2, 5, batch_first=True)
+        self.embed, self.inner = (
+            nn.Embedding(5, 4),
+            nn.TransformerDecoderLayer(4, 2, 5, batch_first=True),
+        )
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -325,7 +336,8 @@ CASES: dict[str, Case] = {
     "conv1d": Case(lambda: pooled(nn.Conv1d(2, 4, 3), features=4), (2, 7)),
     "conv1d circular": Case(
         lambda: pooled(
-            nn.Conv1d(2, 4, 3, padding=2, padding_mode="circular", dilation=2), features=4), (2, 7)),
+            nn.Conv1d(2, 4, 3, padding=2, padding_mode="circular", dilation=2), features=4),
+        (2, 7)),
     "conv2d": Case(
         lambda: pooled(
             nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0)), nn.ReLU(inplace=True),

@@ -38,7 +38,7 @@ from natural_langevin.data.streams import (
     split_pair,
 )
 from natural_langevin.engine import Engine, choose_mode
-from natural_langevin.gradients import Gradients, Network, prepare_model
+from natural_langevin.gradients import Gradients, Network, plain_copy, prepare_model
 from natural_langevin.langevin import Dynamics, Info, Rates, State
 from natural_langevin.posterior import Posterior
 from natural_langevin.progress import Progress
@@ -87,7 +87,7 @@ class Langevin:
             preconditioner = preconditioners.QuasiDiagonalFisher()
         check_arguments(model, likelihood, prior, preconditioner, init)
         self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
-        self.model = copy.deepcopy(model)  # the user's own is never touched
+        self.model = plain_copy(model)  # the user's own is never touched
         prepare_model(self.model, log)
         trainable = check_parameters(self.model)
         self.device = torch.device(device) if device is not None else trainable[0].device

@@ -12,26 +12,17 @@ proper); the gradient always comes from the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from natural_langevin.gradients import samples as per_sample
 from natural_langevin.gradients.capture import Network, Params
-from natural_langevin.gradients.moments import (
-    CHUNK_NUMBERS,
-    Moments,
-    Sharing,
-    dense_moments,
-    layer_moments,
-)
-from natural_langevin.gradients.plan import Axis, Plan, make_plan
-from natural_langevin.gradients.prepare import prepare_model
+from natural_langevin.gradients.moments import CHUNK_NUMBERS, Sharing
+from natural_langevin.gradients.plan import Plan, make_plan
+from natural_langevin.gradients.prepare import plain_copy, prepare_model
 from natural_langevin.gradients.rules import (
     RULES,
     Call,
@@ -44,19 +35,20 @@ from natural_langevin.gradients.rules import (
     own_units,
     positions,
     register_rule,
+    restore_layers,
 )
-from natural_langevin.gradients.tape import CallKey
+from natural_langevin.gradients.statistics import Recorded, layer_statistics
+from natural_langevin.gradients.vectorised import vectorised
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 
 __all__ = [
     "RULES", "Call", "Evaluation", "Gradients", "Network", "Outer", "Params", "Rule",
     "SampleGradient", "Scatter", "Sharing", "Stacked", "Statistics", "Sum", "own_units",
-    "positions", "prepare_model", "register_rule",
+    "plain_copy", "positions", "prepare_model", "register_rule", "restore_layers", "vectorised",
 ]  # fmt: skip
 
 Need = Literal["gradient", "diagonal", "samples"]
-Recorded = dict[CallKey, list[Tensor]]
 
 
 @dataclass
@@ -162,58 +154,15 @@ class Gradients:
         if self.targets == "model":
             y = self.likelihood.sample(outputs, key, state)
             _, deltas = pullback(self._output_gradient(outputs, y, state))
-        second, cross = self._layer_statistics(plan, params, state, (x, y), inputs, deltas)
+        recorded = Recorded(params, inputs, deltas, x, y, partial(self._sample_loss, state))
+        second, cross = layer_statistics(
+            self.network, plan, self._units, recorded, sharing=self.sharing, numbers=self._numbers
+        )
         return losses.mean(), gradient, (second, cross, {}), state
 
     def _output_gradient(self, outputs: Tensor, y: Tensor, state: LikelihoodState) -> Tensor:
         """d loss_n / d outputs_n for every sample."""
         return grad(lambda o: self.likelihood.log_loss(o, y, state).sum())(outputs)
-
-    def _layer_statistics(
-        self,
-        plan: Plan,
-        params: Params,
-        state: LikelihoodState,
-        batch: tuple[Tensor, Tensor],
-        inputs: Recorded,
-        deltas: Recorded,
-    ) -> tuple[Params, dict[str, Params]]:
-        """All parameters' statistics, each from where the plan says."""
-        samples = len(batch[0])
-        gradients: dict[str, list[SampleGradient]] = {}
-        for name in plan.ruled:
-            for call, repeat in ruled_calls(plan, name, inputs, deltas):
-                found = self.network.rules[name].gradients(self.network.model.get_submodule(name), call)
-                for own, full in self.network.owned[name].items():
-                    if full not in plan.whole:
-                        gradients.setdefault(full, []).append(found[own].folded(repeat))
-        sources = [
-            layer_moments(
-                gradients, self._units, samples=samples, sharing=self.sharing, numbers=self._numbers
-            )
-        ]
-        for name in plan.replayed:
-            dense = per_sample.replayed(self.network, plan, name, params, inputs, deltas)
-            names = set(self.network.owned[name].values()) - plan.whole
-            sources.append(self._dense_moments(dense, names, samples))
-        if plan.whole:
-            loss = partial(self._sample_loss, state)
-            dense = per_sample.whole(loss, params, plan.whole, *batch)
-            sources.append(self._dense_moments(dense, set(plan.whole), samples))
-        # A layer that the forward pass never calls has no gradient, hence zeros.
-        second = {name: torch.zeros_like(p) for name, p in params.items()}
-        cross = {b: {w: second[w] for w in ws} for b, ws in self._units.items()}
-        for source in sources:
-            second |= source.second
-            cross |= source.cross
-        return second, cross
-
-    def _dense_moments(
-        self, dense: tuple[per_sample.Dense, int], names: set[str], samples: int
-    ) -> Moments:
-        units = {b: ws for b, ws in self._units.items() if names >= {b, *ws}}
-        chunk = max(1, self._numbers // dense[1])
-        return dense_moments(dense[0], units, samples=samples, chunk=chunk)
 
     def _sample_loss(self, state: LikelihoodState, p: Params, x: Tensor, y: Tensor) -> Tensor:
         return self.likelihood.log_loss(self.network.call(p, x), y, state).sum()
@@ -243,17 +192,3 @@ class Gradients:
             return self._sample_loss(state, p, x_n[None], y_n[None])
 
         return vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
-
-
-def ruled_calls(
-    plan: Plan, name: str, inputs: Recorded, deltas: Recorded
-) -> Iterator[tuple[Call, int]]:
-    """The recorded calls of a layer with the samples first, and the rows that each sample has."""
-
-    def first(axes: Sequence[Axis | None], tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(t if a is None else a.first(t) for a, t in zip(axes, tensors, strict=True))
-
-    for key in plan.traces:
-        if key[0] == name:
-            call = Call(first(plan.inputs[key], inputs[key]), first(plan.outputs[key], deltas[key]))
-            yield call, plan.outputs[key][0].repeat

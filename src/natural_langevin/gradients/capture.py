@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from natural_langevin.gradients.rules import RULES, Rule, Units, own_units
 from natural_langevin.gradients.rules.tapped import Tapped
 from natural_langevin.gradients.tape import CallKey, Epsilons, Tape
+from natural_langevin.gradients.vectorised import vectorised
 
 Params = dict[str, Tensor]
-
-
-def vectorised_attention(x: Tensor) -> AbstractContextManager[Any]:
-    """On the CPU, scaled_dot_product_attention's fused kernel has no batching rule: vmap would
-    call it chain by chain. The same from plain operations has one."""
-    if x.device.type == "cpu":
-        return sdpa_kernel(SDPBackend.MATH)
-    return nullcontext()
 
 
 class Network:
@@ -74,7 +66,7 @@ class Network:
 
     def call(self, params: Params, x: Tensor) -> Any:
         """The outputs; recorded where a tape is running."""
-        with vectorised_attention(x):
+        with vectorised(x):
             return functional_call(self.model, params, (x,), tie_weights=True)
 
     @contextmanager

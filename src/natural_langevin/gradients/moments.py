@@ -72,8 +72,9 @@ def _group_moments(
     one_position = all(len(gs) == 1 and set(gs[0].positions()) == {1} for gs in group.values())
     if (sharing == "expand" or one_position) and _positional(group, units):
         return _expanded(group, units, samples, numbers)
-    if all(isinstance(g, Scatter) for gs in group.values() for g in gs):
-        merged = {k: Scatter.joined(gs).merged() for k, gs in group.items()}
+    lookups = {k: [g for g in gs if isinstance(g, Scatter)] for k, gs in group.items()}
+    if all(len(lookups[k]) == len(gs) for k, gs in group.items()):
+        merged = {k: Scatter.joined(gs).merged() for k, gs in lookups.items()}
         return _expanded({k: [g] for k, g in merged.items()}, units, samples, numbers)
 
     def dense(part: slice) -> Params:

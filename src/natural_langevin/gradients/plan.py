@@ -164,9 +164,7 @@ def _rule_applies(
 # Rehearsals ---------------------------------------------------------------------------------------
 
 
-def _rehearse(
-    network: Network, params: Params, x: Tensor
-) -> tuple[dict[CallKey, Trace], set[str]]:
+def _rehearse(network: Network, params: Params, x: Tensor) -> tuple[dict[CallKey, Trace], set[str]]:
     """One forward pass: the calls of all watched layers, and the parameters used elsewhere."""
     with _open_modules(network) as opened, torch.no_grad(), network.taping(Tape()) as tape:
         strangers = _Strangers(network, params, opened)

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from natural_langevin.gradients.capture import Network, Params, vectorised_attention
+from natural_langevin.gradients.capture import Network, Params
 from natural_langevin.gradients.plan import Plan
 from natural_langevin.gradients.tape import CallKey, is_real
+from natural_langevin.gradients.vectorised import vectorised
 
 Dense = Callable[[slice], Params]
 
@@ -51,13 +52,13 @@ def replayed(
             pairs = zip(plan.inputs[key], values, strict=True)
             batch = [t if a is None else a.one(t) for a, t in pairs]
             args, kwargs = plan.traces[key].rebuild(batch)
-            with vectorised_attention(batch[0]):
+            with vectorised(batch[0]):
                 result = functional_call(module, {**rest, **own}, args, kwargs)
             found.append([leaf for leaf in pytree.tree_leaves(result) if is_real(leaf)])
         return found
 
     def one(tensors: list[list[Tensor]], delta: list[list[Tensor]]) -> Params:
-        _, pullback = vjp(lambda p: outputs(p, tensors), own)
+        pullback: Any = vjp(lambda p: outputs(p, tensors), own)[1]
         whose = [
             [a.one(d) for a, d in zip(plan.outputs[key], ds, strict=True)]
             for key, ds in zip(keys, delta, strict=True)

@@ -73,12 +73,12 @@ def _wrong_parameters(
                 f"error {error:.2g}): do samples influence each other, or is the batch not the "
                 "first axis of x? Use preconditioners.RMSProp() or Euclidean() for this network"
             )
-    errors = {
-        k: [_relative(measured.statistics.second[k][0] - s, s)] for k, s in second.items()
-    }
+    errors = {k: [_relative(measured.statistics.second[k][0] - s, s)] for k, s in second.items()}
     for bias, row in measured.statistics.cross.items():
         for w, found in row.items():
-            b = samples[bias].reshape(*samples[bias].shape, *(1,) * (found.ndim - samples[bias].ndim))
+            b = samples[bias].reshape(
+                *samples[bias].shape, *(1,) * (found.ndim - samples[bias].ndim)
+            )
             # By Cauchy and Schwarz no larger than this; relative to itself it may be a mere rest.
             scale = (b.square().mean(0) * second[w]).sqrt()
             errors[w].append(_relative(found[0] - (b * samples[w]).mean(0), scale))

@@ -19,7 +19,7 @@ Epsilons = dict[CallKey, list[Tensor]]
 
 
 class Trace(NamedTuple):
-    """One call as a rehearsal saw it: its arguments with a hole for every tensor, and the shapes."""
+    """One call as a rehearsal saw it: arguments with a hole for every tensor, and all shapes."""
 
     leaves: list[Any]  # of the arguments; None where a tensor goes
     holes: list[int]

@@ -30,7 +30,7 @@ from natural_langevin.gradients.rules.tapped import Tap, Tapped, rewrites
 class MultiheadAttention(Tapped, nn.MultiheadAttention):
     """torch's attention from plain operations; the arguments mean the same."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         query: Tensor,
         key: Tensor,

@@ -242,9 +242,9 @@ class Rule(NamedTuple):
 def own_units(module: nn.Module) -> Units:
     """By name: "bias" goes with "weight", "bias_ih_l0" with "weight_ih_l0", and so on.
 
-    Unit i is the bias with index i and the weights that have i as their first index (or indices)."""
+    Unit i is the bias with index i and the weights whose first index (or indices) are i."""
     own = dict(module.named_parameters(recurse=False))
-    units = {}
+    units: Units = {}
     for name, bias in own.items():
         weight = name.replace("bias", "weight")
         if "bias" in name and weight in own and own[weight].shape[: bias.ndim] == bias.shape:

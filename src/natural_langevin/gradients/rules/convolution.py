@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from natural_langevin.gradients.rules.base import Call, Outer, SampleGradient, Sum, Units
+from natural_langevin.gradients.rules.tapped import rewrites
 
 
 def convolution_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
@@ -79,3 +80,11 @@ def patches(
 def _by_group(value: Tensor, groups: int) -> Tensor:
     """(B, C, T) -> (B, group, T, C / group)."""
     return value.unflatten(1, (groups, -1)).mT
+
+
+@rewrites(nn.AdaptiveAvgPool2d)
+class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+    """torch's own sets strides by hand for channels-last inputs, which has no batching rule."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.contiguous())

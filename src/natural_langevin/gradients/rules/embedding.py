@@ -51,4 +51,3 @@ class EmbeddingBag(nn.EmbeddingBag):
         elif per_sample_weights is not None:
             share = share * per_sample_weights
         return (share[..., None] * found).sum(1)
-

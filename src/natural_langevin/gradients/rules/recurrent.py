@@ -78,9 +78,7 @@ class _Recurrent(Tapped):
             start.append(x.new_zeros(count, x.shape[0], self.hidden_size))
         return start
 
-    def _scan(
-        self: Any, tap: Tap, name: str, x: Tensor, state: State
-    ) -> tuple[Tensor, State]:
+    def _scan(self: Any, tap: Tap, name: str, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One layer in one direction over x (B, T, I): the states h (B, T, H) and the last."""
         bias_x, bias_h = (getattr(self, f"bias_{k}_{name}", None) for k in ("ih", "hh"))
         gates = tap.add(x, F.linear(x, getattr(self, f"weight_ih_{name}"), bias_x))
@@ -107,15 +105,15 @@ class _Recurrent(Tapped):
 
 
 @rewrites(nn.RNN)
-class RNN(_Recurrent, nn.RNN): ...
+class RNN(_Recurrent, nn.RNN): ...  # type: ignore[misc]
 
 
 @rewrites(nn.LSTM)
-class LSTM(_Recurrent, nn.LSTM): ...
+class LSTM(_Recurrent, nn.LSTM): ...  # type: ignore[misc]
 
 
 @rewrites(nn.GRU)
-class GRU(_Recurrent, nn.GRU): ...
+class GRU(_Recurrent, nn.GRU): ...  # type: ignore[misc]
 
 
 def recurrent_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from natural_langevin import Langevin, checks, likelihoods, preconditioners
 from natural_langevin.gradients import RULES, Call, Rule, SampleGradient, Sum, own_units
 from oracle import build, cross_entropy, per_sample_loop
-from registry import Folded, Scale
+from zoo import Folded, Scale
 
 FISHER = [preconditioners.DiagonalFisher, preconditioners.QuasiDiagonalFisher]
 

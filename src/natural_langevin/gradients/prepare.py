@@ -74,7 +74,6 @@ def _quantised(name: str) -> str:
 
 def prepare_model(model: nn.Module, log: Any) -> None:
     """Makes a private copy's forward pass deterministic, or refuses what cannot be."""
-    rewrite_layers(model)
     for name, module in model.named_modules():
         _refuse_layer(f"layer {name!r} ({type(module).__name__})", module)
         if isinstance(module, _DropoutNd) and module.training and module.p > 0:
@@ -86,6 +85,7 @@ def prepare_model(model: nn.Module, log: Any) -> None:
             module.dropout = 0.0
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # no fused fast path, which calls none of its layers
+    rewrite_layers(model)
 
 
 def _refuse_layer(what: str, module: nn.Module) -> None:

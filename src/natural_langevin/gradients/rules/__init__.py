@@ -29,6 +29,7 @@ from natural_langevin.gradients.rules.linear import (
     linear_gradients,
 )
 from natural_langevin.gradients.rules.normalisation import (
+    CHANNEL_NORMS,
     group_norm_gradients,
     layer_norm_gradients,
     rms_norm_gradients,
@@ -65,13 +66,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.LayerNorm: Rule(layer_norm_gradients, own_units),
     nn.RMSNorm: Rule(rms_norm_gradients, own_units),
     nn.GroupNorm: Rule(group_norm_gradients, own_units),
-    **{
-        c: Rule(running_norm_gradients, own_units)
-        for c in (
-            nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
-            nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-        )
-    },
+    **{c: Rule(running_norm_gradients, own_units) for c in CHANNEL_NORMS},
     MultiheadAttention: Rule(attention_gradients, own_units),
     **{c: Rule(recurrent_gradients, own_units) for c in (RNN, LSTM, GRU)},
     **{c: Rule(cell_gradients, own_units) for c in (RNNCell, LSTMCell, GRUCell)},

@@ -137,9 +137,9 @@ class Scatter(SampleGradient):
 
     def dense(self, part: slice) -> Tensor:
         index, delta = self.index[part], self.delta[part]
-        zeros = torch.zeros(len(index), *self.shape, dtype=delta.dtype, device=delta.device)
-        sample = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
-        return zeros.index_put((sample, index), delta, accumulate=True)
+        sample = torch.arange(len(index), device=index.device)[:, None]
+        rows = _add_rows(sample * self.shape[0] + index, delta, len(index) * self.shape[0])
+        return rows.reshape(len(index), *self.shape)
 
     def work(self) -> int:
         return math.prod(self.shape)
@@ -170,9 +170,7 @@ class Scatter(SampleGradient):
         return (self.index.shape[1],)
 
     def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
-        zeros = torch.zeros(self.shape, dtype=self.delta.dtype, device=self.delta.device)
-        flat = self.delta.square().flatten(0, 1)
-        return zeros.index_put((self.index.flatten(),), flat, accumulate=True), None
+        return _add_rows(self.index, self.delta.square(), self.shape[0]), None
 
     def folded(self, repeat: int) -> Scatter:
         index = self.index.reshape(-1, repeat * self.index.shape[1])
@@ -255,6 +253,14 @@ def own_units(module: nn.Module) -> Units:
 def positions(value: Tensor) -> Tensor:
     """(B, ..., F) with all axes between sample and feature as one: (B, T, F)."""
     return value.reshape(value.shape[0], -1, value.shape[-1])
+
+
+def _add_rows(index: Tensor, values: Tensor, rows: int) -> Tensor:
+    """(B, T) indices and (B, T, ...) values -> (rows, ...), equal indices added up.
+
+    With index_add, because index_put(accumulate=True) is wrong in compiled vmap (torch 2.13)."""
+    zeros = torch.zeros(rows, *values.shape[2:], dtype=values.dtype, device=values.device)
+    return zeros.index_add(0, index.flatten(), values.flatten(0, 1))
 
 
 def _fold(value: Tensor, repeat: int) -> Tensor:

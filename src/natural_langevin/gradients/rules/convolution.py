@@ -82,9 +82,12 @@ def _by_group(value: Tensor, groups: int) -> Tensor:
     return value.unflatten(1, (groups, -1)).mT
 
 
-@rewrites(nn.AdaptiveAvgPool2d)
-class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+class _ContiguousPool:
     """torch's own sets strides by hand for channels-last inputs, which has no batching rule."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.contiguous())
+        return super().forward(input.contiguous())  # type: ignore[misc]
+
+
+for _kind in (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d):
+    rewrites(_kind)(type(_kind.__name__, (_ContiguousPool, _kind), {}))

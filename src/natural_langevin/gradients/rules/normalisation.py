@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from natural_langevin.gradients.rules.base import Call, SampleGradient, Sum
+from natural_langevin.gradients.rules.tapped import rewrites
 
 
 def layer_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
@@ -30,13 +31,43 @@ def group_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
 
 
 def running_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
-    """InstanceNorm, and BatchNorm in eval mode: by running averages where there are any."""
+    """BatchNorm in eval mode, and InstanceNorm."""
+    return _by_channel(_normalised(module, call.input), call.delta)
+
+
+def _normalised(module: Any, x: Tensor) -> Tensor:
+    """By the running averages where there are any, else every channel of a sample by itself."""
     if module.running_mean is None:
-        return _by_channel(F.instance_norm(call.input, eps=module.eps), call.delta)
-    normalised = F.batch_norm(
-        call.input, module.running_mean, module.running_var, training=False, eps=module.eps
+        return F.group_norm(x, x.shape[1], eps=module.eps)
+    shape = (-1,) + (1,) * (x.ndim - 2)
+    mean, variance = module.running_mean.reshape(shape), module.running_var.reshape(shape)
+    return (x - mean) * (variance + module.eps).rsqrt()
+
+
+class _ChannelNorm:
+    """The forward pass from plain operations: F.batch_norm cannot be compiled inside vmap."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        normalised = _normalised(self, input)
+        if not self.affine:
+            return normalised
+        shape = (-1,) + (1,) * (input.ndim - 2)
+        return normalised * self.weight.reshape(shape) + self.bias.reshape(shape)
+
+
+CHANNEL_NORMS = [
+    rewrites(kind)(type(kind.__name__, (_ChannelNorm, kind), {}))
+    for kind in (
+        nn.BatchNorm1d,
+        nn.BatchNorm2d,
+        nn.BatchNorm3d,
+        nn.SyncBatchNorm,
+        nn.InstanceNorm1d,
+        nn.InstanceNorm2d,
+        nn.InstanceNorm3d,
     )
-    return _by_channel(normalised, call.delta)
+]
 
 
 def _by_feature(module: Any, normalised: Tensor, delta: Tensor) -> dict[str, SampleGradient]:

@@ -37,8 +37,11 @@ def cell(mode: str, x: Tensor, h: Tensor, state: State) -> State:
     return ((x + h).relu() if mode == "RNN_RELU" else (x + h).tanh(),)
 
 
-class _Recurrent(Tapped):
-    """The forward pass of nn.RNN, nn.LSTM and nn.GRU."""
+class _Recurrent(Tapped, nn.Module):
+    """The forward pass of nn.RNN, nn.LSTM and nn.GRU. No subclass of these: torch.compile refuses
+    whatever is one, without looking at what it computes."""
+
+    extra_repr = nn.RNNBase.extra_repr
 
     def forward(self: Any, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
         if isinstance(input, PackedSequence):
@@ -105,15 +108,15 @@ class _Recurrent(Tapped):
 
 
 @rewrites(nn.RNN)
-class RNN(_Recurrent, nn.RNN): ...  # type: ignore[misc]
+class RNN(_Recurrent): ...
 
 
 @rewrites(nn.LSTM)
-class LSTM(_Recurrent, nn.LSTM): ...  # type: ignore[misc]
+class LSTM(_Recurrent): ...
 
 
 @rewrites(nn.GRU)
-class GRU(_Recurrent, nn.GRU): ...  # type: ignore[misc]
+class GRU(_Recurrent): ...
 
 
 def recurrent_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:

@@ -44,6 +44,8 @@ def restore_layers(model: nn.Module) -> None:
         if type(module) in original:
             vars(module).pop("tape_of", None)
             module.__class__ = original[type(module)]
+            if isinstance(module, nn.RNNBase):
+                module._init_flat_weights()  # torch's own list of the parameters
 
 
 class Tap:

@@ -30,6 +30,7 @@ from natural_langevin.gradients.rules.linear import (
 )
 from natural_langevin.gradients.rules.normalisation import (
     CHANNEL_NORMS,
+    GroupNorm,
     group_norm_gradients,
     layer_norm_gradients,
     rms_norm_gradients,
@@ -65,7 +66,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Embedding: Rule(embedding_gradients, own_units),
     nn.LayerNorm: Rule(layer_norm_gradients, own_units),
     nn.RMSNorm: Rule(rms_norm_gradients, own_units),
-    nn.GroupNorm: Rule(group_norm_gradients, own_units),
+    GroupNorm: Rule(group_norm_gradients, own_units),
     **{c: Rule(running_norm_gradients, own_units) for c in CHANNEL_NORMS},
     MultiheadAttention: Rule(attention_gradients, own_units),
     **{c: Rule(recurrent_gradients, own_units) for c in (RNN, LSTM, GRU)},

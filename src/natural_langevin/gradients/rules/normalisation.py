@@ -26,7 +26,7 @@ def rms_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
 
 
 def group_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
-    normalised = F.group_norm(call.input, module.num_groups, eps=module.eps)
+    normalised = F.group_norm(call.input.contiguous(), module.num_groups, eps=module.eps)
     return _by_channel(normalised, call.delta)
 
 
@@ -38,10 +38,18 @@ def running_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]
 def _normalised(module: Any, x: Tensor) -> Tensor:
     """By the running averages where there are any, else every channel of a sample by itself."""
     if module.running_mean is None:
-        return F.group_norm(x, x.shape[1], eps=module.eps)
+        return F.group_norm(x.contiguous(), x.shape[1], eps=module.eps)
     shape = (-1,) + (1,) * (x.ndim - 2)
     mean, variance = module.running_mean.reshape(shape), module.running_var.reshape(shape)
     return (x - mean) * (variance + module.eps).rsqrt()
+
+
+@rewrites(nn.GroupNorm)
+class GroupNorm(nn.GroupNorm):
+    """torch's own asks for the strides of channels-last inputs, which vmap cannot answer."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.contiguous())
 
 
 class _ChannelNorm:

@@ -46,7 +46,12 @@ from natural_langevin.gradients.rules.recurrent import (
     cell_gradients,
     recurrent_gradients,
 )
-from natural_langevin.gradients.rules.tapped import restore_layers, rewrite_layers
+from natural_langevin.gradients.rules.tapped import (
+    REWRITTEN,
+    Tapped,
+    restore_layers,
+    rewrite_layers,
+)
 
 __all__ = [
     "RULES", "Call", "Outer", "Rule", "SampleGradient", "Scatter", "Stacked", "Sum", "Units",
@@ -82,4 +87,7 @@ def register_rule(kind: type[nn.Module], rule: Rule) -> None:
         raise TypeError(f"a rule belongs to a class of torch.nn.Module, got {kind!r}")
     if not isinstance(rule, Rule):
         raise TypeError(f"expected Rule(gradients, units), got {rule!r}")
+    kind = REWRITTEN.get(kind, kind)
+    if issubclass(kind, Tapped):
+        raise TypeError(f"{kind.__name__} is taken apart into its inner maps, which have a rule")
     RULES[kind] = rule

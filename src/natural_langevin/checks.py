@@ -84,6 +84,32 @@ def check_counts(chains: Any, num_data: Any, seed: Any) -> tuple[int, float | No
     return chains, count, seed
 
 
+def check_training(
+    microbatch: Any, autocast: Any, clip: Any, preconditioner: Preconditioner
+) -> dict[str, Any]:
+    """The settings of the gradient that are not left at their defaults, in words."""
+    if microbatch is not None:
+        if whole_number("microbatch", microbatch) < 1:
+            raise ValueError(f"microbatch must be a positive integer or None, got {microbatch!r}")
+        if preconditioner.need == "samples":
+            raise ValueError(
+                f"microbatch={microbatch!r} does not go with {type(preconditioner).__name__}, "
+                "which needs the gradients of all samples at once: leave it out"
+            )
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}"
+        )
+    if clip is not None and (
+        isinstance(clip, bool)
+        or not isinstance(clip, numbers.Real)
+        or not 0 < float(clip) < math.inf
+    ):
+        raise ValueError(f"clip must be a positive number or None, got {clip!r}")
+    settings = {"microbatch": microbatch, "autocast": autocast and str(autocast), "clip": clip}
+    return {name: value for name, value in settings.items() if value is not None}
+
+
 def check_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The trainable parameters, which must share a dtype and be finite."""
     trainable = [p for p in model.parameters() if p.requires_grad]

@@ -25,6 +25,7 @@ from natural_langevin.checks import (
     check_parameters,
     check_run,
     check_temperature,
+    check_training,
     warn_if_stiff,
     whole_number,
 )
@@ -81,8 +82,16 @@ class Langevin:
         seed: int = 0,
         device: torch.device | str | None = None,
         compile: bool | str = "auto",
+        microbatch: int | None = None,
+        autocast: torch.dtype | None = None,
+        clip: float | None = None,
     ) -> None:
-        """``mean_rate`` is mu_t of the running mean; the other arguments are in the README."""
+        """``mean_rate`` is mu_t of the running mean; the other arguments are in the README.
+
+        ``microbatch``: every chain's minibatch in pieces of at most so many samples, for less
+        memory and the same result. ``autocast``: torch.bfloat16 or torch.float16 for the forward
+        pass. ``clip``: the largest norm of a chain's likelihood gradient; the chain then no longer
+        samples the posterior where gradients are longer."""
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
         check_arguments(model, likelihood, prior, preconditioner, init)
@@ -92,6 +101,7 @@ class Langevin:
         trainable = check_parameters(self.model)
         self.device = torch.device(device) if device is not None else trainable[0].device
         self.model.to(self.device)
+        self._training = check_training(microbatch, autocast, clip, preconditioner)
         self.likelihood, self.preconditioner = likelihood, preconditioner
         self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
         choose_mode(compile, work=0.0, steps=0)
@@ -99,7 +109,7 @@ class Langevin:
 
         self.chain_ids = torch.arange(self.chains, device=self.device)
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
-        network = Network(self.model)
+        network = Network(self.model, autocast=autocast)
         names = list(network.trainable())
         self._dynamics = Dynamics(
             gradients=Gradients(
@@ -108,6 +118,8 @@ class Langevin:
                 need=preconditioner.need,
                 targets=preconditioner.targets,
                 sharing=preconditioner.sharing,
+                microbatch=microbatch,
+                clip=clip,
             ),
             preconditioner=preconditioner,
             prior=priors.resolve(prior, names, self.chains, device=self.device),
@@ -253,7 +265,7 @@ class Langevin:
             "chains": self.chains,
             "init": self._start,
             "seed": self.seed,
-        }
+        } | self._training
 
     def _rates_table(self, start: int, stop: int) -> Tensor:
         """A row per step: eta of every chain, gamma, mu."""

@@ -12,13 +12,16 @@ proper); the gradient always comes from the data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch.func import grad, vjp, vmap
+from torch.utils import _pytree as pytree
 
+from natural_langevin.gradients.accumulation import accumulated, clipped, joined
 from natural_langevin.gradients.capture import Network, Params
 from natural_langevin.gradients.moments import CHUNK_NUMBERS, Sharing
 from natural_langevin.gradients.plan import Plan, make_plan
@@ -70,6 +73,15 @@ class Evaluation:
     likelihood: LikelihoodState
 
 
+class Settled(NamedTuple):
+    """What is known once the outputs are: the likelihood's state, the labels of the loss, and
+    those of the statistics."""
+
+    state: LikelihoodState
+    y: Tensor
+    labels: Tensor
+
+
 class Gradients:
     """Evaluates all chains on a batch. ``need`` says which statistics the preconditioner wants."""
 
@@ -81,9 +93,14 @@ class Gradients:
         need: Need = "gradient",
         targets: Literal["data", "model"] = "data",
         sharing: Sharing = "exact",
+        microbatch: int | None = None,
+        clip: float | None = None,
     ) -> None:
+        """``microbatch``: at most this many samples of a chain at once (see ``accumulation``).
+        ``clip``: the largest norm of a chain's gradient; statistics stay as they are."""
         self.network, self.likelihood = network, likelihood
         self.need, self.targets, self.sharing = need, targets, sharing
+        self.microbatch, self.clip = microbatch, clip
         self._numbers = CHUNK_NUMBERS
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._distrusted: frozenset[str] = frozenset()
@@ -93,10 +110,13 @@ class Gradients:
 
     def prepare(self, params: Params, x: Tensor) -> None:
         """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""
-        if self.need == "diagonal" and tuple(x.shape) not in self._plans:
-            first = {name: value[0] for name, value in params.items()}
-            plan = make_plan(self.network, first, x, self._distrusted)
-            self._plans[tuple(x.shape)] = plan
+        if self.need != "diagonal":
+            return
+        first = {name: value[0] for name, value in params.items()}
+        for part in x.split(self.microbatch or len(x)):
+            if tuple(part.shape) not in self._plans:
+                plan = make_plan(self.network, first, part, self._distrusted)
+                self._plans[tuple(part.shape)] = plan
 
     def distrust(self, names: set[str]) -> bool:
         """From now on these parameters' statistics come from the whole network, sample by sample.
@@ -137,28 +157,82 @@ class Gradients:
         rate: Tensor,
     ) -> tuple[Tensor, Params, tuple[Params, dict[str, Params], Params], LikelihoodState]:
         if self.need == "samples":
-            return self._with_samples(params, state, x, y, key, rate)
+            loss, gradient, statistics, state = self._with_samples(params, state, x, y, key, rate)
+        elif self.microbatch is None or self.microbatch >= len(x):
+
+            def settle(outputs: Any) -> Settled:
+                new = self.likelihood.update(state, outputs, y, rate)
+                return Settled(new, y, self._labels(outputs, y, key, new))
+
+            loss, gradient, statistics, state = self._one_batch(params, x, settle)
+        else:
+            loss, gradient, statistics, state = self._in_pieces(params, state, x, y, key, rate)
+        if self.clip is not None:
+            gradient = clipped(gradient, self.clip)
+        return loss, gradient, statistics, state
+
+    def _one_batch(
+        self, params: Params, x: Tensor, settle: Callable[[Any], Settled]
+    ) -> tuple[Tensor, Params, tuple[Params, dict[str, Params], Params], LikelihoodState]:
         batch_size = x.shape[0]
         plan = self._plans[tuple(x.shape)] if self.need == "diagonal" else None
         epsilons = {} if plan is None else plan.epsilons(x.device)
         outputs, pullback, inputs = vjp(  # type: ignore[misc]
             lambda p, e: self.network.recorded_call(p, e, x), params, epsilons, has_aux=True
         )
-        state = self.likelihood.update(state, outputs, y, rate)
+        state, y, labels = settle(outputs)
         losses = self.likelihood.log_loss(outputs, y, state)
         # The sum of losses: its output gradients are the per-sample ones, whatever the batch size.
-        total, deltas = pullback(self._output_gradient(outputs, y, state))
+        total, deltas = self._unscaled(pullback, self._output_gradient(outputs, y, state))
         gradient = {name: g / batch_size for name, g in total.items()}
         if plan is None:
             return losses.mean(), gradient, ({}, {}, {}), state
         if self.targets == "model":
-            y = self.likelihood.sample(outputs, key, state)
-            _, deltas = pullback(self._output_gradient(outputs, y, state))
-        recorded = Recorded(params, inputs, deltas, x, y, partial(self._sample_loss, state))
+            drawn = self._output_gradient(outputs, labels, state)
+            _, deltas = self._unscaled(pullback, drawn)
+        recorded = Recorded(params, inputs, deltas, x, labels, partial(self._sample_loss, state))
         second, cross = layer_statistics(
             self.network, plan, self._units, recorded, sharing=self.sharing, numbers=self._numbers
         )
         return losses.mean(), gradient, (second, cross, {}), state
+
+    def _in_pieces(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        x: Tensor,
+        y: Tensor,
+        key: Tensor,
+        rate: Tensor,
+    ) -> tuple[Tensor, Params, tuple[Params, dict[str, Params], Params], LikelihoodState]:
+        """The same for a batch in pieces. What depends on all outputs (the likelihood's averages,
+        labels drawn from the model) is settled by a forward pass of its own beforehand."""
+        assert self.microbatch is not None
+        xs, ys = x.split(self.microbatch), y.split(self.microbatch)
+        labels = y
+        if state or self.targets == "model":
+            outputs = joined([self.network.call(params, part) for part in xs])
+            state = self.likelihood.update(state, outputs, y, rate)
+            labels = self._labels(outputs, y, key, state)
+
+        def piece(part: Tensor, y: Tensor, labels: Tensor) -> Any:
+            return self._one_batch(params, part, lambda _: Settled(state, y, labels))[:3]
+
+        means = map(piece, xs, ys, labels.split(self.microbatch))
+        return (*accumulated(means, [len(part) for part in xs]), state)
+
+    def _labels(self, outputs: Any, y: Tensor, key: Tensor, state: LikelihoodState) -> Tensor:
+        """Whose gradients are squared: the data's labels, or some drawn from the model."""
+        return y if self.targets == "data" else self.likelihood.sample(outputs, key, state)
+
+    def _unscaled(self, pullback: Any, cotangent: Any) -> Any:
+        """Gradients for a cotangent that is scaled where float16 would lose it; back in full
+        precision and at their own scale before anything is squared."""
+        scale, dtype = self.network.loss_scale, self.network.dtype
+        if dtype is None:
+            return pullback(cotangent)
+        found = pullback(pytree.tree_map(lambda g: g * scale, cotangent))
+        return pytree.tree_map(lambda g: g.to(dtype) / scale, found)
 
     def _output_gradient(self, outputs: Tensor, y: Tensor, state: LikelihoodState) -> Tensor:
         """d loss_n / d outputs_n for every sample."""

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
 from natural_langevin.gradients.rules import RULES, Rule, Units, own_units
 from natural_langevin.gradients.rules.tapped import Tapped
-from natural_langevin.gradients.tape import CallKey, Epsilons, Tape
+from natural_langevin.gradients.tape import CallKey, Epsilons, Tape, is_real
 from natural_langevin.gradients.vectorised import vectorised
 
 Params = dict[str, Tensor]
@@ -20,8 +22,10 @@ Params = dict[str, Tensor]
 class Network:
     """A private copy of a model: hooks stay on it for good."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, *, autocast: torch.dtype | None = None) -> None:
+        """With ``autocast`` the forward pass runs in that precision where torch.autocast does so;
+        parameters, outputs and all gradients that are squared keep the model's own."""
+        self.model, self.autocast = model, autocast
         self.rules: dict[str, Rule] = {}  # of the layers that have one
         self.owned: dict[str, dict[str, str]] = {}  # layer -> own name -> full name, trainable
         self._tape: Tape | None = None
@@ -66,8 +70,27 @@ class Network:
 
     def call(self, params: Params, x: Tensor) -> Any:
         """The outputs; recorded where a tape is running."""
-        with vectorised(x):
-            return functional_call(self.model, params, (x,), tie_weights=True)
+        if self.dtype is None:
+            with vectorised(x):
+                return functional_call(self.model, params, (x,), tie_weights=True)
+        with vectorised(x), self.reduced(x):
+            outputs = functional_call(self.model, params, (x,), tie_weights=True)
+        return pytree.tree_map(lambda o: o.to(self.dtype) if is_real(o) else o, outputs)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The precision of parameters and squares, where the forward pass has another one."""
+        return None if self.autocast is None else next(self.model.parameters()).dtype
+
+    @property
+    def loss_scale(self) -> float:
+        """A power of two. Float16 has no numbers below 6e-8; output gradients of a sample are at
+        most of order one and are summed, not averaged, so a modest factor is enough."""
+        return 16.0 if self.autocast == torch.float16 else 1.0
+
+    def reduced(self, x: Tensor) -> torch.autocast:
+        # No cache of converted weights: it would outlive the transformation they belong to.
+        return torch.autocast(x.device.type, dtype=self.autocast, cache_enabled=False)
 
     @contextmanager
     def taping(self, tape: Tape) -> Iterator[Tape]:

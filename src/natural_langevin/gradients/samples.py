@@ -9,6 +9,7 @@ Both build a few samples' gradients at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -52,9 +53,11 @@ def replayed(
             pairs = zip(plan.inputs[key], values, strict=True)
             batch = [t if a is None else a.one(t) for a, t in pairs]
             args, kwargs = plan.traces[key].rebuild(batch)
-            with vectorised(batch[0]):
+            reduced = nullcontext() if network.dtype is None else network.reduced(batch[0])
+            with vectorised(batch[0]), reduced:
                 result = functional_call(module, {**rest, **own}, args, kwargs)
-            found.append([leaf for leaf in pytree.tree_leaves(result) if is_real(leaf)])
+            leaves = [leaf for leaf in pytree.tree_leaves(result) if is_real(leaf)]
+            found.append([leaf.to(network.dtype or leaf.dtype) for leaf in leaves])
         return found
 
     def one(tensors: list[list[Tensor]], delta: list[list[Tensor]]) -> Params:

@@ -91,6 +91,7 @@ def _measure(
     plain = copy.copy(gradients)
     plain.targets = "data"  # drawn labels would be another sum
     plain.sharing = "exact"  # the approximation starts from the same pieces
+    plain.clip = None
     return plain(
         {name: value[:1] for name, value in params.items()},
         {name: value[:1] for name, value in state.items()},

@@ -13,7 +13,7 @@ from natural_langevin.gradients.capture import Network, Params
 from natural_langevin.gradients.moments import Moments, Sharing, dense_moments, layer_moments
 from natural_langevin.gradients.plan import Axis, Plan
 from natural_langevin.gradients.rules import Call, SampleGradient, Units
-from natural_langevin.gradients.tape import CallKey
+from natural_langevin.gradients.tape import CallKey, is_real
 
 Tensors = dict[CallKey, list[Tensor]]
 
@@ -70,7 +70,7 @@ def ruled_gradients(
     gradients: dict[str, list[SampleGradient]] = {}
     for name in plan.ruled:
         module, rule = network.model.get_submodule(name), network.rules[name]
-        for call, repeat in _calls(plan, name, recorded):
+        for call, repeat in _calls(network, plan, name, recorded):
             found = rule.gradients(module, call)
             for own, full in network.owned[name].items():
                 if full not in plan.whole:
@@ -78,7 +78,9 @@ def ruled_gradients(
     return gradients
 
 
-def _calls(plan: Plan, name: str, recorded: Recorded) -> Iterator[tuple[Call, int]]:
+def _calls(
+    network: Network, plan: Plan, name: str, recorded: Recorded
+) -> Iterator[tuple[Call, int]]:
     """The calls of a layer with the samples first, and how many rows each sample has."""
 
     def first(axes: Sequence[Axis | None], tensors: list[Tensor]) -> tuple[Tensor, ...]:
@@ -87,5 +89,7 @@ def _calls(plan: Plan, name: str, recorded: Recorded) -> Iterator[tuple[Call, in
     for key in plan.traces:
         if key[0] == name:
             inputs = first(plan.inputs[key], recorded.inputs[key])
+            if network.dtype is not None:  # full precision before anything is squared
+                inputs = tuple(a.to(network.dtype) if is_real(a) else a for a in inputs)
             deltas = first(plan.outputs[key], recorded.deltas[key])
             yield Call(inputs, deltas), plan.outputs[key][0].repeat

@@ -31,6 +31,8 @@ from natural_langevin.gradients.rules.linear import (
 from natural_langevin.gradients.rules.normalisation import (
     CHANNEL_NORMS,
     GroupNorm,
+    LayerNorm,
+    RMSNorm,
     group_norm_gradients,
     layer_norm_gradients,
     rms_norm_gradients,
@@ -69,8 +71,8 @@ RULES: dict[type[nn.Module], Rule] = {
         for c in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     },
     nn.Embedding: Rule(embedding_gradients, own_units),
-    nn.LayerNorm: Rule(layer_norm_gradients, own_units),
-    nn.RMSNorm: Rule(rms_norm_gradients, own_units),
+    LayerNorm: Rule(layer_norm_gradients, own_units),
+    RMSNorm: Rule(rms_norm_gradients, own_units),
     GroupNorm: Rule(group_norm_gradients, own_units),
     **{c: Rule(running_norm_gradients, own_units) for c in CHANNEL_NORMS},
     MultiheadAttention: Rule(attention_gradients, own_units),

@@ -44,12 +44,25 @@ def _normalised(module: Any, x: Tensor) -> Tensor:
     return (x - mean) * (variance + module.eps).rsqrt()
 
 
-@rewrites(nn.GroupNorm)
-class GroupNorm(nn.GroupNorm):
-    """torch's own asks for the strides of channels-last inputs, which vmap cannot answer."""
+class _FullPrecision:
+    """Contiguous, because torch's own asks for channels-last strides, which vmap cannot answer; and
+    in the precision of the gain, as autocast does on GPUs: elsewhere vmap cannot mix the two."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.contiguous())
+    def forward(self: Any, input: Tensor) -> Tensor:
+        like = input if self.weight is None else self.weight
+        return super().forward(input.contiguous().to(like.dtype))  # type: ignore[misc]
+
+
+@rewrites(nn.LayerNorm)
+class LayerNorm(_FullPrecision, nn.LayerNorm): ...
+
+
+@rewrites(nn.RMSNorm)
+class RMSNorm(_FullPrecision, nn.RMSNorm): ...
+
+
+@rewrites(nn.GroupNorm)
+class GroupNorm(_FullPrecision, nn.GroupNorm): ...
 
 
 class _ChannelNorm:

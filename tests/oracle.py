@@ -46,12 +46,18 @@ def per_sample_loop(
         gradient={k: g.mean(0) for k, g in stacked.items()},
         second={k: g.square().mean(0) for k, g in stacked.items()},
         cross={
-            b: {w: (stacked[b][..., None] * stacked[w]).mean(0)}
+            b: {w: (spread(stacked[b], stacked[w]) * stacked[w]).mean(0)}
             for b in stacked
             if b.endswith("bias") and (w := b.removesuffix("bias") + "weight") in stacked
+            if stacked[w].shape[: stacked[b].ndim] == stacked[b].shape
         },
         samples=stacked,
     )
+
+
+def spread(bias: Tensor, weight: Tensor) -> Tensor:
+    """(n, unit), shaped to broadcast against (n, unit, ...)."""
+    return bias.reshape(bias.shape + (1,) * (weight.ndim - bias.ndim))
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:

@@ -181,9 +181,6 @@ CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]]
     "mixed dtypes": (
         lambda: construct(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double())),
         TypeError, ["float32", "float64", "one real floating dtype"]),
-    "layer without rule": (
-        lambda: construct(nn.Sequential(nn.Conv2d(1, 1, 3))),
-        TypeError, ["0 (Conv2d", "RMSProp() or Euclidean()", "requires_grad_(False)"]),
     "full Fisher too large": (
         lambda: construct(nn.Linear(100, 30), preconditioner=preconditioners.FullFisher()),
         ValueError, ["2048", "3030", "QuasiDiagonalFisher()", "max_parameters=3030"]),

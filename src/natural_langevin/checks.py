@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
 from natural_langevin import schedules
@@ -82,6 +82,32 @@ def check_counts(chains: Any, num_data: Any, seed: Any) -> tuple[int, float | No
         raise ValueError(f"num_data must be positive and finite, got {num_data!r}")
     count = int(num_data) if isinstance(num_data, numbers.Integral) else float(num_data)
     return chains, count, seed
+
+
+def check_training(
+    microbatch: Any, autocast: Any, clip: Any, preconditioner: Preconditioner
+) -> dict[str, Any]:
+    """The settings of the gradient that are not left at their defaults, in words."""
+    if microbatch is not None:
+        if whole_number("microbatch", microbatch) < 1:
+            raise ValueError(f"microbatch must be a positive integer or None, got {microbatch!r}")
+        if preconditioner.need == "samples":
+            raise ValueError(
+                f"microbatch={microbatch!r} does not go with {type(preconditioner).__name__}, "
+                "which needs the gradients of all samples at once: leave it out"
+            )
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}"
+        )
+    if clip is not None and (
+        isinstance(clip, bool)
+        or not isinstance(clip, numbers.Real)
+        or not 0 < float(clip) < math.inf
+    ):
+        raise ValueError(f"clip must be a positive number or None, got {clip!r}")
+    settings = {"microbatch": microbatch, "autocast": autocast and str(autocast), "clip": clip}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def check_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -205,18 +231,28 @@ def _outputs_of_few(network: Network, params: Params, x: Tensor) -> Any:
 def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: Any) -> None:
     """The likelihood of a parameter must be one number: no dropout, no noise in the network.
 
-    vmap refuses torch's random operations; calling again finds the others."""
+    vmap refuses torch's random operations; calling again finds the others. What else vmap and the
+    gradient cannot take is refused here too, on inputs that differ between chains."""
+    one = {name: p[:1] for name, p in params.items()}
+
+    def gradient(p: Params, x: Tensor) -> Any:
+        outputs, pullback = vjp(lambda q: network.call(q, x), p)[:2]
+        return outputs, pullback(outputs)
+
     try:
         again = _outputs_of_few(network, params, x)
         torch.testing.assert_close(
             pytree.tree_leaves(again), pytree.tree_leaves(outputs), equal_nan=True
         )
-        with torch.no_grad():
-            one = {name: p[:1] for name, p in params.items()}
-            vmap(lambda p: network.call(p, x[:FEW].clone()))(one)
+        vmap(gradient)(one, x[None, :FEW].clone())
     except (AssertionError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "randomness" not in str(error):
-            raise
+            raise ValueError(
+                "the model cannot be vectorised over chains and samples: "
+                f"{str(error).strip().splitlines()[0]} Choose between values with torch.where "
+                "instead of `if` or a boolean index, keep .item() and numpy out of the forward "
+                "pass, and give a custom autograd.Function setup_context and a vmap rule"
+            ) from error
         raise ValueError(
             "the model's forward pass is random: two calls with the same inputs differ, or it "
             "draws random numbers, but the likelihood needs a deterministic network. Call "

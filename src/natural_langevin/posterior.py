@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from natural_langevin import diagnostics, storage
-from natural_langevin.gradients import prepare_model
+from natural_langevin.gradients import plain_copy, prepare_model, restore_layers, vectorised
 from natural_langevin.likelihoods import Bernoulli, Likelihood
 
 log = logging.getLogger("natural_langevin")
@@ -175,7 +175,8 @@ class Posterior:
         """Predictions of several networks: (network, B, ...)."""
 
         def one(p: Params) -> Tensor:
-            outputs = functional_call(self._model, p, (x,))
+            with vectorised(x):
+                outputs = functional_call(self._model, p, (x,))
             if not isinstance(outputs, Tensor):
                 raise TypeError(
                     f"predict needs a network whose output is one tensor, got a "
@@ -220,7 +221,7 @@ class Posterior:
         folder: str | os.PathLike[str], model: nn.Module, *, likelihood: Likelihood | None = None
     ) -> Posterior:
         """Reads a saved posterior of this model. Only a ``LogLoss`` must be given again."""
-        model = copy.deepcopy(model)
+        model = plain_copy(model)
         prepare_model(model, log)
         parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
         groups, found, config = storage.read(Path(folder), parameters, likelihood)
@@ -240,6 +241,7 @@ class Posterior:
 
     def _as_module(self, params: Params) -> nn.Module:
         model = copy.deepcopy(self._model)
+        restore_layers(model)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name in params:

@@ -25,6 +25,7 @@ from natural_langevin.checks import (
     check_parameters,
     check_run,
     check_temperature,
+    check_training,
     warn_if_stiff,
     whole_number,
 )
@@ -38,7 +39,7 @@ from natural_langevin.data.streams import (
     split_pair,
 )
 from natural_langevin.engine import Engine, choose_mode
-from natural_langevin.gradients import Gradients, Network, prepare_model
+from natural_langevin.gradients import Gradients, Network, plain_copy, prepare_model
 from natural_langevin.langevin import Dynamics, Info, Rates, State
 from natural_langevin.posterior import Posterior
 from natural_langevin.progress import Progress
@@ -81,17 +82,26 @@ class Langevin:
         seed: int = 0,
         device: torch.device | str | None = None,
         compile: bool | str = "auto",
+        microbatch: int | None = None,
+        autocast: torch.dtype | None = None,
+        clip: float | None = None,
     ) -> None:
-        """``mean_rate`` is mu_t of the running mean; the other arguments are in the README."""
+        """``mean_rate`` is mu_t of the running mean; the other arguments are in the README.
+
+        ``microbatch``: every chain's minibatch in pieces of at most so many samples, for less
+        memory and the same result. ``autocast``: torch.bfloat16 or torch.float16 for the forward
+        pass. ``clip``: the largest norm of a chain's likelihood gradient; the chain then no longer
+        samples the posterior where gradients are longer."""
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
         check_arguments(model, likelihood, prior, preconditioner, init)
         self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
-        self.model = copy.deepcopy(model)  # the user's own is never touched
+        self.model = plain_copy(model)  # the user's own is never touched
         prepare_model(self.model, log)
         trainable = check_parameters(self.model)
         self.device = torch.device(device) if device is not None else trainable[0].device
         self.model.to(self.device)
+        self._training = check_training(microbatch, autocast, clip, preconditioner)
         self.likelihood, self.preconditioner = likelihood, preconditioner
         self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
         choose_mode(compile, work=0.0, steps=0)
@@ -99,11 +109,17 @@ class Langevin:
 
         self.chain_ids = torch.arange(self.chains, device=self.device)
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
-        network = Network(self.model)
+        network = Network(self.model, autocast=autocast)
         names = list(network.trainable())
         self._dynamics = Dynamics(
             gradients=Gradients(
-                network, likelihood, need=preconditioner.need, targets=preconditioner.targets
+                network,
+                likelihood,
+                need=preconditioner.need,
+                targets=preconditioner.targets,
+                sharing=preconditioner.sharing,
+                microbatch=microbatch,
+                clip=clip,
             ),
             preconditioner=preconditioner,
             prior=priors.resolve(prior, names, self.chains, device=self.device),
@@ -250,7 +266,7 @@ class Langevin:
             "chains": self.chains,
             "init": self._start,
             "seed": self.seed,
-        }
+        } | self._training
 
     def _rates_table(self, start: int, stop: int) -> Tensor:
         """A row per step: eta of every chain, gamma, mu."""

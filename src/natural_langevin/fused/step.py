@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
@@ -92,29 +92,19 @@ class FusedStep:
 def plan(dynamics: Dynamics, state: State, batch: Batch) -> list[LayerTask]:
     """The layers of this network that a backend may update; ``batch`` has no chain axis.
 
-    A layer qualifies when it is an ``nn.Linear`` in float32 with trainable parameters and Gaussian
-    or flat priors, called once, on a matrix, and when delta^T a is the gradient of its weight: a
-    weight that is also used elsewhere fails that test and stays with the general path.
+    A layer qualifies when its gradients can be deferred (see ``Gradients.deferrable``), its
+    parameters are float32 and all trainable, and its priors are Gaussian or flat; and when delta^T a
+    is the gradient of its weight on this batch, which nothing that looked at the network's
+    structure could have got wrong.
     """
     kind = KINDS.get(type(dynamics.preconditioner))
-    gradients = dynamics.gradients
     if kind is None:
         return []
-    candidates = [name for name, m in gradients.network.model.named_modules() if _is_linear(m)]
-    trainable = gradients.network.trainable()
-    tasks = [_task(dynamics, name, kind, trainable) for name in candidates]
+    trainable = dynamics.gradients.network.trainable()
+    names = dynamics.gradients.deferrable(state.params, batch[0])
+    tasks = [_task(dynamics, name, kind, trainable) for name in names]
     found = {task.name: task for task in tasks if task is not None}
-    gradients.network.watch(found)
-    gradients.prepare(state.params, batch[0])
-    called = gradients.output_shapes(batch[0])
-    once = {n for n in found if (n, 0) in called and (n, 1) not in called}
-    flat = {n for n in once if len(called[n, 0][0]) == 2}
-    true = _with_true_gradient(dynamics, state, batch, [n for n in found if n in flat])
-    return [found[name] for name in true]
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return type(module) is nn.Linear
+    return [found[name] for name in _with_true_gradient(dynamics, state, batch, list(found))]
 
 
 def _task(

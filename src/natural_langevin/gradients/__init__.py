@@ -3,7 +3,7 @@
 This is the only backward pass of the library. For every chain, with per-sample loss l_n:
 
     gradient = mean_n d l_n / d theta                      what Algorithm 1 calls g
-    second, cross                                          see ``rules``
+    second, cross                                          see ``moments``
     samples  = d l_n / d theta for every n                 for the full Fisher matrix only
 
 With ``targets="model"`` the statistics come from labels y~ drawn from the model (the Fisher matrix
@@ -12,25 +12,50 @@ proper); the gradient always comes from the data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
+from torch.utils import _pytree as pytree
 
-from natural_langevin.gradients.capture import CallKey, Network, prepare_model
-from natural_langevin.gradients.rules import RULES, Call, LayerStatistics, Rule
+from natural_langevin.gradients.accumulation import accumulated, clipped, joined
+from natural_langevin.gradients.capture import Network, Params
+from natural_langevin.gradients.moments import CHUNK_NUMBERS, Sharing
+from natural_langevin.gradients.plan import Plan, make_plan
+from natural_langevin.gradients.prepare import plain_copy, prepare_model
+from natural_langevin.gradients.rules import (
+    RULES,
+    Call,
+    Outer,
+    Rule,
+    SampleGradient,
+    Scatter,
+    Stacked,
+    Sum,
+    own_units,
+    positions,
+    register_rule,
+    restore_layers,
+)
+from natural_langevin.gradients.statistics import Recorded, layer_statistics
+from natural_langevin.gradients.vectorised import vectorised
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 
 __all__ = [
-    "RULES", "Call", "DeferredCall", "Evaluation", "Gradients", "LayerStatistics", "Network",
-    "Rule", "Statistics", "prepare_model",
+    "RULES", "Call", "DeferredCall", "Evaluation", "Gradients", "Network", "Outer", "Params",
+    "Rule", "SampleGradient", "Scatter", "Sharing", "Stacked", "Statistics", "Sum", "own_units",
+    "plain_copy", "positions", "prepare_model", "register_rule", "restore_layers", "vectorised",
 ]  # fmt: skip
 
 Need = Literal["gradient", "diagonal", "samples"]
-Params = dict[str, Tensor]
+
+
+Found = tuple[Params, dict[str, Params], Params]  # the three kinds of statistics
+Deferred = dict[str, tuple[Tensor, ...]]  # a, delta, and delta of drawn labels where they differ
 
 
 @dataclass
@@ -61,6 +86,15 @@ class DeferredCall(NamedTuple):
     fisher_delta: Tensor | None = None  # of drawn labels, for statistics; None: the same as delta
 
 
+class Settled(NamedTuple):
+    """What is known once the outputs are: the likelihood's state, the labels of the loss, and
+    those of the statistics."""
+
+    state: LikelihoodState
+    y: Tensor
+    labels: Tensor
+
+
 class Gradients:
     """Evaluates all chains on a batch. ``need`` says which statistics the preconditioner wants."""
 
@@ -71,23 +105,54 @@ class Gradients:
         *,
         need: Need = "gradient",
         targets: Literal["data", "model"] = "data",
+        sharing: Sharing = "exact",
+        microbatch: int | None = None,
+        clip: float | None = None,
     ) -> None:
+        """``microbatch``: at most this many samples of a chain at once (see ``accumulation``).
+        ``clip``: the largest norm of a chain's gradient; statistics stay as they are."""
         self.network, self.likelihood = network, likelihood
-        self.need, self.targets = need, targets
-        self._shapes: dict[tuple[int, ...], dict[CallKey, tuple[torch.Size, torch.dtype]]] = {}
+        self.need, self.targets, self.sharing = need, targets, sharing
+        self.microbatch, self.clip = microbatch, clip
+        self._numbers = CHUNK_NUMBERS
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._distrusted: frozenset[str] = frozenset()
+        self._watching = need == "diagonal"
         if need == "diagonal":
             network.install_hooks()
         self._units = network.units()  # once: it walks over all layers
 
     def prepare(self, params: Params, x: Tensor) -> None:
-        """Learns the layers' output shapes for a batch like ``x`` (no chain axis). Idempotent."""
-        if self.network.watched and tuple(x.shape) not in self._shapes:
-            first = {name: value[0] for name, value in params.items()}
-            self._shapes[tuple(x.shape)] = self.network.call_shapes(first, x)
+        """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""
+        if not self._watching:
+            return
+        first = {name: value[0] for name, value in params.items()}
+        for part in x.split(self.microbatch or len(x)):
+            if tuple(part.shape) not in self._plans:
+                plan = make_plan(self.network, first, part, self._distrusted)
+                self._plans[tuple(part.shape)] = plan
 
-    def output_shapes(self, x: Tensor) -> dict[CallKey, tuple[torch.Size, torch.dtype]]:
-        """Output shape and dtype of every watched call, for a batch that was prepared."""
-        return self._shapes.get(tuple(x.shape), {})
+    def deferrable(self, params: Params, x: Tensor) -> list[str]:
+        """Linear layers whose update needs nothing but one call's matrices a and delta.
+
+        From here on their calls are on tape whatever the preconditioner needs. Gradients that are
+        clipped, gathered in pieces or formed in reduced precision are deferred to nobody."""
+        if self.microbatch is not None or self.clip is not None or self.network.dtype is not None:
+            return []
+        if not self._watching:
+            self.network.install_hooks()
+            self._watching = True
+        self.prepare(params, x)
+        return self._plans[tuple(x.shape)].single_linear_calls(self.network)
+
+    def distrust(self, names: set[str]) -> bool:
+        """From now on these parameters' statistics come from the whole network, sample by sample.
+
+        False where they did already."""
+        known = self._distrusted.union(*(plan.whole for plan in self._plans.values()))
+        self._distrusted |= names
+        self._plans = {}
+        return not known >= names
 
     def __call__(
         self,
@@ -102,20 +167,18 @@ class Gradients:
     ) -> Evaluation:
         """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t).
 
-        For the linear layers named in ``deferred``, each called once on a matrix, neither gradient
-        nor statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
-        rate = (step + 1).to(next(iter(params.values())).dtype).rsqrt()
+        For the layers named in ``deferred``, some of ``deferrable``, neither gradient nor
+        statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
+        first = next(iter(params.values()))
+        self._numbers = max(1, CHUNK_NUMBERS // len(first))  # of one chain's temporary tensors
+        rate = (step + 1).to(first.dtype).rsqrt()
         data = 0 if chain_axis else None
-        chain = vmap(
-            lambda p, s, x, y, k, r: self._one_chain(p, s, x, y, k, r, deferred),
-            in_dims=(0, 0, data, data, 0, None),
-        )
-        loss, gradient, (second, cross, samples), state, calls = chain(
-            params, likelihood, *batch, key, rate
-        )
-        statistics = Statistics(second, cross, samples)
-        calls = {name: DeferredCall(*call) for name, call in calls.items()}
-        return Evaluation(loss, gradient, statistics, state, calls)
+        one_chain = partial(self._one_chain, deferred=deferred)
+        loss, gradient, (second, cross, samples), state, calls = vmap(
+            one_chain, in_dims=(0, 0, data, data, 0, None)
+        )(params, likelihood, *batch, key, rate)
+        handed = {name: DeferredCall(*call) for name, call in calls.items()}
+        return Evaluation(loss, gradient, Statistics(second, cross, samples), state, handed)
 
     def _one_chain(
         self,
@@ -126,60 +189,103 @@ class Gradients:
         key: Tensor,
         rate: Tensor,
         deferred: tuple[str, ...],
-    ) -> tuple[
-        Tensor, Params, tuple[Params, dict[str, Params], Params], LikelihoodState, dict[str, Any]
-    ]:
+    ) -> tuple[Tensor, Params, Found, LikelihoodState, Deferred]:
+        calls: Deferred = {}
         if self.need == "samples":
-            return *self._with_samples(params, state, x, y, key, rate), {}
+            loss, gradient, statistics, state = self._with_samples(params, state, x, y, key, rate)
+        elif self.microbatch is None or self.microbatch >= len(x):
+
+            def settle(outputs: Any) -> Settled:
+                new = self.likelihood.update(state, outputs, y, rate)
+                return Settled(new, y, self._labels(outputs, y, key, new))
+
+            loss, gradient, statistics, state, calls = self._one_batch(params, x, settle, deferred)
+        else:
+            loss, gradient, statistics, state = self._in_pieces(params, state, x, y, key, rate)
+        if self.clip is not None:
+            gradient = clipped(gradient, self.clip)
+        return loss, gradient, statistics, state, calls
+
+    def _one_batch(
+        self,
+        params: Params,
+        x: Tensor,
+        settle: Callable[[Any], Settled],
+        deferred: tuple[str, ...] = (),
+    ) -> tuple[Tensor, Params, Found, LikelihoodState, Deferred]:
         batch_size = x.shape[0]
-        own = {f"{layer}.{kind}".lstrip(".") for layer in deferred for kind in ("weight", "bias")}
-        apart = {name: p for name, p in params.items() if name in own}
-        params = {name: p for name, p in params.items() if name not in own}
-        epsilons = {
-            k: torch.zeros(shape, dtype=dtype, device=x.device)
-            for k, (shape, dtype) in self.output_shapes(x).items()
-        }
+        plan = self._plans[tuple(x.shape)] if self.need == "diagonal" or deferred else None
+        epsilons = {} if plan is None else plan.epsilons(x.device)
+        apart = {full for name in deferred for full in self.network.owned[name].values()}
+        own = {name: p for name, p in params.items() if name not in apart}
         outputs, pullback, inputs = vjp(  # type: ignore[misc]
-            lambda p, e: self.network.recorded_call(p | apart, e, x), params, epsilons, has_aux=True
+            lambda p, e: self.network.recorded_call(params | p, e, x), own, epsilons, has_aux=True
         )
-        state = self.likelihood.update(state, outputs, y, rate)
+        state, y, labels = settle(outputs)
         losses = self.likelihood.log_loss(outputs, y, state)
         # The sum of losses: its output gradients are the per-sample ones, whatever the batch size.
-        total, deltas = pullback(self._output_gradient(outputs, y, state))
+        total, deltas = self._unscaled(pullback, self._output_gradient(outputs, y, state))
         gradient = {name: g / batch_size for name, g in total.items()}
-        fisher_deltas = deltas
-        calls: dict[str, Any] = {n: (inputs[n, 0], deltas[n, 0]) for n in deferred}
-        if self.need == "diagonal" and self.targets == "model":
-            drawn = self.likelihood.sample(outputs, key, state)
-            _, fisher_deltas = pullback(self._output_gradient(outputs, drawn, state))
-            calls = {n: (*call, fisher_deltas[n, 0]) for n, call in calls.items()}
-        if self.need == "gradient":
+        calls: Deferred = {n: (*inputs[n, 0], *deltas[n, 0]) for n in deferred}
+        if plan is None or self.need == "gradient":
             return losses.mean(), gradient, ({}, {}, {}), state, calls
-        rest = {k: a for k, a in inputs.items() if k[0] not in deferred}
-        second, cross = self._layer_statistics(params, rest, fisher_deltas)
+        if self.targets == "model":
+            drawn = self._output_gradient(outputs, labels, state)
+            _, deltas = self._unscaled(pullback, drawn)
+            calls = {n: (*call, *deltas[n, 0]) for n, call in calls.items()}
+        recorded = Recorded(params, inputs, deltas, x, labels, partial(self._sample_loss, state))
+        second, cross = layer_statistics(
+            self.network, plan.without(deferred), self._units, recorded,
+            sharing=self.sharing, numbers=self._numbers,
+        )  # fmt: skip
+        second = {name: value for name, value in second.items() if name not in apart}
+        cross = {bias: row for bias, row in cross.items() if bias not in apart}
         return losses.mean(), gradient, (second, cross, {}), state, calls
+
+    def _in_pieces(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        x: Tensor,
+        y: Tensor,
+        key: Tensor,
+        rate: Tensor,
+    ) -> tuple[Tensor, Params, Found, LikelihoodState]:
+        """The same for a batch in pieces. What depends on all outputs (the likelihood's averages,
+        labels drawn from the model) is settled by a forward pass of its own beforehand."""
+        assert self.microbatch is not None
+        xs, ys = x.split(self.microbatch), y.split(self.microbatch)
+        labels = y
+        if state or self.targets == "model":
+            outputs = joined([self.network.call(params, part) for part in xs])
+            state = self.likelihood.update(state, outputs, y, rate)
+            labels = self._labels(outputs, y, key, state)
+
+        def piece(part: Tensor, y: Tensor, labels: Tensor) -> Any:
+            return self._one_batch(params, part, lambda _: Settled(state, y, labels))[:3]
+
+        means = map(piece, xs, ys, labels.split(self.microbatch))
+        return (*accumulated(means, [len(part) for part in xs]), state)
+
+    def _labels(self, outputs: Any, y: Tensor, key: Tensor, state: LikelihoodState) -> Tensor:
+        """Whose gradients are squared: the data's labels, or some drawn from the model."""
+        return y if self.targets == "data" else self.likelihood.sample(outputs, key, state)
+
+    def _unscaled(self, pullback: Any, cotangent: Any) -> Any:
+        """Gradients for a cotangent that is scaled where float16 would lose it; back in full
+        precision and at their own scale before anything is squared."""
+        scale, dtype = self.network.loss_scale, self.network.dtype
+        if dtype is None:
+            return pullback(cotangent)
+        found = pullback(pytree.tree_map(lambda g: g * scale, cotangent))
+        return pytree.tree_map(lambda g: g.to(dtype) / scale, found)
 
     def _output_gradient(self, outputs: Tensor, y: Tensor, state: LikelihoodState) -> Tensor:
         """d loss_n / d outputs_n for every sample."""
         return grad(lambda o: self.likelihood.log_loss(o, y, state).sum())(outputs)
 
-    def _layer_statistics(
-        self, params: Params, inputs: dict[CallKey, Tensor], deltas: dict[CallKey, Tensor]
-    ) -> tuple[Params, dict[str, Params]]:
-        # A layer that the forward pass never calls has no gradient, hence zeros.
-        second = {name: torch.zeros_like(p) for name, p in params.items()}
-        units = {b: ws for b, ws in self._units.items() if b in second}
-        cross = {b: {w: second[w] for w in ws} for b, ws in units.items()}
-        for name, calls in self.network.calls_by_layer(inputs, deltas).items():
-            module = self.network.model.get_submodule(name)
-            layer = self.network.rules[name].statistics(module, calls)
-            prefix = f"{name}." if name else ""
-            second |= {prefix + k: v for k, v in layer.second.items() if prefix + k in params}
-            for bias, row in layer.cross.items():
-                if prefix + bias in cross:
-                    known = cross[prefix + bias]
-                    known |= {prefix + k: v for k, v in row.items() if prefix + k in known}
-        return second, cross
+    def _sample_loss(self, state: LikelihoodState, p: Params, x: Tensor, y: Tensor) -> Tensor:
+        return self.likelihood.log_loss(self.network.call(p, x), y, state).sum()
 
     def _with_samples(
         self,
@@ -189,7 +295,7 @@ class Gradients:
         y: Tensor,
         key: Tensor,
         rate: Tensor,
-    ) -> tuple[Tensor, Params, tuple[Params, dict[str, Params], Params], LikelihoodState]:
+    ) -> tuple[Tensor, Params, Found, LikelihoodState]:
         """Per-sample gradients of the whole network: any layer, at B times the memory."""
         outputs = self.network.call(params, x)
         state = self.likelihood.update(state, outputs, y, rate)
@@ -203,7 +309,6 @@ class Gradients:
 
     def _per_sample(self, params: Params, state: LikelihoodState, x: Tensor, y: Tensor) -> Params:
         def loss(p: Params, x_n: Tensor, y_n: Tensor) -> Tensor:
-            outputs = self.network.call(p, x_n[None])
-            return self.likelihood.log_loss(outputs, y_n[None], state).squeeze(0)
+            return self._sample_loss(state, p, x_n[None], y_n[None])
 
         return vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)

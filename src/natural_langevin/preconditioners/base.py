@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from natural_langevin import schedules
-from natural_langevin.gradients import Need, Params, Statistics
+from natural_langevin.gradients import Need, Params, Sharing, Statistics
 
 #: A tree of tensors by parameter name; what is in it is each metric's own business.
 Metric = dict[str, Any]
@@ -56,6 +56,8 @@ class Preconditioner:
     need: Need = "gradient"
     #: Whose labels the statistics come from.
     targets: Targets = "data"
+    #: Whether a sample's positions are summed before they are squared (see gradients.moments).
+    sharing: Sharing = "exact"
     #: gamma_t of the moving average.
     decay: float | schedules.Schedule = schedules.inverse_sqrt()
 
@@ -103,6 +105,14 @@ def check_targets(targets: str) -> Targets:
     raise ValueError(f'targets must be "data" or "model", got {targets!r}')
 
 
+def check_sharing(sharing: str) -> Sharing:
+    if sharing == "exact":
+        return "exact"
+    if sharing == "expand":
+        return "expand"
+    raise ValueError(f'sharing must be "exact" or "expand", got {sharing!r}')
+
+
 class FisherPreconditioner(Preconditioner):
     """The settings that all Fisher metrics share. Abstract."""
 
@@ -112,10 +122,17 @@ class FisherPreconditioner(Preconditioner):
         targets: str = "data",
         damping: float | None = None,
         decay: float | schedules.Schedule = schedules.inverse_sqrt(),
+        sharing: str = "exact",
     ) -> None:
+        """``sharing``: how the positions of a sample (tokens, pixels, repeated calls of a layer)
+        enter its squared gradient. "exact" adds them up first; "expand" is a cheaper approximation
+        that takes each for a sample of its own."""
         self.targets, self.decay = check_targets(targets), decay
+        self.sharing = check_sharing(sharing)
         self.damping = DAMPING[self.targets] if damping is None else check_damping(damping)
 
     def __repr__(self) -> str:
         settings = f"targets={self.targets!r}, damping={self.damping!r}, decay={self.decay!r}"
+        if self.sharing != "exact":
+            settings += f", sharing={self.sharing!r}"
         return f"{type(self).__name__}({settings})"

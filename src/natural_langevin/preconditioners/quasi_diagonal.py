@@ -36,9 +36,9 @@ class UnitFactor(NamedTuple):
     row: Tensor  # A_0i: (chain, unit, ...)
     diagonal: Tensor  # A_ii: (chain, unit, ...)
 
-    def to_bias(self, z: Tensor) -> Tensor:
-        """In A z the weights feed the bias through the first row: (chain, unit)."""
-        return (self.row * z).flatten(2).sum(2)
+    def to_bias(self, z: Tensor, bias: Tensor) -> Tensor:
+        """In A z the weights feed their ``bias`` through the first row: (chain, unit)."""
+        return (self.row * z).reshape(*bias.shape, -1).sum(-1)
 
     def from_bias(self, v: Tensor) -> Tensor:
         """In A^T v the bias (chain, unit) feeds the weights."""
@@ -99,7 +99,7 @@ class QuasiDiagonalFisher(FisherPreconditioner):
             out = {k: alone[k] * z[k] for k in alone}
             for bias, row in units.items():
                 out[bias] = corner(second[bias], self.damping) * z[bias] + sum(
-                    a.to_bias(z[w]) for w, a in row.items()
+                    a.to_bias(z[w], z[bias]) for w, a in row.items()
                 )
                 out |= {w: a.diagonal * z[w] for w, a in row.items()}
             return out

@@ -1,0 +1,281 @@
+"""What a rule is: from one call of a layer to the per-sample gradients of its parameters.
+
+A rule does not square or average anything. It says of every parameter how its per-sample gradient
+G_n = d loss_n / d parameter is composed, in one of four forms that need not be written out:
+
+    Outer     G_n = sum_t delta_nt a_nt^T          linear maps and convolutions (t: positions)
+    Scatter   G_n[v] = sum_t [v = index_nt] delta_nt                                  embeddings
+    Sum       G_n = sum_t d_nt                     biases, gains, anything else
+    Stacked   several of these, one above the other along the parameter's first axis
+
+``moments`` turns them into Fisher statistics. Because per-sample gradients add up, a layer called
+several times and a weight shared by several layers need nothing from the rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Call(NamedTuple):
+    """One call of a layer: what went in, and the gradient of what came out.
+
+    Every tensor has the samples first. ``inputs`` and ``deltas`` hold the tensors among the
+    arguments and results, in order; ``input`` and ``delta`` are the first of each."""
+
+    inputs: tuple[Tensor, ...]
+    deltas: tuple[Tensor, ...]
+
+    @property
+    def input(self) -> Tensor:
+        return self.inputs[0]
+
+    @property
+    def delta(self) -> Tensor:
+        return self.deltas[0]
+
+
+@dataclass(frozen=True)
+class SampleGradient:
+    """Per-sample gradients of one parameter from one call. Abstract.
+
+    ``repeat`` rows belong to one sample when the network folded another axis into the batch."""
+
+    def dense(self, part: slice) -> Tensor:
+        """G_n of the samples in ``part``: (n, *shape)."""
+        raise NotImplementedError
+
+    def work(self) -> int:
+        """Numbers that ``dense`` builds for one sample."""
+        raise NotImplementedError
+
+    def positions(self) -> tuple[int, ...]:
+        """How many positions the sum over t has, for every part of a stack."""
+        raise NotImplementedError
+
+    def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
+        """sum_nt G_nt^2 and, for a ``row`` with a bias, sum_nt delta_nt^2 a_nt^T.
+
+        At most ``numbers`` temporary numbers, but at least those of one sample."""
+        raise NotImplementedError
+
+    def folded(self, repeat: int) -> SampleGradient:
+        """The same with every ``repeat`` consecutive rows as positions of one sample."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Outer(SampleGradient):
+    """G_n = sum_t delta_nt a_nt^T, reshaped to ``shape``, independently in every group.
+
+    a: (B, T, I) or (B, group, T, I); delta: (B, T, O) or (B, group, T, O). Where ``unfold`` is
+    given it makes such an ``a`` from a part of what is stored (the patches of a convolution are
+    many times larger than its input)."""
+
+    a: Tensor
+    delta: Tensor
+    shape: tuple[int, ...]
+    unfold: Callable[[Tensor], Tensor] | None = None
+    repeat: int = 1
+
+    def rows(self, part: slice) -> tuple[Tensor, Tensor]:
+        """(n, group, T, I) and (n, group, T, O)."""
+        scaled = slice(part.start * self.repeat, part.stop * self.repeat)
+        a, delta = self.a[scaled], self.delta[scaled]
+        a = a if self.unfold is None else self.unfold(a)
+        return _fold(a, self.repeat), _fold(delta, self.repeat)
+
+    def dense(self, part: slice) -> Tensor:
+        a, delta = self.rows(part)
+        return (delta.mT @ a).reshape(-1, *self.shape)
+
+    def work(self) -> int:
+        return math.prod(self.shape) + (self._unfolded() if self.unfold else 0)
+
+    def _unfolded(self) -> int:
+        """Numbers of a sample's patches: features times positions in every group."""
+        return self.repeat * math.prod(self.delta.shape[1:-1]) * math.prod(self.shape[1:])
+
+    def positions(self) -> tuple[int, ...]:
+        return (self.repeat * self.delta.shape[-2],)
+
+    def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
+        """With [a^2, a] side by side both are one matrix product."""
+        samples = len(self.delta) // self.repeat
+        chunk = max(1, numbers // (2 * self._unfolded())) if self.unfold else samples
+        total: Tensor | None = None
+        for start in range(0, samples, chunk):
+            a, delta = self.rows(slice(start, min(start + chunk, samples)))
+            moments = torch.cat([a.square(), a], dim=-1) if row else a.square()
+            product = _by_features(delta.square()).mT @ _by_features(moments)
+            total = product if total is None else total + product
+        assert total is not None
+        if not row:
+            return total.reshape(self.shape), None
+        squares, cross = total.split(total.shape[-1] // 2, dim=-1)
+        return squares.reshape(self.shape), cross.reshape(self.shape)
+
+    def folded(self, repeat: int) -> Outer:
+        return replace(self, repeat=repeat)
+
+
+@dataclass(frozen=True)
+class Scatter(SampleGradient):
+    """G_n[v] = sum over the positions t with index_nt = v of delta_nt.
+
+    index: (B, T) integers below ``shape[0]``; delta: (B, T, *shape[1:])."""
+
+    index: Tensor
+    delta: Tensor
+    shape: tuple[int, ...]
+
+    def dense(self, part: slice) -> Tensor:
+        index, delta = self.index[part], self.delta[part]
+        sample = torch.arange(len(index), device=index.device)[:, None]
+        rows = _add_rows(sample * self.shape[0] + index, delta, len(index) * self.shape[0])
+        return rows.reshape(len(index), *self.shape)
+
+    def work(self) -> int:
+        return math.prod(self.shape)
+
+    @staticmethod
+    def joined(calls: Sequence[Scatter]) -> Scatter:
+        """Several calls as one with all their positions."""
+        if len(calls) == 1:
+            return calls[0]
+        index = torch.cat([g.index for g in calls], dim=1)
+        return Scatter(index, torch.cat([g.delta for g in calls], dim=1), calls[0].shape)
+
+    def merged(self) -> Scatter:
+        """Repeated indices of a sample become one: no index occurs twice with a non-zero delta.
+
+        Sorting puts equal indices next to each other; their sum goes to the place of the first."""
+        index, order = self.index.sort(dim=1, stable=True)
+        tail = (1,) * (self.delta.ndim - 2)
+        spread = order.reshape(*order.shape, *tail).expand_as(self.delta)
+        delta = self.delta.gather(1, spread)
+        new = (index[:, 1:] != index[:, :-1]).long().cumsum(1)
+        run = torch.nn.functional.pad(new, (1, 0))  # which run of equal indices a position is in
+        target = run.reshape(*run.shape, *tail).expand_as(delta)
+        sums = torch.zeros_like(delta).scatter_add(1, target, delta)
+        return Scatter(torch.zeros_like(index).scatter(1, run, index), sums, self.shape)
+
+    def positions(self) -> tuple[int, ...]:
+        return (self.index.shape[1],)
+
+    def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
+        return _add_rows(self.index, self.delta.square(), self.shape[0]), None
+
+    def folded(self, repeat: int) -> Scatter:
+        index = self.index.reshape(-1, repeat * self.index.shape[1])
+        delta = self.delta.reshape(*index.shape, *self.delta.shape[2:])
+        return Scatter(index, delta, self.shape)
+
+
+@dataclass(frozen=True)
+class Sum(SampleGradient):
+    """G_n = sum_t d_nt, with d: (B, T, *shape)."""
+
+    d: Tensor
+
+    def dense(self, part: slice) -> Tensor:
+        return self.d[part].sum(1)
+
+    def work(self) -> int:
+        return math.prod(self.d.shape[1:])
+
+    def positions(self) -> tuple[int, ...]:
+        return (self.d.shape[1],)
+
+    def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
+        return self.d.square().sum((0, 1)), None
+
+    def folded(self, repeat: int) -> Sum:
+        return Sum(self.d.reshape(-1, repeat * self.d.shape[1], *self.d.shape[2:]))
+
+
+@dataclass(frozen=True)
+class Stacked(SampleGradient):
+    """Per-sample gradients of consecutive rows of one parameter."""
+
+    parts: tuple[SampleGradient, ...]
+
+    def dense(self, part: slice) -> Tensor:
+        return torch.cat([p.dense(part) for p in self.parts], dim=1)
+
+    def work(self) -> int:
+        return sum(p.work() for p in self.parts)
+
+    def positions(self) -> tuple[int, ...]:
+        return tuple(count for p in self.parts for count in p.positions())
+
+    def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
+        squares, crosses = zip(*(p.expanded(numbers, row=row) for p in self.parts), strict=True)
+        known = [c for c in crosses if c is not None]
+        return torch.cat(squares), torch.cat(known) if row and known else None
+
+    def folded(self, repeat: int) -> Stacked:
+        return Stacked(tuple(p.folded(repeat) for p in self.parts))
+
+
+Units = dict[str, tuple[str, ...]]
+
+
+class Rule(NamedTuple):
+    """What a kind of layer tells the Fisher metrics.
+
+    ``gradients(module, call)``: the per-sample gradients of one call, by the layer's own parameter
+    names. ``units(module)``: for every bias, the weights of its units (see ``own_units``)."""
+
+    gradients: Callable[[nn.Module, Call], dict[str, SampleGradient]]
+    units: Callable[[nn.Module], Units]
+
+
+def own_units(module: nn.Module) -> Units:
+    """By name: "bias" goes with "weight", "bias_ih_l0" with "weight_ih_l0", and so on.
+
+    Unit i is the bias with index i and the weights whose first index (or indices) are i."""
+    own = dict(module.named_parameters(recurse=False))
+    units: Units = {}
+    for name, bias in own.items():
+        weight = name.replace("bias", "weight")
+        if "bias" in name and weight in own and own[weight].shape[: bias.ndim] == bias.shape:
+            units[name] = (weight,)
+    return units
+
+
+def positions(value: Tensor) -> Tensor:
+    """(B, ..., F) with all axes between sample and feature as one: (B, T, F)."""
+    return value.reshape(value.shape[0], -1, value.shape[-1])
+
+
+def _add_rows(index: Tensor, values: Tensor, rows: int) -> Tensor:
+    """(B, T) indices and (B, T, ...) values -> (rows, ...), equal indices added up.
+
+    With index_add, because index_put(accumulate=True) is wrong in compiled vmap (torch 2.13)."""
+    zeros = torch.zeros(rows, *values.shape[2:], dtype=values.dtype, device=values.device)
+    return zeros.index_add(0, index.flatten(), values.flatten(0, 1))
+
+
+def _fold(value: Tensor, repeat: int) -> Tensor:
+    """(n repeat, [group,] T, F) -> (n, group, repeat T, F)."""
+    if value.ndim == 3:
+        value = value[:, None]
+    if repeat == 1:
+        return value
+    rows, groups, length, features = value.shape
+    apart = value.reshape(rows // repeat, repeat, groups, length, features)
+    return apart.transpose(1, 2).reshape(rows // repeat, groups, repeat * length, features)
+
+
+def _by_features(value: Tensor) -> Tensor:
+    """(n, group, T, F) -> (group, n T, F), or (n T, F) where there is one group."""
+    if value.shape[1] == 1:
+        return value.reshape(-1, value.shape[-1])
+    return value.transpose(0, 1).flatten(1, 2)

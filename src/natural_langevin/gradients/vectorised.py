@@ -1,0 +1,61 @@
+"""Calling a network inside vmap and vjp: what these cannot take is replaced by what they can.
+
+- ``torch.utils.checkpoint`` hooks into saved tensors, which torch.func's transformations refuse.
+  It changes what is stored, never what is computed, so the checkpointed functions are called
+  plainly; ``Langevin(microbatch=...)`` is what bounds the memory of activations here.
+- On the CPU, scaled_dot_product_attention's fused kernel has no batching rule: vmap would call it
+  chain by chain. The same from plain operations has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+class _Plain:
+    """Stands in for the autograd function of ``use_reentrant=True``."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _plain_generator(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """Stands in for the hooks of ``use_reentrant=False``: nothing before, nothing after."""
+    yield
+
+
+@contextmanager
+def vectorised(x: Tensor) -> Iterator[None]:
+    """For a network's forward pass on ``x``."""
+    if x.device.type != "cpu":
+        with _without_checkpoints():
+            yield
+        return
+    with _without_checkpoints(), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Inside, ``checkpoint(f, *args)`` is ``f(*args)``. Not while torch.compile traces: it treats
+    checkpoints as operators of its own."""
+    if torch.compiler.is_compiling():
+        yield
+        return
+    names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
+    saved = {name: getattr(torch_checkpoint, name) for name in names}
+    try:
+        for name, plain in zip(names, (_Plain, _plain_generator), strict=True):
+            setattr(torch_checkpoint, name, plain)
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(torch_checkpoint, name, value)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,29 +15,13 @@ from torch.func import functional_call, vmap
 
 from natural_langevin import diagnostics, storage
 from natural_langevin.gradients import prepare_model
-from natural_langevin.likelihoods import Bernoulli, Likelihood
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.prediction import Averager, Prediction, check_levels, input_batches, join
 
 log = logging.getLogger("natural_langevin")
 
 Params = dict[str, Tensor]
 Estimate = Literal["ensemble", "mean", "last"]
-
-
-class Prediction(NamedTuple):
-    """Predictions for B inputs, averaged over networks.
-
-    Classes: ``mean`` holds probabilities (B, K); uncertainties are entropies in nats (B,): total =
-    entropy of the mean, aleatoric = mean entropy, epistemic = their difference (the mutual
-    information between label and weights). Regression: ``mean`` is the predictive mean and the
-    uncertainties are variances, total = aleatoric (sigma^2) + epistemic; None where the
-    likelihood does not know its noise.
-    """
-
-    mean: Tensor
-    total: Tensor | None
-    aleatoric: Tensor | None
-    epistemic: Tensor
-    samples: Tensor | None  # (network, B, ...) in the order chain, then draw
 
 
 class Posterior:
@@ -102,30 +87,36 @@ class Posterior:
 
     def predict(
         self,
-        x: Tensor,
+        x: Tensor | Iterable[Any],
         *,
         estimate: Estimate = "ensemble",
         batch_size: int = 1000,
         sample_batch: int = 16,
         keep_samples: bool = True,
+        quantiles: Iterable[float] | None = None,
     ) -> Prediction:
         """Averages *probabilities* (or means) over networks: never log-probabilities.
 
+        ``x``: a tensor, or an iterable of batches such as a DataLoader (of x, or of (x, y)).
         ``estimate``: "ensemble" of all kept samples; "mean", the networks at each chain's running
         mean; "last", at each chain's last iterate. At most ``sample_batch`` networks times
-        ``batch_size`` inputs are evaluated at once.
+        ``batch_size`` inputs are evaluated at once. ``quantiles=(0.05, 0.95)`` asks for these
+        levels too (see ``Prediction``). Large x: ``keep_samples=False`` keeps the averages alone.
         """
-        networks = self._networks(estimate)
-        device = next(iter(networks.values())).device
-        parts = [
-            self._predict_batch(networks, part.to(device), sample_batch, keep_samples)
-            for part in x.split(batch_size)
-        ]
-        joined = [
-            None if column[0] is None else torch.cat(column, dim=1 if index == 4 else 0)
-            for index, column in enumerate(zip(*parts, strict=True))
-        ]
-        return Prediction(*joined)  # type: ignore[arg-type]
+        levels = check_levels(quantiles)
+        networks, noise = self._networks(estimate), self._noise_of(estimate)
+        first = next(iter(networks.values()))
+        parts = []
+        for batch in input_batches(x, batch_size):
+            averager = Averager(
+                self.likelihood, len(first), noise, keep_samples=keep_samples, levels=levels
+            )
+            for p in self._outputs_in_chunks(networks, batch.to(first.device), sample_batch):
+                averager.add(p)
+            parts.append(averager.finish(p.dtype))
+        if not parts:
+            raise ValueError("there is nothing to predict: x holds no batch")
+        return join(parts)
 
     def _networks(self, estimate: Estimate) -> Params:
         """Parameters of the networks to average, (network, *shape)."""
@@ -139,37 +130,24 @@ class Posterior:
         source = self.mean if estimate == "mean" else self.last
         return {name: value[healthy] for name, value in source.items()}
 
-    def _predict_batch(
-        self, networks: Params, x: Tensor, sample_batch: int, keep_samples: bool
-    ) -> Prediction:
+    def _noise_of(self, estimate: Estimate) -> Tensor | None:
+        """Every network's observation variance, (network,), where the likelihood knows it."""
+        variance = self.likelihood.noise_variance(self.learned)
+        if variance is None:
+            return None
+        by_chain = variance.expand(self.chains)[self.healthy]
+        return by_chain.repeat_interleave(self.draws) if estimate == "ensemble" else by_chain
+
+    def _outputs_in_chunks(
+        self, networks: Params, x: Tensor, sample_batch: int
+    ) -> Iterator[Tensor]:
+        """Predictions of at most ``sample_batch`` networks at a time: (network, B, ...)."""
         count = len(next(iter(networks.values())))
-        kept: list[Tensor] = []
-        mean = second = entropy = torch.zeros((), device=x.device)
         with torch.no_grad():
             for start in range(0, count, sample_batch):
-                chunk = {k: v[start : start + sample_batch] for k, v in networks.items()}
-                p = self._outputs(chunk, x)
-                if self.likelihood.discrete:
-                    mean = mean + p.sum(0) / count
-                    entropy = entropy + self._entropy(p).sum(0) / count
-                else:  # in float64, where the difference of two large squares survives
-                    mean = mean + p.double().sum(0) / count
-                    second = second + p.double().square().sum(0) / count
-                if keep_samples:
-                    kept.append(p)
-        samples = torch.cat(kept) if kept else None
-        if self.likelihood.discrete:
-            total = self._entropy(mean)
-            return Prediction(mean, total, entropy, (total - entropy).clamp_min(0), samples)
-        epistemic = (second - mean.square()).clamp_min(0).to(p.dtype)
-        mean = mean.to(p.dtype)
-        noise = self.likelihood.noise_variance(
-            {k: v[self.healthy].mean(0) for k, v in self.learned.items()}
-        )
-        if noise is None:
-            return Prediction(mean, None, None, epistemic, samples)
-        aleatoric = noise.to(mean).expand(mean.shape)
-        return Prediction(mean, aleatoric + epistemic, aleatoric, epistemic, samples)
+                yield self._outputs(
+                    {k: v[start : start + sample_batch] for k, v in networks.items()}, x
+                )
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         """Predictions of several networks: (network, B, ...)."""
@@ -185,11 +163,6 @@ class Posterior:
             return self.likelihood.predictive(outputs)
 
         return vmap(one)(params)
-
-    def _entropy(self, p: Tensor) -> Tensor:
-        if isinstance(self.likelihood, Bernoulli):
-            return torch.special.entr(p) + torch.special.entr(1 - p)
-        return torch.special.entr(p).sum(-1)
 
     def diagnose(self, x: Tensor) -> diagnostics.Diagnosis:
         """R-hat and effective sample size of the predictions on probe inputs ``x``, in words.

@@ -15,7 +15,13 @@ from torch.func import functional_call, vmap
 
 from natural_langevin import diagnostics, storage
 from natural_langevin.gradients import prepare_model
-from natural_langevin.likelihoods import Likelihood
+from natural_langevin.likelihoods import Bernoulli, Likelihood
+from natural_langevin.metrics.summary import (
+    ClassificationScores,
+    RegressionScores,
+    as_classes,
+    interval_levels,
+)
 from natural_langevin.prediction import Averager, Prediction, check_levels, input_batches, join
 
 log = logging.getLogger("natural_langevin")
@@ -117,6 +123,47 @@ class Posterior:
         if not parts:
             raise ValueError("there is nothing to predict: x holds no batch")
         return join(parts)
+
+    def evaluate(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        ood: Tensor | None = None,
+        estimate: Estimate = "ensemble",
+        batch_size: int = 1000,
+        sample_batch: int = 16,
+    ) -> ClassificationScores | RegressionScores:
+        """Scores on labelled data; ``print`` them. Needs torchmetrics (the extra ``metrics``).
+
+        ``ood``: inputs of another kind; how well epistemic uncertainty tells them from ``x`` is
+        scored too. Binary targets, and the positions of a sequence, count as samples each.
+        """
+        options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
+        options["sample_batch"] = sample_batch
+        y = y.to(next(iter(self.mean.values())).device)
+        other = None if ood is None else self.predict(ood, keep_samples=False, **options).epistemic
+        if self.likelihood.discrete:
+            p = self.predict(x, keep_samples=False, **options)
+            self.likelihood.check(p.mean, y)
+            if isinstance(self.likelihood, Bernoulli):
+                mean, y = as_classes(p.mean, y)
+            else:
+                mean, y = p.mean.flatten(0, -2), y.flatten()
+            return ClassificationScores.of(mean, y, inside=p.epistemic, outside=other)
+        noise = self._noise_of(estimate)
+        if noise is None:
+            raise TypeError(
+                f"evaluate needs a predictive distribution, and {type(self.likelihood).__name__} "
+                "gives a mean alone: score posterior.predict(x).samples with your own loss"
+            )
+        p = self.predict(x, quantiles=interval_levels(), **options)
+        assert p.samples is not None
+        assert p.quantiles is not None
+        self.likelihood.check(p.mean, y)
+        variance = noise.reshape(-1, *(1,) * p.mean.ndim).to(p.mean.device)
+        outside = None if other is None else other.reshape(len(other), -1).sum(1)
+        return RegressionScores.of(p.samples, variance, y, p.quantiles, outside=outside)
 
     def _networks(self, estimate: Estimate) -> Params:
         """Parameters of the networks to average, (network, *shape)."""

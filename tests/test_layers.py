@@ -16,10 +16,10 @@ PACKAGE = "natural_langevin"
 
 #: From the bottom up: a module (a file, or a folder as a whole) may import those before it.
 ORDER = [
-    "_version", "chains", "random", "schedules", "progress", "atomic", "data", "models",
+    "_version", "figures", "chains", "random", "schedules", "progress", "atomic", "data", "models",
     "likelihoods", "storage", "priors", "gradients", "preconditioners", "langevin", "mixtures",
     "prediction", "metrics", "diagnostics", "checkpoint", "engine", "posterior", "collector",
-    "checks", "sampler", "experiments", "report", "cli",
+    "checks", "probe", "sampler", "experiments", "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from natural_langevin import diagnostics, storage
+from natural_langevin.data.streams import split_pair
 from natural_langevin.gradients import prepare_model
 from natural_langevin.likelihoods import Bernoulli, Likelihood
 from natural_langevin.metrics.summary import (
@@ -23,6 +25,7 @@ from natural_langevin.metrics.summary import (
     interval_levels,
 )
 from natural_langevin.prediction import Averager, Prediction, check_levels, input_batches, join
+from natural_langevin.priors import Prior, PriorLike, resolve
 
 log = logging.getLogger("natural_langevin")
 
@@ -55,6 +58,7 @@ class Posterior:
         self.learned = learned or {}  # the likelihood's own state, one value per chain
         self.trace = trace if trace is not None else torch.empty(0, len(diverged) + 1)
         self.config = config or {}
+        self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
         self._model = model
 
     @property
@@ -200,7 +204,7 @@ class Posterior:
         """Predictions of several networks: (network, B, ...)."""
 
         def one(p: Params) -> Tensor:
-            outputs = functional_call(self._model, p, (x,))
+            outputs = self._call(p, x)
             if not isinstance(outputs, Tensor):
                 raise TypeError(
                     f"predict needs a network whose output is one tensor, got a "
@@ -211,22 +215,95 @@ class Posterior:
 
         return vmap(one)(params)
 
-    def diagnose(self, x: Tensor) -> diagnostics.Diagnosis:
-        """R-hat and effective sample size of the predictions on probe inputs ``x``, in words.
+    def diagnose(
+        self,
+        x: Tensor,
+        *,
+        data: tuple[Tensor, Tensor] | None = None,
+        prior: PriorLike | None = None,
+        parameters: Iterable[str] = (),
+        batch_size: int = 1000,
+        max_draws: int = 100,
+    ) -> diagnostics.Diagnosis:
+        """Has the chain converged, does it explore, is its noise right? ``print`` the answer.
 
-        ``print(posterior.diagnose(x))`` says what was found and what to do about it. A few dozen
-        inputs are enough. Needs ArviZ (the extra ``diagnostics``).
+        R-hat and effective sample size of the predictions on probe inputs ``x`` (a few dozen are
+        enough), of the ``parameters`` whose names match the given patterns (up to 50 components
+        of each), distances between chains, divergences, and the effective temperature that the
+        run measured. With the training ``data`` (x, y), also the temperature of the samples, on
+        ``batch_size`` random data for each of at most ``max_draws`` draws; a loaded posterior
+        needs the ``prior`` again for it. Needs ArviZ (the extra ``diagnostics``).
         """
         predictions = self.predict(x).samples
         assert predictions is not None
-        by_chain = predictions.unflatten(0, (len(self.healthy), self.draws))
         stopped = {c: int(s) for c, s in enumerate(self.diverged.tolist()) if s >= 0}
-        return diagnostics.diagnose(by_chain, stopped)
+        warm = [t for t in self._temperatures().tolist() if t > 0]
+        measured = self.config.get("effective_temperature")
+        return diagnostics.diagnose(
+            predictions.unflatten(0, (len(self.healthy), self.draws)),
+            stopped,
+            healthy=self.healthy,
+            thin=self.config.get("thin"),
+            parameters=self._some_components(tuple(parameters)),
+            kinetic=None if measured is None else diagnostics.Kinetic.from_dict(measured),
+            configurational=None
+            if data is None
+            else self._configurational(data, prior, batch_size, max_draws),
+            temperature=min(warm, default=1.0),
+        )
 
-    def to_arviz(self) -> Any:
-        """The samples as an ArviZ ``InferenceData``: one variable per parameter tensor."""
+    def _temperatures(self) -> Tensor:
+        """T of every chain, as far as the configuration says: (chain,)."""
+        value = self.config.get("temperature", 1.0)
+        return torch.as_tensor(value, dtype=torch.float64).expand(self.chains)
+
+    def _some_components(self, patterns: tuple[str, ...], most: int = 50) -> Params:
+        """Evenly spaced components of the matching parameters: {name: (chain, draw, k)}."""
+        names = [n for n in self.samples if any(fnmatchcase(n, p) for p in patterns)]
+        if patterns and not names:
+            raise ValueError(f"no parameter matches {patterns}: there are {list(self.samples)}")
+        flat = {n: self.samples[n][self.healthy].flatten(2) for n in names}
+        return {n: v[..., :: -(-v.shape[2] // most)] for n, v in flat.items()}
+
+    def _configurational(
+        self,
+        data: tuple[Tensor, Tensor],
+        prior: PriorLike | None,
+        batch_size: int,
+        max_draws: int,
+    ) -> diagnostics.Configurational | None:
+        known = self.prior if prior is None else resolve(prior, list(self.samples), self.chains)
+        if known is None:
+            raise ValueError(
+                "the temperature of the samples needs the prior, which a saved posterior does not "
+                "hold: diagnose(x, data=data, prior=priors.Gaussian(...))"
+            )
+        temperature = self._temperatures()
+        warm = [c for c in self.healthy if temperature[c] > 0]
+        if not warm:
+            return None
+        device = next(iter(self.samples.values())).device
+        x, y = (t.to(device) for t in split_pair(data))
+        return diagnostics.configurational.measure(
+            self._call, self.likelihood, known, self.samples, self.learned, temperature, (x, y),
+            chosen_chains=warm, num_data=float(self.config.get("num_data", len(x))),
+            batch_size=batch_size, max_draws=max_draws,
+        )  # fmt: skip
+
+    def _call(self, params: Params, x: Tensor) -> Any:
+        return functional_call(self._model, params, (x,))
+
+    def to_arviz(self, x: Tensor | None = None) -> Any:
+        """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
+        tensor, and ``prediction`` for the inputs ``x`` when they are given."""
         arviz = diagnostics.import_arviz()
-        return arviz.from_dict({name: s.cpu().numpy() for name, s in self.samples.items()})
+        variables = {name: s[self.healthy].cpu().numpy() for name, s in self.samples.items()}
+        if x is not None:
+            predictions = self.predict(x).samples
+            assert predictions is not None
+            by_chain = predictions.unflatten(0, (len(self.healthy), self.draws))
+            variables["prediction"] = by_chain.cpu().numpy()
+        return arviz.from_dict(variables)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the posterior as safetensors and JSON; the model's code is not saved."""

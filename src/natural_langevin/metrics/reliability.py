@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from natural_langevin.figures import new_figure
+
 
 class Reliability(NamedTuple):
     """One number per occupied bin, in order of confidence."""
@@ -44,7 +46,7 @@ def plot_reliability(found: Reliability, *, label: str | None = None, axes: Any 
     """Accuracy against confidence with two standard errors; the diagonal is perfect. Returns axes.
 
     Needs matplotlib (the extra ``report``)."""
-    axes = axes if axes is not None else new_axes()
+    axes = axes if axes is not None else new_figure().add_subplot()
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, zorder=0)
     columns = (found.confidence.tolist(), found.accuracy.tolist(), (2 * found.error).tolist())
     axes.errorbar(*columns, marker="o", markersize=4, capsize=2, label=label)
@@ -52,14 +54,3 @@ def plot_reliability(found: Reliability, *, label: str | None = None, axes: Any 
     if label is not None:
         axes.legend()
     return axes
-
-
-def new_axes() -> Any:
-    """Axes of a new figure that no global state knows of."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "plots need matplotlib: pip install 'natural-langevin[report]'"
-        ) from error
-    return Figure(layout="constrained").add_subplot()

@@ -18,13 +18,14 @@ PACKAGE = "natural_langevin"
 ORDER = [
     "_version", "figures", "chains", "random", "schedules", "progress", "atomic", "data", "models",
     "likelihoods", "storage", "priors", "gradients", "preconditioners", "langevin", "mixtures",
-    "prediction", "metrics", "diagnostics", "checkpoint", "engine", "posterior", "collector",
-    "checks", "probe", "sampler", "experiments", "report", "cli",
+    "prediction", "export", "distillation", "metrics", "diagnostics", "checkpoint", "engine",
+    "posterior", "collector", "checks", "probe", "sampler", "experiments", "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.
 OPTIONAL = [
     "sklearn", "rich", "typer", "matplotlib", "jinja2", "torchmetrics", "arviz", "scipy", "pandas",
+    "onnx",
 ]  # fmt: skip
 
 

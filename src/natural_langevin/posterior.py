@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from natural_langevin import diagnostics, storage
+from natural_langevin import diagnostics, distillation, export, storage
 from natural_langevin.data.streams import split_pair
 from natural_langevin.gradients import prepare_model
-from natural_langevin.likelihoods import Bernoulli, Likelihood
+from natural_langevin.likelihoods import Likelihood
 from natural_langevin.metrics.summary import (
     ClassificationScores,
     RegressionScores,
-    as_classes,
     interval_levels,
+    score,
 )
 from natural_langevin.prediction import Averager, Prediction, check_levels, input_batches, join
 from natural_langevin.priors import Prior, PriorLike, resolve
@@ -145,29 +144,58 @@ class Posterior:
         """
         options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
         options["sample_batch"] = sample_batch
-        y = y.to(next(iter(self.mean.values())).device)
+        levels = () if self.likelihood.discrete else interval_levels()
+        prediction = self.predict(
+            x, keep_samples=not self.likelihood.discrete, quantiles=levels, **options
+        )
         other = None if ood is None else self.predict(ood, keep_samples=False, **options).epistemic
-        if self.likelihood.discrete:
-            p = self.predict(x, keep_samples=False, **options)
-            self.likelihood.check(p.mean, y)
-            if isinstance(self.likelihood, Bernoulli):
-                mean, y = as_classes(p.mean, y)
-            else:
-                mean, y = p.mean.flatten(0, -2), y.flatten()
-            return ClassificationScores.of(mean, y, inside=p.epistemic, outside=other)
-        noise = self._noise_of(estimate)
-        if noise is None:
-            raise TypeError(
-                f"evaluate needs a predictive distribution, and {type(self.likelihood).__name__} "
-                "gives a mean alone: score posterior.predict(x).samples with your own loss"
-            )
-        p = self.predict(x, quantiles=interval_levels(), **options)
-        assert p.samples is not None
-        assert p.quantiles is not None
-        self.likelihood.check(p.mean, y)
-        variance = noise.reshape(-1, *(1,) * p.mean.ndim).to(p.mean.device)
-        outside = None if other is None else other.reshape(len(other), -1).sum(1)
-        return RegressionScores.of(p.samples, variance, y, p.quantiles, outside=outside)
+        return score(
+            prediction, y.to(prediction.mean.device), self.likelihood,
+            noise=self._noise_of(estimate), outside=other,
+        )  # fmt: skip
+
+    def distill(
+        self,
+        x: Tensor,
+        *,
+        model: nn.Module | None = None,
+        steps: int = 2000,
+        batch_size: int = 100,
+        learning_rate: float = 1e-3,
+        seed: int = 0,
+    ) -> nn.Module:
+        """One network that predicts like the whole ensemble, taught on inputs ``x`` (no labels).
+
+        ``model`` is the student to train (a copy is); by default the network itself, starting from
+        a chain's last iterate. A regression's student with twice the outputs learns the log of the
+        total variance too (see ``distillation``). It is returned frozen, in eval mode.
+        """
+        first = self.healthy[0] if self.healthy else 0
+        start = {name: value[first] for name, value in self.last.items()}
+        student = copy.deepcopy(model) if model is not None else self._as_module(start)
+        x = x.to(next(iter(self.last.values())).device)
+        prediction = self.predict(x, keep_samples=False)
+        return distillation.train(
+            student.to(x.device), x, distillation.divergence(prediction, self.likelihood),
+            steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed,
+        )  # fmt: skip
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        example: Tensor,
+        *,
+        format: export.Format = "torch",
+        estimate: Estimate = "ensemble",
+    ) -> None:
+        """Writes the predictor as one file for serving: ``torch.export`` (.pt2) or ONNX.
+
+        It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
+        ``predict(x, estimate=estimate)`` does. ONNX needs the extra ``export``.
+        """
+        networks, noise = self._networks(estimate), self._noise_of(estimate)
+        served = export.Served(self._model, self.likelihood, networks, noise)
+        export.write(served, path, example.to(next(iter(networks.values())).device), format)
 
     def _networks(self, estimate: Estimate) -> Params:
         """Parameters of the networks to average, (network, *shape)."""
@@ -244,7 +272,7 @@ class Posterior:
             stopped,
             healthy=self.healthy,
             thin=self.config.get("thin"),
-            parameters=self._some_components(tuple(parameters)),
+            parameters=diagnostics.some_components(self.samples, self.healthy, tuple(parameters)),
             kinetic=None if measured is None else diagnostics.Kinetic.from_dict(measured),
             configurational=None
             if data is None
@@ -256,14 +284,6 @@ class Posterior:
         """T of every chain, as far as the configuration says: (chain,)."""
         value = self.config.get("temperature", 1.0)
         return torch.as_tensor(value, dtype=torch.float64).expand(self.chains)
-
-    def _some_components(self, patterns: tuple[str, ...], most: int = 50) -> Params:
-        """Evenly spaced components of the matching parameters: {name: (chain, draw, k)}."""
-        names = [n for n in self.samples if any(fnmatchcase(n, p) for p in patterns)]
-        if patterns and not names:
-            raise ValueError(f"no parameter matches {patterns}: there are {list(self.samples)}")
-        flat = {n: self.samples[n][self.healthy].flatten(2) for n in names}
-        return {n: v[..., :: -(-v.shape[2] // most)] for n, v in flat.items()}
 
     def _configurational(
         self,

@@ -7,7 +7,12 @@
 """
 
 from natural_langevin.diagnostics.configurational import Configurational
-from natural_langevin.diagnostics.function_space import Mixing, import_arviz, mixing
+from natural_langevin.diagnostics.function_space import (
+    Mixing,
+    import_arviz,
+    mixing,
+    some_components,
+)
 from natural_langevin.diagnostics.kinetic import Kinetic
 from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.diagnostics.verdicts import Diagnosis, diagnose
@@ -21,4 +26,5 @@ __all__ = [
     "diagnose",
     "import_arviz",
     "mixing",
+    "some_components",
 ]

@@ -7,6 +7,8 @@ summaries serve for single parameters.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +62,17 @@ def chain_distances(values: Array) -> Array:
     within = values.var(axis=1).mean(axis=0)
     gaps = (means[:, None] - means[None]) ** 2 / np.maximum(within, np.finfo(np.float64).tiny)
     return np.sqrt(gaps.mean(axis=2))
+
+
+def some_components(
+    samples: Mapping[str, Tensor], chains: list[int], patterns: tuple[str, ...], most: int = 50
+) -> dict[str, Tensor]:
+    """Evenly spaced components of the parameters that match a pattern: {name: (chain, draw, k)}."""
+    names = [name for name in samples if any(fnmatchcase(name, p) for p in patterns)]
+    if patterns and not names:
+        raise ValueError(f"no parameter matches {patterns}: there are {list(samples)}")
+    flat = {name: samples[name][chains].flatten(2) for name in names}
+    return {name: v[..., :: -(-v.shape[2] // most)] for name, v in flat.items()}
 
 
 def import_arviz() -> Any:

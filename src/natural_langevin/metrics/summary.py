@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from natural_langevin.likelihoods import Bernoulli, Likelihood
 from natural_langevin.metrics import classification, regression, selective
+from natural_langevin.prediction import Prediction
 
 #: Central intervals whose coverage a regression is scored by.
 LEVELS = (0.5, 0.9, 0.95)
@@ -112,6 +114,36 @@ class RegressionScores:
         return _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
 
 
+def score(
+    prediction: Prediction,
+    y: Tensor,
+    likelihood: Likelihood,
+    *,
+    noise: Tensor | None,
+    outside: Tensor | None,
+) -> ClassificationScores | RegressionScores:
+    """The scores that the likelihood calls for. Binary targets, and the positions of a sequence,
+    count as samples each; a regression needs ``interval_levels()`` among the quantiles.
+
+    ``noise`` (network,): observation variances; ``outside``: epistemic uncertainty elsewhere."""
+    likelihood.check(prediction.mean, y)
+    if likelihood.discrete:
+        p = prediction.mean
+        if isinstance(likelihood, Bernoulli):  # of y = 1, as two classes
+            p = torch.stack([1 - p.flatten(), p.flatten()], dim=1)
+        return ClassificationScores.of(
+            p.flatten(0, -2), y.flatten().long(), inside=prediction.epistemic, outside=outside
+        )
+    if noise is None or prediction.samples is None or prediction.quantiles is None:
+        raise TypeError(
+            f"scoring needs a predictive distribution, and {type(likelihood).__name__} gives a "
+            "mean alone: score posterior.predict(x).samples with your own loss"
+        )
+    variance = noise.reshape(-1, *(1,) * prediction.mean.ndim).to(prediction.mean.device)
+    other = None if outside is None else outside.reshape(len(outside), -1).sum(1)
+    return RegressionScores.of(prediction.samples, variance, y, prediction.quantiles, outside=other)
+
+
 def interval_levels() -> list[float]:
     """The quantiles that ``RegressionScores.of`` wants: lower ends, then upper ends."""
     return [(1 - level) / 2 for level in LEVELS] + [(1 + level) / 2 for level in LEVELS]
@@ -127,9 +159,3 @@ def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
     names, values = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
     lines = [f"{name:<{names}}  {value:>{values}}  {words}" for name, value, words in rows]
     return "\n".join([title, *lines])
-
-
-def as_classes(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Binary probabilities of y = 1, any shape, as two classes: (n, 2) and (n,)."""
-    p = probabilities.reshape(-1)
-    return torch.stack([1 - p, p], dim=1), y.reshape(-1).long()

@@ -58,7 +58,6 @@ def test_too_few_draws_are_refused():
         diagnose(draws()[:, :3], {})
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_posterior_diagnoses_itself_and_goes_to_arviz():
     x = torch.rand(40, 2)
     sampler = Langevin(nn.Linear(2, 2), likelihoods.Categorical(), step_size=1e-2, chains=2)

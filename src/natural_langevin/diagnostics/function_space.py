@@ -7,6 +7,7 @@ summaries serve for single parameters.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -77,7 +78,9 @@ def some_components(
 
 def import_arviz() -> Any:
     try:
-        import arviz
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # it announces its next version
+            import arviz
     except ImportError as error:
         raise ImportError(
             "this needs ArviZ: pip install 'natural-langevin[diagnostics]'"

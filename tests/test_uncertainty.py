@@ -33,7 +33,7 @@ def fit(count: int, likelihood: likelihoods.Likelihood, data: tuple[Tensor, Tens
         model, likelihood, prior=priors.Gaussian(variance=1.0), chains=6, init="fan_in",
         step_size=0.02, preconditioner=preconditioners.QuasiDiagonalFisher(damping=0.02),
     )  # fmt: skip
-    return sampler.sample(data, 200, batch_size=count, burn_in=120, thin=10, progress=False)
+    return sampler.sample(data, 260, batch_size=count, burn_in=160, thin=10, progress=False)
 
 
 @pytest.fixture(scope="module")

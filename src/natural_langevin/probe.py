@@ -14,8 +14,9 @@ log = logging.getLogger("natural_langevin")
 
 #: Steps of all chains together that the error bar needs, and at least as many of each chain.
 REPLICATES, STEPS = 16, 4
-#: A run this many times as long as its probe hardly notices it; shorter runs go without.
-SMALL_PART = 20
+#: A probe's step costs several of the run's (about six at the size of MNIST's networks). A run
+#: this many times as long hardly notices it; shorter runs go without.
+SMALL_PART = 40
 
 
 def probe_steps(chains: int) -> int:

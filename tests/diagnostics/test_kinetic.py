@@ -221,7 +221,7 @@ def test_a_prior_whose_gradient_is_wrong_is_flagged() -> None:
 
 def test_a_run_keeps_its_reading_and_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """From sample to diagnose, and through the dictionary that is saved."""
-    options = {"steps": 120, "batch_size": BATCH, "burn_in": 20, "thin": 2, "progress": False}
+    options = {"steps": 160, "batch_size": BATCH, "burn_in": 60, "thin": 2, "progress": False}
     posterior = sampler(step_size=0.003).sample(data(), **options)
     saved = posterior.config["effective_temperature"]
     assert Kinetic.from_dict(saved).as_dict() == saved
@@ -237,6 +237,26 @@ def test_a_run_keeps_its_reading_and_says_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_short_runs_are_not_measured() -> None:
     posterior = sampler().sample(data(), steps=60, batch_size=BATCH, progress=False)
     assert posterior.config["effective_temperature"] is None
+    assert "not measured" in str(posterior.diagnose(data()[0][:4]))
+
+
+def test_a_probe_that_fails_does_not_cost_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("natural_langevin.probe.measure", fail)
+    posterior = sampler().sample(data(), steps=160, batch_size=BATCH, thin=40, progress=False)
+    assert posterior.draws == 4
+    assert "could not be measured: no such thing" in caplog.text
+
+
+def test_a_loader_is_measured_too() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=BATCH)
+    found = sampler().effective_temperature(loader, steps=12)
+    assert abs(found.noise.value - 1) < 4 * found.noise.error
+    assert not found.wrong
 
 
 def test_nothing_is_drawn_from_torch() -> None:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -236,12 +237,12 @@ def _summary(warm: Tensor, cold: Tensor, names: list[str], lost: float) -> Kinet
     value, error = jackknife(_ratios, warm)
     readings = [Reading(*pair) for pair in zip(value.tolist(), error.tolist(), strict=True)]
     ratio, noise, drift, *by_tensor = readings
-    known = drift.error < DRIFT_ERROR * max(1.0, abs(drift.value))
+    known = drift.error < DRIFT_ERROR * max(1.0, abs(drift.value)) and isfinite(ratio.error)
     return Kinetic(
         temperature=ratio if known else noise,
         noise=noise,
         drift=drift if known else None,
-        tensors=dict(zip(names, by_tensor, strict=True)),
+        tensors={n: b for n, b in zip(names, by_tensor, strict=True) if isfinite(b.error)},
         minibatch=minibatch,
         cold=hot,
         lost=lost,

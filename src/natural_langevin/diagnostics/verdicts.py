@@ -184,7 +184,12 @@ class Diagnosis:
                 f"Distance between chains: up to {self.distances.max():.2f} standard deviations."
             )
         lines += [f"Parameter {name}: {found}." for name, found in self.parameters.items()]
-        if self.kinetic is not None and self.kinetic.temperature is not None:
+        if self.kinetic is None:
+            lines.append(
+                "Effective temperature of a step: not measured in a run this short; "
+                "sampler.effective_temperature(data) does."
+            )
+        elif self.kinetic.temperature is not None:
             lines.append(
                 f"Effective temperature of a step (1 is right): {self.kinetic.temperature}."
             )

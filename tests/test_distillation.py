@@ -27,7 +27,7 @@ def posterior() -> Posterior:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
     sampler = Langevin(
-        model, likelihoods.Categorical(), prior=priors.Gaussian(1.0), step_size=0.01, chains=8,
+        model, likelihoods.Categorical(), prior=priors.Gaussian(1.0), step_size=0.01, chains=6,
         init="fan_in",
         preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-2),
     )  # fmt: skip
@@ -78,7 +78,7 @@ def test_regression_with_and_without_variance() -> None:
     torch.manual_seed(0)
     sampler = Langevin(
         nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)), likelihoods.Gaussian(0.1),
-        prior=priors.Gaussian(1.0), step_size=0.01, chains=8, init="fan_in",
+        prior=priors.Gaussian(1.0), step_size=0.01, chains=6, init="fan_in",
         preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-2),
     )  # fmt: skip
     posterior = sampler.sample((x, y), 300, batch_size=30, burn_in=200, thin=10, progress=False)

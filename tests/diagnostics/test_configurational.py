@@ -84,10 +84,10 @@ def test_the_bias_of_a_large_step_is_what_is_read() -> None:
     assert expected > 1.5
     sampler = Langevin(
         nn.Linear(FEATURES, 1, bias=False).double(), likelihoods.Gaussian(SIGMA), prior=PRIOR,
-        preconditioner=preconditioners.Euclidean(), step_size=eta, chains=4,
+        preconditioner=preconditioners.Euclidean(), step_size=eta, chains=16,
     )  # fmt: skip
     posterior = sampler.sample(
-        data(), steps=1030, batch_size=NUM_DATA, burn_in=30, thin=4, progress=False
+        data(), steps=280, batch_size=NUM_DATA, burn_in=30, thin=4, progress=False
     )
     found = posterior.diagnose(data()[0][:5], data=data(), max_draws=250)
     reading = found.configurational.temperature

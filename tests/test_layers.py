@@ -16,15 +16,17 @@ PACKAGE = "natural_langevin"
 
 #: From the bottom up: a module (a file, or a folder as a whole) may import those before it.
 ORDER = [
-    "_version", "pages", "chains", "random", "schedules", "progress", "atomic", "data", "models",
-    "likelihoods", "storage", "priors", "gradients", "preconditioners", "langevin", "fused",
-    "metrics", "diagnostics", "checkpoint", "engine", "posterior", "collector", "checks", "sampler",
-    "experiments", "report", "cli",
+    "_version", "pages", "figures", "chains", "random", "schedules", "progress", "atomic", "data",
+    "models", "likelihoods", "storage", "priors", "gradients", "preconditioners", "langevin",
+    "fused", "mixtures", "prediction", "export", "distillation", "metrics", "diagnostics",
+    "checkpoint", "engine", "posterior", "collector", "checks", "probe", "sampler", "experiments",
+    "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.
 OPTIONAL = [
     "sklearn", "rich", "typer", "matplotlib", "jinja2", "torchmetrics", "arviz", "scipy", "pandas",
+    "onnx",
 ]  # fmt: skip
 
 

@@ -212,3 +212,61 @@ def test_outputs_that_are_no_tensor(regression: Data, kind: type, batch_size: in
 
 def test_classes_have_no_noise_level(posterior: Posterior) -> None:
     assert posterior.sigma is None
+
+
+LEVELS = (0.05, 0.5, 0.95)
+
+
+def test_quantiles_of_regression_include_the_noise(network: nn.Module, regression: Data) -> None:
+    """Of the mixture over networks: its distribution function at the quantile is the level."""
+    posterior = sample(network, likelihoods.Gaussian(sigma=0.3), regression)
+    p = posterior.predict(regression[0], quantiles=LEVELS, batch_size=7, sample_batch=3)
+    assert p.quantiles.shape == (3, 40, 3)
+    normal = torch.distributions.Normal(p.samples.double(), 0.3)
+    for level, row in zip(LEVELS, p.quantiles, strict=True):
+        below = normal.cdf(row.double()).mean(0)
+        torch.testing.assert_close(below, torch.full_like(below, level), rtol=0, atol=1e-5)
+    wider = p.quantiles[2] - p.quantiles[0] > 2 * 1.645 * 0.3
+    assert wider.float().mean() > 0.9
+
+
+def test_quantiles_of_probabilities(posterior: Posterior, classes: Data) -> None:
+    p = posterior.predict(classes[0], quantiles=LEVELS, keep_samples=False)
+    assert p.samples is None
+    whole = posterior.predict(classes[0])
+    assert whole.quantiles is None
+    levels = torch.tensor(LEVELS)
+    torch.testing.assert_close(p.quantiles, torch.quantile(whole.samples, levels, dim=0))
+    with pytest.raises(ValueError, match=r"strictly between 0 and 1, got 1\.0"):
+        posterior.predict(classes[0], quantiles=[0.5, 1.0])
+
+
+def test_networks_keep_their_own_noise_level(network: nn.Module, regression: Data) -> None:
+    """sigma="rmse" differs between chains: the mixture has wide and narrow components."""
+    posterior = sample(network, likelihoods.Gaussian(sigma="rmse"), regression)
+    posterior.learned = {"variance": torch.tensor([0.01, 4.0])}
+    p = posterior.predict(regression[0], quantiles=[0.9])
+    sigma = torch.tensor([0.1, 2.0]).double().repeat_interleave(posterior.draws)
+    normal = torch.distributions.Normal(p.samples.double(), sigma[:, None, None])
+    below = normal.cdf(p.quantiles[0].double()).mean(0)
+    torch.testing.assert_close(below, torch.full_like(below, 0.9), rtol=0, atol=1e-4)
+    torch.testing.assert_close(p.aleatoric, torch.full_like(p.mean, 2.005))
+
+
+def test_batches_from_a_loader(posterior: Posterior, classes: Data) -> None:
+    """A DataLoader of (x, y), one of x alone, and any iterable give what the tensor gives."""
+    data = torch.utils.data.TensorDataset(*classes)
+    loaders = [
+        torch.utils.data.DataLoader(data, batch_size=7),
+        torch.utils.data.DataLoader(classes[0], batch_size=7),
+        (part for part in classes[0].split(9)),
+    ]
+    whole = posterior.predict(classes[0])
+    for loader in loaders:
+        p = posterior.predict(loader)
+        torch.testing.assert_close(p.mean, whole.mean)
+        torch.testing.assert_close(p.samples, whole.samples)
+    with pytest.raises(ValueError, match="no batch"):
+        posterior.predict([])
+    with pytest.raises(TypeError, match=r"as_tensor"):
+        posterior.predict([["a"]])

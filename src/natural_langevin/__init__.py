@@ -16,7 +16,8 @@ from natural_langevin import (
 )
 from natural_langevin._version import __version__
 from natural_langevin.langevin import Info, State
-from natural_langevin.posterior import Posterior, Prediction
+from natural_langevin.posterior import Posterior
+from natural_langevin.prediction import Prediction
 from natural_langevin.sampler import DivergenceError, Langevin
 
 __all__ = [

@@ -5,38 +5,31 @@ from __future__ import annotations
 import copy
 import logging
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from natural_langevin import diagnostics, storage
+from natural_langevin import diagnostics, distillation, export, storage
+from natural_langevin.data.streams import split_pair
 from natural_langevin.gradients import plain_copy, prepare_model, restore_layers, vectorised
-from natural_langevin.likelihoods import Bernoulli, Likelihood
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.metrics.summary import (
+    ClassificationScores,
+    RegressionScores,
+    interval_levels,
+    score,
+)
+from natural_langevin.prediction import Averager, Prediction, check_levels, input_batches, join
+from natural_langevin.priors import Prior, PriorLike, resolve
 
 log = logging.getLogger("natural_langevin")
 
 Params = dict[str, Tensor]
 Estimate = Literal["ensemble", "mean", "last"]
-
-
-class Prediction(NamedTuple):
-    """Predictions for B inputs, averaged over networks.
-
-    Classes: ``mean`` holds probabilities (B, K); uncertainties are entropies in nats (B,): total =
-    entropy of the mean, aleatoric = mean entropy, epistemic = their difference (the mutual
-    information between label and weights). Regression: ``mean`` is the predictive mean and the
-    uncertainties are variances, total = aleatoric (sigma^2) + epistemic; None where the
-    likelihood does not know its noise.
-    """
-
-    mean: Tensor
-    total: Tensor | None
-    aleatoric: Tensor | None
-    epistemic: Tensor
-    samples: Tensor | None  # (network, B, ...) in the order chain, then draw
 
 
 class Posterior:
@@ -64,6 +57,7 @@ class Posterior:
         self.learned = learned or {}  # the likelihood's own state, one value per chain
         self.trace = trace if trace is not None else torch.empty(0, len(diverged) + 1)
         self.config = config or {}
+        self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
         self._model = model
 
     @property
@@ -102,30 +96,106 @@ class Posterior:
 
     def predict(
         self,
-        x: Tensor,
+        x: Tensor | Iterable[Any],
         *,
         estimate: Estimate = "ensemble",
         batch_size: int = 1000,
         sample_batch: int = 16,
         keep_samples: bool = True,
+        quantiles: Iterable[float] | None = None,
     ) -> Prediction:
         """Averages *probabilities* (or means) over networks: never log-probabilities.
 
+        ``x``: a tensor, or an iterable of batches such as a DataLoader (of x, or of (x, y)).
         ``estimate``: "ensemble" of all kept samples; "mean", the networks at each chain's running
         mean; "last", at each chain's last iterate. At most ``sample_batch`` networks times
-        ``batch_size`` inputs are evaluated at once.
+        ``batch_size`` inputs are evaluated at once. ``quantiles=(0.05, 0.95)`` asks for these
+        levels too (see ``Prediction``). Large x: ``keep_samples=False`` keeps the averages alone.
         """
-        networks = self._networks(estimate)
-        device = next(iter(networks.values())).device
-        parts = [
-            self._predict_batch(networks, part.to(device), sample_batch, keep_samples)
-            for part in x.split(batch_size)
-        ]
-        joined = [
-            None if column[0] is None else torch.cat(column, dim=1 if index == 4 else 0)
-            for index, column in enumerate(zip(*parts, strict=True))
-        ]
-        return Prediction(*joined)  # type: ignore[arg-type]
+        levels = check_levels(quantiles)
+        networks, noise = self._networks(estimate), self._noise_of(estimate)
+        first = next(iter(networks.values()))
+        parts = []
+        for batch in input_batches(x, batch_size):
+            averager = Averager(
+                self.likelihood, len(first), noise, keep_samples=keep_samples, levels=levels
+            )
+            for p in self._outputs_in_chunks(networks, batch.to(first.device), sample_batch):
+                averager.add(p)
+            parts.append(averager.finish(p.dtype))
+        if not parts:
+            raise ValueError("there is nothing to predict: x holds no batch")
+        return join(parts)
+
+    def evaluate(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        ood: Tensor | None = None,
+        estimate: Estimate = "ensemble",
+        batch_size: int = 1000,
+        sample_batch: int = 16,
+    ) -> ClassificationScores | RegressionScores:
+        """Scores on labelled data; ``print`` them. Needs torchmetrics (the extra ``metrics``).
+
+        ``ood``: inputs of another kind; how well epistemic uncertainty tells them from ``x`` is
+        scored too. Binary targets, and the positions of a sequence, count as samples each.
+        """
+        options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
+        options["sample_batch"] = sample_batch
+        levels = () if self.likelihood.discrete else interval_levels()
+        prediction = self.predict(
+            x, keep_samples=not self.likelihood.discrete, quantiles=levels, **options
+        )
+        other = None if ood is None else self.predict(ood, keep_samples=False, **options).epistemic
+        return score(
+            prediction, y.to(prediction.mean.device), self.likelihood,
+            noise=self._noise_of(estimate), outside=other,
+        )  # fmt: skip
+
+    def distill(
+        self,
+        x: Tensor,
+        *,
+        model: nn.Module | None = None,
+        steps: int = 2000,
+        batch_size: int = 100,
+        learning_rate: float = 1e-3,
+        seed: int = 0,
+    ) -> nn.Module:
+        """One network that predicts like the whole ensemble, taught on inputs ``x`` (no labels).
+
+        ``model`` is the student to train (a copy is); by default the network itself, starting from
+        a chain's last iterate. A regression's student with twice the outputs learns the log of the
+        total variance too (see ``distillation``). It is returned frozen, in eval mode.
+        """
+        first = self.healthy[0] if self.healthy else 0
+        start = {name: value[first] for name, value in self.last.items()}
+        student = copy.deepcopy(model) if model is not None else self._as_module(start)
+        x = x.to(next(iter(self.last.values())).device)
+        prediction = self.predict(x, keep_samples=False)
+        return distillation.train(
+            student.to(x.device), x, distillation.divergence(prediction, self.likelihood),
+            steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed,
+        )  # fmt: skip
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        example: Tensor,
+        *,
+        format: export.Format = "torch",
+        estimate: Estimate = "ensemble",
+    ) -> None:
+        """Writes the predictor as one file for serving: ``torch.export`` (.pt2) or ONNX.
+
+        It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
+        ``predict(x, estimate=estimate)`` does. ONNX needs the extra ``export``.
+        """
+        networks, noise = self._networks(estimate), self._noise_of(estimate)
+        served = export.Served(self._model, self.likelihood, networks, noise)
+        export.write(served, path, example.to(next(iter(networks.values())).device), format)
 
     def _networks(self, estimate: Estimate) -> Params:
         """Parameters of the networks to average, (network, *shape)."""
@@ -139,44 +209,30 @@ class Posterior:
         source = self.mean if estimate == "mean" else self.last
         return {name: value[healthy] for name, value in source.items()}
 
-    def _predict_batch(
-        self, networks: Params, x: Tensor, sample_batch: int, keep_samples: bool
-    ) -> Prediction:
+    def _noise_of(self, estimate: Estimate) -> Tensor | None:
+        """Every network's observation variance, (network,), where the likelihood knows it."""
+        variance = self.likelihood.noise_variance(self.learned)
+        if variance is None:
+            return None
+        by_chain = variance.expand(self.chains)[self.healthy]
+        return by_chain.repeat_interleave(self.draws) if estimate == "ensemble" else by_chain
+
+    def _outputs_in_chunks(
+        self, networks: Params, x: Tensor, sample_batch: int
+    ) -> Iterator[Tensor]:
+        """Predictions of at most ``sample_batch`` networks at a time: (network, B, ...)."""
         count = len(next(iter(networks.values())))
-        kept: list[Tensor] = []
-        mean = second = entropy = torch.zeros((), device=x.device)
         with torch.no_grad():
             for start in range(0, count, sample_batch):
-                chunk = {k: v[start : start + sample_batch] for k, v in networks.items()}
-                p = self._outputs(chunk, x)
-                if self.likelihood.discrete:
-                    mean = mean + p.sum(0) / count
-                    entropy = entropy + self._entropy(p).sum(0) / count
-                else:  # in float64, where the difference of two large squares survives
-                    mean = mean + p.double().sum(0) / count
-                    second = second + p.double().square().sum(0) / count
-                if keep_samples:
-                    kept.append(p)
-        samples = torch.cat(kept) if kept else None
-        if self.likelihood.discrete:
-            total = self._entropy(mean)
-            return Prediction(mean, total, entropy, (total - entropy).clamp_min(0), samples)
-        epistemic = (second - mean.square()).clamp_min(0).to(p.dtype)
-        mean = mean.to(p.dtype)
-        noise = self.likelihood.noise_variance(
-            {k: v[self.healthy].mean(0) for k, v in self.learned.items()}
-        )
-        if noise is None:
-            return Prediction(mean, None, None, epistemic, samples)
-        aleatoric = noise.to(mean).expand(mean.shape)
-        return Prediction(mean, aleatoric + epistemic, aleatoric, epistemic, samples)
+                yield self._outputs(
+                    {k: v[start : start + sample_batch] for k, v in networks.items()}, x
+                )
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         """Predictions of several networks: (network, B, ...)."""
 
         def one(p: Params) -> Tensor:
-            with vectorised(x):
-                outputs = functional_call(self._model, p, (x,))
+            outputs = self._call(p, x)
             if not isinstance(outputs, Tensor):
                 raise TypeError(
                     f"predict needs a network whose output is one tensor, got a "
@@ -187,27 +243,88 @@ class Posterior:
 
         return vmap(one)(params)
 
-    def _entropy(self, p: Tensor) -> Tensor:
-        if isinstance(self.likelihood, Bernoulli):
-            return torch.special.entr(p) + torch.special.entr(1 - p)
-        return torch.special.entr(p).sum(-1)
+    def diagnose(
+        self,
+        x: Tensor,
+        *,
+        data: tuple[Tensor, Tensor] | None = None,
+        prior: PriorLike | None = None,
+        parameters: Iterable[str] = (),
+        batch_size: int = 1000,
+        max_draws: int = 100,
+    ) -> diagnostics.Diagnosis:
+        """Has the chain converged, does it explore, is its noise right? ``print`` the answer.
 
-    def diagnose(self, x: Tensor) -> diagnostics.Diagnosis:
-        """R-hat and effective sample size of the predictions on probe inputs ``x``, in words.
-
-        ``print(posterior.diagnose(x))`` says what was found and what to do about it. A few dozen
-        inputs are enough. Needs ArviZ (the extra ``diagnostics``).
+        R-hat and effective sample size of the predictions on probe inputs ``x`` (a few dozen are
+        enough), of the ``parameters`` whose names match the given patterns (up to 50 components
+        of each), distances between chains, divergences, and the effective temperature that the
+        run measured. With the training ``data`` (x, y), also the temperature of the samples, on
+        ``batch_size`` random data for each of at most ``max_draws`` draws; a loaded posterior
+        needs the ``prior`` again for it. Needs ArviZ (the extra ``diagnostics``).
         """
         predictions = self.predict(x).samples
         assert predictions is not None
-        by_chain = predictions.unflatten(0, (len(self.healthy), self.draws))
         stopped = {c: int(s) for c, s in enumerate(self.diverged.tolist()) if s >= 0}
-        return diagnostics.diagnose(by_chain, stopped)
+        warm = [t for t in self._temperatures().tolist() if t > 0]
+        measured = self.config.get("effective_temperature")
+        return diagnostics.diagnose(
+            predictions.unflatten(0, (len(self.healthy), self.draws)),
+            stopped,
+            healthy=self.healthy,
+            thin=self.config.get("thin"),
+            parameters=diagnostics.some_components(self.samples, self.healthy, tuple(parameters)),
+            kinetic=None if measured is None else diagnostics.Kinetic.from_dict(measured),
+            configurational=None
+            if data is None
+            else self._configurational(data, prior, batch_size, max_draws),
+            temperature=min(warm, default=1.0),
+        )
 
-    def to_arviz(self) -> Any:
-        """The samples as an ArviZ ``InferenceData``: one variable per parameter tensor."""
+    def _temperatures(self) -> Tensor:
+        """T of every chain, as far as the configuration says: (chain,)."""
+        value = self.config.get("temperature", 1.0)
+        return torch.as_tensor(value, dtype=torch.float64).expand(self.chains)
+
+    def _configurational(
+        self,
+        data: tuple[Tensor, Tensor],
+        prior: PriorLike | None,
+        batch_size: int,
+        max_draws: int,
+    ) -> diagnostics.Configurational | None:
+        known = self.prior if prior is None else resolve(prior, list(self.samples), self.chains)
+        if known is None:
+            raise ValueError(
+                "the temperature of the samples needs the prior, which a saved posterior does not "
+                "hold: diagnose(x, data=data, prior=priors.Gaussian(...))"
+            )
+        temperature = self._temperatures()
+        warm = [c for c in self.healthy if temperature[c] > 0]
+        if not warm:
+            return None
+        device = next(iter(self.samples.values())).device
+        x, y = (t.to(device) for t in split_pair(data))
+        return diagnostics.configurational.measure(
+            self._call, self.likelihood, known, self.samples, self.learned, temperature, (x, y),
+            chosen_chains=warm, num_data=float(self.config.get("num_data", len(x))),
+            batch_size=batch_size, max_draws=max_draws,
+        )  # fmt: skip
+
+    def _call(self, params: Params, x: Tensor) -> Any:
+        with vectorised(x):
+            return functional_call(self._model, params, (x,))
+
+    def to_arviz(self, x: Tensor | None = None) -> Any:
+        """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
+        tensor, and ``prediction`` for the inputs ``x`` when they are given."""
         arviz = diagnostics.import_arviz()
-        return arviz.from_dict({name: s.cpu().numpy() for name, s in self.samples.items()})
+        variables = {name: s[self.healthy].cpu().numpy() for name, s in self.samples.items()}
+        if x is not None:
+            predictions = self.predict(x).samples
+            assert predictions is not None
+            by_chain = predictions.unflatten(0, (len(self.healthy), self.draws))
+            variables["prediction"] = by_chain.cpu().numpy()
+        return arviz.from_dict(variables)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the posterior as safetensors and JSON; the model's code is not saved."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
+from natural_langevin import likelihoods, models, preconditioners, priors, probe, random, schedules
 from natural_langevin.checkpoint import RunCheckpoint
 from natural_langevin.checks import (
     batch_check,
@@ -38,6 +38,7 @@ from natural_langevin.data.streams import (
     fingerprint,
     split_pair,
 )
+from natural_langevin.diagnostics import Kinetic
 from natural_langevin.engine import Engine, choose_mode
 from natural_langevin.gradients import Gradients, Network, plain_copy, prepare_model
 from natural_langevin.langevin import Dynamics, Info, Rates, State
@@ -227,9 +228,30 @@ class Langevin:
                 if saved is not None and (due or done == steps):
                     saved.save({"state": state, "collector": collector.tree()})
                     written = time.monotonic()
-        return collector.finish(
+        config["effective_temperature"] = probe.after_run(engine, state, steps)
+        posterior = collector.finish(
             state, model=self._template, likelihood=self.likelihood, config=config
         )
+        posterior.prior = self._dynamics.prior
+        return posterior
+
+    def effective_temperature(
+        self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
+        batch_size: int = 100,
+    ) -> Kinetic:  # fmt: skip
+        """Whether the noise of a step fits its drift (see ``diagnostics.kinetic``): 1 is right.
+
+        ``steps`` steps are taken on ``data`` from where ``posterior`` ended, or from the start.
+        ``sample`` takes a few at the end of a run too, for ``posterior.diagnose``.
+        """
+        engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
+        if posterior is not None:
+            learned = posterior.learned or state.likelihood
+            state = state._replace(params=posterior.last, likelihood=learned)
+        found = probe.measure(engine, state, steps)
+        if found is None:
+            raise DivergenceError("no chain is running: there is no step to measure")
+        return found
 
     def prepare(self, data: Any, *, steps: int, batch_size: int = 100) -> tuple[Engine, State]:
         """Everything ``sample`` does before its first step: an engine on this data, and a state."""

@@ -35,17 +35,8 @@ def score(probabilities: Tensor, y: Tensor) -> dict[str, Summary]:
 
 def reliability(probabilities: Tensor, y: Tensor, *, bins: int = 15) -> dict[str, list[float]]:
     """Mean confidence, accuracy and count in equal-width confidence bins; empty bins left out."""
-    confidence, predicted = probabilities.double().max(1)
-    right = (predicted == y).double()
-    bin_of = (confidence * bins).long().clamp(0, bins - 1)
-    out: dict[str, list[float]] = {"confidence": [], "accuracy": [], "count": []}
-    for index in range(bins):
-        inside = bin_of == index
-        if int(inside.sum()):
-            out["confidence"].append(float(confidence[inside].mean()))
-            out["accuracy"].append(float(right[inside].mean()))
-            out["count"].append(int(inside.sum()))
-    return out
+    found = metrics.reliability(probabilities, y, bins=bins)
+    return {name: column.tolist() for name, column in found._asdict().items()}
 
 
 def sizes_up_to(count: int) -> list[int]:

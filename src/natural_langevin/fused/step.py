@@ -93,9 +93,8 @@ def plan(dynamics: Dynamics, state: State, batch: Batch) -> list[LayerTask]:
     """The layers of this network that a backend may update; ``batch`` has no chain axis.
 
     A layer qualifies when its gradients can be deferred (see ``Gradients.deferrable``), its
-    parameters are float32 and all trainable, and its priors are Gaussian or flat; and when delta^T a
-    is the gradient of its weight on this batch, which nothing that looked at the network's
-    structure could have got wrong.
+    parameters are float32 and all trainable, and its priors are Gaussian or flat; and when
+    delta^T a is the gradient of its weight on this batch, whatever the network's structure says.
     """
     kind = KINDS.get(type(dynamics.preconditioner))
     if kind is None:

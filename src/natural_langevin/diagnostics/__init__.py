@@ -1,0 +1,30 @@
+"""Diagnostics: has a chain converged, does it explore, and is its noise the right size?
+
+* ``function_space``: R-hat, effective sample size, distances between chains (ArviZ)
+* ``kinetic``: effective temperature of a step, noise against drift; minibatch noise
+* ``configurational``: temperature of the samples; the step-size bias indicator
+* ``verdicts``: all of it in words, with what to do
+"""
+
+from natural_langevin.diagnostics.configurational import Configurational
+from natural_langevin.diagnostics.function_space import (
+    Mixing,
+    import_arviz,
+    mixing,
+    some_components,
+)
+from natural_langevin.diagnostics.kinetic import Kinetic
+from natural_langevin.diagnostics.reading import Reading
+from natural_langevin.diagnostics.verdicts import Diagnosis, diagnose
+
+__all__ = [
+    "Configurational",
+    "Diagnosis",
+    "Kinetic",
+    "Mixing",
+    "Reading",
+    "diagnose",
+    "import_arviz",
+    "mixing",
+    "some_components",
+]

@@ -1,0 +1,110 @@
+"""Configurational temperature: are the samples as hot as they should be?
+
+Under pi ~ exp(-U / T), integration by parts gives, for every parameter and any fixed centre c
+(the virial theorem),
+
+    E[(theta_i - c_i) dU/dtheta_i] = T,          U = -ln [alpha(theta) prod_n p_theta(y_n | x_n)].
+
+So the mean of (theta - c) . dU over kept samples, divided by the number of parameters, reads the
+temperature of the samples themselves, whatever the dynamics did on the way. It is what bias of the
+step size does: on a Gaussian target of curvature h, a step eta makes the samples of plain Langevin
+T / (1 - eta h / 2), and minibatch noise adds to that. Hotter than T: biased. Colder: the chain has
+not yet explored what it could reach (or the noise is too small).
+
+c is each chain's mean over the *other* half of its draws: the mean of the same draws would follow
+them, and read too low. dU uses N times the mean gradient on fresh random data, which is unbiased
+for any batch size, and exact with all data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from natural_langevin.diagnostics.energy import Call, Params, energy_gradient
+from natural_langevin.diagnostics.function_space import import_arviz
+from natural_langevin.diagnostics.reading import Reading
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.priors import Prior
+
+
+@dataclass(frozen=True)
+class Configurational:
+    """Temperature of the samples as a ratio to T: of all parameters, and of every tensor.
+
+    Errors are Monte-Carlo standard errors from the effective sample size of the series.
+    """
+
+    temperature: Reading
+    tensors: dict[str, Reading]
+
+    @property
+    def bias(self) -> float:
+        """The step-size bias indicator: 0.1 means variances about a tenth too large."""
+        return self.temperature.value - 1
+
+
+def measure(
+    call: Call,
+    likelihood: Likelihood,
+    prior: Mapping[str, Prior],
+    samples: Params,
+    learned: dict[str, Tensor],
+    temperature: Tensor,
+    data: tuple[Tensor, Tensor],
+    *,
+    chosen_chains: list[int],
+    num_data: float,
+    batch_size: int,
+    max_draws: int,
+    seed: int = 0,
+) -> Configurational:
+    """From ``samples`` (chain, draw, *shape) at ``temperature`` (chain,), of the chosen chains.
+
+    At most ``max_draws`` draws of every chain are looked at, each on ``batch_size`` fresh data."""
+    draws = next(iter(samples.values())).shape[1]
+    if draws < 8:
+        raise ValueError(
+            f"the samples' temperature needs at least 8 draws, got {draws}: lower thin"
+        )
+    half = draws // 2
+    means = {k: (s[:, :half].mean(1), s[:, half:].mean(1)) for k, s in samples.items()}
+    chosen = torch.linspace(0, draws - 1, min(draws, max_draws)).round().long().tolist()
+    generator = torch.Generator().manual_seed(seed)
+    x, y = data
+    series = []
+    for draw in chosen:
+        theta = {k: s[:, draw] for k, s in samples.items()}
+        batch = (x, y)
+        if batch_size < len(x):
+            index = torch.randperm(len(x), generator=generator)[:batch_size].to(x.device)
+            batch = (x[index], y[index])
+        v = energy_gradient(
+            call, likelihood, prior, num_data, theta, learned, batch, chain_axis=False
+        )
+        other = 1 if draw < half else 0
+        series.append(
+            torch.stack(
+                [
+                    num_data * ((theta[k] - means[k][other]) * v[k]).double().flatten(1).sum(1)
+                    for k in theta
+                ],
+                dim=1,
+            )
+        )
+    virial = torch.stack(series, dim=1).cpu() / temperature.double().cpu()[:, None, None]
+    virial = virial[chosen_chains]  # (chain, draw, tensor)
+    sizes = torch.tensor([s[0, 0].numel() for s in samples.values()])
+    return Configurational(
+        _mean(virial.sum(2) / sizes.sum()),
+        {name: _mean((virial / sizes)[:, :, k]) for k, name in enumerate(samples)},
+    )
+
+
+def _mean(series: Tensor) -> Reading:
+    """Mean over (chain, draw) with its Monte-Carlo standard error."""
+    values = series.double().numpy()
+    return Reading(float(values.mean()), float(import_arviz().mcse(values, method="mean")))

@@ -1,0 +1,88 @@
+"""R-hat, effective sample size and distances between chains, of numbers followed along draws.
+
+Weights of a network have many equivalent arrangements (permute the hidden units), so chains are
+compared where it matters: in function space, by their predictions on probe inputs. The same
+summaries serve for single parameters.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Mixing(NamedTuple):
+    """How well numbers (chain, draw, k) mix: one entry for each that moves at all."""
+
+    values: Array  # (chain, draw, k)
+    rhat: Array | None  # (k,); None with fewer than two chains
+    ess: Array  # (k,), summed over chains
+
+    @property
+    def autocorrelation_time(self) -> float:
+        """Draws that say as much as one independent draw: the median over numbers."""
+        return float(np.median(self.values.shape[0] * self.values.shape[1] / self.ess))
+
+    def __str__(self) -> str:
+        rhat = "R-hat needs two chains"
+        if self.rhat is not None:
+            rhat = f"R-hat {np.median(self.rhat):.3f} (largest {self.rhat.max():.3f})"
+        total = self.values.shape[0] * self.values.shape[1]
+        return f"{rhat}, effective sample size {np.median(self.ess):.0f} of {total}"
+
+
+def mixing(followed: Tensor) -> Mixing:
+    """Of numbers (chain, draw, ...), by ArviZ: rank-normalised split R-hat and bulk ESS."""
+    chains, draws = followed.shape[:2]
+    if draws < 4:
+        raise ValueError(f"diagnosing needs at least 4 draws per chain, got {draws}: lower thin")
+    arviz = import_arviz()
+    values = followed.detach().double().cpu().reshape(chains, draws, -1).numpy()
+    values = values[:, :, values.std(axis=(0, 1)) > 0]  # a constant has no autocorrelation
+    if values.shape[2] == 0:
+        raise ValueError("every draw predicts exactly the same: is the temperature 0?")
+    columns = [values[:, :, k] for k in range(values.shape[2])]
+    rhat = np.array([float(arviz.rhat(c)) for c in columns]) if chains > 1 else None
+    return Mixing(values, rhat, np.array([float(arviz.ess(c)) for c in columns]))
+
+
+def chain_distances(values: Array) -> Array:
+    """Between the chains' mean predictions, in standard deviations within a chain: (chain, chain).
+
+    d_ab = sqrt(mean_k (m_ak - m_bk)^2 / s_k^2), s_k^2 the variance within chains, averaged over
+    them. 0: the chains agree; above 1 they predict differently than any of them would admit.
+    """
+    means = values.mean(axis=1)
+    within = values.var(axis=1).mean(axis=0)
+    gaps = (means[:, None] - means[None]) ** 2 / np.maximum(within, np.finfo(np.float64).tiny)
+    return np.sqrt(gaps.mean(axis=2))
+
+
+def some_components(
+    samples: Mapping[str, Tensor], chains: list[int], patterns: tuple[str, ...], most: int = 50
+) -> dict[str, Tensor]:
+    """Evenly spaced components of the parameters that match a pattern: {name: (chain, draw, k)}."""
+    names = [name for name in samples if any(fnmatchcase(name, p) for p in patterns)]
+    if patterns and not names:
+        raise ValueError(f"no parameter matches {patterns}: there are {list(samples)}")
+    flat = {name: samples[name][chains].flatten(2) for name in names}
+    return {name: v[..., :: -(-v.shape[2] // most)] for name, v in flat.items()}
+
+
+def import_arviz() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # it announces its next version
+            import arviz
+    except ImportError as error:
+        raise ImportError(
+            "this needs ArviZ: pip install 'natural-langevin[diagnostics]'"
+        ) from error
+    return arviz

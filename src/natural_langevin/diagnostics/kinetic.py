@@ -1,0 +1,249 @@
+"""Kinetic temperature: does a step's noise fit its drift?
+
+A step moves by Delta = -a eta C v + sqrt(b) sqrt(2 eta T / N) C^{1/2} xi, where a = b = 1 if the
+dynamics are what they claim to be. In general they sample, for small eta, at the temperature
+
+    T_effective = T b / a.
+
+Steps are taken by the dynamics themselves, whatever is inside; only where they land is used. The
+drift p = -eta C v is formed from v by autograd (see ``energy``) and the metric's own C. With any
+positive weights D, independent of the noise, and r = Delta - a p:
+
+    a = p.D^{-1} Delta / p.D^{-1} p,      b = N/(2 eta T) r.D^{-1} r / tr(D^{-1} C)
+
+D is a rough diagonal of C, so that large and small entries of C count alike. The trace is found by
+applying C to random signs (Hutchinson), which is exact for a diagonal C and unbiased for any. Sums
+run over all parameters, steps and chains: the error is small, about sqrt(2 / how many), and is
+measured by a jackknife over steps and chains. Nothing needs the chain to have converged.
+
+A minibatch adds noise of its own, which is not Langevin's: eta C (v_B - v). Two halves of a batch
+that differ say how much (without replacement from N, hence the last factor):
+
+    minibatch = N/(2 eta) |eta C delta|^2 / tr(D^{-1} C),   delta = (v_1 - v_2)/2 sqrt(1 - B/N)
+
+in units of temperature: 0.3 means that samples may be as hot as T + 0.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natural_langevin.chains import per_chain
+from natural_langevin.diagnostics.energy import Params, energy_gradient
+from natural_langevin.diagnostics.reading import Reading, jackknife
+from natural_langevin.langevin import Dynamics, Rates, State
+
+Batch = tuple[Tensor, Tensor]
+
+#: Squared draws of the noise that are averaged into the weights D.
+_WEIGHT_DRAWS = 16
+#: A drift known less well than this says nothing useful about its scale.
+DRIFT_ERROR = 0.1
+
+
+@dataclass(frozen=True)
+class Kinetic:
+    """``temperature``, ``noise`` (b) and ``drift`` (a) are ratios to what they should be: 1.
+
+    ``temperature`` is b / a, or b alone where the drift is too weak to be measured against the
+    noise (``drift`` is None). ``tensors`` holds b of every parameter tensor. ``cold``: the
+    temperature of chains whose T is 0, beyond rounding; None without such chains. ``lost`` is the
+    fraction of steps whose noise is comparable to the parameters' rounding; they are left out.
+    """
+
+    temperature: Reading | None
+    noise: Reading | None
+    drift: Reading | None
+    tensors: dict[str, Reading]
+    minibatch: float | None
+    cold: float | None
+    lost: float
+
+    @property
+    def wrong_tensors(self) -> dict[str, Reading]:
+        return {name: b for name, b in self.tensors.items() if b.differs_from(1.0)}
+
+    @property
+    def wrong(self) -> bool:
+        """Whether any of the readings is beyond its error."""
+        readings = [r for r in (self.temperature, self.noise, self.drift) if r is not None]
+        hot = self.cold is not None and self.cold > 1e-6
+        return hot or bool(self.wrong_tensors) or any(r.differs_from(1.0) for r in readings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(words: dict[str, Any]) -> Kinetic:
+        known = {k: words[k] for k in Kinetic.__dataclass_fields__}
+        for name in ("temperature", "noise", "drift"):
+            known[name] = None if known[name] is None else Reading(*known[name])
+        known["tensors"] = {k: Reading(*v) for k, v in known["tensors"].items()}
+        return Kinetic(**known)
+
+
+def measure(
+    dynamics: Dynamics,
+    state: State,
+    batches: Iterable[Batch],
+    rates: Rates,
+    num_data: float,
+    *,
+    chain_axis: bool,
+    seed: int = 0,
+) -> Kinetic | None:
+    """One step per batch, from ``state`` on, which is not changed. None if no chain is running."""
+    generator = torch.Generator(state.step.device).manual_seed(seed)
+    temperature, eta = dynamics.temperature.double().cpu(), rates.step_size.cpu()
+    warm, cold, swallowed = [], [], 0
+    for batch in batches:
+        new, _ = dynamics.step(state, batch, rates, num_data, chain_axis=chain_axis)
+        weights = _rough_diagonal(dynamics, new, generator)
+        sums = _step_sums(dynamics, state, new, batch, rates, num_data, weights, chain_axis,
+                          generator)  # fmt: skip
+        finite = torch.isfinite(sums[..., : _TRACE + 1]).flatten(1).all(1)
+        running = (new.diverged < 0).cpu() & finite & (eta > 0)
+        lost = sums[..., _ROUNDING].sum(1) > 0.01 * temperature * sums[..., _TRACE].sum(1)
+        hot = running & (temperature > 0) & ~lost
+        swallowed += int((running & (temperature > 0) & lost).sum())
+        # In units of every chain's own temperature, so that chains can be pooled.
+        unit = torch.where(hot, temperature, 1.0)[:, None, None]
+        scaled = torch.cat([sums[..., :_TRACE] / unit, sums[..., _TRACE:]], dim=2)
+        warm.append(scaled[hot])
+        cold.append(sums[running & (temperature == 0)])
+        state = new
+    used = sum(map(len, warm)) + sum(map(len, cold))
+    if not used + swallowed:
+        return None
+    fraction = swallowed / (used + swallowed)
+    return _summary(torch.cat(warm), torch.cat(cold), list(state.params), fraction)
+
+
+# Columns of the sums of one step, (chain, tensor, column), times N / (2 eta).
+_PP, _PD, _DD, _TRACE, _HEAT, _ROUNDING = range(6)
+
+
+def _step_sums(
+    dynamics: Dynamics,
+    old: State,
+    new: State,
+    batch: Batch,
+    rates: Rates,
+    num_data: float,
+    weights: Params,
+    chain_axis: bool,
+    generator: torch.Generator,
+) -> Tensor:
+    eta, theta = rates.step_size, old.params
+    v, delta = _gradient_of_halves(dynamics, old, new, batch, num_data, chain_axis)
+    apply = dynamics.preconditioner.apply
+    p = {k: -per_chain(eta, c) * c for k, c in apply(new.metric, v).items()}
+    heat = {k: per_chain(eta, c) * c for k, c in apply(new.metric, delta).items()}
+    root = {k: weights[k].rsqrt() for k in weights}
+    signs = {
+        k: torch.randint(0, 2, t.shape, generator=generator, device=t.device).to(t) * 2 - 1
+        for k, t in theta.items()
+    }
+    image = apply(new.metric, {k: signs[k] * root[k] for k in signs})
+    scale = float(num_data) / (2 * eta.double())
+    columns = []
+    for k, w in weights.items():
+        moved = (new.params[k] - theta[k]).double()
+        rounding = torch.finfo(theta[k].dtype).eps * theta[k].double().abs()
+        pairs = [(p[k], p[k]), (p[k], moved), (moved, moved)]
+        quadratic = [scale * _dot(a.double() / w.double(), b) for a, b in pairs]
+        quadratic.append(_dot(signs[k].double() * root[k], image[k]))
+        quadratic += [scale * _dot(a.double() / w.double(), a) for a in (heat[k], rounding)]
+        columns.append(torch.stack(quadratic, dim=1))
+    return torch.stack(columns, dim=1).cpu()
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of every chain, in float64: (chain,)."""
+    return (a.double() * b.double()).flatten(1).sum(1)
+
+
+def _rough_diagonal(dynamics: Dynamics, state: State, generator: torch.Generator) -> Params:
+    """Weights D > 0: mean squares of a few vectors of covariance C."""
+    total = {k: torch.zeros_like(p) for k, p in state.params.items()}
+    for _ in range(_WEIGHT_DRAWS):
+        z = {
+            k: torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
+            for k, p in state.params.items()
+        }
+        drawn = dynamics.preconditioner.sample(state.metric, z)
+        total = {k: total[k] + drawn[k].square() / _WEIGHT_DRAWS for k in total}
+    return {k: t.clamp_min(torch.finfo(t.dtype).tiny) for k, t in total.items()}
+
+
+def _gradient_of_halves(
+    dynamics: Dynamics, old: State, new: State, batch: Batch, num_data: float, chain_axis: bool
+) -> tuple[Params, Params]:
+    """v on the batch, and delta: a vector with the covariance of its minibatch noise."""
+    axis = 1 if chain_axis else 0
+    size = batch[0].shape[axis]
+    first = size // 2
+    (x, x_rest), (y, y_rest) = (t.tensor_split([first], dim=axis) for t in batch)
+    parts = [(x_rest, y_rest), (x, y)] if first else [(x_rest, y_rest)]
+    gradients = [
+        energy_gradient(
+            dynamics.gradients.network.call, dynamics.gradients.likelihood, dynamics.prior,
+            float(num_data), old.params, new.likelihood, part, chain_axis=chain_axis,
+        )
+        for part in parts
+    ]  # fmt: skip
+    if not first:
+        return gradients[0], {k: torch.full_like(g, torch.nan) for k, g in gradients[0].items()}
+    share = first / size
+    left = max(0.0, 1 - size / float(num_data)) * share * (1 - share)
+    one, two = gradients
+    mean = {k: (1 - share) * one[k] + share * two[k] for k in one}
+    return mean, {k: left**0.5 * (one[k] - two[k]) for k in one}
+
+
+def _ratios(sums: Tensor) -> Tensor:
+    """(..., tensor, column) -> (..., [b/a, b, a, b of every tensor])."""
+    total = sums.sum(-2)
+    a = torch.where(total[..., _PP] > 0, total[..., _PD] / total[..., _PP], 1.0)
+
+    def noise(s: Tensor, a: Tensor) -> Tensor:
+        residual = s[..., _DD] - 2 * a * s[..., _PD] + a.square() * s[..., _PP]
+        return residual / s[..., _TRACE]
+
+    b = noise(total, a)
+    head = torch.stack([b / a, b, a], dim=-1)
+    return torch.cat([head, noise(sums, a[..., None])], dim=-1)
+
+
+def _summary(warm: Tensor, cold: Tensor, names: list[str], lost: float) -> Kinetic:
+    both = torch.cat([warm, cold])
+    heat = both[..., _HEAT].sum(1) / both[..., _TRACE].sum(1)
+    heat = heat[torch.isfinite(heat)]
+    minibatch = float(heat.mean()) if len(heat) else None
+    hot = None
+    if len(cold):
+        total = cold.sum((0, 1))
+        residual = total[_DD] - 2 * total[_PD] + total[_PP]
+        hot = float(((residual - 4 * total[_ROUNDING]) / total[_TRACE]).clamp_min(0))
+    if len(warm) < 2:
+        return Kinetic(None, None, None, {}, minibatch, hot, lost)
+    value, error = jackknife(_ratios, warm)
+    readings = [Reading(*pair) for pair in zip(value.tolist(), error.tolist(), strict=True)]
+    ratio, noise, drift, *by_tensor = readings
+    known = drift.error < DRIFT_ERROR * max(1.0, abs(drift.value)) and isfinite(ratio.error)
+    return Kinetic(
+        temperature=ratio if known else noise,
+        noise=noise,
+        drift=drift if known else None,
+        tensors={n: b for n, b in zip(names, by_tensor, strict=True) if isfinite(b.error)},
+        minibatch=minibatch,
+        cold=hot,
+        lost=lost,
+    )

@@ -1,0 +1,227 @@
+"""Verdicts: what the diagnostics found, in words, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from natural_langevin.diagnostics.configurational import Configurational
+from natural_langevin.diagnostics.function_space import (
+    Array,
+    Mixing,
+    chain_distances,
+    mixing,
+)
+from natural_langevin.diagnostics.kinetic import Kinetic
+from natural_langevin.diagnostics.plots import rank_plot, trace_plot
+
+#: Above this R-hat, chains have not mixed (Vehtari et al. 2021).
+RHAT_LIMIT = 1.01
+#: Fewer effective draws than this per chain make R-hat itself unreliable.
+ESS_LIMIT = 50.0
+#: Chains whose mean predictions differ by more standard deviations than this stand apart.
+DISTANCE_LIMIT = 1.0
+#: Extra temperature, as a fraction of T, that is worth a word.
+BIAS_LIMIT = 0.1
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What ``posterior.diagnose`` found; ``print`` it.
+
+    ``rhat`` and ``ess`` hold one value per predicted number that moves; ``distances`` is (chain,
+    chain), over ``healthy`` chains; ``parameters`` summarises the parameters asked for. The two
+    temperatures are None where they were not measured.
+    """
+
+    mixing: Mixing
+    diverged: dict[int, int]  # chain -> step
+    healthy: list[int]
+    distances: Array
+    thin: int | None = None
+    parameters: dict[str, Mixing] = field(default_factory=dict)
+    kinetic: Kinetic | None = None
+    configurational: Configurational | None = None
+    temperature: float = 1.0  # the smallest T > 0 among the chains
+
+    @property
+    def chains(self) -> int:
+        return self.mixing.values.shape[0]
+
+    @property
+    def draws(self) -> int:
+        return self.mixing.values.shape[1]
+
+    @property
+    def rhat(self) -> Array | None:
+        return self.mixing.rhat
+
+    @property
+    def ess(self) -> Array:
+        return self.mixing.ess
+
+    @property
+    def verdicts(self) -> list[str]:
+        """What was found and what to do about it, one paragraph each; empty when all is well."""
+        found = [
+            f"Chain {chain} diverged at step {step}: use a smaller step size or more damping."
+            for chain, step in self.diverged.items()
+        ]
+        return [*found, *self._mixing_verdicts(), *self._kinetic_verdicts(), *self._bias_verdicts()]
+
+    def _mixing_verdicts(self) -> list[str]:
+        found = []
+        if self.rhat is None:
+            found.append("One chain cannot show whether it has converged: run at least two.")
+        elif float(np.quantile(self.rhat, 0.95)) > RHAT_LIMIT:
+            found.append(
+                f"The chains disagree (R-hat {np.median(self.rhat):.3f} in the median and up to "
+                f"{self.rhat.max():.3f}, where {RHAT_LIMIT} is the limit): "
+                "run longer, raise burn_in, or pool more chains and treat them as an ensemble."
+            )
+        found += self._outlier_verdict()
+        if float(np.median(self.ess)) < ESS_LIMIT * self.chains:
+            found.append(
+                f"The draws are strongly correlated (median effective sample size "
+                f"{np.median(self.ess):.0f} of {self.chains * self.draws}): run longer, or use "
+                "a larger step size or a Fisher preconditioner."
+            )
+        return found
+
+    def _outlier_verdict(self) -> list[str]:
+        """One chain far from all others while those agree; with two chains nobody can tell."""
+        if self.chains < 3:
+            return []
+        far = self.distances + np.where(np.eye(self.chains) > 0, np.inf, 0.0)
+        nearest = far.min(axis=1)
+        outlier = int(nearest.argmax())
+        rest = np.delete(np.delete(self.distances, outlier, 0), outlier, 1)
+        if nearest[outlier] <= DISTANCE_LIMIT or rest.max() > nearest[outlier] / 2:
+            return []
+        return [
+            f"Chain {self.healthy[outlier]} stands apart, {nearest[outlier]:.1f} standard "
+            "deviations from the nearest other chain: it sits in another mode or has not "
+            "converged. Look at its loss in posterior.trace; drop it only with a reason."
+        ]
+
+    def _kinetic_verdicts(self) -> list[str]:
+        found: list[str] = []
+        k = self.kinetic
+        if k is None:
+            return found
+        if k.lost > 0.5:
+            found.append(
+                "The noise of a step is as small as the rounding of the parameters: the chain is "
+                "about to diverge, or the step size is too small for this dtype. Use float64, or "
+                "another step size."
+            )
+        if k.cold is not None and k.cold > 1e-6:
+            found.append(
+                f"A chain of temperature 0 moves as if it were at {k.cold:.2g}: its steps are not "
+                "the preconditioned descent that they should be."
+            )
+        if k.wrong and k.temperature is not None:
+            drift = "not measurable" if k.drift is None else str(k.drift)
+            wrong = ", ".join(f"{name} {b}" for name, b in list(k.wrong_tensors.items())[:4])
+            tensors = f" Tensors whose noise is wrong: {wrong}." if wrong else ""
+            found.append(
+                f"The noise is mis-scaled: steps show {k.temperature} times the temperature asked "
+                f"for (variance of the noise {k.noise}, drift {drift}, where 1 is right).{tensors} "
+                "The samples are not from the posterior: check a changed step, a custom "
+                "preconditioner (noise must be A z where the drift is A A^T v), the prior's "
+                "log_density against its gradient, and num_data."
+            )
+        if k.minibatch is not None and k.minibatch > BIAS_LIMIT * self.temperature:
+            found.append(
+                f"Minibatch noise adds up to {k.minibatch:.2g} to the temperature "
+                f"{self.temperature:g}: use a smaller step size (it falls in proportion) or a "
+                "larger batch."
+            )
+        return found
+
+    def _bias_verdicts(self) -> list[str]:
+        if self.configurational is None:
+            return []
+        reading = self.configurational.temperature
+        if reading.value - 3 * reading.error > 1 + BIAS_LIMIT:
+            return [
+                f"The samples are too hot, {reading} times their temperature: a bias of the step "
+                "size or of minibatch noise. Use a smaller step size or a larger batch."
+            ]
+        if reading.value + 3 * reading.error < 1 - BIAS_LIMIT:
+            return [
+                f"The samples are too cold, {reading} times their temperature: the chains have "
+                "not spread over the posterior yet. Run longer, or use a larger step size or a "
+                "Fisher preconditioner."
+            ]
+        return []
+
+    def trace_plot(self, *, count: int = 4) -> Any:
+        """The numbers that mix worst, along the draws: a matplotlib figure. Healthy traces of
+        different chains lie on top of each other and show no trend."""
+        return trace_plot(self._worst(count), self.healthy)
+
+    def rank_plot(self, *, count: int = 4) -> Any:
+        """Their ranks among all chains' draws: a matplotlib figure. Flat histograms are healthy."""
+        return rank_plot(self._worst(count), self.healthy)
+
+    def _worst(self, count: int) -> dict[str, Array]:
+        order = np.argsort(self.ess)[:count]
+        return {f"prediction {k}": self.mixing.values[:, :, k] for k in order}
+
+    def __str__(self) -> str:
+        tau = self.mixing.autocorrelation_time
+        steps = "" if self.thin is None else f", or {tau * self.thin:.0f} steps"
+        lines = [
+            f"{self.chains} chains of {self.draws} draws.",
+            f"Predictions: {self.mixing}; autocorrelation time {tau:.1f} draws{steps}.",
+        ]
+        if self.chains > 1:
+            lines.append(
+                f"Distance between chains: up to {self.distances.max():.2f} standard deviations."
+            )
+        lines += [f"Parameter {name}: {found}." for name, found in self.parameters.items()]
+        if self.kinetic is None:
+            lines.append(
+                "Effective temperature of a step: not measured in a run this short; "
+                "sampler.effective_temperature(data) does."
+            )
+        elif self.kinetic.temperature is not None:
+            lines.append(
+                f"Effective temperature of a step (1 is right): {self.kinetic.temperature}."
+            )
+        if self.configurational is not None:
+            lines.append(
+                f"Temperature of the samples (1 is right): {self.configurational.temperature}."
+            )
+        return "\n".join([*lines, *(self.verdicts or ["Nothing suspicious was found."])])
+
+
+def diagnose(
+    predictions: Tensor,
+    diverged: dict[int, int],
+    *,
+    healthy: list[int] | None = None,
+    thin: int | None = None,
+    parameters: dict[str, Tensor] | None = None,
+    kinetic: Kinetic | None = None,
+    configurational: Configurational | None = None,
+    temperature: float = 1.0,
+) -> Diagnosis:
+    """From predictions of the healthy chains on probe inputs, (chain, draw, ...), and the
+    parameters to look at, each (chain, draw, ...)."""
+    found = mixing(predictions)
+    return Diagnosis(
+        mixing=found,
+        diverged=diverged,
+        healthy=list(range(len(predictions))) if healthy is None else healthy,
+        distances=chain_distances(found.values),
+        thin=thin,
+        parameters={name: mixing(values) for name, values in (parameters or {}).items()},
+        kinetic=kinetic,
+        configurational=configurational,
+        temperature=temperature,
+    )

@@ -1,0 +1,48 @@
+"""Scores: how good predictions are, how honest their probabilities, and how to repair them.
+
+* classes: ``nll``, ``accuracy``, ``brier``, ``expected_calibration_error``,
+  ``classwise_calibration_error``, ``reliability`` (and ``plot_reliability``)
+* knowing when not to answer: ``risk_coverage``, ``ood_auroc``
+* regression, from an ensemble's means (network, n, ...) and noise: ``regression_nll``, ``crps``,
+  ``rmse``, ``interval_coverage``
+* on held-out data: ``ConformalSets``, ``ConformalIntervals``, ``TemperatureScaling``
+
+Scores are plain floats, averages over samples, computed in float64.
+"""
+
+from natural_langevin.metrics.classification import (
+    accuracy,
+    brier,
+    classwise_calibration_error,
+    expected_calibration_error,
+    nll,
+)
+from natural_langevin.metrics.conformal import ConformalIntervals, ConformalSets
+from natural_langevin.metrics.regression import crps, interval_coverage, regression_nll, rmse
+from natural_langevin.metrics.reliability import Reliability, plot_reliability, reliability
+from natural_langevin.metrics.scaling import TemperatureScaling
+from natural_langevin.metrics.selective import RiskCoverage, ood_auroc, risk_coverage
+from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
+
+__all__ = [
+    "ClassificationScores",
+    "ConformalIntervals",
+    "ConformalSets",
+    "RegressionScores",
+    "Reliability",
+    "RiskCoverage",
+    "TemperatureScaling",
+    "accuracy",
+    "brier",
+    "classwise_calibration_error",
+    "crps",
+    "expected_calibration_error",
+    "interval_coverage",
+    "nll",
+    "ood_auroc",
+    "plot_reliability",
+    "regression_nll",
+    "reliability",
+    "risk_coverage",
+    "rmse",
+]

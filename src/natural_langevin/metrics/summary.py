@@ -1,0 +1,161 @@
+"""All scores of one evaluation, in an order and with words that read well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from natural_langevin.likelihoods import Bernoulli, Likelihood
+from natural_langevin.metrics import classification, regression, selective
+from natural_langevin.prediction import Prediction
+
+#: Central intervals whose coverage a regression is scored by.
+LEVELS = (0.5, 0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class ClassificationScores:
+    """Scores of class probabilities on ``count`` labelled samples. ``str()`` explains them."""
+
+    count: int
+    nll: float
+    accuracy: float
+    brier: float
+    calibration_error: float
+    classwise_calibration_error: float
+    risk_coverage_area: float
+    ood_auroc: float | None
+
+    @staticmethod
+    def of(
+        probabilities: Tensor, y: Tensor, *, inside: Tensor, outside: Tensor | None
+    ) -> ClassificationScores:
+        """``inside`` and ``outside``: epistemic uncertainty here and on a second dataset."""
+        confidence, predicted = probabilities.max(1)
+        return ClassificationScores(
+            count=len(y),
+            nll=classification.nll(probabilities, y),
+            accuracy=classification.accuracy(probabilities, y),
+            brier=classification.brier(probabilities, y),
+            calibration_error=classification.expected_calibration_error(probabilities, y),
+            classwise_calibration_error=classification.classwise_calibration_error(
+                probabilities, y
+            ),
+            risk_coverage_area=selective.risk_coverage(-confidence, predicted != y).area,
+            ood_auroc=None if outside is None else selective.ood_auroc(inside, outside),
+        )
+
+    def __str__(self) -> str:
+        error = (self.accuracy * (1 - self.accuracy) / self.count) ** 0.5
+        rows = [
+            ("accuracy", f"{self.accuracy:.2%}", f"± {error:.2%}, one standard error"),
+            ("negative log-likelihood", f"{self.nll:.4f}", "nats per sample; lower is better"),
+            ("Brier score", f"{self.brier:.4f}", "0 to 2; lower is better"),
+            ("calibration error", f"{self.calibration_error:.4f}",
+             "mean gap between confidence and accuracy"),
+            ("  classwise", f"{self.classwise_calibration_error:.4f}", "over every class's own"),
+            ("risk–coverage area", f"{self.risk_coverage_area:.4f}",
+             "error rate, averaged over how many samples are answered"),
+        ]  # fmt: skip
+        return _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
+
+
+@dataclass(frozen=True)
+class RegressionScores:
+    """Scores of a regression on ``count`` samples. ``coverage``: level -> fraction inside."""
+
+    count: int
+    nll: float
+    rmse: float
+    crps: float
+    coverage: dict[float, float]
+    risk_coverage_area: float
+    ood_auroc: float | None
+
+    @staticmethod
+    def of(
+        means: Tensor, variance: Tensor, y: Tensor, quantiles: Tensor, *, outside: Tensor | None
+    ) -> RegressionScores:
+        """From every network's means (network, n, ...) and noise variance (network, 1, ...);
+        ``quantiles`` holds the lower, then the upper ends of the intervals in ``LEVELS``."""
+        mean, y = means.mean(0), y.reshape(means.shape[1:])
+        epistemic = means.double().var(0, correction=0)
+        inside = epistemic.reshape(len(y), -1).sum(1)
+        squared = (mean - y).square().reshape(len(y), -1).sum(1)
+        lower, upper = quantiles.chunk(2)
+        return RegressionScores(
+            count=len(y),
+            nll=regression.regression_nll(means, variance, y),
+            rmse=regression.rmse(mean, y),
+            crps=regression.crps(means, variance, y),
+            coverage={
+                level: regression.interval_coverage(low, high, y)
+                for level, low, high in zip(LEVELS, lower, upper, strict=True)
+            },
+            risk_coverage_area=selective.risk_coverage(inside, squared).area,
+            ood_auroc=None if outside is None else selective.ood_auroc(inside, outside),
+        )
+
+    def __str__(self) -> str:
+        rows = [
+            ("root mean squared error", f"{self.rmse:.4g}", "in the units of y"),
+            ("negative log-likelihood", f"{self.nll:.4f}", "nats per sample; lower is better"),
+            ("CRPS", f"{self.crps:.4g}", "in the units of y; an absolute error for distributions"),
+            *(
+                (f"inside {level:.0%} intervals", f"{found:.1%}",
+                 f"± {(level * (1 - level) / self.count) ** 0.5:.1%} if the intervals are right")
+                for level, found in self.coverage.items()
+            ),
+            ("risk–coverage area", f"{self.risk_coverage_area:.4g}",
+             "squared error, averaged over how many samples are answered"),
+        ]  # fmt: skip
+        return _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
+
+
+def score(
+    prediction: Prediction,
+    y: Tensor,
+    likelihood: Likelihood,
+    *,
+    noise: Tensor | None,
+    outside: Tensor | None,
+) -> ClassificationScores | RegressionScores:
+    """The scores that the likelihood calls for. Binary targets, and the positions of a sequence,
+    count as samples each; a regression needs ``interval_levels()`` among the quantiles.
+
+    ``noise`` (network,): observation variances; ``outside``: epistemic uncertainty elsewhere."""
+    likelihood.check(prediction.mean, y)
+    if likelihood.discrete:
+        p = prediction.mean
+        if isinstance(likelihood, Bernoulli):  # of y = 1, as two classes
+            p = torch.stack([1 - p.flatten(), p.flatten()], dim=1)
+        return ClassificationScores.of(
+            p.flatten(0, -2), y.flatten().long(), inside=prediction.epistemic, outside=outside
+        )
+    if noise is None or prediction.samples is None or prediction.quantiles is None:
+        raise TypeError(
+            f"scoring needs a predictive distribution, and {type(likelihood).__name__} gives a "
+            "mean alone: score posterior.predict(x).samples with your own loss"
+        )
+    variance = noise.reshape(-1, *(1,) * prediction.mean.ndim).to(prediction.mean.device)
+    other = None if outside is None else outside.reshape(len(outside), -1).sum(1)
+    return RegressionScores.of(prediction.samples, variance, y, prediction.quantiles, outside=other)
+
+
+def interval_levels() -> list[float]:
+    """The quantiles that ``RegressionScores.of`` wants: lower ends, then upper ends."""
+    return [(1 - level) / 2 for level in LEVELS] + [(1 + level) / 2 for level in LEVELS]
+
+
+def _ood_row(auroc: float | None) -> list[tuple[str, str, str]]:
+    if auroc is None:
+        return []
+    return [("out-of-distribution AUROC", f"{auroc:.3f}", "0.5 is chance, 1 tells them all apart")]
+
+
+def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
+    names, values = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
+    lines = [f"{name:<{names}}  {value:>{values}}  {words}" for name, value, words in rows]
+    return "\n".join([title, *lines])

@@ -1,0 +1,57 @@
+"""The probe at the end of a run: a few more steps, on the side, that show the noise's size."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from natural_langevin.data.streams import InMemory
+from natural_langevin.diagnostics import kinetic
+from natural_langevin.engine import Engine
+from natural_langevin.langevin import Rates, State
+
+log = logging.getLogger("natural_langevin")
+
+#: Steps of all chains together that the error bar needs, and at least as many of each chain.
+REPLICATES, STEPS = 16, 4
+#: A probe's step costs several of the run's (about six at the size of MNIST's networks). A run
+#: this many times as long hardly notices it; shorter runs go without.
+SMALL_PART = 40
+
+
+def probe_steps(chains: int) -> int:
+    """How many steps of ``chains`` chains a probe takes."""
+    return max(STEPS, -(-REPLICATES // chains))
+
+
+def after_run(engine: Engine, state: State, steps: int) -> dict[str, Any] | None:
+    """The kinetic temperature as plain numbers; None for a short run, or one without chains.
+
+    A diagnosis that fails must not cost the run that it was to diagnose: it is logged.
+    """
+    count = probe_steps(len(state.diverged))
+    if steps < SMALL_PART * count:
+        return None
+    try:
+        found = measure(engine, state, count)
+    except Exception as error:
+        log.warning("the effective temperature could not be measured: %s", error)
+        return None
+    return None if found is None else found.as_dict()
+
+
+def measure(engine: Engine, state: State, count: int) -> kinetic.Kinetic | None:
+    """``count`` steps from ``state`` with the rates of the last step and the batches to come.
+
+    A DataLoader lends one batch. The state itself stays as it is."""
+    start, stream, dynamics = int(state.step), engine.stream, engine.dynamics
+    if isinstance(stream, InMemory):
+        batches = (stream.batch(start + k) for k in range(count))
+    else:
+        batches = (batch for batch in [stream.example()] * count)
+    dynamics.gradients.prepare(state.params, stream.example()[0])
+    row = engine.rates[min(start, len(engine.rates)) - 1] if start else engine.rates[0]
+    rates = Rates(step_size=row[:-2], decay=row[-2], mean=row[-1])
+    return kinetic.measure(
+        dynamics, state, batches, rates, engine.num_data, chain_axis=isinstance(stream, InMemory)
+    )

@@ -1,0 +1,266 @@
+"""The effective temperature of a step reads 1 when it should, and tells each mis-scaling.
+
+The wrong dynamics are made from the right ones at the outside: the same step without noise is its
+drift, the difference is its noise, and a trap puts them together wrongly. Verdicts are beyond five
+standard errors; seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, likelihoods, preconditioners, priors
+from natural_langevin.diagnostics import Kinetic
+from natural_langevin.langevin import Dynamics
+from natural_langevin.preconditioners import REGISTRY, Factor
+from natural_langevin.preconditioners.base import diagonal_factor
+
+NUM_DATA, BATCH = 120, 20
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(NUM_DATA, 4, generator=generator)
+    return x, (x[:, 0] + 0.5 * torch.randn(NUM_DATA, generator=generator) > 0).long()
+
+
+def sampler(name: str = "quasi-diagonal", **options) -> Langevin:
+    metric = options.pop("preconditioner", None)
+    if metric is None:
+        settings = {} if name in ("euclidean", "rmsprop") else {"damping": 1e-2}
+        metric = REGISTRY[name](**settings)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2))
+    settings = {"chains": 8, "step_size": 0.03, "prior": priors.Gaussian(variance=0.5)}
+    return Langevin(model, likelihoods.Categorical(), preconditioner=metric, **(settings | options))
+
+
+def read(run: Langevin, steps: int = 12, batch_size: int = BATCH) -> Kinetic:
+    return run.effective_temperature(data(), steps=steps, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_correct_step_reads_one(name: str, temperature: float) -> None:
+    """Within 4 of its own errors, and the error is small: about sqrt(2 / (96 steps x 86))."""
+    found = read(sampler(name, temperature=temperature))
+    assert not found.wrong
+    assert 0.005 < found.noise.error < 0.03
+    assert abs(found.noise.value - 1) < 4 * found.noise.error
+    assert abs(found.temperature.value - 1) < 4 * found.temperature.error
+    if found.drift is not None:
+        assert abs(found.drift.value - 1) < 4 * found.drift.error
+    assert set(found.tensors) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+@pytest.mark.parametrize("targets", ["data", "model"])
+@pytest.mark.parametrize("sigma", ["rmse", 0.3])
+def test_regressions_and_other_priors(targets: str, sigma: float | str) -> None:
+    """Half the chains at another temperature; a prior that is no Gaussian, and none at all."""
+    x, y = data()
+    run = Langevin(
+        nn.Linear(4, 1), likelihoods.Gaussian(sigma), chains=16, step_size=0.05,
+        temperature=torch.tensor([1.0, 0.3]).repeat(8),
+        prior={"weight": priors.NormalInverseGamma(), "bias": priors.Flat()},
+        preconditioner=preconditioners.QuasiDiagonalFisher(targets=targets, damping=1e-2),
+    )  # fmt: skip
+    found = run.effective_temperature((x, y.float()[:, None]), steps=40, batch_size=30)
+    assert not found.wrong
+    assert abs(found.noise.value - 1) < 4 * found.noise.error
+    assert found.noise.error < 0.05
+
+
+def test_the_error_is_honest() -> None:
+    """Over 16 seeds the readings spread as their errors say: chi-squared within 4 sigma."""
+    scores = []
+    for seed in range(16):
+        found = read(sampler(chains=8, seed=seed), steps=4)
+        scores.append((found.noise.value - 1) / found.noise.error)
+    z = torch.tensor(scores)
+    assert abs(float(z.mean())) < 4 / 16**0.5
+    assert abs(float(z.square().mean()) - 1) < 4 * (2 / 16) ** 0.5
+
+
+def test_zero_temperature_is_seen_to_be_cold() -> None:
+    found = read(sampler(temperature=0.0))
+    assert found.cold == 0.0
+    assert found.temperature is None
+    assert not found.wrong
+
+
+def test_minibatch_noise_against_its_definition() -> None:
+    """(N / 2 eta) E|eta C (v_B - v)|^2 / tr C, from per-sample gradients; 0 with all data.
+
+    Euclidean: C = Id. The reading takes 12 steps of 8 chains."""
+    x, y = data()
+    run = sampler("euclidean", step_size=1e-3, temperature=0.0)
+    found = read(run)
+    model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2))
+    model.load_state_dict({k: v[0] for k, v in run.init().params.items()})
+    rows = []
+    for x_n, y_n in zip(x, y, strict=True):
+        loss = nn.functional.cross_entropy(model(x_n[None]), y_n[None])
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in grads]))
+    variance = torch.stack(rows).double().var(0) / BATCH * (1 - BATCH / NUM_DATA)
+    expected = NUM_DATA * 1e-3 / 2 * float(variance.mean())
+    assert found.minibatch == pytest.approx(expected, rel=0.15)
+    assert read(run, batch_size=NUM_DATA).minibatch == 0.0
+
+
+def wrongly(combine: Callable[..., dict[str, Tensor]]) -> Callable[..., object]:
+    """A step whose params are ``combine(theta, drift, noise, num_data, dynamics, metric)``."""
+    right = Dynamics.step
+
+    def step(self, state, batch, rates, num_data, **options):  # type: ignore[no-untyped-def]
+        cold = dataclasses.replace(self, temperature=torch.zeros_like(self.temperature))
+        hot, info = right(self, state, batch, rates, num_data, **options)
+        still, _ = right(cold, state, batch, rates, num_data, **options)
+        drift = {k: still.params[k] - state.params[k] for k in state.params}
+        noise = {k: hot.params[k] - still.params[k] for k in state.params}
+        moved = combine(state.params, drift, noise, float(num_data), self, hot.metric)
+        return hot._replace(params=moved), info
+
+    return step
+
+
+def scaled(drift_factor: float, noise_factor: Callable[[float, Dynamics], float]):  # type: ignore[no-untyped-def]
+    def combine(theta, drift, noise, num_data, dynamics, metric):  # type: ignore[no-untyped-def]
+        factor = noise_factor(num_data, dynamics)
+        return {k: theta[k] + drift_factor * drift[k] + factor * noise[k] for k in theta}
+
+    return combine
+
+
+#: name -> (drift's factor, noise's factor, the effective temperature that they make at T = 0.25)
+SCALES = {
+    "2 eta / N^2: T = 1/N": (1.0, lambda n, d: n**-0.5, 1 / NUM_DATA),
+    "noise variance eta": (1.0, lambda n, d: 0.5**0.5, 0.5),
+    "noise variance 4 eta": (1.0, lambda n, d: 2**0.5, 2.0),
+    "N of the minibatch": (1.0, lambda n, d: (n / BATCH) ** 0.5, NUM_DATA / BATCH),
+    "T instead of its root": (1.0, lambda n, d: float(d.temperature[0]) ** 0.5, 0.25),
+    "T forgotten": (1.0, lambda n, d: float(d.temperature[0]) ** -0.5, 4.0),
+    "drift of 2 eta": (2.0, lambda n, d: 1.0, 0.5),
+    "summed loss": (float(BATCH), lambda n, d: 1.0, 1 / BATCH),
+}
+
+
+@pytest.mark.parametrize("trap", SCALES)
+def test_each_mis_scaling_is_flagged(trap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the reading is the temperature that the wrong step really has."""
+    drift, noise, expected = SCALES[trap]
+    monkeypatch.setattr(Dynamics, "step", wrongly(scaled(drift, noise)))
+    # Few data and large steps, where the drift can be told from the noise.
+    found = read(sampler(temperature=0.25, step_size=0.3), steps=16)
+    assert found.wrong
+    assert found.temperature.differs_from(1.0)
+    assert abs(found.temperature.value / expected - 1) < 4 * found.temperature.error / expected
+
+
+def test_the_same_steps_without_a_trap_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrapper itself is not what is flagged. Halving both is another step size, not a bug."""
+    for drift, noise in ((1.0, 1.0), (0.5, 0.5**0.5)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Dynamics, "step", wrongly(scaled(drift, lambda n, d, f=noise: f)))
+            found = read(sampler(temperature=0.25, step_size=0.3), steps=16)
+            ratio = found.temperature
+            assert abs(ratio.value - 1) < 4 * ratio.error
+            assert found.wrong == (drift != 1.0)  # eta is not what was asked for
+
+
+class Wrong(preconditioners.QuasiDiagonalFisher):
+    """Noise that does not come from the drift's factor. ``kind`` says how."""
+
+    kind = ""
+
+    def factor(self, metric):  # type: ignore[no-untyped-def]
+        right = super().factor(metric)
+
+        class Mismatched(Factor):
+            def sample(inner, z):  # type: ignore[no-untyped-def]  # noqa: N805
+                if Wrong.kind == "C instead of its root":
+                    return right.apply(z)
+                if Wrong.kind == "no bias row":
+                    return {k: (metric["second"][k] + self.damping).rsqrt() * z[k] for k in z}
+                if Wrong.kind == "metric of the noise clamped":
+                    clamped = {k: j.clamp_min(0.05) for k, j in metric["second"].items()}
+                    scale = {k: (j + self.damping).rsqrt() for k, j in clamped.items()}
+                    return diagonal_factor(scale).sample(z)
+                return right.sample(z)
+
+        return Mismatched(right.forward, right.transpose)
+
+
+@pytest.mark.parametrize(
+    "kind", ["C instead of its root", "no bias row", "metric of the noise clamped"]
+)
+def test_noise_of_another_metric_is_flagged(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = sampler(preconditioner=Wrong(damping=1e-2))
+    assert not read(run, steps=16).wrong
+    monkeypatch.setattr(Wrong, "kind", kind)
+    found = read(run, steps=16)
+    assert found.wrong
+    assert found.wrong_tensors
+
+
+class Unscaled(priors.Gaussian):
+    """A gradient that does not belong to its density: the prior counted N times."""
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        return NUM_DATA * super().gradient(theta)
+
+
+def test_a_prior_whose_gradient_is_wrong_is_flagged() -> None:
+    assert read(sampler(prior=Unscaled(0.5), step_size=0.3), steps=16).wrong
+
+
+def test_a_run_keeps_its_reading_and_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From sample to diagnose, and through the dictionary that is saved."""
+    options = {"steps": 160, "batch_size": BATCH, "burn_in": 60, "thin": 2, "progress": False}
+    posterior = sampler("euclidean", step_size=0.003).sample(data(), **options)
+    saved = posterior.config["effective_temperature"]
+    assert Kinetic.from_dict(saved).as_dict() == saved
+    good = posterior.diagnose(data()[0][:10])
+    assert not good.kinetic.wrong
+    assert "Effective temperature of a step (1 is right)" in str(good)
+    assert not any("mis-scaled" in v for v in good.verdicts)
+    monkeypatch.setattr(Dynamics, "step", wrongly(scaled(1.0, lambda n, d: n**-0.5)))
+    bad = sampler("euclidean", step_size=0.003).sample(data(), **options).diagnose(data()[0][:10])
+    assert any("mis-scaled" in v for v in bad.verdicts)
+
+
+def test_short_runs_are_not_measured() -> None:
+    posterior = sampler().sample(data(), steps=60, batch_size=BATCH, progress=False)
+    assert posterior.config["effective_temperature"] is None
+    assert "not measured" in str(posterior.diagnose(data()[0][:4]))
+
+
+def test_a_probe_that_fails_does_not_cost_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("natural_langevin.probe.measure", fail)
+    posterior = sampler().sample(data(), steps=160, batch_size=BATCH, thin=40, progress=False)
+    assert posterior.draws == 4
+    assert "could not be measured: no such thing" in caplog.text
+
+
+def test_a_loader_is_measured_too() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=BATCH)
+    found = sampler().effective_temperature(loader, steps=12)
+    assert abs(found.noise.value - 1) < 4 * found.noise.error
+    assert not found.wrong
+
+
+def test_nothing_is_drawn_from_torch() -> None:
+    run = sampler()
+    before = torch.get_rng_state()
+    assert read(run) == read(run)
+    assert torch.equal(before, torch.get_rng_state())

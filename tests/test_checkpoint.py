@@ -134,7 +134,7 @@ def test_a_data_loader_cannot_be_checkpointed(tmp_path):
 
 
 def test_functions_are_recognised_across_processes():
-    from natural_langevin.sampler import words
+    from natural_langevin.fingerprints import words
 
     assert "0x" not in words(likelihoods.LogLoss(lambda out, y: out))
     assert "0x" not in words(lambda step: 1e-3)

@@ -17,9 +17,10 @@ PACKAGE = "natural_langevin"
 #: From the bottom up: a module (a file, or a folder as a whole) may import those before it.
 ORDER = [
     "_version", "chains", "random", "schedules", "progress", "atomic", "data", "models",
-    "likelihoods", "storage", "priors", "gradients", "preconditioners", "langevin", "metrics",
-    "diagnostics", "checkpoint", "engine", "posterior", "collector", "checks", "sampler",
-    "experiments", "report", "cli",
+    "likelihoods", "room", "tensorfile", "networks", "fingerprints", "manifest", "storage",
+    "stores", "priors", "gradients", "preconditioners", "langevin", "metrics", "diagnostics",
+    "checkpoint", "engine", "posterior", "collector", "run", "checks", "sampler", "experiments",
+    "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.

@@ -12,7 +12,9 @@ from natural_langevin import (
 from natural_langevin._version import __version__
 from natural_langevin.langevin import Info, State
 from natural_langevin.posterior import Posterior, Prediction
-from natural_langevin.sampler import DivergenceError, Langevin
+from natural_langevin.run import DivergenceError
+from natural_langevin.sampler import Langevin
+from natural_langevin.tensorfile import StorageError
 
 __all__ = [
     "DivergenceError",
@@ -21,6 +23,7 @@ __all__ = [
     "Posterior",
     "Prediction",
     "State",
+    "StorageError",
     "__version__",
     "data",
     "likelihoods",

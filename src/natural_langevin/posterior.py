@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from natural_langevin import diagnostics, storage
+from natural_langevin import diagnostics, networks, storage
 from natural_langevin.gradients import prepare_model
 from natural_langevin.likelihoods import Bernoulli, Likelihood
 
@@ -115,10 +115,10 @@ class Posterior:
         mean; "last", at each chain's last iterate. At most ``sample_batch`` networks times
         ``batch_size`` inputs are evaluated at once.
         """
-        networks = self._networks(estimate)
-        device = next(iter(networks.values())).device
+        samples = self._networks(estimate)
+        device = next(iter(self.last.values())).device
         parts = [
-            self._predict_batch(networks, part.to(device), sample_batch, keep_samples)
+            self._predict_batch(samples, part.to(device), sample_batch, keep_samples)
             for part in x.split(batch_size)
         ]
         joined = [
@@ -128,26 +128,24 @@ class Posterior:
         return Prediction(*joined)  # type: ignore[arg-type]
 
     def _networks(self, estimate: Estimate) -> Params:
-        """Parameters of the networks to average, (network, *shape)."""
+        """Parameters of the networks to average, (chain, draw, *shape); nothing is copied."""
         if estimate not in ("ensemble", "mean", "last"):
             raise ValueError(f'estimate must be "ensemble", "mean" or "last", got {estimate!r}')
-        healthy = self.healthy
-        if not healthy:
+        if not self.healthy:
             raise ValueError("every chain diverged: there is nothing to predict with")
         if estimate == "ensemble":
-            return {name: s[healthy].flatten(0, 1) for name, s in self.samples.items()}
+            return self.samples
         source = self.mean if estimate == "mean" else self.last
-        return {name: value[healthy] for name, value in source.items()}
+        return {name: value.unsqueeze(1) for name, value in source.items()}
 
     def _predict_batch(
-        self, networks: Params, x: Tensor, sample_batch: int, keep_samples: bool
+        self, samples: Params, x: Tensor, sample_batch: int, keep_samples: bool
     ) -> Prediction:
-        count = len(next(iter(networks.values())))
+        count = len(self.healthy) * next(iter(samples.values())).shape[1]
         kept: list[Tensor] = []
         mean = second = entropy = torch.zeros((), device=x.device)
         with torch.no_grad():
-            for start in range(0, count, sample_batch):
-                chunk = {k: v[start : start + sample_batch] for k, v in networks.items()}
+            for chunk in networks.chunks(samples, self.healthy, sample_batch, like=self.last):
                 p = self._outputs(chunk, x)
                 if self.likelihood.discrete:
                     mean = mean + p.sum(0) / count
@@ -157,19 +155,19 @@ class Posterior:
                     second = second + p.double().square().sum(0) / count
                 if keep_samples:
                     kept.append(p)
-        samples = torch.cat(kept) if kept else None
+        outputs = torch.cat(kept) if kept else None
         if self.likelihood.discrete:
             total = self._entropy(mean)
-            return Prediction(mean, total, entropy, (total - entropy).clamp_min(0), samples)
+            return Prediction(mean, total, entropy, (total - entropy).clamp_min(0), outputs)
         epistemic = (second - mean.square()).clamp_min(0).to(p.dtype)
         mean = mean.to(p.dtype)
         noise = self.likelihood.noise_variance(
             {k: v[self.healthy].mean(0) for k, v in self.learned.items()}
         )
         if noise is None:
-            return Prediction(mean, None, None, epistemic, samples)
+            return Prediction(mean, None, None, epistemic, outputs)
         aleatoric = noise.to(mean).expand(mean.shape)
-        return Prediction(mean, aleatoric + epistemic, aleatoric, epistemic, samples)
+        return Prediction(mean, aleatoric + epistemic, aleatoric, epistemic, outputs)
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         """Predictions of several networks: (network, B, ...)."""
@@ -206,30 +204,55 @@ class Posterior:
     def to_arviz(self) -> Any:
         """The samples as an ArviZ ``InferenceData``: one variable per parameter tensor."""
         arviz = diagnostics.import_arviz()
-        return arviz.from_dict({name: s.cpu().numpy() for name, s in self.samples.items()})
+        return arviz.from_dict(
+            {name: s.to(self.last[name].dtype).cpu().numpy() for name, s in self.samples.items()}
+        )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the posterior as safetensors and JSON; the model's code is not saved."""
-        run = {"diverged": self.diverged, "trace": self.trace}
-        groups = {"samples": self.samples, "mean": self.mean, "last": self.last}
-        groups |= {"learned": self.learned, "run": run}
-        storage.write(Path(folder), groups=groups, likelihood=self.likelihood, config=self.config)
+        """Writes the posterior to a folder as safetensors and JSON, never pickle.
+
+        Saved are samples, running means, last iterates, the likelihood, the trace and the
+        configuration. Not saved are the model's code, its frozen parameters and its buffers: of
+        these a fingerprint is kept, and ``load`` refuses a model in which they differ. What the
+        folder held before is replaced in one moment: a save that fails or is killed leaves it as
+        it was. Samples that a run wrote to this folder itself (``store=folder``) stay where they
+        are.
+        """
+        run = {"diverged": self.diverged.long(), "trace": self.trace.double()}
+        storage.write(
+            Path(folder),
+            model=self._model,
+            samples=self.samples,
+            groups={"mean": self.mean, "last": self.last, "learned": self.learned, "run": run},
+            likelihood=self.likelihood,
+            config=self.config,
+        )
 
     @staticmethod
     def load(
-        folder: str | os.PathLike[str], model: nn.Module, *, likelihood: Likelihood | None = None
+        folder: str | os.PathLike[str],
+        model: nn.Module,
+        *,
+        likelihood: Likelihood | None = None,
+        memory_map: bool = False,
     ) -> Posterior:
-        """Reads a saved posterior of this model. Only a ``LogLoss`` must be given again."""
+        """Reads a saved posterior of this model. Only a ``LogLoss`` must be given again.
+
+        With ``memory_map=True`` the samples stay on the disk and are read when they are needed,
+        also to predict with more of them than fit into memory; do not change the folder
+        meanwhile. A file that is damaged, or is not of this model, is a ``StorageError``.
+        """
         model = copy.deepcopy(model)
         prepare_model(model, log)
-        parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-        groups, found, config = storage.read(Path(folder), parameters, likelihood)
-        device = next(iter(parameters.values())).device
+        device = next(p.device for p in model.parameters() if p.requires_grad)
+        samples, groups, found, config = storage.read(
+            Path(folder), model, likelihood, memory_map=memory_map
+        )
         moved = {g: {k: v.to(device) for k, v in values.items()} for g, values in groups.items()}
         return Posterior(
             model=model,
             likelihood=found,
-            samples=moved["samples"],
+            samples=samples if memory_map else {k: v.to(device) for k, v in samples.items()},
             mean=moved["mean"],
             last=moved["last"],
             diverged=moved["run"]["diverged"],

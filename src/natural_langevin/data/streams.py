@@ -111,6 +111,9 @@ class Loader:
             self._first = self._next()
         return self._first
 
+    def fingerprint(self) -> None:
+        """Unknown: the data are never all there."""
+
     def batch(self, step: int) -> Batch:
         if self._first is not None:  # hand out the batch that was peeked at
             first, self._first = self._first, None

@@ -27,7 +27,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def sampler(chains: int = 2, **settings: Any) -> Langevin:
-    settings = {"step_size": 1e-3, "seed": 5, "model": network()} | settings
+    settings = {"step_size": 5e-4, "seed": 5, "model": network()} | settings
     return Langevin(settings.pop("model"), likelihoods.Categorical(), chains=chains, **settings)
 
 

@@ -105,7 +105,8 @@ def forget(draws: Path) -> None:
     except StorageError:
         return
     if words.samples.name == draws.name:
-        (draws.parent / manifest.NAME).unlink()
+        for name in (manifest.NAME, words.rest.name):
+            (draws.parent / name).unlink(missing_ok=True)
 
 
 def read(

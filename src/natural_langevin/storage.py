@@ -9,10 +9,11 @@ the new one, whole. Anything unexpected in any of the files is refused with ``St
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,10 @@ def write(
     rest = {f"{group}/{name}": v for group, values in groups.items() for name, v in values.items()}
     token = secrets.token_hex(8)
     remedy = "What was saved there before is intact: free some space, or save to another folder"
-    with tensorfile.writing(f"the posterior to {folder}", remedy):
+    with (
+        tensorfile.writing(f"the posterior to {folder}", remedy),
+        _removed_on_failure(token, folder),
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         words = Manifest(
             model=describe_model(model),
@@ -62,7 +66,18 @@ def write(
         )
         with staged(folder / manifest.NAME) as handle:
             handle.write(words.text().encode())
-        _remove_others(folder, {words.samples.name, words.rest.name})
+    _remove_others(folder, {words.samples.name, words.rest.name})
+
+
+@contextlib.contextmanager
+def _removed_on_failure(token: str, folder: Path) -> Iterator[None]:
+    """A full disk is not to be left fuller."""
+    try:
+        yield
+    except BaseException:
+        for path in folder.glob(f"*-{token}.safetensors"):
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _write_samples(folder: Path, samples: Mapping[str, Tensor], token: str) -> File:
@@ -91,11 +106,12 @@ def _digest(path: Path) -> str:
 
 def _remove_others(folder: Path, belonging: set[str]) -> None:
     """What an older or a killed save left. The draws of a run are never removed here."""
-    for pattern in ("samples-*.safetensors", "posterior-*.safetensors"):
-        for path in folder.glob(pattern):
-            if path.name not in belonging and manifest.is_ours(path.name):
-                path.unlink(missing_ok=True)
-    remove_leftovers(folder)
+    with contextlib.suppress(OSError):  # the new posterior is there: what is left does no harm
+        for pattern in ("samples-*.safetensors", "posterior-*.safetensors"):
+            for path in folder.glob(pattern):
+                if path.name not in belonging and manifest.is_ours(path.name):
+                    path.unlink(missing_ok=True)
+        remove_leftovers(folder)
 
 
 def forget(draws: Path) -> None:

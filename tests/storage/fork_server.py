@@ -3,10 +3,10 @@
 Starting an interpreter with torch takes seconds, forking one takes milliseconds, so that a worker
 can be killed dozens of times in a test. A worker samples with checkpoints, draws straight to disk,
 and saves twice. All the while it notes in a small shared file which phase it is in, and it can kill
-itself with SIGKILL at the n-th line of this package that it executes in a phase: the kernel then
-stops it on the spot, as for any other SIGKILL.
+itself with SIGKILL when it executes a line of this package for the n-th time in a phase: the kernel
+then stops it on the spot, as for any other SIGKILL.
 
-Run as a script; a line is {"folder", "marker", "at": null or [phase, n]}.
+Run as a script; a line is {"folder", "marker", "at": null or ["phase file:line", n]}.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PREPARING, SAMPLING, DRAWING, CHECKPOINTING, SAVING, ENDED = phases = "psdcve"
 
 
 class Watch:
-    """Knows the phase, notes it where it outlives the process, and counts lines in it."""
+    """Knows the phase, notes it where it outlives the process, and counts every line in it."""
 
     def __init__(self, marker: Path, at: list[Any] | None) -> None:
         with marker.open("r+b") as handle:
             self._shared = mmap.mmap(handle.fileno(), 1)
         self._stack: list[str] = []
         self.lines: collections.Counter[str] = collections.Counter()
-        self._phase, self._last = at or ["", 0]
+        self._at, self._count = at or ["", 0]
         self._tracing = at is not None
 
     def enter(self, phase: str) -> None:
@@ -62,9 +62,10 @@ class Watch:
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
-            phase = self._stack[-1]
-            self.lines[phase] += 1
-            if phase == self._phase and self.lines[phase] == self._last:
+            where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+            here = f"{self._stack[-1]} {where}"
+            self.lines[here] += 1
+            if here == self._at and self.lines[here] == self._count:
                 os.kill(os.getpid(), signal.SIGKILL)
         return self._line
 

@@ -118,6 +118,13 @@ class Saved:
             for name in changes:
                 (self.folder / name).write_bytes(self.files[name])
 
+    def same_words(self, name: str, content: bytes) -> bool:
+        """White space in a manifest is not content."""
+        try:
+            return name == manifest.NAME and json.loads(content) == self.words
+        except ValueError:
+            return False
+
     def signed(self, words: Any) -> bytes:
         """A manifest with the right checksum, as one who knows the format would forge it."""
         if isinstance(words, dict):
@@ -148,10 +155,8 @@ def test_every_flipped_bit_is_noticed(saved, kind, where, bit):
     content = bytearray(saved.files[name])
     content[int(where * len(content))] ^= 1 << bit
     changed = bytes(content)
-    if kind == "words":
-        with contextlib.suppress(ValueError):
-            if json.loads(changed) == saved.words:  # white space is not content
-                return
+    if saved.same_words(name, changed):
+        return
     assert saved.refused({name: changed}) is not None
     message = saved.refused({name: changed}, memory_map=True)
     assert message is not None or kind == "samples"  # mapped samples are not read through
@@ -162,12 +167,11 @@ def test_every_flipped_bit_is_noticed(saved, kind, where, bit):
 def test_cut_and_continued_files_are_refused(saved, kind, where, more):
     name = saved.names.get(kind, manifest.NAME)
     content = saved.files[name]
-    changed = content[: int(where * len(content))] + more
-    for memory_map in (False, True):
-        if changed != content:
-            assert saved.refused({name: changed}, memory_map) is not None
-        if more.strip():
-            assert saved.refused({name: content + more}, memory_map) is not None
+    for changed in (content[: int(where * len(content))] + more, content + more):
+        if changed != content and not saved.same_words(name, changed):
+            assert saved.refused({name: changed}) is not None
+            mapped = saved.refused({name: changed}, memory_map=True)
+            assert mapped is not None or (kind == "samples" and len(changed) == len(content))
 
 
 @CASES

@@ -31,9 +31,9 @@ def sampler(chains: int = 2, **settings: Any) -> Langevin:
     return Langevin(settings.pop("model"), likelihoods.Categorical(), chains=chains, **settings)
 
 
-def sample(steps: int = 60, **settings: Any) -> Posterior:
-    """Iterates 25, 30, ..., 60 of two chains, unless ``settings`` say otherwise."""
-    run = {"batch_size": 20, "burn_in": 20, "thin": 5, "progress": False}
+def sample(steps: int = 12, **settings: Any) -> Posterior:
+    """Iterates 5, 6, ..., 12 of two chains, unless ``settings`` say otherwise."""
+    run = {"batch_size": 20, "burn_in": 4, "thin": 1, "progress": False}
     of_sampler = settings.pop("sampler", {})
     return sampler(**of_sampler).sample(settings.pop("data", data()), steps, **(run | settings))
 

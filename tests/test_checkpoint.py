@@ -20,7 +20,7 @@ from natural_langevin.checkpoint import CheckpointError, RunCheckpoint
 from natural_langevin.collector import Collector
 from small_run import assert_same, network, the_file
 
-EVERY = 10
+EVERY = 2
 
 
 def run(folder, **settings):
@@ -123,10 +123,10 @@ X, Y = small_run.data()
         ({"sampler": {"compile": True}}, "mode"),
         ({"sampler": {"model": network(nn.ReLU)}}, "model"),
         ({"sampler": {"model": other_values("0.weight")}}, "model"),
-        ({"steps": 61}, "steps"),
+        ({"steps": 13}, "steps"),
         ({"batch_size": 19}, "batch_size"),
-        ({"burn_in": 19}, "burn_in"),
-        ({"thin": 4}, "thin"),
+        ({"burn_in": 3}, "burn_in"),
+        ({"thin": 2}, "thin"),
         ({"keep": 4}, "thin"),
         ({"store": "cpu"}, "store"),
         ({"sample_dtype": torch.bfloat16}, "sample_dtype"),
@@ -153,13 +153,13 @@ def test_another_likelihood_is_refused(finished):
     sampler = Langevin(network(), loss, step_size=5e-4, seed=5, chains=2)
     with pytest.raises(CheckpointError, match="likelihood"):
         sampler.sample(
-            (X, Y), 60, batch_size=20, burn_in=20, thin=5, checkpoint=finished, progress=False
+            (X, Y), 12, batch_size=20, burn_in=4, thin=1, checkpoint=finished, progress=False
         )
 
 
 def test_after_all_refusals_the_run_itself_still_goes_on(undisturbed, finished):
     assert_same(undisturbed, run(finished))
-    assert_same(undisturbed, small_run.sample(checkpoint=finished, every=7, keep=8))
+    assert_same(undisturbed, small_run.sample(checkpoint=finished, every=5, keep=8))
 
 
 @pytest.mark.parametrize("damage", ["cut", "a bit", "gone"])
@@ -231,11 +231,11 @@ def test_an_interrupt_writes_a_checkpoint_first(undisturbed, tmp_path, monkeypat
         interrupt_at(patch, 3)
         with pytest.raises(KeyboardInterrupt):
             small_run.sample(checkpoint=tmp_path)  # once a minute: none was due
-    assert "interrupted at step 35" in caplog.text
+    assert "interrupted at step 7" in caplog.text
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with caplog.at_level("INFO"):
         assert_same(undisturbed, small_run.sample(checkpoint=tmp_path))
-    assert "resuming at step 35" in caplog.text
+    assert "resuming at step 7" in caplog.text
 
 
 def test_a_second_interrupt_does_not_wait(tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def test_the_words_say_what_was_run(posterior, folder):
     words = json.loads((folder / manifest.NAME).read_text())
     assert words["version"] == __version__
     assert words["config"]["seed"] == 5
-    assert words["config"]["thin"] == 5
+    assert words["config"]["thin"] == 1
     assert words["config"]["data"] == posterior.config["data"]
     assert len(words["config"]["data"]) == 64
     other = small_run.sample(data=(torch.rand(60, 3), torch.arange(60) % 2))

@@ -93,11 +93,11 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint(undisturbed, small_disk
     with monkeypatch.context() as patch:
         interrupt_after(patch, 3, full)
         with pytest.raises(WriteError, match=r"No space left on device.*intact.*run the same"):
-            small_run.sample(checkpoint=small_disk / "run", every=10)
+            small_run.sample(checkpoint=small_disk / "run", every=2)
     assert contents(small_disk / "run") == before
     assert len(before) == 2
     (small_disk / "ballast").unlink()
-    assert_same(undisturbed, small_run.sample(checkpoint=small_disk / "run", every=10))
+    assert_same(undisturbed, small_run.sample(checkpoint=small_disk / "run", every=2))
 
 
 def test_a_folder_that_becomes_read_only_leaves_the_last_checkpoint(
@@ -112,12 +112,12 @@ def test_a_folder_that_becomes_read_only_leaves_the_last_checkpoint(
     with monkeypatch.context() as patch:
         interrupt_after(patch, 3, lock)
         with pytest.raises(WriteError, match="Read-only file system"):
-            small_run.sample(checkpoint=small_disk / "run", every=10)
+            small_run.sample(checkpoint=small_disk / "run", every=2)
     assert contents(small_disk / "run") == before
     with pytest.raises(WriteError, match="Read-only file system"):  # at once, not a minute later
-        small_run.sample(checkpoint=small_disk / "run", every=10)
+        small_run.sample(checkpoint=small_disk / "run", every=2)
     read_only(small_disk, False)
-    assert_same(undisturbed, small_run.sample(checkpoint=small_disk / "run", every=10))
+    assert_same(undisturbed, small_run.sample(checkpoint=small_disk / "run", every=2))
 
 
 def test_saving_on_a_full_or_read_only_disk_leaves_what_was_saved(undisturbed, small_disk):
@@ -164,9 +164,9 @@ def test_a_limit_on_file_sizes_leaves_the_last_checkpoint(undisturbed, tmp_path,
     with monkeypatch.context() as patch, files_no_larger_than(1 << 30):
         interrupt_after(patch, 3, limit)
         with pytest.raises(WriteError, match=r"File too large.*intact"):
-            small_run.sample(checkpoint=tmp_path, every=10)
+            small_run.sample(checkpoint=tmp_path, every=2)
     assert contents(tmp_path) == before
-    assert_same(undisturbed, small_run.sample(checkpoint=tmp_path, every=10))
+    assert_same(undisturbed, small_run.sample(checkpoint=tmp_path, every=2))
 
 
 def test_a_limit_on_file_sizes_leaves_what_was_saved(undisturbed, tmp_path):

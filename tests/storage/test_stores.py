@@ -46,9 +46,9 @@ def test_keep_ends_as_dropping_every_second_sample_would(thin, burn_in):
 
 
 def test_keep_gives_a_part_of_the_same_samples(posterior):
-    fewer = small_run.sample(keep=3)  # of the iterates 25, 30, ..., 60: 40 and 60
+    fewer = small_run.sample(keep=3)  # of the iterates 5, 6, ..., 12: 8 and 12
     assert fewer.draws == 2
-    assert fewer.config["thin"] == 20
+    assert fewer.config["thin"] == 4
     for name, value in fewer.samples.items():
         assert torch.equal(value, posterior.samples[name][:, [3, 7]])
 

@@ -71,12 +71,16 @@ def _check_text(saved: dict[str, Any], here: dict[str, Any]) -> None:
     if saved["text"] == here["text"] or saved["torch"] != here["torch"]:
         return
     lines = zip_longest(saved["text"].splitlines(), here["text"].splitlines(), fillvalue="")
-    there, ours = next((a, b) for a, b in lines if a != b)
+    there, ours = next(((a, b) for a, b in lines if a != b), (saved["text"], here["text"]))
     raise StorageError(
-        f"the posterior is of another architecture: {there.strip()!r} there, {ours.strip()!r} in "
-        "the model"
+        f"the posterior is of another architecture: {there.strip()!r:.80} there, "
+        f"{ours.strip()!r:.80} in the model"
     )
 
 
 def _plain(of: Any) -> str:
-    return f"{of[0]} {tuple(of[1])}" if isinstance(of, list) and len(of) == 2 else repr(of)
+    """[dtype, shape] as a reader wants it, or whatever else a damaged file says."""
+    match of:
+        case [str(dtype), list(shape)]:
+            return f"{dtype} {tuple(shape)}"
+    return f"{of!r:.80}"

@@ -318,6 +318,33 @@ def test_forged_words_are_refused_or_mean_what_they_say(saved, data):
         assert message is not None or harmless or unread or words == saved.words
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("model", "sampled", "0.weight", 1), None),
+        (("model", "sampled", "0.weight"), "F32"),
+        (("model", "sampled", "0.weight", 1), [[]]),
+        (("model", "text"), repr(MODEL) + "\n"),
+        (("model", "fixed"), {"0.weight": 1}),
+        (("likelihood", "arguments"), [1]),
+        (("likelihood", "arguments"), {"self": 1}),
+        (("likelihood", "name"), ["Categorical"]),
+        (("samples", "name"), "draws-0123456789abcdef.safetensors"),
+        (("samples", "tensors"), {}),
+        (("rest", "tensors", "run/trace", 1), []),
+        (("rest", "tensors", "run/diverged", 1), [10**30]),
+    ],
+)
+def test_words_that_were_seen_to_hurt_are_refused(saved, path, value):
+    words = copy.deepcopy(saved.words)
+    inner = words
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    for memory_map in (False, True):
+        assert saved.refused({manifest.NAME: saved.signed(words)}, memory_map) is not None
+
+
 @CASES
 @given(
     st.sampled_from(["samples", "rest", "words"]),

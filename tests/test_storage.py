@@ -11,6 +11,7 @@ from torch import nn
 
 import small_run
 from natural_langevin import Langevin, Posterior, StorageError, __version__, likelihoods, manifest
+from natural_langevin.fingerprints import check_model, describe_model
 from small_run import assert_same, network, the_file
 
 
@@ -132,6 +133,23 @@ def test_other_values_of_buffers_and_frozen_parameters_are_refused(tmp_path):
         net[0].bias.add_(1e-3)
     with pytest.raises(StorageError, match=r"'0\.bias' has other values"):
         Posterior.load(tmp_path, net)
+
+
+def test_buffers_that_no_state_dict_holds_and_tied_weights_are_left_alone():
+    def tied() -> nn.Module:
+        net = network()
+        net.add_module("again", net[0])
+        net.register_buffer("cache", torch.rand(3), persistent=False)
+        return net
+
+    saved, model = describe_model(tied()), tied()
+    assert saved["fixed"] == {}
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    check_model(saved, model)
+    model.register_buffer("scale", torch.ones(1))
+    with pytest.raises(StorageError, match="scale"):
+        check_model(saved, model)
 
 
 def test_another_torch_may_print_the_same_model_differently(folder):

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from natural_langevin.data.streams import fingerprint
 from natural_langevin.tensorfile import StorageError
@@ -20,17 +20,20 @@ def words(value: Any) -> str:
 
 def model_fingerprint(model: nn.Module) -> str:
     """Of the architecture, as far as its text shows it, and of every parameter and buffer."""
-    return fingerprint(model.state_dict(), text=words(model))
+    state = model.state_dict()
+    tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+    others = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
+    return fingerprint(tensors, text=words(model) + words(others))
 
 
 def describe_model(model: nn.Module) -> dict[str, Any]:
     """What a saved posterior remembers of its model: nothing of the trainable values.
 
     ``text`` is the printed architecture, ``sampled`` the trainable parameters' dtypes and shapes,
-    and ``fixed`` a SHA-256 of every frozen parameter and every buffer."""
+    and ``fixed`` a SHA-256 of every frozen parameter and every buffer of its ``state_dict``."""
     sampled = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
-    fixed = frozen | dict(model.named_buffers())
+    state = model.state_dict(keep_vars=True)  # as variables, which know whether they are trained
+    fixed = {n: v for n, v in state.items() if isinstance(v, Tensor) and not v.requires_grad}
     return {
         "text": words(model),
         "torch": torch.__version__,

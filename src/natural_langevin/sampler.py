@@ -207,7 +207,9 @@ class Langevin:
             "num_data": engine.num_data,
             "data": engine.stream.fingerprint(),
         }
-        identity = config | _exactly(engine, self._template, self._dynamics.prior)
+        identity = config
+        if checkpoint is not None or isinstance(where, Path):
+            identity = config | _exactly(engine, self._template, self._dynamics.prior)
         collector = Collector(
             state,
             store=stores.open_store(where, specs, device=self.device, run=identity),

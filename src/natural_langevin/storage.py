@@ -147,7 +147,8 @@ def read(
     samples = folder / words.samples.name
     if memory_map:
         return OnDisk(samples, words.samples.tensors), groups, found, words.config
-    size, there = _bytes(words.samples), room.in_memory(torch.device("cpu"))
+    devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
+    size, there = _bytes(words.samples), min(map(room.in_memory, devices))
     if size > there:
         raise StorageError(
             f"the samples take {size / 2**30:.3g} GiB and the memory has {there / 2**30:.3g}: "

@@ -127,7 +127,7 @@ class InFolder:
         with self._writing():
             for name, value in values.items():
                 draws = self._specs[name][1][1]
-                for chain, one in enumerate(value):
+                for chain, one in enumerate(value.cpu()):
                     at = self._plan.start[name] + (chain * draws + draw) * one.nbytes
                     for piece in tensorfile.pieces(one):
                         _write_all(self._file, piece, at)

@@ -194,5 +194,5 @@ def fingerprint(tensors: Mapping[str, Tensor], text: str = "") -> str:
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

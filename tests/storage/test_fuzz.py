@@ -2,20 +2,21 @@
 
 While a file is read no code may be compiled, imported or unpickled, no file opened for writing, no
 process started; the address space is limited to what the process has and a little more, so that an
-allocation that believes a header fails the test; and no case may take seconds.
+allocation that believes a header fails the test; and no case may compute for seconds, or wait.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import datetime
 import hashlib
 import json
 import os
 import pickle
 import resource
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from natural_langevin.checkpoint import CheckpointError, RunCheckpoint
 from small_run import assert_same, network
 
 CASES = settings(
-    max_examples=300,
-    deadline=datetime.timedelta(seconds=10),
+    max_examples=200,
+    deadline=None,  # see guarded: a busy machine is not a slow reader
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -63,19 +64,33 @@ class Guard:
 GUARD = Guard()
 
 
+class HangsError(Exception):
+    """The reader waits for something. No OSError, which it might take for an unreadable file."""
+
+
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (size + SPARE_MEMORY, before[1]))
+    started = time.process_time()
+    handler = signal.signal(signal.SIGALRM, _hangs)
+    signal.alarm(120)
     GUARD.seen, GUARD.on = [], True
     try:
         yield
     finally:
         GUARD.on = False
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert not GUARD.seen
+    assert time.process_time() - started < 5
+
+
+def _hangs(number: int, frame: Any) -> None:
+    raise HangsError
 
 
 def test_the_guard_sees_what_it_should():

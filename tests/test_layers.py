@@ -17,9 +17,10 @@ PACKAGE = "natural_langevin"
 #: From the bottom up: a module (a file, or a folder as a whole) may import those before it.
 ORDER = [
     "_version", "pages", "figures", "chains", "random", "schedules", "progress", "atomic", "data",
-    "models", "likelihoods", "storage", "priors", "gradients", "preconditioners", "langevin",
-    "fused", "mixtures", "prediction", "export", "distillation", "metrics", "diagnostics",
-    "checkpoint", "engine", "posterior", "collector", "checks", "probe", "sampler", "experiments",
+    "models", "likelihoods", "room", "tensorfile", "networks", "fingerprints", "manifest",
+    "storage", "stores", "priors", "gradients", "preconditioners", "langevin", "fused", "mixtures",
+    "prediction", "export", "distillation", "metrics", "diagnostics", "checkpoint", "engine",
+    "posterior", "collector", "run", "checks", "probe", "sampler", "experiments",
     "report", "cli",
 ]  # fmt: skip
 

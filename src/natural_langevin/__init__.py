@@ -18,7 +18,9 @@ from natural_langevin._version import __version__
 from natural_langevin.langevin import Info, State
 from natural_langevin.posterior import Posterior
 from natural_langevin.prediction import Prediction
-from natural_langevin.sampler import DivergenceError, Langevin
+from natural_langevin.run import DivergenceError
+from natural_langevin.sampler import Langevin
+from natural_langevin.tensorfile import StorageError
 
 __all__ = [
     "DivergenceError",
@@ -27,6 +29,7 @@ __all__ = [
     "Posterior",
     "Prediction",
     "State",
+    "StorageError",
     "__version__",
     "data",
     "likelihoods",

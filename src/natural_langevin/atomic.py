@@ -29,6 +29,12 @@ def staged(destination: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+def check_writable(folder: Path) -> None:
+    """OSError, now rather than after an hour's work, when no file can be made in this folder."""
+    with (folder / f".{secrets.token_hex(8)}.part").open("xb") as handle:
+        Path(handle.name).unlink()
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process was writing here; for a folder that nobody else is using."""
     for part in folder.glob(".*.part"):

@@ -8,57 +8,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from natural_langevin.atomic import remove_leftovers, staged
+from natural_langevin import tensorfile
+from natural_langevin.atomic import check_writable, remove_leftovers, staged
+from natural_langevin.tensorfile import StorageError, spec
 
 
-class CheckpointError(ValueError):
+class CheckpointError(StorageError):
     """A checkpoint that cannot be read, or is not of the expected run."""
 
 
 def save_tree(path: Path, tree: Any, metadata: dict[str, str] | None = None) -> None:
     """Writes every tensor of the tree under its path in it; scalars as 0-d tensors stay 0-d."""
-    payload = _serialise(tree, metadata)
     with staged(path) as handle:
-        handle.write(payload)
+        tensorfile.write_tensors(handle, _named(tree), metadata or {})
 
 
-def _serialise(tree: Any, metadata: dict[str, str] | None) -> bytes:
+def _named(tree: Any) -> dict[str, Tensor]:
     leaves, _ = pytree.tree_flatten_with_path(tree)
-    tensors = {pytree.keystr(where): leaf.detach().cpu().contiguous() for where, leaf in leaves}
-    return save(tensors, metadata=metadata)
+    return {pytree.keystr(where): leaf for where, leaf in leaves}
 
 
 def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, str]]:
     """Reads a tree of the same names, shapes and dtypes as ``like``, on ``like``'s devices."""
-    leaves, structure = pytree.tree_flatten_with_path(like)
-    expected = {pytree.keystr(where): leaf for where, leaf in leaves}
+    expected = _named(like)
     try:
-        with safe_open(path, framework="pt") as file:
-            found = set(file.keys())
-            if found != set(expected):
-                odd = sorted(found ^ set(expected))[:4]
-                raise CheckpointError(f"{path.name} holds other tensors than this run: {odd}")
-            loaded = [
-                _matching(path, key, file.get_tensor(key), leaf) for key, leaf in expected.items()
-            ]
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"cannot read {path.name}: {error}") from error
-    return pytree.tree_unflatten(loaded, structure), metadata
+        found = tensorfile.mapped(path, {name: spec(leaf) for name, leaf in expected.items()})
+        metadata = _metadata(path)
+        tensorfile.check_sum(path)
+    except StorageError as error:
+        raise CheckpointError(str(error)) from error
+    loaded = [found[k].to(leaf.device, copy=True) for k, leaf in expected.items()]
+    return pytree.tree_unflatten(loaded, pytree.tree_structure(like)), metadata
 
 
-def _matching(path: Path, key: str, value: Tensor, like: Tensor) -> Tensor:
-    if value.shape != like.shape or value.dtype != like.dtype:
-        raise CheckpointError(
-            f"{path.name}: {key} is {value.dtype} {tuple(value.shape)}, this run needs "
-            f"{like.dtype} {tuple(like.shape)}"
-        )
-    return value.to(like.device)
+def _metadata(path: Path) -> dict[str, str]:
+    with tensorfile.opened(path) as file:
+        return file.metadata() or {}
 
 
 class RunCheckpoint:
@@ -71,14 +59,19 @@ class RunCheckpoint:
         self._newest = folder / "checkpoint.safetensors"
         self._previous = folder / "previous.safetensors"
         self._config = json.loads(json.dumps(config))
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
+        with tensorfile.writing(f"checkpoints to {folder}", "Give another folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+            check_writable(folder)
+            remove_leftovers(folder)
 
     def save(self, tree: Any) -> None:
         """At every moment of this, one whole checkpoint is there."""
-        payload = _serialise(tree, {"config": json.dumps(self._config)})
-        with staged(self._newest) as handle:
-            handle.write(payload)
+        remedy = (
+            "The checkpoint before it is intact: free some space, and run the same again to go on"
+        )
+        what = f"a checkpoint to {self._newest.parent}"
+        with tensorfile.writing(what, remedy), staged(self._newest) as handle:
+            tensorfile.write_tensors(handle, _named(tree), {"config": json.dumps(self._config)})
             handle.flush()
             os.fsync(handle.fileno())  # on the disk before the older one loses its name
             if self._newest.exists():
@@ -98,9 +91,10 @@ class RunCheckpoint:
 
     def _check(self, path: Path) -> None:
         try:
-            with safe_open(path, framework="pt") as file:
-                found = json.loads((file.metadata() or {}).get("config", "{}"))
-        except (SafetensorError, OSError, ValueError) as error:
+            found = json.loads(_metadata(path).get("config", "{}"))
+            if not isinstance(found, dict):
+                raise StorageError(f"{path.name} does not say which run it is of")
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"cannot read {path.name}: {error}") from error
         differing = [k for k in self._config | found if self._config.get(k) != found.get(k)]
         if differing:

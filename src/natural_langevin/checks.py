@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import numbers
-import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
-from natural_langevin import schedules
+from natural_langevin import room, schedules
 from natural_langevin.gradients import Gradients, Network, Params
 from natural_langevin.gradients.selfcheck import check_statistics
 from natural_langevin.langevin import State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.priors import Gaussian, Prior
+from natural_langevin.tensorfile import Spec, size_in_bytes
 
 log = logging.getLogger("natural_langevin")
 
@@ -260,16 +261,64 @@ def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: A
         ) from error
 
 
-def check_memory(params: dict[str, Tensor], draws: int) -> None:
-    """Refuses to keep more samples than the machine has memory for, before the first step."""
-    first = next(iter(params.values()))
-    needed = draws * sum(p.numel() * p.element_size() for p in params.values())
-    if first.is_cuda:
-        there = torch.cuda.mem_get_info(first.device)[1]
+def check_every(every: Any) -> int | None:
+    """Steps between two checkpoints."""
+    if every is None:
+        return None
+    every = whole_number("every", every)
+    if every < 1:
+        raise ValueError(f"every must be a positive number of steps, got {every}")
+    return every
+
+
+def check_thinning(steps: int, burn_in: int, thin: int, keep: Any) -> tuple[int, int]:
+    """The thinning to use, and how many iterates it keeps: at most ``keep``.
+
+    A run that dropped every second sample whenever it held more than ``keep``, and went on with
+    twice the thinning, would end with burn_in + t, burn_in + 2t, ... for t = thin, 2 thin, 4 thin,
+    ... Since the steps are known, that last t is used from the start."""
+    kept = check_run(steps, burn_in, thin)
+    if keep is None:
+        return thin, kept
+    keep = whole_number("keep", keep)
+    if keep < 1:
+        raise ValueError(f"keep must be a positive integer, got {keep}")
+    while kept > keep:
+        thin *= 2
+        kept = (steps - burn_in) // thin
+    return thin, kept
+
+
+def check_sample_dtype(value: Any, model_dtype: torch.dtype) -> torch.dtype:
+    """How samples are stored: None is the model's own dtype."""
+    if value is None:
+        return model_dtype
+    allowed = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+    if value not in allowed or value.itemsize > model_dtype.itemsize:
+        raise ValueError(
+            "sample_dtype must be a floating dtype no wider than the model's "
+            f"{model_dtype}, got {value!r}: give torch.bfloat16, or None for the model's own"
+        )
+    return value
+
+
+def check_memory(specs: Mapping[str, Spec], place: str | Path, device: torch.device) -> None:
+    """Refuses to keep more samples than there is room for, before the first step."""
+    needed = sum(size_in_bytes(spec) for spec in specs.values())
+    draws = next(iter(specs.values()))[1][1]
+    if isinstance(place, Path):  # a run's own draws will be replaced, or are these very samples
+        own = sum(p.stat().st_size for p in place.glob("draws-*.safetensors"))
+        there = room.on_disk(place) + own
+        name, remedy = f"the disk of {place}", "free some space"
+    elif place == "device" and device.type == "cuda":
+        there = room.in_memory(device)
+        name, remedy = "the device", 'store them with store="cpu" or in a folder'
     else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        there = room.in_memory(torch.device("cpu"))
+        name, remedy = "the memory", "store them in a folder with store="
     if needed > there:
         raise ValueError(
-            f"keeping {draws} samples of every chain takes {needed / 2**30:.0f} GiB and the device "
-            f"has {there / 2**30:.0f}: raise thin (or burn_in) to keep fewer"
+            f"keeping {draws} samples of every chain takes {needed / 2**30:.3g} GiB and {name} has "
+            f"{there / 2**30:.3g}: raise thin (or burn_in) or give keep= to keep fewer, use "
+            f"sample_dtype=torch.bfloat16, or {remedy}"
         )

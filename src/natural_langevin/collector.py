@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from natural_langevin.langevin import Info, State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior import Posterior
+from natural_langevin.stores import Store
 
 log = logging.getLogger("natural_langevin")
 
@@ -28,16 +29,13 @@ def finite_chains(state: State) -> Tensor:
 
 
 class Collector:
-    """Gathers kept iterates and a trace of losses while the chains run."""
+    """Gathers kept iterates and a trace of losses while the chains run.
 
-    def __init__(self, state: State, *, draws: int, looks: int) -> None:
-        self.samples = {
-            name: torch.full(
-                (p.shape[0], draws, *p.shape[1:]), torch.nan, dtype=p.dtype, device=p.device
-            )
-            for name, p in state.params.items()
-        }
+    Iterates go to ``store`` in ``dtype``; what a stopped chain would have drawn is NaN there."""
+
+    def __init__(self, state: State, *, store: Store, dtype: torch.dtype, looks: int) -> None:
         self.kept = 0
+        self._store, self._dtype = store, dtype
         self._trace = torch.full((looks, 1 + len(state.diverged)), torch.nan, dtype=torch.float64)
         self._looks = 0
         self._reported: set[int] = set()
@@ -45,17 +43,30 @@ class Collector:
     def tree(self) -> dict[str, Any]:
         """Everything a checkpoint must hold, as tensors."""
         counts = torch.tensor([self.kept, self._looks])
-        return {"samples": self.samples, "trace": self._trace, "counts": counts}
+        return {"samples": self._store.tree(), "trace": self._trace, "counts": counts}
 
-    def restore(self, tree: dict[str, Any]) -> None:
-        self.samples, self._trace = tree["samples"], tree["trace"]
-        self.kept, self._looks = tree["counts"].tolist()
+    def begin(self, found: dict[str, Any] | None) -> None:
+        """Starts anew, or where the checkpoint's tree ``found`` left off."""
+        if found is None:
+            self._store.begin()
+            return
+        self._store.restore(found["samples"])
+        self._trace = found["trace"]
+        self.kept, self._looks = found["counts"].tolist()
 
     def keep(self, state: State) -> None:
         running = finite_chains(state)
+        values = {}
         for name, p in state.params.items():
             mask = running.reshape(-1, *(1,) * (p.ndim - 1))
-            self.samples[name][:, self.kept] = torch.where(mask, p, torch.nan)
+            stored = p.to(self._dtype)
+            if stored.dtype != p.dtype and not bool((stored.isfinite() | ~mask).all()):
+                raise ValueError(
+                    f"a weight of {name!r} is too large for sample_dtype={self._dtype}: store the "
+                    "samples as torch.bfloat16, or leave sample_dtype out"
+                )
+            values[name] = torch.where(mask, stored, torch.nan)
+        self._store.put(self.kept, values)
         self.kept += 1
 
     def look(self, state: State, info: Info) -> None:
@@ -86,7 +97,7 @@ class Collector:
         return Posterior(
             model=model,
             likelihood=likelihood,
-            samples=self.samples,
+            samples=self._store.finished(),
             mean=state.mean,
             last=state.params,
             diverged=diverged,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from natural_langevin import diagnostics, distillation, export, storage
+from natural_langevin import diagnostics, distillation, export, networks, storage
 from natural_langevin.data.streams import split_pair
 from natural_langevin.gradients import plain_copy, prepare_model, restore_layers, vectorised
 from natural_langevin.likelihoods import Likelihood
@@ -113,14 +113,15 @@ class Posterior:
         levels too (see ``Prediction``). Large x: ``keep_samples=False`` keeps the averages alone.
         """
         levels = check_levels(quantiles)
-        networks, noise = self._networks(estimate), self._noise_of(estimate)
-        first = next(iter(networks.values()))
+        samples, noise = self._networks(estimate), self._noise_of(estimate)
+        count = len(self.healthy) * next(iter(samples.values())).shape[1]
+        device = next(iter(self.last.values())).device
         parts = []
         for batch in input_batches(x, batch_size):
             averager = Averager(
-                self.likelihood, len(first), noise, keep_samples=keep_samples, levels=levels
+                self.likelihood, count, noise, keep_samples=keep_samples, levels=levels
             )
-            for p in self._outputs_in_chunks(networks, batch.to(first.device), sample_batch):
+            for p in self._outputs_in_chunks(samples, batch.to(device), sample_batch):
                 averager.add(p)
             parts.append(averager.finish(p.dtype))
         if not parts:
@@ -193,21 +194,22 @@ class Posterior:
         It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
         ``predict(x, estimate=estimate)`` does. ONNX needs the extra ``export``.
         """
-        networks, noise = self._networks(estimate), self._noise_of(estimate)
-        served = export.Served(self._model, self.likelihood, networks, noise)
-        export.write(served, path, example.to(next(iter(networks.values())).device), format)
+        samples, noise = self._networks(estimate), self._noise_of(estimate)
+        count = len(self.healthy) * next(iter(samples.values())).shape[1]
+        every = next(networks.chunks(samples, self.healthy, count, like=self.last))
+        served = export.Served(self._model, self.likelihood, every, noise)
+        export.write(served, path, example.to(next(iter(every.values())).device), format)
 
     def _networks(self, estimate: Estimate) -> Params:
-        """Parameters of the networks to average, (network, *shape)."""
+        """Parameters of the networks to average, (chain, draw, *shape); nothing is copied."""
         if estimate not in ("ensemble", "mean", "last"):
             raise ValueError(f'estimate must be "ensemble", "mean" or "last", got {estimate!r}')
-        healthy = self.healthy
-        if not healthy:
+        if not self.healthy:
             raise ValueError("every chain diverged: there is nothing to predict with")
         if estimate == "ensemble":
-            return {name: s[healthy].flatten(0, 1) for name, s in self.samples.items()}
+            return self.samples
         source = self.mean if estimate == "mean" else self.last
-        return {name: value[healthy] for name, value in source.items()}
+        return {name: value.unsqueeze(1) for name, value in source.items()}
 
     def _noise_of(self, estimate: Estimate) -> Tensor | None:
         """Every network's observation variance, (network,), where the likelihood knows it."""
@@ -217,16 +219,11 @@ class Posterior:
         by_chain = variance.expand(self.chains)[self.healthy]
         return by_chain.repeat_interleave(self.draws) if estimate == "ensemble" else by_chain
 
-    def _outputs_in_chunks(
-        self, networks: Params, x: Tensor, sample_batch: int
-    ) -> Iterator[Tensor]:
+    def _outputs_in_chunks(self, samples: Params, x: Tensor, sample_batch: int) -> Iterator[Tensor]:
         """Predictions of at most ``sample_batch`` networks at a time: (network, B, ...)."""
-        count = len(next(iter(networks.values())))
         with torch.no_grad():
-            for start in range(0, count, sample_batch):
-                yield self._outputs(
-                    {k: v[start : start + sample_batch] for k, v in networks.items()}, x
-                )
+            for some in networks.chunks(samples, self.healthy, sample_batch, like=self.last):
+                yield self._outputs(some, x)
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         """Predictions of several networks: (network, B, ...)."""
@@ -318,7 +315,10 @@ class Posterior:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
         tensor, and ``prediction`` for the inputs ``x`` when they are given."""
         arviz = diagnostics.import_arviz()
-        variables = {name: s[self.healthy].cpu().numpy() for name, s in self.samples.items()}
+        variables = {
+            name: s[self.healthy].to(self.last[name].dtype).cpu().numpy()
+            for name, s in self.samples.items()
+        }
         if x is not None:
             predictions = self.predict(x).samples
             assert predictions is not None
@@ -327,27 +327,50 @@ class Posterior:
         return arviz.from_dict(variables)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the posterior as safetensors and JSON; the model's code is not saved."""
-        run = {"diverged": self.diverged, "trace": self.trace}
-        groups = {"samples": self.samples, "mean": self.mean, "last": self.last}
-        groups |= {"learned": self.learned, "run": run}
-        storage.write(Path(folder), groups=groups, likelihood=self.likelihood, config=self.config)
+        """Writes the posterior to a folder as safetensors and JSON, never pickle.
+
+        Saved are samples, running means, last iterates, the likelihood, the trace and the
+        configuration. Not saved are the model's code, its frozen parameters and its buffers: of
+        these a fingerprint is kept, and ``load`` refuses a model in which they differ. What the
+        folder held before is replaced in one moment: a save that fails or is killed leaves it as
+        it was. Samples that a run wrote to this folder itself (``store=folder``) stay where they
+        are.
+        """
+        run = {"diverged": self.diverged.long(), "trace": self.trace.double()}
+        storage.write(
+            Path(folder),
+            model=self._model,
+            samples=self.samples,
+            groups={"mean": self.mean, "last": self.last, "learned": self.learned, "run": run},
+            likelihood=self.likelihood,
+            config=self.config,
+        )
 
     @staticmethod
     def load(
-        folder: str | os.PathLike[str], model: nn.Module, *, likelihood: Likelihood | None = None
+        folder: str | os.PathLike[str],
+        model: nn.Module,
+        *,
+        likelihood: Likelihood | None = None,
+        memory_map: bool = False,
     ) -> Posterior:
-        """Reads a saved posterior of this model. Only a ``LogLoss`` must be given again."""
+        """Reads a saved posterior of this model. Only a ``LogLoss`` must be given again.
+
+        With ``memory_map=True`` the samples stay on the disk and are read when they are needed,
+        also to predict with more of them than fit into memory; do not change the folder
+        meanwhile. A file that is damaged, or is not of this model, is a ``StorageError``.
+        """
         model = plain_copy(model)
         prepare_model(model, log)
-        parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-        groups, found, config = storage.read(Path(folder), parameters, likelihood)
-        device = next(iter(parameters.values())).device
+        device = next(p.device for p in model.parameters() if p.requires_grad)
+        samples, groups, found, config = storage.read(
+            Path(folder), model, likelihood, memory_map=memory_map
+        )
         moved = {g: {k: v.to(device) for k, v in values.items()} for g, values in groups.items()}
         return Posterior(
             model=model,
             likelihood=found,
-            samples=moved["samples"],
+            samples=samples if memory_map else {k: v.to(device) for k, v in samples.items()},
             mean=moved["mean"],
             last=moved["last"],
             diverged=moved["run"]["diverged"],

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import os
-import re
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import likelihoods, models, preconditioners, priors, probe, random, schedules
+from natural_langevin import (
+    likelihoods,
+    models,
+    networks,
+    preconditioners,
+    priors,
+    probe,
+    random,
+    schedules,
+    stores,
+)
 from natural_langevin.checkpoint import RunCheckpoint
 from natural_langevin.checks import (
     batch_check,
     check_arguments,
     check_counts,
     check_data,
+    check_every,
     check_memory,
     check_parameters,
-    check_run,
+    check_sample_dtype,
     check_temperature,
+    check_thinning,
     check_training,
     warn_if_stiff,
     whole_number,
@@ -40,19 +49,13 @@ from natural_langevin.data.streams import (
 )
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.engine import Engine, choose_mode
+from natural_langevin.fingerprints import model_fingerprint, words
 from natural_langevin.gradients import Gradients, Network, plain_copy, prepare_model
 from natural_langevin.langevin import Dynamics, Info, Rates, State
 from natural_langevin.posterior import Posterior
-from natural_langevin.progress import Progress
+from natural_langevin.run import DivergenceError, Plan, run
 
 log = logging.getLogger("natural_langevin")
-
-#: Steps between two looks at the loss and at divergence, each of which waits for the device.
-LOOK_EVERY = 50
-
-
-class DivergenceError(RuntimeError):
-    """Every chain became non-finite."""
 
 
 class Langevin:
@@ -179,6 +182,9 @@ class Langevin:
         batch_size: int = 100,
         burn_in: int = 0,
         thin: int = 1,
+        keep: int | None = None,
+        store: str | os.PathLike[str] = "device",
+        sample_dtype: torch.dtype | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
         progress: bool = True,
@@ -190,44 +196,47 @@ class Langevin:
         TensorDataset, or a DataLoader (whose batches are shared by all chains, and whose own
         batch size counts).
 
+        ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
+        (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
+        device, in the machine's memory (``store="cpu"``), or in a folder (``store="folder"``),
+        where each is written as it is drawn, and read from there when it is needed;
+        ``posterior.save`` of the same folder leaves them there. ``sample_dtype=torch.bfloat16``
+        (or float16) halves what a float32 sample takes; predictions compute in the model's dtype.
+
         With ``checkpoint="folder"`` the run is written there every ``every`` steps (default: about
         once a minute), and goes on from there when the folder holds a checkpoint of the same run.
         """
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
         thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
-        kept = check_run(steps, burn_in, thin)
-        check_memory(self.init().params, kept)
+        thin, draws = check_thinning(steps, burn_in, thin, keep)
+        plan = Plan(steps, burn_in, thin, check_every(every))
+        where, params = stores.place(store), self.init().params
+        dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
+        specs = networks.specs(params, draws, dtype)
+        check_memory(specs, where, self.device)
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
-        settings = {"steps": steps, "batch_size": batch_size, "burn_in": burn_in, "thin": thin}
-        config = self.describe() | settings | {"num_data": engine.num_data}
-        collector = Collector(state, draws=kept, looks=-(-steps // LOOK_EVERY))
-        saved = _open_checkpoint(checkpoint, config, engine, self._template, self._dynamics.prior)
-        if saved is not None:
-            found = saved.load({"state": state, "collector": collector.tree()})
-            if found is not None:
-                state = found["state"]
-                collector.restore(found["collector"])
-                log.info("resuming at step %d", int(state.step))
-        done, written = int(state.step), time.monotonic()
-        with Progress(repr(self.preconditioner).split("(")[0], steps, shown=progress) as bar:
-            engine.say = bar.say
-            while done < steps:
-                next_kept = burn_in + thin * (max(0, done - burn_in) // thin + 1)
-                next_look = LOOK_EVERY * (done // LOOK_EVERY + 1)
-                next_saved = every * (done // every + 1) if saved is not None and every else steps
-                count = min(next_kept, next_look, next_saved, steps) - done
-                state, info = engine.run(state, done, count)
-                done += count
-                if done > burn_in and (done - burn_in) % thin == 0:
-                    collector.keep(state)
-                if done % LOOK_EVERY == 0 or done == steps:
-                    collector.look(state, info)
-                    bar.update(done, f"loss {_mean_loss(info):.4f}  {collector.kept} kept")
-                    _check_divergence(state)
-                due = done % every == 0 if every else time.monotonic() - written > 60
-                if saved is not None and (due or done == steps):
-                    saved.save({"state": state, "collector": collector.tree()})
-                    written = time.monotonic()
+        config = self.describe() | {
+            "steps": steps,
+            "batch_size": batch_size,
+            "burn_in": burn_in,
+            "thin": thin,
+            "store": "folder" if isinstance(where, Path) else where,
+            "sample_dtype": str(dtype),
+            "num_data": engine.num_data,
+            "data": engine.stream.fingerprint(),
+        }
+        identity = config
+        if checkpoint is not None or isinstance(where, Path):
+            identity = config | _exactly(engine, self._template, self._dynamics.prior)
+        collector = Collector(
+            state,
+            store=stores.open_store(where, specs, device=self.device, run=identity),
+            dtype=dtype,
+            looks=plan.looks,
+        )
+        title = repr(self.preconditioner).split("(")[0]
+        saved = _open_checkpoint(checkpoint, identity, engine)
+        state = run(plan, engine, state, collector, saved=saved, title=title, progress=progress)
         config["effective_temperature"] = probe.after_run(engine, state, steps)
         posterior = collector.finish(
             state, model=self._template, likelihood=self.likelihood, config=config
@@ -303,22 +312,24 @@ class Langevin:
         return torch.cat(columns, dim=1).to(dtype=dtype, device=self.device)
 
 
-def words(value: Any) -> str:
-    """A setting as text that is the same in every process: no addresses of functions."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def model_fingerprint(model: nn.Module) -> str:
-    """Of the architecture, as far as its text shows it, and of every parameter and buffer."""
-    return fingerprint(model.state_dict(), text=words(model))
+def _exactly(engine: Engine, model: nn.Module, prior: dict[str, priors.Prior]) -> dict[str, str]:
+    """What tells two runs apart beyond the words, which round and leave out."""
+    values = {
+        f"{n}.{k}": torch.as_tensor(v)
+        for n, p in prior.items()
+        for k, v in p.chain_values().items()
+    }
+    return {
+        "model": model_fingerprint(model),
+        "rates": fingerprint({"": engine.rates}),
+        "prior_values": fingerprint(values),
+        "mode": engine.mode,  # compiled code rounds differently
+        "device": engine.rates.device.type,
+    }
 
 
 def _open_checkpoint(
-    folder: str | os.PathLike[str] | None,
-    config: dict[str, Any],
-    engine: Engine,
-    model: nn.Module,
-    priors: dict[str, priors.Prior],
+    folder: str | os.PathLike[str] | None, identity: dict[str, Any], engine: Engine
 ) -> RunCheckpoint | None:
     if folder is None:
         return None
@@ -327,32 +338,7 @@ def _open_checkpoint(
             "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
             "tensors (x, y), or run without a checkpoint"
         )
-    exact = {"data": engine.stream.fingerprint(), "model": model_fingerprint(model)}
-    exact["rates"] = fingerprint({"": engine.rates})  # words round; these are the numbers used
-    exact["prior_values"] = fingerprint(
-        {
-            f"{n}.{k}": torch.as_tensor(v)
-            for n, p in priors.items()
-            for k, v in p.chain_values().items()
-        }
-    )
-    return RunCheckpoint(Path(folder), config | exact)
-
-
-def _check_divergence(state: State) -> None:
-    """One warning per newly stopped chain is the collector's; here, the case where none is left."""
-    if bool((state.diverged >= 0).all()):
-        steps = state.diverged.tolist()
-        raise DivergenceError(
-            f"all {len(steps)} chains became non-finite (at steps {steps}). The step size is most "
-            "likely too large: try a tenth of it; with a Fisher preconditioner, more damping or a "
-            'prior of smaller variance also help, and targets="data" is more robust than "model"'
-        )
-
-
-def _mean_loss(info: Info) -> float:
-    losses = info.loss[~info.diverged]
-    return float(losses.mean()) if len(losses) else math.nan
+    return RunCheckpoint(Path(folder), identity)
 
 
 def _log_shared_batches(chains: int) -> None:

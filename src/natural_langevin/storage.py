@@ -1,134 +1,200 @@
 """Saved posteriors: safetensors for the numbers, JSON for the words. Never pickle.
 
-A folder holds ``posterior.safetensors`` (samples, means, last iterates, trace) and
-``posterior.json`` (format, version, parameter shapes, likelihood, configuration). The JSON is
-written last, so a folder with it is complete. Anything unexpected in either is refused.
+A folder holds ``posterior.json`` (see ``manifest``: versions, the model's fingerprint, likelihood,
+configuration, and which files belong to it), ``samples-*.safetensors`` (or the ``draws-*`` file
+that a run wrote itself) and ``posterior-*.safetensors`` (means, last iterates, trace). Every save
+writes new files and then replaces the JSON: at every moment the folder holds the old posterior or
+the new one, whole. Anything unexpected in any of the files is refused with ``StorageError``.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import hashlib
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from natural_langevin import likelihoods
-from natural_langevin._version import __version__
-from natural_langevin.atomic import staged
+from natural_langevin import likelihoods, manifest, room, tensorfile
+from natural_langevin.atomic import remove_leftovers, staged
+from natural_langevin.fingerprints import check_model, describe_model
+from natural_langevin.manifest import File, Manifest
+from natural_langevin.networks import OnDisk, Params
+from natural_langevin.tensorfile import Spec, StorageError, WriteError, spec
 
-FORMAT = 1
+__all__ = ["StorageError", "WriteError", "forget", "read", "write"]
+
 LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
     "Categorical": likelihoods.Categorical,
     "Bernoulli": likelihoods.Bernoulli,
     "Gaussian": likelihoods.Gaussian,
 }
 
-
-class StorageError(ValueError):
-    """A saved posterior that cannot be read, or does not fit the model."""
+Groups = dict[str, Params]
 
 
 def write(
     folder: Path,
     *,
-    groups: dict[str, dict[str, Tensor]],
+    model: nn.Module,
+    samples: Mapping[str, Tensor],
+    groups: Groups,
     likelihood: likelihoods.Likelihood,
     config: dict[str, Any],
 ) -> None:
-    """``groups`` are dicts of tensors ("samples", "mean", ...), stored as "group/name"."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        f"{group}/{name}": value.detach().cpu().contiguous()
-        for group, values in groups.items()
-        for name, value in values.items()
-    }
-    words = {
-        "format": FORMAT,
-        "version": __version__,
-        "likelihood": _likelihood_words(likelihood),
-        "tensors": {k: [str(v.dtype), list(v.shape)] for k, v in tensors.items()},
-        "config": config,
-    }
-    # Without its words a folder is no posterior: no moment pairs old words with new numbers.
-    (folder / "posterior.json").unlink(missing_ok=True)
-    with staged(folder / "posterior.safetensors") as handle:
-        handle.write(serialise(tensors))
-    with staged(folder / "posterior.json") as handle:
-        handle.write(json.dumps(words, indent=1).encode())
+    """``groups`` are dicts of tensors ("mean", "last", ...), stored as "group/name"."""
+    rest = {f"{group}/{name}": v for group, values in groups.items() for name, v in values.items()}
+    token = secrets.token_hex(8)
+    remedy = "What was saved there before is intact: free some space, or save to another folder"
+    with (
+        tensorfile.writing(f"the posterior to {folder}", remedy),
+        _removed_on_failure(token, folder),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        words = Manifest(
+            model=describe_model(model),
+            likelihood=_likelihood_words(likelihood),
+            config=config,
+            samples=_write_samples(folder, samples, token),
+            rest=_write_file(folder / f"posterior-{token}.safetensors", rest),
+        )
+        with staged(folder / manifest.NAME) as handle:
+            handle.write(words.text().encode())
+    _remove_others(folder, {words.samples.name, words.rest.name})
+
+
+@contextlib.contextmanager
+def _removed_on_failure(token: str, folder: Path) -> Iterator[None]:
+    """A full disk is not to be left fuller."""
+    try:
+        yield
+    except BaseException:
+        for path in folder.glob(f"*-{token}.safetensors"):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _write_samples(folder: Path, samples: Mapping[str, Tensor], token: str) -> File:
+    """Samples in a file of this folder stay there; those in another's are copied as a file."""
+    path = folder / f"samples-{token}.safetensors"
+    if not isinstance(samples, OnDisk) or samples.replaced:
+        return _write_file(path, samples)
+    if samples.path.parent.resolve() == folder.resolve():
+        path = samples.path
+    else:
+        with staged(path) as handle, samples.path.open("rb") as source:
+            shutil.copyfileobj(source, handle, tensorfile.PIECE)
+    return File(path.name, _digest(path), {k: spec(v) for k, v in samples.items()})
+
+
+def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> File:
+    with staged(path) as handle:
+        tensorfile.write_tensors(handle, tensors, {})
+    return File(path.name, _digest(path), {k: spec(v) for k, v in tensors.items()})
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _remove_others(folder: Path, belonging: set[str]) -> None:
+    """What an older or a killed save left. The draws of a run are never removed here."""
+    with contextlib.suppress(OSError):  # the new posterior is there: what is left does no harm
+        for pattern in ("samples-*.safetensors", "posterior-*.safetensors"):
+            for path in folder.glob(pattern):
+                if path.name not in belonging and manifest.is_ours(path.name):
+                    path.unlink(missing_ok=True)
+        remove_leftovers(folder)
+
+
+def forget(draws: Path) -> None:
+    """A posterior saved over these draws is none any more once they are drawn again."""
+    try:
+        words = manifest.read(draws.parent)
+    except StorageError:
+        return
+    if words.samples.name == draws.name:
+        for name in (manifest.NAME, words.rest.name):
+            (draws.parent / name).unlink(missing_ok=True)
 
 
 def read(
-    folder: Path, parameters: dict[str, Tensor], likelihood: likelihoods.Likelihood | None
-) -> tuple[dict[str, dict[str, Tensor]], likelihoods.Likelihood, dict[str, Any]]:
-    """Groups, likelihood and configuration; ``parameters`` are the model's trainable ones."""
-    words = _read_words(folder / "posterior.json")
-    path = folder / "posterior.safetensors"
-    groups: dict[str, dict[str, Tensor]] = {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            if set(file.keys()) != set(words["tensors"]):
-                raise StorageError(f"{path.name} does not hold the tensors posterior.json names")
-            for key, (dtype, shape) in words["tensors"].items():
-                value = file.get_tensor(key)
-                if str(value.dtype) != dtype or list(value.shape) != shape:
-                    raise StorageError(
-                        f"{key} is {value.dtype} {list(value.shape)}, posterior.json says "
-                        f"{dtype} {shape}"
-                    )
-                group, _, name = key.partition("/")
-                groups.setdefault(group, {})[name] = value
-    except (SafetensorError, OSError) as error:
-        raise StorageError(f"cannot read {path.name}: {error}") from error
-    _check_fits(groups, parameters)
-    return groups, likelihood or _likelihood(words["likelihood"]), words["config"]
+    folder: Path,
+    model: nn.Module,
+    likelihood: likelihoods.Likelihood | None,
+    *,
+    memory_map: bool,
+) -> tuple[Params, Groups, likelihoods.Likelihood, dict[str, Any]]:
+    """Samples, other groups, likelihood and configuration of a posterior of this model.
 
-
-def _read_words(path: Path) -> dict[str, Any]:
-    try:
-        words = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StorageError(f"cannot read {path.name}: {error}") from error
-    if not isinstance(words, dict) or words.get("format") != FORMAT:
-        found = words.get("format") if isinstance(words, dict) else type(words).__name__
+    The samples are read into memory and compared with their checksum, or, with ``memory_map``,
+    stay on the disk, and then only their names, shapes, dtypes and sizes are checked."""
+    words = manifest.read(folder)
+    check_model(words.model, model)
+    found = _likelihood(words.likelihood, likelihood)
+    _check_shapes(words, {n: p for n, p in model.named_parameters() if p.requires_grad})
+    groups: Groups = {}
+    for key, value in _read_file(folder, words.rest).items():
+        group, _, name = key.partition("/")
+        groups.setdefault(group, {})[name] = value
+    samples = folder / words.samples.name
+    if memory_map:
+        return OnDisk(samples, words.samples.tensors), groups, found, words.config
+    devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
+    size, there = _bytes(words.samples), min(map(room.in_memory, devices))
+    if size > there:
         raise StorageError(
-            f"{path.name} has format {found!r}, this version reads {FORMAT}: save it again with "
-            "the version that wrote it, or update natural-langevin"
+            f"the samples take {size / 2**30:.3g} GiB and the memory has {there / 2**30:.3g}: "
+            "leave them on the disk, Posterior.load(..., memory_map=True)"
         )
-    tensors = words.get("tensors")
-    ok = isinstance(tensors, dict) and all(
-        isinstance(v, list) and len(v) == 2 and isinstance(v[0], str) and isinstance(v[1], list)
-        for v in tensors.values()
-    )
-    if not ok or not isinstance(words.get("config"), dict):
-        raise StorageError(f"{path.name} is incomplete: save the posterior again")
-    return words
+    return _read_file(folder, words.samples), groups, found, words.config
 
 
-def _check_fits(groups: dict[str, dict[str, Tensor]], parameters: dict[str, Tensor]) -> None:
-    """The samples must be those of this model: same names, shapes and dtypes."""
-    if set(groups) - {"samples", "mean", "last", "learned", "run"}:
-        raise StorageError(f"unexpected groups of tensors: {sorted(groups)}")
-    run = groups.get("run", {})
-    if set(run) != {"diverged", "trace"} or run["diverged"].ndim != 1:
-        raise StorageError("the record of the run (divergence, trace) is missing or malformed")
-    chains = len(run["diverged"])
-    for group in ("samples", "mean", "last"):
-        values = groups.get(group, {})
-        if set(values) != set(parameters):
-            odd = sorted(set(values) ^ set(parameters))[:4]
-            raise StorageError(f"{group} and the model have different parameters: {odd}")
-        for name, value in values.items():
-            p, lead = parameters[name], 2 if group == "samples" else 1
-            fits = value.shape[lead:] == p.shape and value.shape[:1] == (chains,)
-            if value.ndim != p.ndim + lead or not fits or value.dtype != p.dtype:
-                raise StorageError(
-                    f"{group} of {name!r} are {value.dtype} {tuple(value.shape)}, which does not "
-                    f"fit a parameter {p.dtype} {tuple(p.shape)} of {chains} chains"
-                )
+def _bytes(file: File) -> int:
+    return sum(tensorfile.size_in_bytes(of) for of in file.tensors.values())
+
+
+def _read_file(folder: Path, file: File) -> Params:
+    path = folder / file.name
+    tensors = tensorfile.mapped(path, file.tensors)  # the sizes are right: now the contents
+    if _digest(path) != file.sha256:
+        raise StorageError(f"{file.name} is damaged: its contents are not those that were saved")
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def _check_shapes(words: Manifest, parameters: dict[str, Tensor]) -> None:
+    """The tensors must be those of a posterior of these parameters, before any is read."""
+    rest, samples = dict(words.rest.tensors), words.samples.tensors
+    chains, draws = 0, 0
+    if len(rest.get("run/diverged", (None, ()))[1]) == 1:
+        chains = rest["run/diverged"][1][0]
+    first = next(iter(samples.values()), (torch.float32, ()))
+    if len(first[1]) >= 2:
+        draws = first[1][1]
+    if chains < 1 or draws < 1:
+        raise StorageError(f"{manifest.NAME} describes no chains, or no samples of them")
+    expected: dict[str, Spec] = {}
+    for name, p in parameters.items():
+        if not first[0].is_floating_point:
+            raise StorageError(f"samples cannot be {first[0]}")
+        expected[f"samples/{name}"] = (first[0], (chains, draws, *p.shape))
+        expected[f"mean/{name}"] = expected[f"last/{name}"] = (p.dtype, (chains, *p.shape))
+    looks = next(iter(rest.get("run/trace", (None, (0,)))[1]), 0)
+    expected["run/trace"] = (torch.float64, (looks, 1 + chains))
+    expected["run/diverged"] = (torch.int64, (chains,))
+    there = rest | {f"samples/{name}": value for name, value in samples.items()}
+    learned = {k: v for k, v in there.items() if k.startswith("learned/")}
+    for name, (_, shape) in learned.items():
+        if shape[:1] != (chains,):
+            raise StorageError(f"{name} is {shape}, which is not one value per chain ({chains})")
+    tensorfile.check_specs(Path(manifest.NAME), there, expected | learned)
 
 
 def _likelihood_words(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
@@ -138,14 +204,22 @@ def _likelihood_words(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
     return {"name": name, "arguments": asdict(likelihood)}  # type: ignore[call-overload]
 
 
-def _likelihood(words: Any) -> likelihoods.Likelihood:
-    name = words.get("name") if isinstance(words, dict) else None
-    if name not in LIKELIHOODS:
+def _likelihood(
+    words: dict[str, Any], given: likelihoods.Likelihood | None
+) -> likelihoods.Likelihood:
+    name = words.get("name")
+    if given is not None:
+        if type(given).__name__ != name:
+            raise StorageError(
+                f"the posterior was sampled with the likelihood {name!r}, not with {given!r}"
+            )
+        return given
+    if not isinstance(name, str) or name not in LIKELIHOODS:
         raise StorageError(
-            f"the likelihood {name!r} cannot be restored from a file: give it again, "
+            f"the likelihood {name!r:.80} cannot be restored from a file: give it again, "
             "Posterior.load(folder, model, likelihood=...)"
         )
     try:
         return LIKELIHOODS[name](**words.get("arguments", {}))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise StorageError(f"the saved likelihood {name} is malformed: {error}") from error

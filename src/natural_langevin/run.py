@@ -1,0 +1,141 @@
+"""A run: steps in order, with iterates kept, losses looked at and checkpoints written between."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from natural_langevin.checkpoint import RunCheckpoint
+from natural_langevin.collector import Collector
+from natural_langevin.engine import Engine
+from natural_langevin.langevin import Info, State
+from natural_langevin.progress import Progress
+
+log = logging.getLogger("natural_langevin")
+
+#: Steps between two looks at the loss and at divergence, each of which waits for the device.
+LOOK_EVERY = 50
+#: Seconds between two checkpoints, where the user does not count them in steps.
+SAVE_SECONDS = 60
+
+
+class DivergenceError(RuntimeError):
+    """Every chain became non-finite."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which iterates are kept and looked at. Iterate k is the parameter after k updates.
+
+    Kept are burn_in + thin, burn_in + 2 thin, ...; ``every`` counts steps between checkpoints."""
+
+    steps: int
+    burn_in: int
+    thin: int
+    every: int | None = None
+
+    @property
+    def looks(self) -> int:
+        return -(-self.steps // LOOK_EVERY)
+
+    def keeps(self, done: int) -> bool:
+        return done > self.burn_in and (done - self.burn_in) % self.thin == 0
+
+    def looks_at(self, done: int) -> bool:
+        return done % LOOK_EVERY == 0 or done == self.steps
+
+    def stop(self, done: int) -> int:
+        """The next iterate after ``done`` at which there is something to do."""
+        kept = self.burn_in + self.thin * (max(0, done - self.burn_in) // self.thin + 1)
+        look = LOOK_EVERY * (done // LOOK_EVERY + 1)
+        saved = self.every * (done // self.every + 1) if self.every else self.steps
+        return min(kept, look, saved, self.steps)
+
+
+def run(
+    plan: Plan,
+    engine: Engine,
+    state: State,
+    collector: Collector,
+    *,
+    saved: RunCheckpoint | None = None,
+    title: str = "",
+    progress: bool = True,
+) -> State:
+    """All steps after those that ``state`` (or the checkpoint's) has seen; the last state."""
+    found = None
+    if saved is not None:
+        found = saved.load({"state": state, "collector": collector.tree()})
+    if found is not None:
+        state = found["state"]
+        log.info("resuming at step %d", int(state.step))
+    collector.begin(None if found is None else found["collector"])
+    done, written = int(state.step), time.monotonic()
+    with Progress(title, plan.steps, shown=progress) as bar, _interrupts(saved) as interrupted:
+        engine.say = bar.say
+        while done < plan.steps:
+            stop = plan.stop(done)
+            state, info = engine.run(state, done, stop - done)
+            done = stop
+            if plan.keeps(done):
+                collector.keep(state)
+            if plan.looks_at(done):
+                collector.look(state, info)
+                bar.update(done, f"loss {_mean_loss(info):.4f}  {collector.kept} kept")
+                _check_divergence(state)
+            late = time.monotonic() - written > SAVE_SECONDS
+            due = done % plan.every == 0 if plan.every else late
+            if saved is not None and (due or interrupted or done == plan.steps):
+                saved.save({"state": state, "collector": collector.tree()})
+                written = time.monotonic()
+            if interrupted:
+                log.warning("interrupted at step %d: run the same again to go on from there", done)
+                raise KeyboardInterrupt
+    return state
+
+
+@contextlib.contextmanager
+def _interrupts(saved: Any) -> Iterator[list[bool]]:
+    """With a checkpoint, the first Ctrl-C waits until a step is done; the second does not.
+
+    Signals belong to the main thread, and to whoever has taken them over from Python: elsewhere
+    nothing is changed."""
+    noticed: list[bool] = []
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if saved is None or not usual or threading.current_thread() is not threading.main_thread():
+        yield noticed
+        return
+
+    def notice(number: int, frame: Any) -> None:
+        if noticed:
+            raise KeyboardInterrupt
+        noticed.append(True)
+
+    signal.signal(signal.SIGINT, notice)
+    try:
+        yield noticed
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _check_divergence(state: State) -> None:
+    """One warning per newly stopped chain is the collector's; here, the case where none is left."""
+    if bool((state.diverged >= 0).all()):
+        steps = state.diverged.tolist()
+        raise DivergenceError(
+            f"all {len(steps)} chains became non-finite (at steps {steps}). The step size is most "
+            "likely too large: try a tenth of it; with a Fisher preconditioner, more damping or a "
+            'prior of smaller variance also help, and targets="data" is more robust than "model"'
+        )
+
+
+def _mean_loss(info: Info) -> float:
+    losses = info.loss[~info.diverged]
+    return float(losses.mean()) if len(losses) else math.nan

@@ -1,0 +1,186 @@
+"""Tensor files: safetensors, written piece by piece and read without being copied into memory.
+
+The format is an 8-byte length, a JSON header {name: {dtype, shape, data_offsets}}, and the numbers.
+The safetensors package reads it here; its writer wants the whole file in memory at once, which a
+posterior that is larger than memory does not have, so the writer is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+DTYPES = {
+    torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.int32: "I32",
+    torch.float16: "F16", torch.bfloat16: "BF16", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_BY_CODE = {code: dtype for dtype, code in DTYPES.items()}
+
+#: Tensors beyond this many bytes are written row by row.
+PIECE = 1 << 26
+
+#: dtype and shape.
+Spec = tuple[torch.dtype, tuple[int, ...]]
+
+
+class StorageError(ValueError):
+    """A file that cannot be read or written, or holds something else than it should."""
+
+
+class WriteError(StorageError, OSError):
+    """A file could not be written: the disk is full, or the folder may not be written to."""
+
+
+@contextlib.contextmanager
+def writing(what: str, remedy: str) -> Iterator[None]:
+    """Turns the system's words for a full disk or a read-only folder into a sentence."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(f"cannot write {what}: {error.strerror or error}. {remedy}") from error
+
+
+def spec(tensor: Tensor) -> Spec:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def size_in_bytes(of: Spec) -> int:
+    return of[0].itemsize * math.prod(of[1])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is in a file: ``header``, then tensor ``name`` from byte ``start[name]``."""
+
+    header: bytes
+    start: dict[str, int]
+    size: int
+
+
+def layout(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> Layout:
+    """Wide dtypes first, and a header of a multiple of eight bytes: every tensor is aligned."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    start, offset = {}, 0
+    for name in sorted(specs, key=lambda name: (-specs[name][0].itemsize, name)):
+        stop = offset + size_in_bytes(specs[name])
+        code, shape = DTYPES[specs[name][0]], list(specs[name][1])
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [offset, stop]}
+        start[name], offset = offset, stop
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return Layout(header, {k: v + len(header) for k, v in start.items()}, len(header) + offset)
+
+
+def write_tensors(
+    handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Writes a whole file; its metadata also gets ``sha256``, of the numbers.
+
+    The header stands before the numbers whose sum it holds, so the sum is written in afterwards."""
+    blank = "0" * 64
+    plan = layout({k: spec(v) for k, v in tensors.items()}, {"sha256": blank, **metadata})
+    handle.write(plan.header)
+    digest = hashlib.sha256()
+    for name in plan.start:  # in the order of the file
+        for piece in pieces(tensors[name]):
+            digest.update(piece)
+            handle.write(piece)
+    handle.seek(plan.header.index(blank.encode()))
+    handle.write(digest.hexdigest().encode())
+
+
+def pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """A tensor's bytes in order, in pieces that fit into memory beside it."""
+    if tensor.nbytes > PIECE and tensor.ndim > 1:
+        for row in tensor:
+            yield from pieces(row)
+    else:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """An open file as safetensors gives it. Opening compares the sizes in the header with the
+    size of the file, so whatever a header claims, nothing is allocated for it."""
+    try:
+        if not path.is_file():  # a pipe, or a device, could be read forever
+            raise StorageError(f"{path.name} is missing or is not a plain file")
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise StorageError(f"cannot read {path.name}: {error}") from error
+
+
+def specs_in(file: Any) -> dict[str, Spec]:
+    """What an open file holds."""
+    found = {}
+    for name in file.keys():  # noqa: SIM118 (not a dict)
+        part = file.get_slice(name)
+        if part.get_dtype() not in _BY_CODE:
+            raise StorageError(f"{name!r} has the unexpected dtype {part.get_dtype()}")
+        found[name] = _BY_CODE[part.get_dtype()], tuple(part.get_shape())
+    return found
+
+
+def check_specs(path: Path, found: Mapping[str, Spec], expected: Mapping[str, Spec]) -> None:
+    """Names the first difference."""
+    if set(found) != set(expected):
+        missing = sorted(set(expected) - set(found))[:4]
+        extra = sorted(set(found) - set(expected))[:4]
+        raise StorageError(
+            f"{path.name} holds other tensors than it should: missing {missing}, unexpected {extra}"
+        )
+    for name, (dtype, shape) in expected.items():
+        if found[name] != (dtype, shape):
+            raise StorageError(
+                f"{path.name}: {name} is {found[name][0]} {found[name][1]}, and should be "
+                f"{dtype} {shape}"
+            )
+
+
+def mapped(path: Path, expected: Mapping[str, Spec]) -> dict[str, Tensor]:
+    """The tensors of a file, memory-mapped: read from the disk when they are looked at.
+
+    The mapping is private: changing such a tensor does not change the file."""
+    with opened(path) as file:
+        check_specs(path, specs_in(file), expected)
+        try:
+            return {name: file.get_tensor(name) for name in expected}
+        except RuntimeError as error:  # numbers that do not start at a multiple of their size
+            raise StorageError(f"cannot read {path.name}: {error}") from error
+
+
+def check_sum(path: Path) -> None:
+    """Refuses a file whose numbers are not those that ``write_tensors`` wrote."""
+    with opened(path) as file:
+        noted = (file.metadata() or {}).get("sha256")
+    with path.open("rb") as handle:
+        header = int.from_bytes(handle.read(8), "little")
+        handle.seek(8 + header)
+        found = hashlib.file_digest(handle, "sha256").hexdigest()
+    if found != noted:
+        raise StorageError(f"{path.name} is damaged: its numbers are not those that were written")
+
+
+def reserve(handle: BinaryIO, size: int) -> None:
+    """Claims the space on the disk now, so that a full disk is noticed before the first step."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle.fileno(), 0, size)
+    else:
+        handle.truncate(size)

@@ -47,7 +47,8 @@ def read_npz(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str, N
         raise
     except REFUSED as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise DataError(f"cannot read {label}: {reason}: write it again with np.savez") from None
+        # zipfile quotes the file's own bytes, of which there may be thousands.
+        raise DataError(f"cannot read {label}: {reason[:120]}: write it again with np.savez") from None
 
 
 def _member(archive: zipfile.ZipFile, name: str, label: str, size: int) -> NDArray[Any]:

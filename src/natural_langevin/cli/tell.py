@@ -132,7 +132,9 @@ def _all_well(verdict: Mapping[str, Any]) -> list[str]:
     return ["Nothing suspicious was found."] if diagnosed else []
 
 
-def _number(key: str, value: float) -> str:
+def _number(key: str, value: float | None) -> str:
+    if value is None:
+        return "not finite"
     if key in ("accuracy", "coverage"):
         return f"{100 * value:.1f} %"
     return f"{value:.4g}" if key == "rmse" else f"{value:.4f}"

@@ -38,7 +38,7 @@ def train(
     steps: int | None = typer.Option(None, min=8, help="Updates [default: 2000 or more, by rows]."),
     chains: int | None = typer.Option(None, min=1, help="Chains run side by side [default: 4]."),
     batch_size: int | None = typer.Option(None, min=1, help="Rows per update [default: 100]."),
-    step_size: float | None = typer.Option(None, help="Step size [default: 0.001]."),
+    step_size: float | None = typer.Option(None, help="Step size [default: 0.003, deep: 0.001]."),
     prior_variance: float | None = typer.Option(
         None, help="Variance of every weight [default: 0.5]."
     ),

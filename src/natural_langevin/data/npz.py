@@ -48,7 +48,9 @@ def read_npz(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str, N
     except REFUSED as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         # zipfile quotes the file's own bytes, of which there may be thousands.
-        raise DataError(f"cannot read {label}: {reason[:120]}: write it again with np.savez") from None
+        raise DataError(
+            f"cannot read {label}: {reason[:120]}: write it again with np.savez"
+        ) from None
 
 
 def _member(archive: zipfile.ZipFile, name: str, label: str, size: int) -> NDArray[Any]:

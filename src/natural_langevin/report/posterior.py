@@ -63,7 +63,11 @@ def _values(page: Mapping[str, Any]) -> dict[str, Any]:
         "eyebrow": "Posterior report",
         "byline": page["byline"],
         "summary": _summary(quality),
-        "figures": [FIGURES[key](value) for key, value in quality.get("scores", {}).items()],
+        "figures": [
+            FIGURES[key](value)
+            for key, value in quality.get("scores", {}).items()
+            if value is not None
+        ],
         "verdicts": _verdicts(diagnosis) if diagnosis else None,
         "diagnosis": diagnosis["summary"] if diagnosis else "",
         "diagram": _diagram(quality),
@@ -82,6 +86,8 @@ def _summary(quality: Mapping[str, Any]) -> str:
     if not quality.get("rows"):
         return "No labelled rows were scored, so this page says how it was made and little else."
     scores, baseline = quality["scores"], quality.get("baseline") or {}
+    if None in scores.values():
+        return "Its scores are not finite: the chains have run away from the data."
     rows = f"On {text.count(quality['rows'], 'row')} ({quality['data']})"
     if "accuracy" in scores:
         words = f"{rows} it is right in {text.percent(100 * scores['accuracy'], 1)} of cases"

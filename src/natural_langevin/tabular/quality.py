@@ -42,7 +42,22 @@ def quality(
     }
     if not rows:
         return head | {"diagnosis": None}
-    return head | scores.result() | {"diagnosis": diagnosis(posterior, torch.cat(probes))}
+    found = scores.result()
+    for kind in ("scores", "baseline"):  # JSON knows no infinity
+        found[kind] = {k: v if math.isfinite(v) else None for k, v in found[kind].items()}
+    verdict = diagnosis(posterior, torch.cat(probes))
+    verdict["verdicts"] = [*_useless(found["scores"], found["baseline"]), *verdict["verdicts"]]
+    return head | found | {"diagnosis": verdict}
+
+
+def _useless(scores: dict[str, float | None], baseline: dict[str, float | None]) -> list[str]:
+    reached, plain = scores["nll"], baseline.get("nll")
+    if plain is None or (reached is not None and reached < plain):
+        return []
+    return [
+        "It predicts worse than a guess that looks at no input: use a tenth of the step size, more "
+        "steps or a simpler network; or the inputs say nothing about the target."
+    ]
 
 
 def diagnosis(posterior: Posterior, x: Tensor) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class ClassScores:
 
     def result(self) -> dict[str, Any]:
         p, y, total, epistemic = (torch.cat(column) for column in zip(*self._rows, strict=True))
-        shares = torch.tensor(self._target.shares).expand(len(y), -1)
         return {
             "scores": {
                 "accuracy": metrics.accuracy(p, y),
@@ -48,10 +47,17 @@ class ClassScores:
                 "brier": metrics.brier(p, y),
                 "ece": metrics.expected_calibration_error(p, y, bins=BINS),
             },
-            "baseline": {"accuracy": metrics.accuracy(shares, y), "nll": metrics.nll(shares, y)},
+            "baseline": self._guess(y),
             "reliability": reliability(p, y),
             "uncertainty": histogram("entropy, nats", total, epistemic, high=math.log(p.shape[1])),
         }
+
+    def _guess(self, y: Tensor) -> dict[str, float]:
+        """The training rows' shares for every row, where they are known."""
+        if not self._target.shares:
+            return {}
+        shares = torch.tensor(self._target.shares).expand(len(y), -1)
+        return {"accuracy": metrics.accuracy(shares, y), "nll": metrics.nll(shares, y)}
 
 
 class NumberScores:
@@ -126,7 +132,7 @@ def histogram(
 ) -> dict[str, Any]:
     """Counts of total and epistemic uncertainty on the same bins, from 0 to ``high``."""
     top = float(max(total.max(), epistemic.max())) if high is None else high
-    top = top if top > 0 else 1.0
+    top = top if 0 < top < math.inf else 1.0
     counts = [
         torch.histc(v.double().clamp(0, top), bins=bins, min=0.0, max=top).long().tolist()
         for v in (total, epistemic)

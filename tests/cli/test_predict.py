@@ -3,11 +3,14 @@
 import csv
 import io
 import math
+import os
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 
+from natural_langevin.data.csv_file import CsvFile
 from natural_langevin.tabular import predictions
 from natural_langevin.tabular.run import load_posterior, load_run
 from tables import flowers, one_line, prices, read_table, run, write_table
@@ -181,3 +184,28 @@ def test_a_folder_without_a_run_is_one_line(classes, tmp_path):
     (tmp_path / "run.json").write_text(text)
     (tmp_path / "quality.json").write_text((classes / "quality.json").read_text())
     assert "posterior.json" in one_line(run("predict", tmp_path, table))
+
+
+class Rows:
+    """A CSV of flowers that exists only while it is read."""
+
+    def __init__(self, count: int) -> None:
+        self.lines = iter([b"size,weight,colour\n", *([b"1.5,20,red\n"] * count)])
+
+    def readline(self, limit: int) -> bytes:
+        return next(self.lines, b"")
+
+
+def test_memory_does_not_grow_with_the_file(classes, monkeypatch):
+    monkeypatch.setattr(predictions, "CHUNK", 200)
+    model = load_run(classes)
+    posterior = load_posterior(classes, model)
+    peaks = []
+    for count in (1000, 8000):
+        source = CsvFile(Rows(count), label="rows")
+        with open(os.devnull, "w") as out:
+            tracemalloc.start()
+            assert predictions.write_predictions(posterior, model, source, out) == count
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]

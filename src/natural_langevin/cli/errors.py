@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -40,6 +42,8 @@ def one_line_errors(
     except ImportError as error:  # an optional package: the message names the extra to install
         _stop(str(error))
     except BrokenPipeError:  # the reader of a pipe has seen enough
+        with contextlib.suppress(OSError):  # or Python complains once more when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
     except OSError as error:
         _stop(f"{error}. {remedy}")

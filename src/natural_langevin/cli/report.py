@@ -12,7 +12,14 @@ from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.posterior import Posterior
 from natural_langevin.report import load_results, write_posterior_report, write_report
 from natural_langevin.tabular import plain
-from natural_langevin.tabular.run import RunFolderError, is_finished, is_run, load_run, read_json
+from natural_langevin.tabular.run import (
+    RunFolderError,
+    is_finished,
+    is_run,
+    load_run,
+    read_json,
+    read_quality,
+)
 
 
 def report(
@@ -82,7 +89,7 @@ def _run_page(folder: Path) -> dict[str, Any]:
         "byline": f"{run.target.task} · {run.rows[0]:,} training rows · natural-langevin "
         f"{read_json(folder / 'run.json').get('version')}",
         "command": shlex.join(["natural-langevin", "report", str(folder)]),
-        "quality": read_json(folder / "quality.json"),
+        "quality": read_quality(folder),
         "about": {"Data": data, "Settings": words["settings"], "Columns": columns},
     }
 

@@ -119,13 +119,18 @@ class Features:
         for item in value["columns"]:
             if item["kind"] == "number":
                 number = Number(str(item["name"]), float(item["mean"]), float(item["scale"]))
-                if not (np.isfinite(number.mean) and number.scale > 0):
+                if not (np.isfinite(number.mean) and 0 < number.scale < np.inf):
                     raise ValueError(f"column {number.name!r} has no finite mean and scale")
                 parts.append(number)
             elif item["kind"] == "category":
-                parts.append(Category(str(item["name"]), tuple(map(str, item["levels"]))))
+                levels = item["levels"]
+                if not isinstance(levels, list) or not levels:
+                    raise ValueError(f"column {item['name']!r} has no levels")
+                parts.append(Category(str(item["name"]), tuple(map(str, levels))))
             else:
                 raise ValueError(f"unknown kind of column {item['kind']!r}")
+        if not parts:
+            raise ValueError("there is no column")
         return Features(tuple(parts), tuple(map(str, value["constant"])))
 
 

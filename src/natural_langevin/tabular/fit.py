@@ -118,7 +118,7 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
 
     Checkpoints are written some fifty times along the run, and removed once it is saved."""
     if folders.is_finished(folder):
-        return folders.read_json(folder / "quality.json")
+        return folders.read_quality(folder)
     run, settings = prepared.run, prepared.run.settings
     data = (run.features.encode(prepared.train), run.target.encode(prepared.train))
     held_out = list(_batches(run, prepared.held_out))  # a bad row shows now, not after the run

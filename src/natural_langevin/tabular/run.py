@@ -36,9 +36,7 @@ class Run:
     hold_out: float
 
     def network(self) -> nn.Module:
-        model = network(self.settings, self.features.width, self.target)
-        assert isinstance(model, nn.Module)
-        return model
+        return network(self.settings, self.features.width, self.target)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -110,11 +108,27 @@ def load_run(folder: Path) -> Run:
         )
     value = read_json(folder / "run.json")
     try:
-        return Run.from_json(value)
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        run = Run.from_json(value)
+        run.network()  # one that is too large is refused here
+        return run
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise RunFolderError(
             f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error}): train again"
         ) from None
+
+
+def read_quality(folder: Path) -> dict[str, Any]:
+    """quality.json, with at least what every reader of it shows."""
+    value = read_json(folder / "quality.json")
+    parts = {"data": str, "rows": int, "task": str, "trace": dict}
+    parts |= {"scores": dict, "baseline": dict, "diagnosis": dict} if value.get("rows") else {}
+    for name, kind in parts.items():
+        if not isinstance(value.get(name), kind):
+            raise RunFolderError(
+                f"{folder / 'quality.json'} is damaged (no {name}): remove it and run the same "
+                "train command with --resume"
+            )
+    return value
 
 
 def load_posterior(folder: Path, run: Run, device: str = "cpu") -> Posterior:

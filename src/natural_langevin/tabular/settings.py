@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
+
+from torch import nn
 
 from natural_langevin import models, preconditioners, priors
 from natural_langevin.data.errors import DataError
@@ -20,6 +23,8 @@ from natural_langevin.tabular.target import Target
 
 #: Networks kept of every chain, unless the run is shorter.
 DRAWS = 50
+#: 400 MB for every network that is kept; beyond it, a table is not what one has.
+MOST_PARAMETERS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,13 @@ class Settings:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Settings:
         found = Settings(**value)
-        return replace(found, hidden=tuple(int(units) for units in found.hidden))
+        for field in fields(Settings):
+            kind = {"int": int, "float": float}.get(str(field.type), list)
+            if type(getattr(found, field.name)) is not kind:
+                raise TypeError(f"{field.name} is {getattr(found, field.name)!r}")
+        if not all(type(units) is int and units > 0 for units in found.hidden):
+            raise ValueError(f"hidden is {found.hidden!r}")
+        return replace(found, hidden=tuple(found.hidden))
 
 
 def choose_settings(
@@ -95,7 +106,14 @@ def _positive(name: str, value: float | None, default: float) -> float:
     return value
 
 
-def network(settings: Settings, inputs: int, target: Target) -> Any:
+def network(settings: Settings, inputs: int, target: Target) -> nn.Module:
+    sizes = [inputs, *settings.hidden, target.outputs]
+    count = sum((a + 1) * b for a, b in pairwise(sizes))
+    if count > MOST_PARAMETERS:
+        raise DataError(
+            f"a network of {'-'.join(map(str, sizes))} units has {count:,} parameters, more than "
+            f"{MOST_PARAMETERS:,}: use smaller layers (--hidden), or fewer columns (--drop)"
+        )
     return models.mlp(inputs, target.outputs, settings.hidden, seed=settings.seed)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .catalog import NAMES, load
@@ -41,8 +40,8 @@ def read_training(
     if kind == "dataset":
         found = load(name)
         return TrainingData(
-            _arrays(f"{name} (training part)", found.train_x.numpy(), _text(found.train_y)),
-            _arrays(f"{name} (test part)", found.test_x.numpy(), _text(found.test_y)),
+            _arrays(f"{name} (training part)", found.train_x.numpy(), found.train_y.numpy()),
+            _arrays(f"{name} (test part)", found.test_x.numpy(), found.test_y.numpy()),
             ARRAY_TARGET,
             pixels=True,
         )
@@ -73,7 +72,7 @@ def open_source(name: str, *, target: str | None = None) -> Iterator[Source]:
         yield _npz(name, with_target=target is not None)
     else:
         found = load(name)
-        yield _arrays(f"{name} (test part)", found.test_x.numpy(), _text(found.test_y))
+        yield _arrays(f"{name} (test part)", found.test_x.numpy(), found.test_y.numpy())
 
 
 def _kind(name: str) -> str:
@@ -125,10 +124,6 @@ def _words(y: NDArray[Any], label: str) -> list[str]:
         return [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in y]
     except ValueError:  # a code point or byte that is no character
         raise DataError(f"{label}: y holds text that is no valid Unicode: save it again") from None
-
-
-def _text(y: torch.Tensor) -> list[str]:
-    return [str(label) for label in y.tolist()]
 
 
 def _arrays(label: str, x: NDArray[Any], y: NDArray[Any] | list[str] | None) -> Table:

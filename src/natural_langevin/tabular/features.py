@@ -104,8 +104,12 @@ class Features:
 
     def encode(self, chunk: Chunk) -> Tensor:
         """(rows, width) float32."""
-        parts = [part.encode(chunk) for part in self.parts]
-        return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
+        inputs = np.empty((len(chunk), self.width), dtype=np.float32)
+        start = 0
+        for part in self.parts:
+            inputs[:, start : start + part.width] = part.encode(chunk)
+            start += part.width
+        return torch.from_numpy(inputs)
 
     def to_json(self) -> dict[str, Any]:
         return {

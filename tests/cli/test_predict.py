@@ -117,6 +117,13 @@ def test_standard_input_and_output_and_kept_columns(classes, tmp_path):
     assert result.stderr.strip() == "3 rows"
 
 
+def test_a_kept_column_may_have_holes(classes, tmp_path):
+    rows = [("1", "2", "red", "a"), ("1", "2", "red", "")]
+    table = write_table(tmp_path / "a.csv", ("size", "weight", "colour", "note"), rows)
+    assert run("predict", classes, table, "--keep", "note", "--out", tmp_path / "p").exit_code == 0
+    assert [line["note"] for line in read_table(tmp_path / "p")] == ["a", ""]
+
+
 def test_a_long_file_is_read_in_pieces_with_the_same_result(classes, tmp_path, monkeypatch):
     table = flowers(tmp_path / "a.csv", rows=50)
     whole = run("predict", classes, table).stdout

@@ -188,3 +188,25 @@ def test_chains_that_all_diverge_are_one_line(tmp_path, monkeypatch):
     assert "non-finite" in result.output
     assert "a tenth" in result.output
     assert "Traceback" not in result.output
+
+
+def test_settings_that_cannot_be_had_leave_nothing_in_the_way(tmp_path):
+    table = prices(tmp_path / "prices.csv", rows=20)
+    words = ("train", table, "--target", "price", "--out", tmp_path / "r", "--steps", "8")
+    refused = run(*words, "--hidden", "90000000", "--chains", "1")
+    assert "parameters" in one_line(refused)
+    assert run(*words, *SMALL).exit_code == 0
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path, monkeypatch):
+    table = prices(tmp_path / "prices.csv", rows=20)
+    words = ("train", table, "--target", "price", "--out", tmp_path / "r", *SMALL, "--steps", "50")
+    with monkeypatch.context() as patch:
+        interrupted(patch, at=20)
+        assert run(*words).exit_code == 130
+    for path in (tmp_path / "r" / "checkpoint").iterdir():
+        path.write_bytes(b"nonsense")
+    result = run(*words, "--resume")
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert "natural-langevin: " in result.output

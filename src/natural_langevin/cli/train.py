@@ -43,7 +43,7 @@ def train(
         None, help="Variance of every weight [default: 0.5]."
     ),
     hold_out: float = typer.Option(0.2, help="Fraction of rows held out to score the result."),
-    seed: int = typer.Option(0, min=0, help="Of the split and of the sampler."),
+    seed: int = typer.Option(0, min=0, max=2**63 - 1, help="Of the split and of the sampler."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
     resume: bool = typer.Option(False, help="Go on with the unfinished run in the folder."),
 ) -> None:
@@ -55,7 +55,7 @@ def train(
 
     Examples:
 
-        natural-langevin train digits --out runs/digits-net --steps 300
+        natural-langevin train digits --out runs/digits-net --steps 200
 
         natural-langevin train people.csv --target income --out runs/income
     """

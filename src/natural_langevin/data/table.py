@@ -41,6 +41,9 @@ class Chunk(Protocol):
     def words(self, name: str) -> list[str]:
         """A column as text, or a DataError that names the first missing cell."""
 
+    def cells(self, name: str) -> list[str]:
+        """A column as it stands, whatever is missing in it."""
+
 
 class Source(Protocol):
     """A table that is read from its beginning to its end, in bounded memory."""
@@ -187,6 +190,9 @@ class Table:
         if column.codes is not None:
             return [column.levels[code] for code in column.codes]
         return [f"{value:.15g}" for value in self.numbers(name)]
+
+    def cells(self, name: str) -> list[str]:
+        return self.words(name)
 
     def chunks(self, size: int) -> Iterator[Table]:
         for start in range(0, len(self), size):

@@ -85,7 +85,7 @@ def split(
     """Rows to train on and rows held out, at random; each class in proportion (stratified).
 
     >>> inside, outside = split(10, 0.2, np.array([0] * 5 + [1] * 5), seed=0)
-    >>> len(inside), sorted(outside // 5)
+    >>> len(inside), (outside // 5).tolist()
     (8, [0, 1])
     """
     if not 0 <= hold_out <= 0.9:
@@ -99,13 +99,13 @@ def split(
 
 def open_folder(folder: Path, run: Run, *, resume: bool) -> None:
     """The folder is new, or holds the beginning of this very run and ``resume`` was said."""
-    if folders.is_run(folder):
+    if folders.is_started(folder):
         if not resume:
             raise RunFolderError(
                 f"{folder} holds a run already: go on with it with --resume, or use another --out"
             )
         folders.check_same(folder, run)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif not folders.is_run(folder) and folder.is_dir() and any(folder.iterdir()):
         raise RunFolderError(f"{folder} exists and holds something else: use another --out")
     else:
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,16 +122,19 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
     run, settings = prepared.run, prepared.run.settings
     data = (run.features.encode(prepared.train), run.target.encode(prepared.train))
     held_out = list(_batches(run, prepared.held_out))  # a bad row shows now, not after the run
-    posterior = sampler(settings, run.features.width, run.target, device).sample(
-        data,
-        steps=settings.steps,
-        batch_size=settings.batch_size,
-        burn_in=settings.burn_in,
-        thin=settings.thin,
-        checkpoint=folders.checkpoint_folder(folder),
-        every=max(1, settings.steps // 50),
-        progress=progress,
-    )
+    try:
+        posterior = sampler(settings, run.features.width, run.target, device).sample(
+            data,
+            steps=settings.steps,
+            batch_size=settings.batch_size,
+            burn_in=settings.burn_in,
+            thin=settings.thin,
+            checkpoint=folders.checkpoint_folder(folder),
+            every=max(1, settings.steps // 50),
+            progress=progress,
+        )
+    except ValueError as error:  # settings that cannot be had, such as more chains than memory
+        raise RunFolderError(str(error)) from error
     posterior.save(folders.posterior_folder(folder))
     label = f"held-out rows of {run.source}" if run.hold_out else f"{run.source}, test part"
     found = quality(posterior, run.target, held_out, label=label)

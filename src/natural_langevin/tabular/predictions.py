@@ -71,7 +71,7 @@ def write_predictions(
             rows = _class_rows(posterior, run, x)
         else:
             rows = _number_rows(posterior, run, x, noise, ends(interval))
-        kept = zip(*(chunk.words(name) for name in keep), strict=True) if keep else None
+        kept = zip(*(chunk.cells(name) for name in keep), strict=True) if keep else None
         for row in rows:
             writer.writerow([*next(kept), *row] if kept is not None else row)
         count += len(chunk)

@@ -75,6 +75,13 @@ def is_run(folder: Path) -> bool:
     return (folder / "run.json").is_file()
 
 
+def is_started(folder: Path) -> bool:
+    """Whether there is work to lose: a checkpoint, or what comes after."""
+    found = checkpoint_folder(folder)
+    begun = found.is_dir() and any(not p.name.startswith(".") for p in found.iterdir())
+    return is_run(folder) and (begun or posterior_folder(folder).exists() or is_finished(folder))
+
+
 def is_finished(folder: Path) -> bool:
     """quality.json is the last thing that train writes."""
     return (folder / "quality.json").is_file()

@@ -34,6 +34,37 @@ def results() -> dict[str, Any]:
     return copy
 
 
+@pytest.fixture
+def page() -> dict[str, Any]:
+    """A complete, made-up page of a saved posterior."""
+    return {
+        "title": "kind, from flowers.csv",
+        "byline": "classification · 97 training rows · natural-langevin 0.1.0",
+        "command": "natural-langevin report runs/flowers",
+        "about": {"Data": {"source": "flowers.csv", "training rows": 97}, "Settings": {"seed": 0}},
+        "quality": {
+            "format": 1,
+            "version": "0.1.0",
+            "data": "held-out rows of flowers.csv",
+            "rows": 23,
+            "task": "classification",
+            "scores": {"accuracy": 0.875, "nll": 0.3125, "brier": 0.21875, "ece": 0.0625},
+            "baseline": {"accuracy": 0.375, "nll": 1.09},
+            "reliability": {"confidence": [0.55, 0.95], "accuracy": [0.5, 1.0], "count": [6, 17]},
+            "uncertainty": {
+                "label": "entropy, nats",
+                "high": 1.0986,
+                "total": [10, 9, 4],
+                "epistemic": [23, 0, 0],
+            },
+            "trace": {
+                "step": [50, 100, 150], "loss": [[0.9, 0.5, 0.4], [0.8, None, 0.3]],
+            },
+            "diagnosis": {"summary": "2 chains of 50 draws.", "verdicts": ["The chains disagree."]},
+        },
+    }  # fmt: skip
+
+
 def example() -> dict[str, Any]:
     rng = random.Random(7)
     return {

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from natural_langevin.report import write_report
+from natural_langevin.report import write_posterior_report, write_report
 
 FLAGS = (
     "--headless=new",
@@ -188,3 +188,19 @@ def test_the_keyboard_reaches_what_scrolls(
         " && getComputedStyle(e).overflowX === 'auto' && e.tabIndex < 0).map(e => e.className)"
     )
     assert names == []
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
+def test_the_page_of_a_posterior(
+    browser: Any, tmp_path: Path, page: dict[str, Any], size: str, scheme: str
+) -> None:
+    page["about"]["Data"]["source"] = page["quality"]["data"] = "W" * 300
+    file = tmp_path / "report.html"
+    write_posterior_report(page, file)
+    visit(browser, file, size, scheme)
+    assert browser.get_log("browser") == []
+    assert [url for url in requests(browser) if not url.startswith("data:")] == [file.as_uri()]
+    width = browser.execute_script("return document.documentElement.scrollWidth")
+    assert width <= SIZES[size][0]
+    worst, words = min(browser.execute_script(CONTRAST))
+    assert worst >= 4.5, words

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from natural_langevin import __version__
-from natural_langevin.cli import report, reproduce
+from natural_langevin.cli import evaluate, predict, report, reproduce, train
 
 app = typer.Typer(
     name="natural-langevin",
@@ -39,5 +39,8 @@ def common(
         logging.getLogger("natural_langevin").setLevel(logging.INFO)
 
 
+app.command(name="train")(train.train)
+app.command(name="predict")(predict.predict)
+app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="reproduce")(reproduce.reproduce)
 app.command(name="report")(report.report)

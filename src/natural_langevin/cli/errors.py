@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
 import typer
 
-from natural_langevin.data import CorruptDataError, DataUnavailableError
+from natural_langevin import DivergenceError
+from natural_langevin.checkpoint import CheckpointError
+from natural_langevin.data import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.experiments.runner import RunError
 from natural_langevin.experiments.stages import StageError
 from natural_langevin.report import ResultsError
+from natural_langevin.storage import StorageError
+from natural_langevin.tabular.run import RunFolderError
 
-EXPECTED = (RunError, StageError, ResultsError, CorruptDataError, DataUnavailableError)
+
+class UsageError(ValueError):
+    """An option that cannot be had."""
+
+
+EXPECTED = (
+    UsageError, RunError, StageError, ResultsError, RunFolderError, DataError, CorruptDataError,
+    DataUnavailableError, CheckpointError, StorageError, DivergenceError,
+)  # fmt: skip
 
 
 @contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors(
+    remedy: str = "Finished work is kept: make room or change the folder, and use --resume",
+) -> Iterator[None]:
+    """``remedy`` is what helps against a full disk or a folder that may not be written."""
     try:
         yield
     except EXPECTED as error:
         _stop(str(error))
-    except OSError as error:  # a full disk, a folder that may not be written
-        _stop(f"{error}. Finished work is kept: make room or change the folder, and use --resume")
+    except ImportError as error:  # an optional package: the message names the extra to install
+        _stop(str(error))
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        with contextlib.suppress(OSError):  # or Python complains once more when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+    except OSError as error:
+        _stop(f"{error}. {remedy}")
 
 
 def _stop(message: str) -> NoReturn:

@@ -1,26 +1,114 @@
-"""``natural-langevin report``: results.json -> report.html."""
+"""``natural-langevin report``: an HTML page of results, of a run, or of any saved posterior."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from natural_langevin.cli.errors import one_line_errors
-from natural_langevin.report import load_results, write_report
+from natural_langevin.posterior import Posterior
+from natural_langevin.report import load_results, write_posterior_report, write_report
+from natural_langevin.tabular import plain
+from natural_langevin.tabular.run import (
+    RunFolderError,
+    is_finished,
+    is_run,
+    load_run,
+    read_json,
+    read_quality,
+)
 
 
 def report(
-    results: Path = typer.Argument(help="A results.json written by reproduce."),
+    source: Path = typer.Argument(
+        help="A folder of train or of Posterior.save, or a results.json of reproduce."
+    ),
     out: Path | None = typer.Option(None, help="The page [default: report.html beside it]."),
+    model: str | None = typer.Option(
+        None, help="package.module:name of a saved posterior's model."
+    ),
+    data: str | None = typer.Option(None, help="NPZ of x and y to score a saved posterior on."),
 ) -> None:
-    """Draw the page of a finished run again.
+    """Draw a page: how good it is, how sure, whether its chains agree, and how it was made.
 
-    Example:
+    Examples:
+
+        natural-langevin report runs/digits-net
 
         natural-langevin report runs/digits/results.json --out page.html
+
+        natural-langevin report my-posterior --model mymodels:network --data test.npz
     """
-    with one_line_errors():
-        page = out or results.with_name("report.html")
-        write_report(load_results(results), page)
+    with one_line_errors("Nothing was written: make room or change --out, and run it again"):
+        results = source / "results.json" if source.is_dir() else source
+        if is_run(source):
+            page = out or source / "report.html"
+            write_posterior_report(_run_page(source), page)
+        elif plain.is_posterior(source):
+            page = out or source / "report.html"
+            write_posterior_report(_posterior_page(source, model, data), page)
+        elif source.is_dir() and not results.exists():
+            raise RunFolderError(
+                f"{source} holds no run, no posterior and no results: give a folder of train --out "
+                "or Posterior.save, or a results.json"
+            )
+        else:
+            page = out or results.with_name("report.html")
+            write_report(load_results(results), page)
     typer.echo(str(page))
+
+
+def _run_page(folder: Path) -> dict[str, Any]:
+    run = load_run(folder)
+    if not is_finished(folder):
+        raise RunFolderError(
+            f"the run in {folder} is not finished: run the same train command with --resume"
+        )
+    words = run.to_json()
+    columns = {
+        column["name"]: f"mean {column['mean']:.4g}, scale {column['scale']:.4g}"
+        if column["kind"] == "number"
+        else f"{len(column['levels'])} levels"
+        for column in words["features"]["columns"][:40]
+    }
+    data: dict[str, Any] = {
+        "source": run.source,
+        "target": run.target.name,
+        "task": run.target.task,
+    }
+    data |= {
+        "training rows": run.rows[0],
+        "held-out rows": run.rows[1],
+        "inputs": run.features.width,
+    }
+    return {
+        "title": f"{run.target.name}, from {run.source}",
+        "byline": f"{run.target.task} · {run.rows[0]:,} training rows · natural-langevin "
+        f"{read_json(folder / 'run.json').get('version')}",
+        "command": shlex.join(["natural-langevin", "report", str(folder)]),
+        "quality": read_quality(folder),
+        "about": {"Data": data, "Settings": words["settings"], "Columns": columns},
+    }
+
+
+def _posterior_page(folder: Path, model: str | None, data: str | None) -> dict[str, Any]:
+    words = plain.read_words(folder)
+    command = ["natural-langevin", "report", str(folder)]
+    quality: dict[str, Any] = {"rows": 0}
+    if model is not None:
+        posterior = Posterior.load(folder, plain.import_model(model))
+        quality = plain.quality_of(posterior, data)
+        command += ["--model", model] + (["--data", data] if data else [])
+    elif data is not None:
+        raise RunFolderError("--data needs --model: the folder holds the weights, not the network")
+    return {
+        "title": f"Posterior in {folder.resolve().name}",
+        "byline": f"saved by natural-langevin {words.get('version')}"
+        + ("" if model else " · for losses and diagnosis give --model, for scores --data too"),
+        "command": shlex.join(command),
+        "quality": quality,
+        "about": {"Configuration": words["config"], "Likelihood": {"": words.get("likelihood")}},
+    }

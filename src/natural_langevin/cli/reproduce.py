@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import torch
 import typer
 
 from natural_langevin.cli import table
+from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.experiments.results import assemble
 from natural_langevin.experiments.runner import Request, RunError, run, spent, write_json
@@ -41,7 +41,7 @@ def reproduce(
     with one_line_errors():
         if precision not in ("highest", "high"):
             raise RunError(f"--precision must be highest or high, got {precision!r}")
-        chosen = _device(device)
+        chosen = choose_device(device)
         request = Request(
             dataset=data,
             preset=preset,
@@ -61,15 +61,3 @@ def reproduce(
         write_report(results, folder / "report.html")
     table.show(results, console)
     console.print(f"[bold]{folder / 'results.json'}[/] and [bold]{folder / 'report.html'}[/]")
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        found = torch.device(name)
-    except RuntimeError:
-        raise RunError(f"unknown device {name!r}: use auto, cpu or cuda") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise RunError(f"no CUDA device here, so --device {name} cannot be had: use --device cpu")
-    return name

@@ -3,12 +3,13 @@
 from natural_langevin.data.catalog import NAMES, load
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.digits import digits
-from natural_langevin.data.errors import CorruptDataError, DataUnavailableError
+from natural_langevin.data.errors import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.data.images import fashion_mnist, mnist
 
 __all__ = [
     "NAMES",
     "CorruptDataError",
+    "DataError",
     "DataUnavailableError",
     "Dataset",
     "digits",

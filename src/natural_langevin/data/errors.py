@@ -1,6 +1,10 @@
 """The ways a dataset can fail to arrive."""
 
 
+class DataError(ValueError):
+    """A table (CSV, NPZ) that cannot be read or used; the message names the place and a remedy."""
+
+
 class CorruptDataError(ValueError):
     """A file is there, but it is not the file its name promises."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from natural_langevin.report import text
 from natural_langevin.report.axes import Axis, around
+from natural_langevin.report.palette import HUES
 
 WIDTH, HEIGHT = 420, 280
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 40  # margins for labels
@@ -39,6 +40,7 @@ class Chart:
     lines: list[Line]
     description: str
     block: int  # how many recorded values one drawn point is the mean of, at most
+    log: bool = True
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -67,18 +69,26 @@ def sizes(items: Sequence[Mapping[str, Any]], hues: Mapping[str, str]) -> Chart:
     return _chart("Test NLL of the ensemble", "networks in the ensemble", lines, log_x=True)
 
 
+def trace(step: Sequence[float], losses: Sequence[Values]) -> Chart:
+    """Every chain's minibatch loss; on a linear scale where one is negative, as densities are."""
+    lines = [(f"chain {k}", f"hue{(k + 5) % HUES}", step, ys) for k, ys in enumerate(losses)]
+    positive = all(y > 0 for ys in losses for y in ys if y is not None)
+    return _chart("Training loss per minibatch", "updates", lines, log_x=False, log_y=positive)
+
+
 def _chart(
     title: str,
     x_label: str,
     lines: Sequence[tuple[str, str, Sequence[float], Values]],
     *,
     log_x: bool,
+    log_y: bool = True,
 ) -> Chart:
     measured = [(label, hue, *_measured(xs, ys)) for label, hue, xs, ys in lines]
     block = max(1, *(math.ceil(len(xs) / POINTS) for *_, xs, _ in measured))
     thinned = [(label, hue, *thin(xs, ys, block)) for label, hue, xs, ys in measured]
     x = around((v for *_, xs, _ in thinned for v in xs), log=log_x, margin=0.02)
-    y = around((v for *_, ys in thinned for v in ys), log=True)
+    y = around((v for *_, ys in thinned for v in ys), log=log_y)
     drawn = [
         Line(label, hue, _path(xs, ys, x, y), text.number(ys[-1] if ys else None, 4))
         for label, hue, xs, ys in thinned
@@ -90,8 +100,9 @@ def _chart(
         x_ticks=[(_x(at), label) for at, label in x.ticks()],
         y_ticks=[(_y(at), label) for at, label in y.ticks()],
         lines=drawn,
-        description=f"{title} against {x_label}, logarithmic scale: {ends}.",
+        description=f"{title} against {x_label}{', logarithmic scale' * log_y}: {ends}.",
         block=block,
+        log=log_y,
     )
 
 

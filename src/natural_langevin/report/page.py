@@ -45,7 +45,7 @@ def render(results: dict[str, Any]) -> str:
     schema.check(results)
     values = _values(results)
     sections = {key: title for key, title in SECTIONS.items() if values.get(key)}
-    return _environment().get_template("page.html").render(**values, sections=sections)
+    return environment().get_template("page.html").render(**values, sections=sections)
 
 
 def write_report(results: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -63,7 +63,9 @@ def _values(results: dict[str, Any]) -> dict[str, Any]:
     sizes = results.get("ensemble_size")
     return {
         "title": f"Natural Langevin dynamics on {text.dataset(config)}",
-        "preset": _preset(config),
+        "eyebrow": " · ".join(
+            filter(None, ("Reproduction report", _preset(config) and f"{_preset(config)} preset"))
+        ),
         "machine": summary.machine(results),
         "created": results["created"],
         "date": text.date(results["created"]),
@@ -105,10 +107,10 @@ def _about(results: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]
         ("Machine", results["machine"]),
         ("Versions", {**origin, **results["versions"]}),
     )
-    return [(title, [(str(k), _plain(v)) for k, v in group.items()]) for title, group in groups]
+    return [(title, [(str(k), plain(v)) for k, v in group.items()]) for title, group in groups]
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     if value is None:
         return text.NOTHING
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -127,7 +129,7 @@ def _command(config: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:

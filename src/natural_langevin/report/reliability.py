@@ -35,6 +35,9 @@ class Diagram:
     total: str
     description: str
     bar_width: float
+    x_label: str = "confidence"
+    y_label: str = "accuracy"
+    unit: str = "images"
     width: int = LEFT + SIZE + 10
     height: int = TOP + SIZE + GAP + STRIP + 36
     left: int = LEFT
@@ -48,6 +51,27 @@ class Diagram:
 def diagrams(items: Sequence[Mapping[str, Any]], hues: Mapping[str, str]) -> list[Diagram]:
     """One small diagram per method, all on the same axes."""
     return [_diagram(item, hues[item["method"]]) for item in items]
+
+
+def of_rows(found: Mapping[str, Any], label: str, hue: str) -> Diagram:
+    """The same for the rows of a table."""
+    diagram = _diagram({"label": label, **found}, hue)
+    return dataclasses.replace(diagram, unit="rows")
+
+
+def coverage(found: Mapping[str, Any], label: str, hue: str, rows: int) -> Diagram:
+    """How often central intervals of probability c hold the truth: a diagonal too, without bars."""
+    points = {"confidence": found["level"], "accuracy": found["observed"]}
+    diagram = _diagram({"label": label, **points, "count": [rows] * len(found["level"])}, hue)
+    return dataclasses.replace(
+        diagram,
+        bins=[dataclasses.replace(point, bar=0.0) for point in diagram.bins],
+        total=f"{rows:,}",
+        description=f"Coverage of {label}: intervals of nine probabilities, {rows:,} rows.",
+        x_label="probability",
+        y_label="rows inside",
+        unit="rows",
+    )
 
 
 def _diagram(item: Mapping[str, Any], hue: str) -> Diagram:

@@ -1,0 +1,56 @@
+"""``natural-langevin evaluate``: the scores of a run on other labelled rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+from torch import Tensor
+
+from natural_langevin.cli import table, tell
+from natural_langevin.cli.device import choose_device
+from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.data.errors import DataError
+from natural_langevin.data.table import Source
+from natural_langevin.data.tables import open_source
+from natural_langevin.tabular.predictions import CHUNK
+from natural_langevin.tabular.quality import quality
+from natural_langevin.tabular.run import Run, load_posterior, load_run, write_json
+
+
+def evaluate(
+    folder: Path = typer.Argument(help="Folder of a finished run (train --out)."),
+    data: str = typer.Argument(help="A CSV or NPZ file with the target, - or a dataset."),
+    json: Path | None = typer.Option(None, help="Write scores, curves and diagnosis as JSON too."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
+) -> None:
+    """Score a run on labelled rows that it has not seen.
+
+    Accuracy, negative log-likelihood, Brier score and calibration error, or root-mean-square error,
+    negative log-likelihood and coverage; and whether the chains agree on these rows.
+
+    Example:
+
+        natural-langevin evaluate runs/digits-net digits --json scores.json
+    """
+    console = table.console()
+    with one_line_errors("Nothing was written: make room or change --json, and run it again"):
+        run = load_run(folder)
+        posterior = load_posterior(folder, run, choose_device(device))
+        with open_source(data, target=run.target.name) as source:
+            label = str(getattr(source, "label", data))
+            found = quality(posterior, run.target, _batches(run, source, label), label=label)
+        if not found["rows"]:
+            raise DataError(f"{label} has a header and no rows: add at least one")
+        if json is not None:
+            write_json(json, found)
+    tell.scores(found, console)
+
+
+def _batches(run: Run, source: Source, label: str) -> Iterator[tuple[Tensor, Tensor]]:
+    run.features.check_columns(label, source.names)
+    if run.target.name not in source.names:
+        raise DataError(f"{label} has no column {run.target.name!r}: evaluating needs the target")
+    for chunk in source.chunks(CHUNK):
+        yield run.features.encode(chunk), run.target.encode(chunk)

@@ -1,0 +1,63 @@
+"""``natural-langevin predict``: CSV in, CSV out, with uncertainty."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import typer
+
+from natural_langevin.atomic import staged
+from natural_langevin.cli.device import choose_device
+from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.data.tables import open_source
+from natural_langevin.tabular.predictions import write_predictions
+from natural_langevin.tabular.run import load_posterior, load_run
+
+
+def predict(
+    folder: Path = typer.Argument(help="Folder of a finished run (train --out)."),
+    data: str = typer.Argument(
+        help="A CSV or NPZ file, - for CSV on standard input, or a dataset."
+    ),
+    out: str = typer.Option("-", help="The CSV file to write; - is standard output."),
+    keep: list[str] = typer.Option([], help="A column to copy into the output; may be repeated."),
+    interval: float = typer.Option(0.9, help="Probability of the interval (regression)."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
+) -> None:
+    """Predict every row of a table, in the order of its rows.
+
+    Columns are found by name, in any order. Classes: the most probable class, a probability for
+    each, and total, aleatoric (noise) and epistemic (lack of data) uncertainty in nats. Numbers:
+    mean, standard deviation, interval, and the deviations of noise and of lack of data. The file
+    appears whole or not at all, and may be larger than memory.
+
+    Examples:
+
+        natural-langevin predict runs/digits-net digits --out predictions.csv
+
+        cat new.csv | natural-langevin predict runs/income - --keep name
+    """
+    with one_line_errors("Nothing was written: make room or change --out, and run it again"):
+        run = load_run(folder)
+        posterior = load_posterior(folder, run, choose_device(device))
+        with open_source(data) as source, _output(out) as text:
+            count = write_predictions(posterior, run, source, text, keep=keep, interval=interval)
+    typer.echo(f"{count:,} rows{'' if out == '-' else f' in {out}'}", err=True)
+
+
+@contextlib.contextmanager
+def _output(out: str) -> Iterator[TextIO]:
+    if out == "-":
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    with staged(Path(out)) as handle:
+        text = io.TextIOWrapper(handle, encoding="utf-8", newline="")
+        yield text
+        text.flush()
+        text.detach()  # the file is closed by its owner, after it is on the disk

@@ -1,0 +1,151 @@
+"""What train and evaluate say in the terminal: what was found, how good it is, what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from natural_langevin.tabular.features import Category, Number
+from natural_langevin.tabular.fit import Prepared
+from natural_langevin.tabular.run import Run
+
+NAMES = {
+    "accuracy": "accuracy",
+    "nll": "negative log-likelihood",
+    "brier": "Brier score",
+    "ece": "calibration error",
+    "rmse": "root-mean-square error",
+    "coverage": "coverage of 90 % intervals",
+}
+MEANING = {
+    "accuracy": "how often the most probable class is right",
+    "nll": "in nats per row; smaller is better, punishes false certainty",
+    "brier": "0 to 2; smaller is better",
+    "ece": "mean gap between confidence and accuracy; 0 is perfect",
+    "rmse": "in the target's own units",
+    "coverage": "how often the truth is inside; 90 % is perfect",
+}
+
+
+def found(prepared: Prepared, console: Console) -> None:
+    """What the data are, and what will be done with them."""
+    run = prepared.run
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="bold")
+    lines.add_column()
+    for name, words in (
+        ("Data", _rows(run)),
+        ("Task", f"{run.target.task}, because {prepared.reason}{_classes(run)}"),
+        ("Inputs", _inputs(run)),
+        ("Network", _network(run)),
+        ("Sampler", _sampler(run)),
+    ):
+        lines.add_row(name, escape(words))
+    console.print(lines)
+
+
+def _rows(run: Run) -> str:
+    trained, held = run.rows
+    kept = f", {held:,} held out to test it (chosen by seed {run.settings.seed})"
+    if not run.hold_out:
+        kept = f", {held:,} of its own to test it" if held else ", none held out"
+    return f"{run.source}: {trained:,} rows to learn {run.target.name!r} from{kept}"
+
+
+def _classes(run: Run) -> str:
+    shares = [
+        f"{name} {100 * share:.3g} %"
+        for name, share in zip(run.target.classes, run.target.shares, strict=True)
+    ]
+    if not shares:
+        return ""
+    more = f", ... ({len(shares)} classes)" if len(shares) > 10 else ""
+    return f": {', '.join(shares[:10])}{more}"
+
+
+def _inputs(run: Run) -> str:
+    numbers = [p for p in run.features.parts if isinstance(p, Number)]
+    categories = [p for p in run.features.parts if isinstance(p, Category)]
+    standardised = any((p.mean, p.scale) != (0.0, 1.0) for p in numbers)
+    parts = []
+    if numbers:
+        how = "standardised" if standardised else "as they are"
+        parts.append(f"{len(numbers)} numeric column{'s' * (len(numbers) > 1)}, {how}")
+    if categories:
+        levels = ", ".join(f"{p.name} ({p.width} levels)" for p in categories[:6])
+        parts.append(f"one-hot encoded: {levels}{', ...' * (len(categories) > 6)}")
+    if run.features.constant:
+        names = ", ".join(run.features.constant[:6]) + ", ..." * (len(run.features.constant) > 6)
+        parts.append(f"left out as constant: {names}")
+    return "; ".join(parts)
+
+
+def _network(run: Run) -> str:
+    sizes = "-".join(map(str, [run.features.width, *run.settings.hidden, run.target.outputs]))
+    count = sum(p.numel() for p in run.network().parameters())
+    return f"{sizes}, ReLU, {count:,} parameters"
+
+
+def _sampler(run: Run) -> str:
+    s = run.settings
+    kept = s.chains * ((s.steps - s.burn_in) // s.thin)
+    return (
+        f"quasi-diagonal natural Langevin, {s.chains} chains of {s.steps:,} steps, step size "
+        f"{s.step_size:g}, damping {s.damping:.2g}, prior variance {s.prior_variance:g}; "
+        f"{kept} networks kept"
+    )
+
+
+def scores(quality: Mapping[str, Any], console: Console) -> None:
+    """The scores beside those of a guess that looks at no input, and the diagnosis in words."""
+    if quality["rows"]:
+        table = Table(
+            title=f"{quality['rows']:,} rows: {escape(quality['data'])}", title_justify="left"
+        )
+        table.add_column("score")
+        for heading in ("this posterior", "no inputs"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("what it is", style="dim")
+        for key, value in quality["scores"].items():
+            plain = quality["baseline"].get(key)
+            shown = "" if plain is None else _number(key, plain)
+            table.add_row(NAMES[key], f"[bold]{_number(key, value)}[/]", shown, MEANING[key])
+        console.print(table)
+    else:
+        console.print("No rows were held out, so there is nothing to score it on.")
+    verdict = quality["diagnosis"]
+    if verdict:
+        console.print(f"[bold]Diagnosis[/]  {escape(verdict['summary'])}")
+        for sentence in verdict["verdicts"] or _all_well(verdict):
+            console.print(Padding(escape(sentence), (0, 0, 0, 11)))
+
+
+def _all_well(verdict: Mapping[str, Any]) -> list[str]:
+    diagnosed = not verdict["summary"].startswith("Not diagnosed")
+    return ["Nothing suspicious was found."] if diagnosed else []
+
+
+def _number(key: str, value: float | None) -> str:
+    if value is None:
+        return "not finite"
+    if key in ("accuracy", "coverage"):
+        return f"{100 * value:.1f} %"
+    return f"{value:.4g}" if key == "rmse" else f"{value:.4f}"
+
+
+def next_commands(folder: Path, console: Console) -> None:
+    where = shlex.quote(str(folder))
+    console.print("[bold]Next[/]")
+    for command in (
+        f"natural-langevin predict {where} NEW.csv --out predictions.csv",
+        f"natural-langevin evaluate {where} OTHER.csv",
+        f"natural-langevin report {where}",
+    ):
+        console.print(f"  {escape(command)}", soft_wrap=True, highlight=False)

@@ -1,0 +1,139 @@
+"""NPZ archives, read without trust: a zip file of .npy members, each a header and raw bytes.
+
+Nothing in the file decides how much memory is taken before it has been compared with the file's
+own size, and nothing in it is executed: the headers are parsed here and only plain numbers and
+text are accepted (object arrays are pickles, and are refused).
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import DataError
+
+MAGIC = b"\x93NUMPY"
+LONGEST_HEADER = 4096
+#: Byte order, kind and size: bool, integers, floats up to 8 bytes, bytes and text.
+PLAIN = re.compile(r"[<>|=](b1|[iu][1248]|f[248]|[SU][1-9]\d{0,3})")
+#: Compressed members larger than this must not grow by more than that factor: real data does not.
+BOMB_SIZE, BOMB_RATIO = 1 << 26, 200
+#: What zipfile, zlib and numpy raise on a damaged file, and the file system on any.
+REFUSED = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError,
+    OSError, OverflowError, MemoryError, ValueError,
+)  # fmt: skip
+
+
+def read_npz(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """The arrays called ``wanted``, as np.savez or np.savez_compressed wrote them."""
+    label = os.fspath(path)
+    try:
+        size = Path(path).stat().st_size
+        with zipfile.ZipFile(path) as archive:
+            return {name: _member(archive, name, label, size) for name in wanted}
+    except DataError:
+        raise
+    except REFUSED as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        # zipfile quotes the file's own bytes, of which there may be thousands.
+        raise DataError(
+            f"cannot read {label}: {reason[:120]}: write it again with np.savez"
+        ) from None
+
+
+def _member(archive: zipfile.ZipFile, name: str, label: str, size: int) -> NDArray[Any]:
+    found = [info for info in archive.infolist() if info.filename == f"{name}.npy"]
+    if len(found) != 1:
+        there = ", ".join(sorted(i.filename.removesuffix(".npy") for i in archive.infolist())[:8])
+        held = "twice" if found else f"not (it holds {there or 'nothing'})"
+        raise DataError(
+            f"{label} must hold the array {name!r} once, and does {held}: "
+            "write it with np.savez(file, x=..., y=...)"
+        )
+    info = found[0]
+    _check_growth(info, label, size)
+    with archive.open(info) as member:
+        dtype, shape, fortran, start = _header(member, f"{label}: {name}")
+        needed = math.prod(shape) * dtype.itemsize
+        if start + needed != info.file_size:
+            raise DataError(
+                f"{label}: {name} says it has shape {shape} of {dtype}, {needed:,} bytes, but "
+                f"{info.file_size - start:,} are there: write it again with np.savez"
+            )
+        array = np.empty(math.prod(shape), dtype=dtype)
+        _fill(member, array, f"{label}: {name}")
+    return array.reshape(shape, order="F" if fortran else "C")
+
+
+def _check_growth(info: zipfile.ZipInfo, label: str, size: int) -> None:
+    """A member may not claim more than the file can hold: no bomb is ever unpacked."""
+    plain = info.compress_type == zipfile.ZIP_STORED
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DataError(f"{label} is packed in a way NumPy never uses: write it with np.savez")
+    held = min(info.compress_size, size)
+    limit = held if plain else max(BOMB_SIZE, BOMB_RATIO * held)
+    if info.file_size > limit:
+        raise DataError(
+            f"{label}: {info.filename} claims {info.file_size:,} bytes in {held:,}: it is damaged "
+            "or hostile; if it is yours, write it with np.savez (not compressed)"
+        )
+
+
+def _header(member: IO[bytes], what: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """dtype, shape, whether in Fortran's order, and where the data begin."""
+    lead = member.read(8)
+    if len(lead) < 8 or lead[:6] != MAGIC or lead[6] not in (1, 2, 3):
+        raise DataError(f"{what} is no .npy array: write it again with np.savez")
+    width = 2 if lead[6] == 1 else 4
+    length = int.from_bytes(member.read(width), "little")
+    if length > LONGEST_HEADER:
+        raise DataError(f"{what} has a header of {length:,} bytes: write it again with np.savez")
+    text = member.read(length).decode("latin1" if lead[6] < 3 else "utf-8")
+    fields = _literal(text)
+    if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
+        raise DataError(f"{what} has a damaged header: write it again with np.savez")
+    descr, shape, fortran = fields["descr"], fields["shape"], fields["fortran_order"]
+    if not isinstance(descr, str) or not PLAIN.fullmatch(descr):
+        kind = "Python objects (a pickle, which can run code)" if descr == "|O" else repr(descr)
+        raise DataError(
+            f"{what} holds {kind[:80]}: only numbers and text are read; convert it with "
+            "np.asarray(..., dtype=float)"
+        )
+    whole = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
+    if not whole or len(shape) > 8 or not isinstance(fortran, bool):
+        raise DataError(f"{what} has a damaged header: write it again with np.savez")
+    return np.dtype(descr), shape, fortran, 8 + width + length
+
+
+def _literal(text: str) -> Any:
+    if "\\" in text:  # numpy writes none, and a strange escape would make the parser warn
+        return None
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _fill(member: IO[bytes], array: NDArray[Any], what: str) -> None:
+    """Reads exactly the array's bytes, and to the end, where the archive's checksum is compared."""
+    into = array.view(np.uint8)
+    done = 0
+    while done < len(into):
+        part = member.read(min(1 << 20, len(into) - done))
+        if not part:
+            raise DataError(f"{what} breaks off after {done:,} bytes: write it again with np.savez")
+        into[done : done + len(part)] = np.frombuffer(part, dtype=np.uint8)
+        done += len(part)
+    member.read(1)

@@ -1,0 +1,143 @@
+"""A table by its name: a CSV file, an NPZ archive of x and y, standard input, or a dataset."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .catalog import NAMES, load
+from .csv_file import CsvFile
+from .errors import DataError
+from .npz import read_npz
+from .table import Column, Numbers, Source, Table
+
+ARRAY_TARGET = "y"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """Rows to learn from and, where the source has its own, rows to test on."""
+
+    table: Table
+    test: Table | None
+    target: str
+    pixels: bool = False  # all in [0, 1] already: not to be standardised
+
+
+def read_training(
+    name: str, *, target: str | None, drop: frozenset[str] = frozenset()
+) -> TrainingData:
+    """The data called ``name`` with its target column, all in memory."""
+    kind = _kind(name)
+    if kind == "dataset":
+        found = load(name)
+        return TrainingData(
+            _arrays(f"{name} (training part)", found.train_x.numpy(), found.train_y.numpy()),
+            _arrays(f"{name} (test part)", found.test_x.numpy(), found.test_y.numpy()),
+            ARRAY_TARGET,
+            pixels=True,
+        )
+    if kind == "npz":
+        table = _npz(name, with_target=True)
+        _check_target(name, table.names, target or ARRAY_TARGET)
+        columns = {n: c for n, c in table.columns.items() if n not in drop}
+        return TrainingData(
+            Table(table.label, columns, table.places, table.unit), None, target or ARRAY_TARGET
+        )
+    with _csv(name) as file:
+        _check_target(name, file.names, target)
+        for column in sorted(drop - set(file.names)):
+            raise DataError(f"{file.label} has no column {column!r} to leave out")
+        return TrainingData(file.table(skip=drop), None, str(target))
+
+
+@contextlib.contextmanager
+def open_source(name: str, *, target: str | None = None) -> Iterator[Source]:
+    """The table called ``name``, to be read in chunks; a dataset gives its test part.
+
+    ``target`` is the column that must be there as well, if any."""
+    kind = _kind(name)
+    if kind == "csv":
+        with _csv(name) as file:
+            yield file
+    elif kind == "npz":
+        yield _npz(name, with_target=target is not None)
+    else:
+        found = load(name)
+        yield _arrays(f"{name} (test part)", found.test_x.numpy(), found.test_y.numpy())
+
+
+def _kind(name: str) -> str:
+    if name == "-":
+        return "csv"
+    if Path(name).exists():
+        return "npz" if name.lower().endswith(".npz") else "csv"
+    datasets = [known for known in NAMES if known != "auto"]
+    if name in datasets:
+        return "dataset"
+    raise DataError(
+        f"there is no file {name!r}: give a CSV file, an NPZ file, - for standard input, or one of "
+        f"{', '.join(datasets)}"
+    )
+
+
+def _csv(name: str) -> CsvFile:
+    if name == "-":
+        return CsvFile(sys.stdin.buffer, label="standard input")
+    return CsvFile(name, label=os.path.basename(name))
+
+
+def _check_target(label: str, names: tuple[str, ...], target: str | None) -> None:
+    if target in names:
+        return
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    asked = "give the column to predict" if target is None else f"there is no column {target!r}"
+    raise DataError(f"{os.path.basename(label)}: {asked}: --target with one of {shown}")
+
+
+def _npz(path: str, *, with_target: bool) -> Table:
+    label = os.path.basename(path)
+    arrays = read_npz(path, ("x", "y") if with_target else ("x",))
+    x, y = arrays["x"], arrays.get("y")
+    if x.dtype.kind in "SU" or x.ndim < 1 or 0 in x.shape:
+        raise DataError(f"{label}: x must be numbers of shape (rows, columns), got {x.shape}")
+    x = x.reshape(len(x), -1)
+    if y is None:
+        return _arrays(label, x, None)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.shape != (len(x),):
+        raise DataError(f"{label}: y must have one value per row of x, {len(x)}, got {y.shape}")
+    return _arrays(label, x, _words(y, label) if y.dtype.kind in "SU" else y)
+
+
+def _words(y: NDArray[Any], label: str) -> list[str]:
+    try:
+        return [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in y]
+    except ValueError:  # a code point or byte that is no character
+        raise DataError(f"{label}: y holds text that is no valid Unicode: save it again") from None
+
+
+def _arrays(label: str, x: NDArray[Any], y: NDArray[Any] | list[str] | None) -> Table:
+    """A table of x0, x1, ... and y. Words are checked for emptiness, numbers when asked for."""
+    places = np.arange(len(x), dtype=np.int64)
+    numbers: Numbers = x if x.dtype.kind == "f" else x.astype(np.float64)
+    columns = {f"x{i}": Column(numbers[:, i]) for i in range(numbers.shape[1])}
+    if isinstance(y, list):
+        levels: dict[str, int] = {}
+        codes = np.array([levels.setdefault(v.strip(), len(levels)) for v in y], dtype=np.int32)
+        if "" in levels:
+            row = int((codes == levels[""]).argmax())
+            raise DataError(f"{label}, row {row}: the label is empty: fill it in")
+        columns[ARRAY_TARGET] = Column(None, codes, tuple(levels))
+    elif y is not None:
+        columns[ARRAY_TARGET] = Column(y if y.dtype.kind == "f" else y.astype(np.float64))
+    return Table(label, columns, places, "row")

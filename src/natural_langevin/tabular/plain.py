@@ -1,0 +1,87 @@
+"""Any saved posterior: what its folder says by itself, and more with its model and data."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin.data.errors import DataError
+from natural_langevin.data.npz import read_npz
+from natural_langevin.posterior import Posterior
+from natural_langevin.tabular.quality import diagnosis, quality, trace
+from natural_langevin.tabular.run import FORMAT, RunFolderError
+from natural_langevin.tabular.target import Target
+
+
+def is_posterior(folder: Path) -> bool:
+    return (folder / "posterior.json").is_file()
+
+
+def read_words(folder: Path) -> dict[str, Any]:
+    """The JSON beside the samples: configuration, likelihood and version."""
+    path = folder / "posterior.json"
+    try:
+        words = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(f"cannot read {path}: {error}: save the posterior again") from None
+    if not isinstance(words, dict) or not isinstance(words.get("config"), dict):
+        raise RunFolderError(f"{path} is damaged: save the posterior again")
+    return words
+
+
+def import_model(name: str) -> nn.Module:
+    """``package.module:attribute``, a module or a function that makes one; also from here."""
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise RunFolderError(
+            f"--model {name}: {error}: give it as package.module:name, importable from here"
+        ) from None
+    finally:
+        sys.path.remove(os.getcwd())
+    model = found if isinstance(found, nn.Module) else found()
+    if not isinstance(model, nn.Module):
+        raise RunFolderError(f"--model {name} is a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def quality_of(posterior: Posterior, data: str | None) -> dict[str, Any]:
+    """As for a run, on the arrays x (in the model's own shape) and y of an NPZ file."""
+    if data is None:
+        return {"format": FORMAT, "rows": 0, "trace": trace(posterior), "diagnosis": None}
+    arrays = {name: torch.from_numpy(_plain(a)) for name, a in read_npz(data, ("x", "y")).items()}
+    x, y = arrays["x"], arrays["y"]
+    dtype = next(iter(posterior.last.values())).dtype
+    x = x.to(dtype) if x.is_floating_point() else x
+    outputs = posterior.predict(x[:1], keep_samples=False).mean
+    kind = type(posterior.likelihood).__name__
+    if kind == "Categorical" and outputs.ndim == 2 and y.ndim == 1:
+        target = Target("y", tuple(map(str, range(outputs.shape[1]))))
+        return quality(posterior, target, _batches(x, y.long()), label=os.path.basename(data))
+    if kind == "Gaussian" and outputs.numel() == 1 and y.numel() == len(y) and outputs.ndim == 2:
+        batches = _batches(x, y.to(dtype).reshape(-1, 1))
+        return quality(posterior, Target("y"), batches, label=os.path.basename(data))
+    # No scores for other likelihoods; their chains can be compared all the same.
+    verdict = diagnosis(posterior, x[:40])
+    return {"format": FORMAT, "rows": 0, "trace": trace(posterior), "diagnosis": verdict}
+
+
+def _plain(array: Any) -> Any:
+    if array.dtype.kind not in "biuf" or len(array.shape) == 0 or len(array) == 0:
+        raise DataError(f"x and y must hold numbers, one row each, got {array.dtype} {array.shape}")
+    return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
+def _batches(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    if len(x) != len(y):
+        raise DataError(f"x and y must have the same length, got {len(x)} and {len(y)}")
+    return list(zip(x.split(1000), y.split(1000), strict=True))

@@ -1,0 +1,77 @@
+"""quality.json: scores on labelled rows, what they look like as pictures, and a diagnosis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natural_langevin._version import __version__
+from natural_langevin.posterior import Posterior
+from natural_langevin.tabular.run import FORMAT
+from natural_langevin.tabular.scoring import scorer
+from natural_langevin.tabular.target import Target
+
+#: R-hat and effective sample size are looked at on this many rows.
+PROBES = 40
+#: The loss of every chain is kept as at most this many points.
+TRACE_POINTS = 400
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+def quality(
+    posterior: Posterior, target: Target, batches: Batches, *, label: str
+) -> dict[str, Any]:
+    """Scores and diagnosis on encoded rows (x, y); without any, the diagnosis' place is empty."""
+    scores, probes, rows = scorer(posterior, target), list[Tensor](), 0
+    for x, y in batches:
+        scores.add(x, y)
+        probes.append(x[: max(0, PROBES - rows)])
+        rows += len(x)
+    head = {
+        "format": FORMAT,
+        "version": __version__,
+        "data": label,
+        "rows": rows,
+        "task": target.task,
+        "trace": trace(posterior),
+    }
+    if not rows:
+        return head | {"diagnosis": None}
+    found = scores.result()
+    for kind in ("scores", "baseline"):  # JSON knows no infinity
+        found[kind] = {k: v if math.isfinite(v) else None for k, v in found[kind].items()}
+    verdict = diagnosis(posterior, torch.cat(probes))
+    verdict["verdicts"] = [*_useless(found["scores"], found["baseline"]), *verdict["verdicts"]]
+    return head | found | {"diagnosis": verdict}
+
+
+def _useless(scores: dict[str, float | None], baseline: dict[str, float | None]) -> list[str]:
+    reached, plain = scores["nll"], baseline.get("nll")
+    if plain is None or (reached is not None and reached < plain):
+        return []
+    return [
+        "It predicts worse than a guess that looks at no input: use a tenth of the step size, more "
+        "steps or a simpler network; or the inputs say nothing about the target."
+    ]
+
+
+def diagnosis(posterior: Posterior, x: Tensor) -> dict[str, Any]:
+    """``summary`` in one sentence, and ``verdicts``: what is suspicious and what to do about it."""
+    try:
+        found = posterior.diagnose(x)
+    except (ImportError, ValueError) as error:  # no ArviZ, or too few draws to say anything
+        return {"summary": f"Not diagnosed: {error}.", "verdicts": []}
+    return {"summary": str(found).splitlines()[0], "verdicts": list(found.verdicts)}
+
+
+def trace(posterior: Posterior) -> dict[str, Any]:
+    """Minibatch losses along the run, one list per chain; None where a chain had stopped."""
+    rows = posterior.trace
+    kept = rows[:: max(1, math.ceil(len(rows) / TRACE_POINTS))]
+    losses = [[v if math.isfinite(v) else None for v in column.tolist()] for column in kept.T[1:]]
+    return {"step": [int(step) for step in kept[:, 0].tolist()], "loss": losses}

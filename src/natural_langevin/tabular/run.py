@@ -1,0 +1,174 @@
+"""A run's folder: run.json says how columns become inputs and which network was sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from natural_langevin._version import __version__
+from natural_langevin.atomic import staged
+from natural_langevin.posterior import Posterior
+from natural_langevin.tabular.features import Features
+from natural_langevin.tabular.settings import Settings, network
+from natural_langevin.tabular.target import Target
+
+FORMAT = 1
+
+
+class RunFolderError(ValueError):
+    """A folder that holds no run, half a run, or another one."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """``source`` names the data, ``rows`` counts training and held-out rows."""
+
+    source: str
+    rows: tuple[int, int]
+    features: Features
+    target: Target
+    settings: Settings
+    hold_out: float
+
+    def network(self) -> nn.Module:
+        return network(self.settings, self.features.width, self.target)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": __version__,
+            "source": self.source,
+            "task": self.target.task,
+            "rows": list(self.rows),
+            "hold_out": self.hold_out,
+            "target": self.target.to_json(),
+            "features": self.features.to_json(),
+            "settings": self.settings.to_json(),
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Run:
+        return Run(
+            str(value["source"]),
+            (int(value["rows"][0]), int(value["rows"][1])),
+            Features.from_json(value["features"]),
+            Target.from_json(value["target"]),
+            Settings.from_json(value["settings"]),
+            float(value["hold_out"]),
+        )
+
+
+def posterior_folder(folder: Path) -> Path:
+    return folder / "posterior"
+
+
+def checkpoint_folder(folder: Path) -> Path:
+    return folder / "checkpoint"
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "run.json").is_file()
+
+
+def is_started(folder: Path) -> bool:
+    """Whether there is work to lose: a checkpoint, or what comes after."""
+    found = checkpoint_folder(folder)
+    begun = found.is_dir() and any(not p.name.startswith(".") for p in found.iterdir())
+    return is_run(folder) and (begun or posterior_folder(folder).exists() or is_finished(folder))
+
+
+def is_finished(folder: Path) -> bool:
+    """quality.json is the last thing that train writes."""
+    return (folder / "quality.json").is_file()
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with staged(path) as handle:
+        handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunFolderError(f"cannot read {path}: {reason}") from None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise RunFolderError(
+            f"{path} is not of this version (format {FORMAT}): train again, or use the version of "
+            "natural-langevin that wrote it"
+        )
+    return value
+
+
+def load_run(folder: Path) -> Run:
+    """The run in a folder, finished or not."""
+    if not is_run(folder):
+        raise RunFolderError(
+            f"{folder} holds no run (no run.json): give a folder that "
+            "natural-langevin train --out wrote"
+        )
+    value = read_json(folder / "run.json")
+    try:
+        run = Run.from_json(value)
+        run.network()  # one that is too large is refused here
+        return run
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
+        raise RunFolderError(
+            f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error}): train again"
+        ) from None
+
+
+def read_quality(folder: Path) -> dict[str, Any]:
+    """quality.json, with at least what every reader of it shows."""
+    value = read_json(folder / "quality.json")
+    parts = {"data": str, "rows": int, "task": str, "trace": dict}
+    parts |= {"scores": dict, "baseline": dict, "diagnosis": dict} if value.get("rows") else {}
+    for name, kind in parts.items():
+        if not isinstance(value.get(name), kind):
+            raise RunFolderError(
+                f"{folder / 'quality.json'} is damaged (no {name}): remove it and run the same "
+                "train command with --resume"
+            )
+    return value
+
+
+def load_posterior(folder: Path, run: Run, device: str = "cpu") -> Posterior:
+    if not is_finished(folder):
+        raise RunFolderError(
+            f"the run in {folder} is not finished: run the same train command with --resume"
+        )
+    return Posterior.load(posterior_folder(folder), run.network().to(device))
+
+
+def check_same(folder: Path, run: Run) -> None:
+    """Going on needs the same data and settings; the first difference is named."""
+    there, here = read_json(folder / "run.json"), json.loads(json.dumps(run.to_json()))
+    difference = _difference(there, here, "")
+    if difference:
+        raise RunFolderError(
+            f"{folder} holds another run: {difference}. Use the same data and options, or another "
+            "--out"
+        )
+
+
+def _difference(there: Any, here: Any, name: str) -> str | None:
+    if isinstance(there, dict) and isinstance(here, dict) and set(there) == set(here):
+        for key in here:
+            found = _difference(there[key], here[key], f"{name} {key}" if name else key)
+            if found:
+                return found
+        return None
+    if name == "version" or there == here:  # a newer version may go on where the format is the same
+        return None
+    return f"{name} is {_brief(there)} there and {_brief(here)} here"
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

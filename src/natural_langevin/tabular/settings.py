@@ -1,0 +1,136 @@
+"""How a table is sampled, unless somebody says otherwise.
+
+With standardised inputs one choice serves most tables: the quasi-diagonal metric, one hidden layer
+of 50 units, a prior variance between the paper's 0.1 and 1, and a step size of 0.003, or of 0.001
+with more layers (0.01 is faster, and diverges with two).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from natural_langevin import models, preconditioners, priors
+from natural_langevin.data.errors import DataError
+from natural_langevin.likelihoods import Categorical, Gaussian, Likelihood
+from natural_langevin.sampler import Langevin
+from natural_langevin.tabular.target import Target
+
+#: Networks kept of every chain, unless the run is shorter.
+DRAWS = 50
+#: 400 MB for every network that is kept; beyond it, a table is not what one has.
+MOST_PARAMETERS = 100_000_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run besides its data; ``damping`` follows from the rest."""
+
+    hidden: tuple[int, ...]
+    steps: int
+    chains: int
+    batch_size: int
+    step_size: float
+    prior_variance: float
+    damping: float
+    seed: int
+
+    @property
+    def burn_in(self) -> int:
+        return self.steps // 2
+
+    @property
+    def thin(self) -> int:
+        return max(1, (self.steps - self.burn_in) // DRAWS)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"hidden": list(self.hidden)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Settings:
+        found = Settings(**value)
+        for field in fields(Settings):
+            kind = {"int": int, "float": float}.get(str(field.type), list)
+            if type(getattr(found, field.name)) is not kind:
+                raise TypeError(f"{field.name} is {getattr(found, field.name)!r}")
+        if not all(type(units) is int and units > 0 for units in found.hidden):
+            raise ValueError(f"hidden is {found.hidden!r}")
+        return replace(found, hidden=tuple(found.hidden))
+
+
+def choose_settings(
+    rows: int,
+    *,
+    hidden: tuple[int, ...] | None = None,
+    steps: int | None = None,
+    chains: int | None = None,
+    batch_size: int | None = None,
+    step_size: float | None = None,
+    prior_variance: float | None = None,
+    seed: int = 0,
+) -> Settings:
+    """What was given, and for the rest what suits this many training rows.
+
+    The prior's own pull, step_size / (damping rows variance), must stay below 1 (docs/scaling.md):
+    the damping is the paper's 1e-4 or, for small tables, what brings the pull to one half.
+    """
+    layers = (50,) if hidden is None else hidden
+    eta = _positive("--step-size", step_size, 0.003 if len(layers) < 2 else 0.001)
+    variance = _positive("--prior-variance", prior_variance, 0.5)
+    if any(units < 1 for units in layers):
+        raise DataError(f"--hidden must be sizes of at least 1 such as 50 or 50,50, got {layers}")
+    # Twenty passes over the data, within limits that take seconds to minutes on a processor.
+    default_steps = min(10_000, max(2000, 20 * rows // 100))
+    return Settings(
+        hidden=layers,
+        steps=default_steps if steps is None else steps,
+        chains=4 if chains is None else chains,
+        batch_size=min(100 if batch_size is None else batch_size, rows),
+        step_size=eta,
+        prior_variance=variance,
+        damping=max(1e-4, 2 * eta / (rows * variance)),
+        seed=seed,
+    )
+
+
+def _positive(name: str, value: float | None, default: float) -> float:
+    if value is None:
+        return default
+    if not 0 < value < math.inf:
+        raise DataError(f"{name} must be a positive number, got {value!r}")
+    return value
+
+
+def network(settings: Settings, inputs: int, target: Target) -> nn.Module:
+    sizes = [inputs, *settings.hidden, target.outputs]
+    count = sum((a + 1) * b for a, b in pairwise(sizes))
+    if count > MOST_PARAMETERS:
+        raise DataError(
+            f"a network of {'-'.join(map(str, sizes))} units has {count:,} parameters, more than "
+            f"{MOST_PARAMETERS:,}: use smaller layers (--hidden), or fewer columns (--drop)"
+        )
+    return models.mlp(inputs, target.outputs, settings.hidden, seed=settings.seed)
+
+
+def likelihood(target: Target) -> Likelihood:
+    """A regression's noise level is found along the way: the residuals of the training rows."""
+    return Categorical() if target.classes else Gaussian(sigma="rmse")
+
+
+def sampler(settings: Settings, inputs: int, target: Target, device: str) -> Langevin:
+    return Langevin(
+        network(settings, inputs, target),
+        likelihood(target),
+        prior=priors.Gaussian(variance=settings.prior_variance),
+        preconditioner=preconditioners.QuasiDiagonalFisher(damping=settings.damping),
+        step_size=settings.step_size,
+        chains=settings.chains,
+        init="fan_in",
+        seed=settings.seed,
+        device=device,
+    )

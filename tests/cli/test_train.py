@@ -1,0 +1,212 @@
+"""train as a user meets it: what it says, what it leaves, what it refuses, how it goes on."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import natural_langevin.engine
+import natural_langevin.tabular.fit
+from natural_langevin.posterior import Posterior
+from natural_langevin.tabular.run import load_posterior, load_run
+from tables import SMALL, flowers, one_line, prices, run, write_table
+
+
+def test_it_says_what_it_found_and_what_to_do_next(classes):
+    said = (classes.parent / "said.txt").read_text()
+    for part in (
+        "flowers.csv: 97 rows to learn 'kind' from, 23 held out",
+        "classification, because kind holds words",
+        "lily, white",
+        "2 numeric columns, standardised; one-hot encoded: colour (2 levels)",
+        "left out as constant: garden",
+        "4-8-3, ReLU, 67 parameters",
+        "2 chains of 200 steps",
+        "R-hat",
+        f"natural-langevin predict {classes} NEW.csv",
+    ):
+        assert part in said, said
+
+
+def test_the_scores_shown_are_those_written_and_beat_a_guess(classes, numbers):
+    for folder, score in ((classes, "nll"), (numbers, "rmse")):
+        quality = json.loads((folder / "quality.json").read_text())
+        said = (folder.parent / "said.txt").read_text()
+        value = quality["scores"][score]
+        assert (f"{value:.4f}" if score == "nll" else f"{value:.4g}") in said
+        for key, plain in quality["baseline"].items():
+            assert (quality["scores"][key] < plain) == (key != "accuracy")
+        assert quality["rows"] == 23 + (folder == numbers)
+    assert quality["scores"]["rmse"] < 20  # the noise is 10, always guessing the mean 58
+    assert 0.7 < quality["scores"]["coverage"] <= 1
+
+
+def test_the_folder_holds_no_pickle_and_no_checkpoint(classes):
+    names = sorted(str(p.relative_to(classes)) for p in classes.rglob("*") if p.is_file())
+    assert names[-2:] == ["quality.json", "run.json"]
+    assert all(name.endswith((".json", ".safetensors")) for name in names)
+    assert isinstance(load_posterior(classes, load_run(classes)), Posterior)
+
+
+def test_standardisation_comes_from_training_rows_alone(numbers):
+    stored = json.loads((numbers / "run.json").read_text())
+    (area,) = stored["features"]["columns"]
+    data = np.loadtxt(numbers.parent / "prices.csv", delimiter=",", skiprows=1)
+    assert stored["rows"] == [96, 24]
+    assert not np.isclose(area["mean"], data[:, 0].mean(), rtol=1e-9)
+    order = np.random.default_rng(0).permutation(120)
+    inside = np.sort(order[24:])
+    np.testing.assert_allclose(area["mean"], data[inside, 0].mean(), rtol=1e-12)
+    np.testing.assert_allclose(area["scale"], data[inside, 0].std(), rtol=1e-12)
+    np.testing.assert_allclose(stored["target"]["scale"], data[inside, 1].std(), rtol=1e-12)
+
+
+def interrupted(monkeypatch, at: int):
+    """Ctrl-C once the engine has done `at` steps, as the sampler's own loop sees it."""
+    run_steps = natural_langevin.engine.Engine.run
+
+    def stopping(self, state, start, count):
+        if start >= at:
+            raise KeyboardInterrupt
+        return run_steps(self, state, start, count)
+
+    monkeypatch.setattr(natural_langevin.engine.Engine, "run", stopping)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
+    table = flowers(tmp_path / "flowers.csv", rows=40)
+    words = ["train", table, "--target", "kind", *SMALL, "--steps", "100"]
+    whole = run(*words, "--out", tmp_path / "whole")
+    assert whole.exit_code == 0, whole.output
+    with monkeypatch.context() as patch:
+        interrupted(patch, at=60)
+        stopped = run(*words, "--out", tmp_path / "part")
+    assert stopped.exit_code == 130
+    assert "--resume" in stopped.output
+    assert "not finished" in one_line(run("predict", tmp_path / "part", table))
+    assert "not finished" in one_line(run("report", tmp_path / "part"))
+    assert "--resume" in one_line(run(*words, "--out", tmp_path / "part"))
+
+    other = run(*words, "--out", tmp_path / "part", "--resume", "--seed", "1")
+    assert "holds another run" in one_line(other)
+    rest = run(*words, "--out", tmp_path / "part", "--resume")
+    assert rest.exit_code == 0, rest.output
+    pair = [load_posterior(tmp_path / n, load_run(tmp_path / n)) for n in ("whole", "part")]
+    for name, samples in pair[0].samples.items():
+        assert samples.equal(pair[1].samples[name])
+    files = [(tmp_path / n / "quality.json").read_text() for n in ("whole", "part")]
+    assert files[0] == files[1].replace("part", "whole")
+
+    # Finished: shown again at once, without a step.
+    with monkeypatch.context() as patch:
+        interrupted(patch, at=0)
+        again = run(*words, "--out", tmp_path / "part", "--resume")
+    assert again.exit_code == 0
+    assert "accuracy" in again.output
+
+
+def test_digits_and_arrays_need_no_target(tmp_path):
+    result = run("train", "digits", "--out", tmp_path / "d", *SMALL, "--steps", "20")
+    assert result.exit_code == 0, result.output
+    assert "1,437 rows to learn 'y' from, 360 of its own to test it" in result.output
+    assert "as they are" in result.output
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 2, 2))
+    np.savez(tmp_path / "a.npz", x=x, y=np.array(["b", "a"])[(x.sum((1, 2)) > 0).astype(int)])
+    result = run("train", tmp_path / "a.npz", "--out", tmp_path / "n", *SMALL, "--steps", "20")
+    assert result.exit_code == 0, result.output
+    assert load_run(tmp_path / "n").target.classes == ("a", "b")
+    assert load_run(tmp_path / "n").features.names == ("x0", "x1", "x2", "x3")
+
+
+def test_nothing_held_out_is_said(tmp_path):
+    table = prices(tmp_path / "prices.csv", rows=20)
+    words = ("train", table, "--target", "price", "--out", tmp_path / "r", "--hold-out", "0")
+    result = run(*words, *SMALL, "--steps", "20", "--hidden", "")
+    assert result.exit_code == 0, result.output
+    assert "none held out" in result.output
+    assert "1-1, ReLU, 2 parameters" in result.output
+    assert run("report", tmp_path / "r").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ((), "--target with one of size, weight, colour, garden, kind"),
+        (("--target", "sort"), "there is no column 'sort'"),
+        (("--target", "kind", "--task", "guess"), "classification or regression"),
+        (("--target", "kind", "--task", "regression"), "no number"),
+        (("--target", "kind", "--drop", "no"), "no column 'no' to leave out"),
+        (("--target", "kind", "--categorical", "no"), "no column 'no'"),
+        (("--target", "kind", "--categorical", "weight"), "--drop weight"),
+        (("--target", "kind", "--hidden", "a,b"), "--hidden"),
+        (("--target", "kind", "--hidden", "0"), "--hidden"),
+        (("--target", "kind", "--step-size", "-1"), "--step-size"),
+        (("--target", "kind", "--prior-variance", "0"), "--prior-variance"),
+        (("--target", "kind", "--hold-out", "2"), "--hold-out"),
+        (("--target", "kind", "--device", "warp"), "unknown device"),
+    ],
+)
+def test_a_wrong_option_is_one_line_with_the_remedy(tmp_path, options, part):
+    table = flowers(tmp_path / "flowers.csv")
+    result = run("train", table, "--out", tmp_path / "run", *options)
+    assert part in one_line(result)
+    assert not (tmp_path / "run" / "posterior").exists()
+
+
+def test_bad_data_and_folders_are_one_line(tmp_path):
+    out = ("--out", tmp_path / "run", "--target", "y")
+    assert "no file 'nowhere.csv'" in one_line(run("train", "nowhere.csv", *out))
+    few = write_table(tmp_path / "few.csv", ("a", "y"), [(1, 2), (2, 3)])
+    assert "at least 10" in one_line(run("train", few, *out))
+    hole = write_table(tmp_path / "hole.csv", ("a", "y"), [(1, 2)] * 10 + [("", 3)])
+    assert "line 12: column 'a' is empty" in one_line(run("train", hole, *out))
+    good = write_table(tmp_path / "good.csv", ("a", "y"), [(i, i * 0.5) for i in range(20)])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("keep me")
+    result = run("train", good, "--target", "y", "--out", tmp_path / "full")
+    assert "something else" in one_line(result)
+    assert (tmp_path / "full" / "mine.txt").read_text() == "keep me"
+    (tmp_path / "file").write_text("")
+    result = run("train", good, "--target", "y", "--out", tmp_path / "file" / "run")
+    assert "Not a directory" in one_line(result)
+
+
+def test_chains_that_all_diverge_are_one_line(tmp_path, monkeypatch):
+    table = prices(tmp_path / "prices.csv", rows=20)
+    words = ("train", table, "--target", "price", "--out", tmp_path / "r", *SMALL)
+    # The damping that comes with a step size keeps the defaults stable: take it away.
+    chosen = natural_langevin.tabular.fit.choose_settings
+
+    def undamped(*arguments, **options):
+        return replace(chosen(*arguments, **options), damping=1e-12)
+
+    monkeypatch.setattr(natural_langevin.tabular.fit, "choose_settings", undamped)
+    result = run(*words, "--steps", "100", "--step-size", "1e3")
+    assert result.exit_code == 2
+    assert "non-finite" in result.output
+    assert "a tenth" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_settings_that_cannot_be_had_leave_nothing_in_the_way(tmp_path):
+    table = prices(tmp_path / "prices.csv", rows=20)
+    words = ("train", table, "--target", "price", "--out", tmp_path / "r", "--steps", "8")
+    refused = run(*words, "--hidden", "90000000", "--chains", "1")
+    assert "parameters" in one_line(refused)
+    assert run(*words, *SMALL).exit_code == 0
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path, monkeypatch):
+    table = prices(tmp_path / "prices.csv", rows=20)
+    words = ("train", table, "--target", "price", "--out", tmp_path / "r", *SMALL, "--steps", "50")
+    with monkeypatch.context() as patch:
+        interrupted(patch, at=20)
+        assert run(*words).exit_code == 130
+    for path in (tmp_path / "r" / "checkpoint").iterdir():
+        path.write_bytes(b"nonsense")
+    result = run(*words, "--resume")
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert "natural-langevin: " in result.output

@@ -1,0 +1,114 @@
+"""A run's folder comes back as it was, and a damaged one is a RunFolderError, nothing else."""
+
+import copy
+import json
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from natural_langevin.tabular.features import Category, Features, Number
+from natural_langevin.tabular.run import Run, RunFolderError, load_run, read_quality
+from natural_langevin.tabular.settings import choose_settings
+from natural_langevin.tabular.target import Target
+
+RUN = Run(
+    source="people.csv",
+    rows=(80, 20),
+    features=Features((Number("age", 40.0, 9.5), Category("town", ("Oslo", "Rome"))), ("flag",)),
+    target=Target("y", ("a", "b"), (0.25, 0.75)),
+    settings=choose_settings(80, hidden=(5, 4), seed=3),
+    hold_out=0.2,
+)
+STRANGE = [
+    None,
+    True,
+    -1,
+    0,
+    10**12,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    [],
+    [1],
+    {},
+    "é" * 99,
+]
+
+
+def test_it_comes_back_as_it_was(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps(RUN.to_json()))
+    assert load_run(tmp_path) == RUN
+    assert next(tuple(p.shape) for p in RUN.network().parameters()) == (5, 3)
+
+
+def places(value, path=()):
+    """The path of every value inside."""
+    yield path
+    if isinstance(value, (dict, list)):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(child, (*path, key))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(st.integers(0, 2**32))
+def test_any_strange_value_is_read_or_refused(tmp_path_factory, seed):
+    folder, dice = tmp_path_factory.mktemp("run"), random.Random(seed)
+    for _ in range(20):
+        value = copy.deepcopy(RUN.to_json())
+        path = dice.choice([p for p in places(value) if p])
+        parent = value
+        for key in path[:-1]:
+            parent = parent[key]
+        if dice.random() < 0.2:
+            del parent[path[-1]]
+        else:
+            parent[path[-1]] = dice.choice(STRANGE)
+        (folder / "run.json").write_text(json.dumps(value))
+        try:
+            found = load_run(folder)
+        except RunFolderError as error:
+            message = str(error)
+            assert len(message) < 500
+            continue
+        assert found.network() is not None
+
+
+def test_a_network_of_absurd_size_is_not_built(tmp_path):
+    value = RUN.to_json()
+    value["settings"]["hidden"] = [10**9, 10**9]
+    (tmp_path / "run.json").write_text(json.dumps(value))
+    tracemalloc.start()
+    with pytest.raises(RunFolderError, match="parameters"):
+        load_run(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 22
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", "null", '{"format": 2}', "[" * 100_000])
+def test_what_is_no_record_is_refused(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    (tmp_path / "quality.json").write_text(text)
+    for read in (load_run, read_quality):
+        with pytest.raises(RunFolderError):
+            read(tmp_path)
+
+
+def test_a_quality_without_its_parts_is_refused(tmp_path):
+    (tmp_path / "quality.json").write_text('{"format": 1, "rows": 3, "data": "a", "task": "b"}')
+    with pytest.raises(RunFolderError, match="no trace"):
+        read_quality(tmp_path)
+
+
+def test_small_tables_get_the_damping_that_keeps_the_prior_stable():
+    for rows in (10, 100, 10_000):
+        for eta in (1e-3, 1e-1):
+            s = choose_settings(rows, step_size=eta)
+            assert s.step_size / (s.damping * rows * s.prior_variance) <= 0.5 + 1e-12
+            assert s.damping >= 1e-4
+    assert choose_settings(10).batch_size == 10

@@ -13,10 +13,6 @@ import hashlib
 import json
 import os
 import pickle
-import resource
-import signal
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +25,8 @@ from hypothesis import strategies as st
 import small_run
 from natural_langevin import Posterior, StorageError, manifest
 from natural_langevin.checkpoint import CheckpointError, RunCheckpoint
-from small_run import assert_same, network
+from reader_guard import guarded
+from small_run import network
 
 CASES = settings(
     max_examples=200,
@@ -38,59 +35,8 @@ CASES = settings(
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-SPARE_MEMORY = 1 << 28
-FORBIDDEN = ("compile", "exec", "import", "pickle.find_class", "os.system", "subprocess.Popen",
-             "os.exec", "os.fork", "os.posix_spawn", "socket.connect", "ctypes.dlopen")  # fmt: skip
 MODEL = network()
 CALL = pickle.dumps(print)
-
-
-class Guard:
-    """Notes what a reader must not do. An audit hook stays for good, so it can be switched off."""
-
-    def __init__(self) -> None:
-        self.on = False
-        self.seen: list[str] = []
-        sys.addaudithook(self._hook)
-
-    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.on:
-            return
-        for_writing = event == "open" and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
-        if event in FORBIDDEN or for_writing:
-            self.seen.append(f"{event} {arguments!r:.200}")
-
-
-GUARD = Guard()
-
-
-class HangsError(Exception):
-    """The reader waits for something. No OSError, which it might take for an unreadable file."""
-
-
-@contextlib.contextmanager
-def guarded() -> Iterator[None]:
-    with open("/proc/self/statm") as file:
-        size = int(file.read().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (size + SPARE_MEMORY, before[1]))
-    started = time.process_time()
-    handler = signal.signal(signal.SIGALRM, _hangs)
-    signal.alarm(120)
-    GUARD.seen, GUARD.on = [], True
-    try:
-        yield
-    finally:
-        GUARD.on = False
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, handler)
-        resource.setrlimit(resource.RLIMIT_AS, before)
-    assert not GUARD.seen
-    assert time.process_time() - started < 5
-
-
-def _hangs(number: int, frame: Any) -> None:
-    raise HangsError
 
 
 def test_the_guard_sees_what_it_should():
@@ -392,33 +338,6 @@ def test_any_bytes_in_the_place_of_a_file_are_refused(saved, kind, content):
 )
 def test_words_made_to_hurt_are_refused(saved, text):
     assert saved.refused({manifest.NAME: text.encode()}) is not None
-
-
-@pytest.mark.parametrize("target", ["folder", "pipe", "/dev/zero", "/dev/null", "nothing", "loop"])
-@pytest.mark.parametrize("which", ["words", "samples", "rest"])
-def test_links_to_what_is_no_plain_file_are_refused(saved, tmp_path, target, which):
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    for name, content in saved.files.items():
-        (folder / name).write_bytes(content)
-    path = folder / saved.names.get(which, manifest.NAME)
-    path.unlink()
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    path.symlink_to(path if target == "loop" else tmp_path / target)
-    for memory_map in (False, True):
-        with guarded(), pytest.raises(StorageError):
-            Posterior.load(folder, MODEL, memory_map=memory_map)
-
-
-def test_a_link_to_the_file_itself_is_as_good_as_the_file(saved, tmp_path):
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    for name in saved.files:
-        (folder / name).symlink_to(saved.folder / name)
-    assert_same(saved.posterior, Posterior.load(folder, MODEL))
-    saved.posterior.save(folder)  # replaces the links, never what they point to
-    assert {p.name: p.read_bytes() for p in saved.folder.iterdir()} == saved.files
 
 
 @pytest.fixture(scope="module")

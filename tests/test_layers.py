@@ -19,7 +19,7 @@ ORDER = [
     "_version", "chains", "random", "schedules", "progress", "atomic", "data", "models",
     "likelihoods", "storage", "priors", "gradients", "preconditioners", "langevin", "fused",
     "metrics", "diagnostics", "checkpoint", "engine", "posterior", "collector", "checks", "sampler",
-    "experiments", "report", "cli",
+    "experiments", "bench", "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from natural_langevin import __version__
-from natural_langevin.cli import report, reproduce
+from natural_langevin.cli import bench, report, reproduce
 
 app = typer.Typer(
     name="natural-langevin",
@@ -41,3 +41,4 @@ def common(
 
 app.command(name="reproduce")(reproduce.reproduce)
 app.command(name="report")(report.report)
+app.command(name="bench")(bench.bench)

@@ -17,10 +17,12 @@ EXPECTED = (RunError, StageError, ResultsError, CorruptDataError, DataUnavailabl
 
 
 @contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors(*more: type[Exception]) -> Iterator[None]:
+    """``more``: a subcommand's own errors."""
+    expected: tuple[type[Exception], ...] = (*EXPECTED, *more)
     try:
         yield
-    except EXPECTED as error:
+    except expected as error:
         _stop(str(error))
     except OSError as error:  # a full disk, a folder that may not be written
         _stop(f"{error}. Finished work is kept: make room or change the folder, and use --resume")

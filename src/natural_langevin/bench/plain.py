@@ -1,0 +1,85 @@
+"""What people write by hand in PyTorch: SGD, SGD compiled, and SGLD as SGD plus ``torch.randn``.
+
+All draw a fresh minibatch every step, from data that are already on the device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from natural_langevin.bench.contender import Ready
+from natural_langevin.bench.problems import Problem
+
+RATE, PRIOR_VARIANCE = 1e-3, 0.1
+
+
+def minibatch(problem: Problem, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    index = torch.randint(
+        problem.num_data, (problem.batch_size,), generator=generator, device=problem.device
+    )
+    return problem.x[index], problem.y[index]
+
+
+def generator(problem: Problem) -> torch.Generator:
+    return torch.Generator(problem.device).manual_seed(problem.seed)
+
+
+def sgd(problem: Problem, chains: int = 1, *, noise: bool = False) -> Ready:
+    """``torch.optim.SGD`` in the loop that every tutorial shows; with ``noise``, SGLD by hand:
+    weight decay 1/(N variance) is the prior, sqrt(2 eta / N) randn the noise."""
+    assert chains == 1
+    network, random = problem.build(), generator(problem)
+    decay = 1 / (problem.num_data * PRIOR_VARIANCE) if noise else 0.0
+    scale = math.sqrt(2 * RATE / problem.num_data)
+    optimizer = torch.optim.SGD(network.parameters(), lr=RATE, weight_decay=decay)
+
+    def advance(count: int) -> None:
+        for _ in range(count):
+            x, y = minibatch(problem, random)
+            optimizer.zero_grad()
+            F.cross_entropy(network(x), y).backward()
+            optimizer.step()
+            if noise:
+                with torch.no_grad():
+                    for p in network.parameters():
+                        draw = torch.randn(p.shape, generator=random, device=p.device)
+                        p.add_(draw, alpha=scale)
+
+    return Ready(advance)
+
+
+def compiled_sgd(problem: Problem, chains: int = 1) -> Ready:
+    """The whole SGD step as one compiled function, updating in place; on CUDA, as a graph."""
+    assert chains == 1
+    network, random = problem.build(), generator(problem)
+    params = {name: p.detach() for name, p in network.named_parameters()}
+
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(network, params, (x,)), y)
+
+    def step(params: dict[str, Tensor], x: Tensor, y: Tensor, index: Tensor) -> None:
+        gradient = torch.func.grad(loss)(params, x[index], y[index])
+        for name, p in params.items():
+            p.sub_(gradient[name], alpha=RATE)
+
+    fast = torch.compile(step, fullgraph=True, dynamic=False)
+    index = torch.empty(problem.batch_size, dtype=torch.int64, device=problem.device)
+    fast(params, problem.x, problem.y, index.zero_())
+    run = lambda: fast(params, problem.x, problem.y, index)  # noqa: E731
+    if problem.device.type == "cuda":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        run = graph.replay
+
+    def advance(count: int) -> None:
+        for _ in range(count):
+            index.random_(problem.num_data, generator=random)
+            run()
+
+    return Ready(advance)

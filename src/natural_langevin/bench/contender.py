@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torch import Tensor
+
 from natural_langevin.bench.problems import Problem
 
 Status = Literal["measured", "not installed", "no rule", "left out", "failed"]
@@ -28,6 +30,7 @@ class Ready:
     """What building a contender gives."""
 
     advance: Advance
+    position: Callable[[], Tensor]  # all parameters (of the first chain), flat, on the CPU
     multiple: int = 1  # steps go in this many at a time
     check: Callable[[], str] = lambda: ""  # afterwards: what a reader of the figures must know
 

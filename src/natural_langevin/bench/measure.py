@@ -80,6 +80,7 @@ def interleave(
     orders = []
     for repeat in range(repeats):
         order = rotated(running, repeat)
+        gc.collect()  # what one contender left behind is not for the next to clear
         orders.append([row.contender.label for row in order])
         for row in order:
             elapsed, faults = timed(problem.device, row, row.block)
@@ -92,7 +93,6 @@ def interleave(
 def timed(device: torch.device, row: Row, count: int) -> tuple[float, int]:
     """Seconds and page faults (minor, of this process) of that many steps."""
     assert row.ready is not None
-    gc.collect()
     synchronise(device)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     started = time.perf_counter()

@@ -7,14 +7,12 @@ from typing import Any
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin.bench.contender import Ready, Unavailable
-from natural_langevin.bench.plain import PRIOR_VARIANCE
-from natural_langevin.bench.problems import Problem
+from natural_langevin.bench.plain import flat
+from natural_langevin.bench.problems import PRIOR_VARIANCE, STEP_SIZE, Problem
 from natural_langevin.langevin import State
 
 #: Rows of the table of rates. A longer run starts again at the first: the cost is the same.
 STEPS = 20_000
-#: Small enough for every metric, so that no chain diverges and stands still.
-STEP_SIZE = 1e-4
 
 
 def sampler(problem: Problem, chains: int, metric: Any, *, compile: bool) -> Langevin:
@@ -60,7 +58,11 @@ def langevin(
             state, _ = engine.run(state, done, count)
         done += count
 
-    return Ready(advance, check=lambda: "; ".join([*warnings.heard, *_diverged(state)]))
+    return Ready(
+        advance,
+        lambda: flat(p[0] for p in state.params.values()),
+        check=lambda: "; ".join([*warnings.heard, *_diverged(state)]),
+    )
 
 
 def _diverged(state: State) -> list[str]:

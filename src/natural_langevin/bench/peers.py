@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from natural_langevin.bench.contender import Ready, Unavailable
-from natural_langevin.bench.plain import PRIOR_VARIANCE, RATE, generator, minibatch
-from natural_langevin.bench.problems import Problem
+from natural_langevin.bench.plain import flat, generator, minibatch
+from natural_langevin.bench.problems import PRIOR_VARIANCE, STEP_SIZE, Problem
 
 #: Steps in one call of the jitted scan.
 SCAN = {"cpu": 10, "cuda": 100}
@@ -44,7 +45,7 @@ def posteriors_sgld(problem: Problem, chains: int = 1) -> Ready:
         prior = -sum(p.square().sum() for p in params.values()) / (2 * PRIOR_VARIANCE)
         return -F.cross_entropy(outputs, y) + prior / problem.num_data, outputs
 
-    transform = sgld.build(log_posterior, lr=RATE, temperature=1 / problem.num_data)
+    transform = sgld.build(log_posterior, lr=STEP_SIZE, temperature=1 / problem.num_data)
     state = transform.init(params)
 
     def advance(count: int) -> None:
@@ -52,7 +53,7 @@ def posteriors_sgld(problem: Problem, chains: int = 1) -> Ready:
         for _ in range(count):
             state, _ = transform.update(state, minibatch(problem, random))
 
-    return Ready(advance)
+    return Ready(advance, lambda: flat(state.params.values()))
 
 
 def blackjax_sgld(problem: Problem, chains: int) -> Ready:
@@ -125,10 +126,10 @@ def log_densities(jax: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
 def scanned(jax: Any, problem: Problem, chains: int, step: Callable[..., Any]) -> Ready:
     """Many steps in one jitted call, each with a fresh minibatch; vmapped where chains > 1."""
     x, y = (jax.numpy.asarray(t.cpu().numpy()) for t in (problem.x, problem.y))
-    flat = [jax.numpy.asarray(p.detach().cpu().numpy()) for p in problem.build().parameters()]
-    start = list(zip(flat[::2], flat[1::2], strict=True))
+    first = [jax.numpy.asarray(p.detach().cpu().numpy()) for p in problem.build().parameters()]
+    start = list(zip(first[::2], first[1::2], strict=True))
     count = SCAN[problem.device.type]
-    rate = RATE / problem.num_data  # the density is a sum over all data
+    rate = STEP_SIZE / problem.num_data  # the density is a sum over all data
 
     def one_chain(key: Any, position: Any, x: Any, y: Any) -> Any:
         def body(position: Any, key: Any) -> Any:
@@ -154,4 +155,8 @@ def scanned(jax: Any, problem: Problem, chains: int, step: Callable[..., Any]) -
             state = run(many(now) if chains > 1 else now, state, x, y)
         jax.block_until_ready(state)
 
-    return Ready(advance, multiple=count)
+    def position() -> Tensor:
+        leaves = [np.array(p)[0] if chains > 1 else np.array(p) for p in jax.tree.leaves(state)]
+        return flat(torch.from_numpy(leaf) for leaf in leaves)
+
+    return Ready(advance, position, multiple=count)

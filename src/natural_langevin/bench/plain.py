@@ -6,15 +6,14 @@ All draw a fresh minibatch every step, from data that are already on the device.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from natural_langevin.bench.contender import Ready
-from natural_langevin.bench.problems import Problem
-
-RATE, PRIOR_VARIANCE = 1e-3, 0.1
+from natural_langevin.bench.problems import PRIOR_VARIANCE, STEP_SIZE, Problem
 
 
 def minibatch(problem: Problem, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -28,14 +27,18 @@ def generator(problem: Problem) -> torch.Generator:
     return torch.Generator(problem.device).manual_seed(problem.seed)
 
 
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([t.detach().flatten() for t in tensors]).cpu()
+
+
 def sgd(problem: Problem, chains: int = 1, *, noise: bool = False) -> Ready:
     """``torch.optim.SGD`` in the loop that every tutorial shows; with ``noise``, SGLD by hand:
     weight decay 1/(N variance) is the prior, sqrt(2 eta / N) randn the noise."""
     assert chains == 1
     network, random = problem.build(), generator(problem)
     decay = 1 / (problem.num_data * PRIOR_VARIANCE) if noise else 0.0
-    scale = math.sqrt(2 * RATE / problem.num_data)
-    optimizer = torch.optim.SGD(network.parameters(), lr=RATE, weight_decay=decay)
+    scale = math.sqrt(2 * STEP_SIZE / problem.num_data)
+    optimizer = torch.optim.SGD(network.parameters(), lr=STEP_SIZE, weight_decay=decay)
 
     def advance(count: int) -> None:
         for _ in range(count):
@@ -49,7 +52,7 @@ def sgd(problem: Problem, chains: int = 1, *, noise: bool = False) -> Ready:
                         draw = torch.randn(p.shape, generator=random, device=p.device)
                         p.add_(draw, alpha=scale)
 
-    return Ready(advance)
+    return Ready(advance, lambda: flat(network.parameters()))
 
 
 def compiled_sgd(problem: Problem, chains: int = 1) -> Ready:
@@ -64,22 +67,28 @@ def compiled_sgd(problem: Problem, chains: int = 1) -> Ready:
     def step(params: dict[str, Tensor], x: Tensor, y: Tensor, index: Tensor) -> None:
         gradient = torch.func.grad(loss)(params, x[index], y[index])
         for name, p in params.items():
-            p.sub_(gradient[name], alpha=RATE)
+            p.sub_(gradient[name], alpha=STEP_SIZE)
 
     fast = torch.compile(step, fullgraph=True, dynamic=False)
     index = torch.empty(problem.batch_size, dtype=torch.int64, device=problem.device)
-    fast(params, problem.x, problem.y, index.zero_())
-    run = lambda: fast(params, problem.x, problem.y, index)  # noqa: E731
-    if problem.device.type == "cuda":
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        run = graph.replay
+    warm, graph = False, None
+
+    def launch() -> None:
+        nonlocal warm, graph
+        if warm and graph is None and problem.device.type == "cuda":
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):  # records, and runs nothing
+                fast(params, problem.x, problem.y, index)
+        if graph is not None:
+            graph.replay()
+        else:
+            fast(params, problem.x, problem.y, index)
+            warm = True
 
     def advance(count: int) -> None:
         for _ in range(count):
             index.random_(problem.num_data, generator=random)
-            run()
+            launch()
 
-    return Ready(advance)
+    return Ready(advance, lambda: flat(params.values()))

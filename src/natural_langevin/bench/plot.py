@@ -15,22 +15,39 @@ def plot(results: dict[str, Any], path: Path) -> str:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    parts = results["sections"].get("steps", {}).get("networks", [])
-    parts = [(p, [r for r in p["rows"] if "ratio" in r]) for p in parts]
-    parts = [(p, rows) for p, rows in parts if rows]
-    if not parts:
-        return "no picture: no steps were measured"
-    heights = [0.5 + 0.3 * len(rows) for _, rows in parts]
-    figure, axes = plt.subplots(
-        len(parts), 1, squeeze=False, figsize=(8, sum(heights) + 0.6 * len(parts)),
-        gridspec_kw={"height_ratios": heights}, layout="constrained",
-    )  # fmt: skip
-    for axis, (part, rows) in zip(axes[:, 0], parts, strict=True):
-        _bars(axis, part["network"], rows)
+    networks = results["sections"].get("steps", {}).get("networks", [])
+    bars = [(part["network"], [r for r in part["rows"] if "ratio" in r]) for part in networks]
+    bars = [(name, rows) for name, rows in bars if rows]
+    axes = results["sections"].get("growth", {}).get("axes", {})
+    heights = [0.8 + 0.3 * len(rows) for _, rows in bars] + ([3.0] if axes else [])
+    if not heights:
+        return "no picture: neither steps nor growth were measured"
+    figure = plt.figure(figsize=(9, sum(heights)), layout="constrained")
+    places = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for place, (name, rows) in zip(places, bars, strict=False):
+        _bars(place.subplots(), name, rows)
+    if axes:
+        _curves(places[-1].subplots(1, len(axes), sharey=True), axes)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return str(path)
+
+
+def _curves(panels: Any, axes: dict[str, Any]) -> None:
+    """QDOP's ratio to eager SGD as one thing grows."""
+    for panel, (name, part) in zip(panels, axes.items(), strict=True):
+        points = [p for p in part["points"] if "ratio" in p["qdop"]]
+        sizes, ratios = [p["size"] for p in points], [p["qdop"]["ratio"] for p in points]
+        panel.plot(sizes, ratios, "o-", color="#1b6ca8")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(sizes, [str(size) for size in sizes])
+        panel.minorticks_off()
+        panel.set_ylim(bottom=0)
+        panel.set_xlabel(name)
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("QDOP ÷ eager SGD")
 
 
 def _bars(axis: Any, title: str, rows: list[dict[str, Any]]) -> None:
@@ -43,6 +60,6 @@ def _bars(axis: Any, title: str, rows: list[dict[str, Any]]) -> None:
     axis.invert_yaxis()
     axis.axvline(1, color="#404040", linewidth=0.8)
     for place, ratio in enumerate(ratios):
-        axis.text(ratio, place, f"  {ratio:.2f}", va="center", fontsize=8)
+        axis.text(ratio, place, f"{ratio:.2f} ", va="center", ha="right", color="white", fontsize=8)
     axis.set_title(f"{title}: time per chain-step ÷ eager SGD", fontsize=10, loc="left")
     axis.spines[["top", "right"]].set_visible(False)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from natural_langevin import models
 
+#: One step size and prior for everybody, small enough that no metric's chains diverge.
+STEP_SIZE, PRIOR_VARIANCE = 1e-4, 0.1
 NETWORKS = ("mlp", "cnn", "transformer")
 CLASSES, TOKENS, LENGTH, WIDTH = 10, 64, 32, 64
 

@@ -18,7 +18,43 @@ def tables(results: dict[str, Any]) -> list[TableParts]:
     for part in results["sections"].get("steps", {}).get("networks", []):
         title = f"{part['network']}: {part['parameters']:,} parameters, batch {part['batch_size']}"
         found.append((title, HEADINGS, [_cells(row) for row in part["rows"]]))
+    if "growth" in results["sections"]:
+        found.append(_growth(results["sections"]["growth"]))
+    figures = _figures(results["sections"])
+    if figures:
+        found.append(("one process", ("figure", "value"), figures))
     return found
+
+
+def _growth(section: dict[str, Any]) -> TableParts:
+    rows = []
+    for axis, part in section["axes"].items():
+        for point in part["points"]:
+            cells = _cells(point["qdop"])
+            rows.append([f"{axis} {point['size']}", cells[1], cells[2], cells[4]])
+        if part["exponent"] is not None:
+            rows.append([f"{axis}: a step grows like {axis}^{part['exponent']:.2f}", "", "", ""])
+    return "QDOP as one thing grows", ("", *HEADINGS[1:3], HEADINGS[4]), rows
+
+
+def _figures(sections: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    if "memory" in sections:
+        found = sections["memory"]
+        rows = [
+            [f"QDOP, bytes per parameter and chain, {what}", f"{found[key]:.1f}"]
+            for what, key in (
+                ("state", "state_bytes_per_parameter"),
+                ("beyond activations", "beyond_activations_bytes_per_parameter"),
+            )
+        ]
+    if "latency" in sections:
+        found = sections["latency"]
+        beyond = found["import_beyond_torch_seconds"]["median"]
+        rows.append(["import natural_langevin beyond import torch", f"{beyond:.2f} s"])
+        for name, times in found["first_step"].items():
+            rows.append([f"first step, {name}", f"{times['first_step']:.1f} s"])
+    return rows
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from natural_langevin import __version__
-from natural_langevin.cli import evaluate, predict, report, reproduce, train
+from natural_langevin.cli import bench, evaluate, predict, report, reproduce, train
 
 app = typer.Typer(
     name="natural-langevin",
@@ -44,3 +44,4 @@ app.command(name="predict")(predict.predict)
 app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="reproduce")(reproduce.reproduce)
 app.command(name="report")(report.report)
+app.command(name="bench")(bench.bench)

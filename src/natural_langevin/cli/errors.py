@@ -32,12 +32,15 @@ EXPECTED = (
 
 @contextlib.contextmanager
 def one_line_errors(
+    *more: type[Exception],
     remedy: str = "Finished work is kept: make room or change the folder, and use --resume",
 ) -> Iterator[None]:
-    """``remedy`` is what helps against a full disk or a folder that may not be written."""
+    """``more``: a subcommand's own errors. ``remedy`` is what helps against a full disk or a folder
+    that may not be written."""
+    expected: tuple[type[Exception], ...] = (*EXPECTED, *more)
     try:
         yield
-    except EXPECTED as error:
+    except expected as error:
         _stop(str(error))
     except ImportError as error:  # an optional package: the message names the extra to install
         _stop(str(error))

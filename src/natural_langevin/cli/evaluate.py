@@ -35,7 +35,9 @@ def evaluate(
         natural-langevin evaluate runs/digits-net digits --json scores.json
     """
     console = table.console()
-    with one_line_errors("Nothing was written: make room or change --json, and run it again"):
+    with one_line_errors(
+        remedy="Nothing was written: make room or change --json, and run it again"
+    ):
         run = load_run(folder)
         posterior = load_posterior(folder, run, choose_device(device))
         with open_source(data, target=run.target.name) as source:

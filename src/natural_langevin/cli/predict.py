@@ -42,7 +42,7 @@ def predict(
 
         cat new.csv | natural-langevin predict runs/income - --keep name
     """
-    with one_line_errors("Nothing was written: make room or change --out, and run it again"):
+    with one_line_errors(remedy="Nothing was written: make room or change --out, and run it again"):
         run = load_run(folder)
         posterior = load_posterior(folder, run, choose_device(device))
         with open_source(data) as source, _output(out) as text:

@@ -42,7 +42,7 @@ def report(
 
         natural-langevin report my-posterior --model mymodels:network --data test.npz
     """
-    with one_line_errors("Nothing was written: make room or change --out, and run it again"):
+    with one_line_errors(remedy="Nothing was written: make room or change --out, and run it again"):
         results = source / "results.json" if source.is_dir() else source
         if is_run(source):
             page = out or source / "report.html"

@@ -1,0 +1,111 @@
+"""What is being trained: a network and synthetic data in memory.
+
+The data are seeded noise with labels that a random linear map gives them: the time of a step does
+not depend on what the numbers mean, and nothing has to be downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import models
+
+#: One step size and prior for everybody, small enough that no metric's chains diverge.
+STEP_SIZE, PRIOR_VARIANCE = 1e-4, 0.1
+NETWORKS = ("mlp", "cnn", "transformer")
+CLASSES, TOKENS, LENGTH, WIDTH = 10, 64, 32, 64
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network, N data on a device, and a batch size."""
+
+    name: str
+    build: Callable[[], nn.Module]  # on the device, the same weights every time
+    x: Tensor
+    y: Tensor
+    batch_size: int
+    seed: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    @property
+    def num_data(self) -> int:
+        return len(self.x)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.build().parameters())
+
+
+class Tokens(nn.Module):
+    """A small transformer that classifies sequences: embedding, two blocks, mean, linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, WIDTH)
+        self.position = nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True
+            )
+            for _ in range(2)
+        )
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Positions for every sample: a layer's statistics are taken over the batch.
+        place = torch.arange(x.shape[1], device=x.device).expand(x.shape)
+        h = self.embedding(x) + self.position(place)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h.mean(1))
+
+
+def convolutional() -> nn.Module:
+    """28 x 28 images: two convolutions with pooling, one linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 7 * 7, CLASSES),
+    )  # fmt: skip
+
+
+def problem(
+    name: str,
+    *,
+    device: str | torch.device,
+    seed: int = 0,
+    batch_size: int = 100,
+    num_data: int = 10_000,
+    inputs: int = 784,
+    hidden: Sequence[int] = (400, 400),
+) -> Problem:
+    """One of ``NETWORKS``. "mlp" is the paper's 784-400-400-10; its size can be changed."""
+    generator = torch.Generator().manual_seed(seed)
+    if name == "transformer":
+        x = torch.randint(TOKENS, (num_data, LENGTH), generator=generator)
+        y = x.sum(1) % CLASSES
+    elif name in ("mlp", "cnn"):
+        x = torch.rand(num_data, inputs, generator=generator)
+        teacher = torch.randn(inputs, CLASSES, generator=generator)
+        y = ((x - 0.5) @ teacher).argmax(1)
+        if name == "cnn":
+            x = x.reshape(num_data, 1, 28, 28)
+    else:
+        raise ValueError(f"unknown network {name!r}: choose among {', '.join(NETWORKS)}")
+
+    def build() -> nn.Module:
+        if name == "mlp":
+            return models.mlp(inputs, CLASSES, hidden, seed=seed).to(device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return (convolutional() if name == "cnn" else Tokens()).to(device)
+
+    return Problem(name, build, x.to(device), y.to(device), batch_size, seed)

@@ -1,0 +1,127 @@
+"""The results as a table: rich where it is installed, plain text elsewhere."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+HEADINGS = ("contender", "chains", "µs / chain-step", "quartiles", "÷ eager SGD", "faults / step")
+
+
+#: Title, headings, rows.
+TableParts = tuple[str, tuple[str, ...], list[list[str]]]
+
+
+def tables(results: dict[str, Any]) -> list[TableParts]:
+    """One for every part that was measured."""
+    found: list[TableParts] = []
+    for part in results["sections"].get("steps", {}).get("networks", []):
+        title = f"{part['network']}: {part['parameters']:,} parameters, batch {part['batch_size']}"
+        found.append((title, HEADINGS, [_cells(row) for row in part["rows"]]))
+    if "growth" in results["sections"]:
+        found.append(_growth(results["sections"]["growth"]))
+    figures = _figures(results["sections"])
+    if figures:
+        found.append(("one process", ("figure", "value"), figures))
+    return found
+
+
+def _growth(section: dict[str, Any]) -> TableParts:
+    rows = []
+    for axis, part in section["axes"].items():
+        for point in part["points"]:
+            cells = _cells(point["qdop"])
+            rows.append([f"{axis} {point['size']}", cells[1], cells[2], cells[4]])
+        if part["exponent"] is not None:
+            rows.append([f"{axis}: a step grows like {axis}^{part['exponent']:.2f}", "", "", ""])
+    return "QDOP as one thing grows", ("", *HEADINGS[1:3], HEADINGS[4]), rows
+
+
+def _figures(sections: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    if "memory" in sections:
+        found = sections["memory"]
+        rows = [
+            [f"QDOP, bytes per parameter and chain, {what}", f"{found[key]:.1f}"]
+            for what, key in (
+                ("state", "state_bytes_per_parameter"),
+                ("beyond activations", "beyond_activations_bytes_per_parameter"),
+            )
+        ]
+    if "latency" in sections:
+        found = sections["latency"]
+        beyond = found["import_beyond_torch_seconds"]["median"]
+        rows.append(["import natural_langevin beyond import torch", f"{beyond:.2f} s"])
+        for name, times in found["first_step"].items():
+            rows.append([f"first step, {name}", f"{times['first_step']:.1f} s"])
+    return rows
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    start = [row["name"], str(row["chains"])]
+    if row["status"] != "measured":
+        return [*start, row["status"], "", "", ""]
+    time = row["microseconds_per_chain_step"]
+    return [
+        *start,
+        f"{time['median']:,.1f}",
+        f"{time['q1']:,.1f} – {time['q3']:,.1f}",
+        f"{row['ratio']:.2f}" if "ratio" in row else "",
+        f"{row['page_faults_per_step']['median']:,.1f}",
+    ]
+
+
+def notes(results: dict[str, Any]) -> list[str]:
+    """What the figures do not say by themselves."""
+    machine, config = results["machine"], results["config"]
+    found = [
+        f"{machine['device']} on {machine['cpu']}, {config['threads']} threads, matrix products "
+        f"{config['precision']}, {config['repeats']} interleaved repeats",
+    ]
+    for part in results["sections"].get("steps", {}).get("networks", []):
+        for row in part["rows"]:
+            said = row["reason"] or row.get("note", "")
+            if said:
+                name = f"{row['name']} x {row['chains']}" if row["chains"] > 1 else row["name"]
+                found.append(f"{part['network']}, {name}: {said}")
+    if results["left_out"]:
+        found.append(f"left out: {', '.join(results['left_out'])}")
+    return found
+
+
+def show(results: dict[str, Any]) -> None:
+    try:
+        _rich(results)
+    except ImportError:
+        print(plain(results))
+
+
+def plain(results: dict[str, Any]) -> str:
+    lines = []
+    for title, headings, rows in tables(results):
+        whole = [list(headings), *rows]
+        widths = [max(len(row[i]) for row in whole) for i in range(len(headings))]
+        lines += ["", title]
+        for row in whole:
+            cells = [row[0].ljust(widths[0])]
+            cells += [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
+            lines.append("  ".join(cells).rstrip())
+    return "\n".join([*lines, "", *notes(results)])
+
+
+def _rich(results: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=120)  # a pipe or a file has no width of its own
+    for title, headings, rows in tables(results):
+        table = Table(title=title, title_justify="left", pad_edge=False)
+        for index, heading in enumerate(headings):
+            table.add_column(heading, justify="right" if index else "left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for note in notes(results):
+        console.print(note, style="dim", markup=False)

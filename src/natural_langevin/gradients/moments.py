@@ -48,7 +48,7 @@ def layer_moments(
     """The statistics of parameters whose per-sample gradients rules have described."""
     result = Moments({}, {})
     # A unit of which a part was never used has no row of its own.
-    units = {b: ws for b, ws in units.items() if gradients.keys() >= {b, *ws}}
+    units = {b: ws for b, ws in units.items() if all(k in gradients for k in (b, *ws))}
     paired = {w for ws in units.values() for w in ws}
     for name in gradients:
         if name in paired:

@@ -44,7 +44,7 @@ def layer_statistics(
     found = [layer_moments(gradients, units, samples=size, sharing=sharing, numbers=numbers)]
 
     def add(source: tuple[samples.Dense, int], names: set[str]) -> None:
-        own = {b: ws for b, ws in units.items() if names >= {b, *ws}}
+        own = {b: ws for b, ws in units.items() if all(k in names for k in (b, *ws))}
         chunk = max(1, numbers // source[1])
         found.append(dense_moments(source[0], own, samples=size, chunk=chunk))
 

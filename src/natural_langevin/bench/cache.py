@@ -31,7 +31,7 @@ def _note(problem: Problem, contender: Contender) -> Path:
 
     shape = [tuple(p.shape) for p in problem.build().parameters()]
     what = f"{torch.__version__} {problem.device} {problem.batch_size} {shape} {contender.label}"
-    what += f" {torch.get_float32_matmul_precision()}"
+    what += f" {torch.get_float32_matmul_precision()} {torch.get_num_threads()}"
     digest = hashlib.sha256(what.encode())
     for path in sorted(Path(natural_langevin.__file__).parent.rglob("*.py")):
         if "bench" not in path.parts:

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from natural_langevin.atomic import staged
 from natural_langevin.bench import growth, latency, memory, steps
 from natural_langevin.bench.measure import Say
 from natural_langevin.bench.problems import NETWORKS
-from natural_langevin.bench.settings import CHAINS, SECTIONS, Settings
+from natural_langevin.bench.settings import CHAINS, SECTIONS, BenchError, Settings
 from natural_langevin.experiments.origin import origin
 
 FORMAT = 1
@@ -36,6 +37,8 @@ MEASURES: dict[str, Callable[[Settings, Say], dict[str, Any]]] = {
 def run(settings: Settings, *, out: Path | None = None, say: Say = lambda line: None) -> Any:
     """Measures; with ``out``, the JSON is written after every section, so that none is lost."""
     settings = settings.resolved()
+    if out is not None:
+        _check_writable(out)
     started = time.monotonic()
     results: dict[str, Any] = {
         "format": FORMAT,
@@ -54,10 +57,19 @@ def run(settings: Settings, *, out: Path | None = None, say: Say = lambda line: 
             results["seconds"] = time.monotonic() - started
             results["load_after"] = _load()
             if out is not None:
-                out.parent.mkdir(parents=True, exist_ok=True)
                 with staged(out) as handle:
                     handle.write(json.dumps(results, indent=1).encode())
     return results
+
+
+def _check_writable(out: Path) -> None:
+    """Before anything is measured, rather than after."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise BenchError(f"cannot write {out}: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ class Outer(SampleGradient):
         return (delta.mT @ a).reshape(-1, *self.shape)
 
     def work(self) -> int:
-        return math.prod(self.shape) + (self._unfolded() if self.unfold else 0)
+        return math.prod(self.shape) + (0 if self.unfold is None else self._unfolded())
 
     def _unfolded(self) -> int:
         """Numbers of a sample's patches: features times positions in every group."""
@@ -108,7 +108,7 @@ class Outer(SampleGradient):
     def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
         """With [a^2, a] side by side both are one matrix product."""
         samples = len(self.delta) // self.repeat
-        chunk = max(1, numbers // (2 * self._unfolded())) if self.unfold else samples
+        chunk = max(1, numbers // (2 * self._unfolded())) if self.unfold is not None else samples
         total: Tensor | None = None
         for start in range(0, samples, chunk):
             a, delta = self.rows(slice(start, min(start + chunk, samples)))

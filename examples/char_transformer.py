@@ -98,7 +98,7 @@ def sample(train: tuple[Tensor, Tensor], options: argparse.Namespace) -> Posteri
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (40, 3) if options.quick else (4_000, 40)
+    steps, thin = (32, 2) if options.quick else (3_000, 30)
     return sampler.sample(
         train, steps=steps, batch_size=32, burn_in=steps // 2, thin=thin, progress=False
     )
@@ -149,7 +149,9 @@ def draw(
                 column, row, letter, ha="center", va="center", family="monospace", fontsize=9,
                 color="0.5" if grey else "k",
             )  # fmt: skip
-        image = axes.imshow(values.reshape(rows, columns), cmap="Reds", vmin=0, aspect="auto")
+        image = axes.imshow(
+            values.reshape(rows, columns).numpy(), cmap="Reds", vmin=0, aspect="auto"
+        )
         image.set_clim(
             0, max(cell[which] or 0 for cell in shown) * 1.3 + 1e-6
         )  # text stays legible
@@ -172,7 +174,7 @@ def main(argv: list[str] | None = None) -> dict[str, object]:
 
     prompt = test[0][-1]
     opening = "".join(ALPHABET[c] for c in prompt)
-    text, total, epistemic = write(posterior, prompt, 20 if options.quick else 192, options.seed)
+    text, total, epistemic = write(posterior, prompt, 12 if options.quick else 192, options.seed)
     print(f"--- the prompt, then text drawn from the posterior:\n{opening}|{text}\n---")
     draw(opening, text, total, epistemic, options.out / "char_transformer.png", columns=54)
 

@@ -69,7 +69,7 @@ def sample(found: data.Dataset, side: int, options: argparse.Namespace) -> Poste
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (60, 5) if options.quick else (4_000, 50)
+    steps, thin = (48, 4) if options.quick else (3_000, 30)
     return sampler.sample(
         (found.train_x, found.train_y), steps=steps, burn_in=steps // 4, thin=thin, progress=False
     )
@@ -101,7 +101,7 @@ def draw(posterior: Posterior, x: Tensor, y: Tensor, side: int, file: Path) -> N
     for axes, index in zip(grid.flat, [*order[:6], *order.flip(0)[:6]], strict=True):
         best = mean[index].topk(2).indices.tolist()
         guesses = ", ".join(f"{k}: {mean[index, k]:.0%}" for k in best)
-        axes.imshow(x[index].reshape(side, side), cmap="gray_r")
+        axes.imshow(x[index].reshape(side, side).numpy(), cmap="gray_r")
         axes.set_title(f"{guesses}\nis {y[index]}, MI {epistemic[index]:.2f}", fontsize=6)
         axes.set_axis_off()
     figure.savefig(file, dpi=110)

@@ -61,7 +61,7 @@ def sample(data: tuple[Tensor, Tensor], options: argparse.Namespace) -> Posterio
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (120, 5) if options.quick else (20_000, 100)
+    steps, thin = (80, 4) if options.quick else (20_000, 100)
     return sampler.sample(
         data, steps=steps, batch_size=len(data[0]), burn_in=steps // 4, thin=thin, progress=False
     )

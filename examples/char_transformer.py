@@ -98,7 +98,7 @@ def sample(train: tuple[Tensor, Tensor], options: argparse.Namespace) -> Posteri
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (32, 2) if options.quick else (3_000, 30)
+    steps, thin = (32, 2) if options.quick else (2_000, 20)
     return sampler.sample(
         train, steps=steps, batch_size=32, burn_in=steps // 2, thin=thin, progress=False
     )

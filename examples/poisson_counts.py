@@ -69,7 +69,7 @@ def sample(data: tuple[Tensor, Tensor], options: argparse.Namespace) -> Posterio
     sampler = Langevin(
         network,
         likelihoods.LogLoss(poisson_loss, sample=draw_counts),
-        prior={"0.*": priors.Gaussian(variance=10.0), "*": priors.Gaussian(variance=0.3)},
+        prior={"0.*": priors.Gaussian(variance=4.0), "*": priors.Gaussian(variance=0.1)},
         preconditioner=preconditioners.QuasiDiagonalFisher(targets="model", damping=0.1),
         step_size=1e-2,
         chains=4,
@@ -78,7 +78,7 @@ def sample(data: tuple[Tensor, Tensor], options: argparse.Namespace) -> Posterio
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (80, 4) if options.quick else (12_000, 50)
+    steps, thin = (80, 4) if options.quick else (16_000, 60)
     return sampler.sample(
         data, steps=steps, batch_size=200, burn_in=steps // 4, thin=thin, progress=False
     )

@@ -154,7 +154,8 @@ def test_the_page_shows_commands_that_parse(tmp_path, monkeypatch):
     """Every `python examples/…` line of the page, with the script's own parser."""
     monkeypatch.chdir(tmp_path)
     lines = [
-        shlex.split(line) for line in re.findall(r"^python (examples/.*)$", PAGE, re.MULTILINE)
+        shlex.split(line)
+        for line in re.findall(r"^(?:\w+=\S+ )?python (examples/.*)$", PAGE, re.MULTILINE)
     ]
     assert sorted({Path(line[0]).stem for line in lines}) == NAMES
     for script, *options in lines:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,9 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+import collect  # noqa: E402
+
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 PAGE = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
 RESULTS = json.loads((ROOT / "results" / "examples.json").read_text(encoding="utf-8"))
@@ -162,22 +166,29 @@ def test_the_page_shows_commands_that_parse(tmp_path, monkeypatch):
         assert load(Path(script).stem).arguments(options).out.is_dir()
 
 
-def test_the_pages_figures_are_those_of_the_results():
-    """Every row of the page's table: `name`, then figures written as the JSON rounds to."""
-    rows = re.findall(r"^\| `(\w+)\.py` \|(.*)\|$", PAGE, re.MULTILINE)
-    assert sorted(name for name, _ in rows) == NAMES
-    for name, row in rows:
-        known = numbers(RESULTS["runs"][name])
-        shown = re.findall(r"\d+\.\d+", row)
-        assert shown
-        for figure in shown:
-            digits = len(figure.split(".")[1])
-            assert any(
-                f"{scale * value:.{digits}f}" == figure for value in known for scale in (1, 100)
-            ), f"{name}: {figure}"
+def test_the_pages_table_is_that_of_the_results():
+    """`python tests/examples/collect.py RUNS` writes both."""
+    (shown,) = collect.TABLE.findall(PAGE)
+    assert shown == collect.table(RESULTS["runs"])
 
 
-def numbers(tree: object) -> list[float]:
-    if isinstance(tree, dict):
-        return [n for value in tree.values() for n in numbers(value)]
-    return [float(tree)] if isinstance(tree, (int, float)) else []
+def test_results_name_their_settings_and_machine():
+    assert set(RESULTS["runs"]) <= set(NAMES)
+    assert RESULTS["machine"]["cpu"]
+    for name, run in RESULTS["runs"].items():
+        assert run["settings"]["seed"] == 0
+        assert (ROOT / "docs" / "examples" / f"{name}.png").stat().st_size < 150_000
+
+
+def test_full_size_regression_is_calibrated_and_unsure_off_the_data():
+    run = RESULTS["runs"]["regression_1d"]
+    spread = run["epistemic standard deviation"]
+    assert 4 * spread["on the data"] < min(spread["in the gap"], spread["beyond |x| = 2"])
+    for level, found in run["scores"]["coverage"].items():
+        assert abs(found - float(level)) < 0.05
+
+
+def test_full_size_counts_are_calibrated_and_near_the_truth():
+    scores = RESULTS["runs"]["poisson_counts"]["scores"]
+    assert scores["nll"] - scores["nll of the true rates"] < 0.03
+    assert abs(scores["inside 90% intervals"] - 0.9) < 0.03

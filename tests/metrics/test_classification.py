@@ -118,3 +118,13 @@ def test_temperature_scaling_undoes_a_power(power: float) -> None:
     for nudged in (0.99, 1.01):
         other = metrics.TemperatureScaling(found.scale * nudged)
         assert metrics.nll(other(sharp), y) > metrics.nll(found(sharp), y)
+
+
+def test_probabilities_that_round_above_one_are_still_probabilities() -> None:
+    """torchmetrics takes numbers above 1 for logits; an average of float32 ones can be such."""
+    y = torch.arange(40) % 4
+    p = torch.nn.functional.one_hot(y, 4).float()
+    p[0] *= 1 + 2 * torch.finfo(torch.float32).eps
+    assert p.max() > 1
+    assert metrics.expected_calibration_error(p, y) == pytest.approx(0, abs=1e-6)
+    assert metrics.classwise_calibration_error(p, y) == pytest.approx(0, abs=1e-6)

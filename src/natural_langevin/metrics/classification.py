@@ -34,7 +34,7 @@ def expected_calibration_error(probabilities: Tensor, y: Tensor, *, bins: int = 
 
     Confidence is the largest probability; bins are weighted by how many samples fall in them."""
     value = torchmetrics_classification().multiclass_calibration_error(
-        probabilities.float(), y.long(), num_classes=probabilities.shape[1], n_bins=bins
+        _in_unit_interval(probabilities), y.long(), num_classes=probabilities.shape[1], n_bins=bins
     )
     return float(value)
 
@@ -46,9 +46,15 @@ def classwise_calibration_error(probabilities: Tensor, y: Tensor, *, bins: int =
     (Kull et al. 2019).
     """
     error = torchmetrics_classification().binary_calibration_error
-    by_class = probabilities.float().mT.contiguous()
+    by_class = _in_unit_interval(probabilities).mT.contiguous()
     values = [error(p, (y == k).int(), n_bins=bins) for k, p in enumerate(by_class)]
     return float(torch.stack(values).mean())
+
+
+def _in_unit_interval(probabilities: Tensor) -> Tensor:
+    """An average of many networks' ones may round to 1 + 1e-7, and torchmetrics takes anything
+    above 1 for a sign that it was given logits, all of them."""
+    return probabilities.float().clamp(0, 1)
 
 
 def torchmetrics_classification() -> Any:

@@ -99,7 +99,7 @@ def test_what_is_exported(
     """The module itself, for the other likelihoods."""
     x, y = regression
     posterior = sample(likelihood, (x, (y > 0).float() if likelihood.discrete else y))
-    networks, noise = posterior._networks("ensemble"), posterior._noise_of("ensemble")
+    networks, noise = posterior._stacked("ensemble"), posterior._noise_of("ensemble")
     served = Served(posterior._model, likelihood, networks, noise)
     served.side_by_side = side_by_side
     assert_predicts(served, posterior, x)

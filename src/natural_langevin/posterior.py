@@ -194,9 +194,7 @@ class Posterior:
         It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
         ``predict(x, estimate=estimate)`` does. ONNX needs the extra ``export``.
         """
-        samples, noise = self._networks(estimate), self._noise_of(estimate)
-        count = len(self.healthy) * next(iter(samples.values())).shape[1]
-        every = next(networks.chunks(samples, self.healthy, count, like=self.last))
+        every, noise = self._stacked(estimate), self._noise_of(estimate)
         served = export.Served(self._model, self.likelihood, every, noise)
         export.write(served, path, example.to(next(iter(every.values())).device), format)
 
@@ -210,6 +208,12 @@ class Posterior:
             return self.samples
         source = self.mean if estimate == "mean" else self.last
         return {name: value.unsqueeze(1) for name, value in source.items()}
+
+    def _stacked(self, estimate: Estimate) -> Params:
+        """The same as one stack in memory, (network, *shape)."""
+        samples = self._networks(estimate)
+        count = len(self.healthy) * next(iter(samples.values())).shape[1]
+        return next(networks.chunks(samples, self.healthy, count, like=self.last))
 
     def _noise_of(self, estimate: Estimate) -> Tensor | None:
         """Every network's observation variance, (network,), where the likelihood knows it."""

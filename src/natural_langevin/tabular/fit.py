@@ -130,6 +130,7 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
             burn_in=settings.burn_in,
             thin=settings.thin,
             checkpoint=folders.checkpoint_folder(folder),
+            every=max(1, settings.steps // 50),
             progress=progress,
         )
     except ValueError as error:  # settings that cannot be had, such as more chains than memory

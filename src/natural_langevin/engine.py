@@ -140,11 +140,13 @@ class Engine:
             self.say("compiling the step: up to a minute the first time, then from the cache")
             started = time.monotonic()
             self._compiled = self._build(state, batch)
+            before = pytree.tree_map(torch.clone, state)  # a step that breaks off leaves half of it
             try:
                 info = self._compiled(state, batch, self._order)
             except Exception as error:  # no compiler on this machine, or a network it cannot take
                 log.warning("compiling failed (%s); running eagerly", _first_line(error))
                 self._compiled, self._capturable = self._step_in_place, False
+                copy_tree_(state, before)
                 return self._compiled(state, batch, self._order)
             took = f"compiled the step in {time.monotonic() - started:.0f} s"
             log.info(took)
@@ -152,7 +154,14 @@ class Engine:
             return info
         if state.step.is_cuda and batch is None and self._capturable:
             return self._capture(state)
-        return self._compiled(state, batch, self._order)
+        try:
+            return self._compiled(state, batch, self._order)
+        except Exception as error:  # batches of ever new shapes: torch compiles only so many
+            if batch is None or not type(error).__module__.startswith("torch._dynamo"):
+                raise
+            log.warning("compiling gave up (%s); running eagerly from here", _first_line(error))
+            self._compiled = self._step_in_place
+            return self._compiled(state, batch, self._order)
 
     def _build(self, state: State, batch: Batch | None) -> Any:
         """The step to run from now on: fused where a backend can, otherwise the general one."""

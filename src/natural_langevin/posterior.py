@@ -293,7 +293,13 @@ class Posterior:
         batch_size: int,
         max_draws: int,
     ) -> diagnostics.Configurational | None:
-        known = self.prior if prior is None else resolve(prior, list(self.samples), self.chains)
+        known = (
+            self.prior
+            if prior is None
+            else resolve(
+                prior, list(self.samples), self.chains, device=next(iter(self.last.values())).device
+            )
+        )
         if known is None:
             raise ValueError(
                 "the temperature of the samples needs the prior, which a saved posterior does not "
@@ -303,11 +309,11 @@ class Posterior:
         warm = [c for c in self.healthy if temperature[c] > 0]
         if not warm:
             return None
-        device = next(iter(self.samples.values())).device
-        x, y = (t.to(device) for t in split_pair(data))
+        like = next(iter(self.last.values()))
+        x, y = (t.to(like.device) for t in split_pair(data))
         return diagnostics.configurational.measure(
             self._call, self.likelihood, known, self.samples, self.learned, temperature, (x, y),
-            chosen_chains=warm, num_data=float(self.config.get("num_data", len(x))),
+            like=like, chosen_chains=warm, num_data=float(self.config.get("num_data", len(x))),
             batch_size=batch_size, max_draws=max_draws,
         )  # fmt: skip
 

@@ -148,7 +148,11 @@ class Langevin:
                 key = random.stream(random.origin(self.seed, random.INIT, chain), index)
                 start[name] = self._dynamics.prior[name].sample(key, tuple(p.shape), p.dtype)
         else:
-            start = {k: p.expand(self.chains, *p.shape).clone() for k, p in params.items()}
+            # Row by row, whatever the strides of the model's own: kernels read memory as it lies.
+            start = {
+                k: p.expand(self.chains, *p.shape).clone(memory_format=torch.contiguous_format)
+                for k, p in params.items()
+            }
         return self._dynamics.init(start)
 
     def step(

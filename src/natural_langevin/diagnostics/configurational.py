@@ -56,6 +56,7 @@ def measure(
     temperature: Tensor,
     data: tuple[Tensor, Tensor],
     *,
+    like: Tensor,
     chosen_chains: list[int],
     num_data: float,
     batch_size: int,
@@ -64,20 +65,25 @@ def measure(
 ) -> Configurational:
     """From ``samples`` (chain, draw, *shape) at ``temperature`` (chain,), of the chosen chains.
 
+    ``like`` says by example on which device and in which precision the network runs.
+
     At most ``max_draws`` draws of every chain are looked at, each on ``batch_size`` fresh data."""
     draws = next(iter(samples.values())).shape[1]
     if draws < 8:
         raise ValueError(
             f"the samples' temperature needs at least 8 draws, got {draws}: lower thin"
         )
-    half = draws // 2
-    means = {k: (s[:, :half].mean(1), s[:, half:].mean(1)) for k, s in samples.items()}
+    half, x, y = draws // 2, *data
+
+    def centre(s: Tensor) -> Tensor:  # stored samples may be on another device, in half precision
+        return s.to(torch.float64).mean(1).to(like.device, like.dtype)
+
+    means = {k: (centre(s[:, :half]), centre(s[:, half:])) for k, s in samples.items()}
     chosen = torch.linspace(0, draws - 1, min(draws, max_draws)).round().long().tolist()
     generator = torch.Generator().manual_seed(seed)
-    x, y = data
     series = []
     for draw in chosen:
-        theta = {k: s[:, draw] for k, s in samples.items()}
+        theta = {k: s[:, draw].to(like.device, like.dtype) for k, s in samples.items()}
         batch = (x, y)
         if batch_size < len(x):
             index = torch.randperm(len(x), generator=generator)[:batch_size].to(x.device)

@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -32,24 +33,30 @@ def _plain_generator(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
 
+#: What is replaced belongs to the process, and ``functional_call`` puts parameters into the module
+#: itself: one network is called at a time, whichever thread asks.
+_ONE_AT_A_TIME = threading.RLock()
+
+
 @contextmanager
 def vectorised(x: Tensor) -> Iterator[None]:
-    """For a network's forward pass on ``x``."""
-    if x.device.type != "cpu":
-        with _without_checkpoints():
+    """For a network's forward pass on ``x``. Threads wait for each other."""
+    if torch.compiler.is_compiling():  # which has its own way with locks and checkpoints
+        with _batched_attention(x):
             yield
         return
-    with _without_checkpoints(), sdpa_kernel(SDPBackend.MATH):
+    with _ONE_AT_A_TIME, _without_checkpoints(), _batched_attention(x):
         yield
+
+
+def _batched_attention(x: Tensor) -> Any:
+    return sdpa_kernel(SDPBackend.MATH) if x.device.type == "cpu" else nullcontext()
 
 
 @contextmanager
 def _without_checkpoints() -> Iterator[None]:
     """Inside, ``checkpoint(f, *args)`` is ``f(*args)``. Not while torch.compile traces: it treats
     checkpoints as operators of its own."""
-    if torch.compiler.is_compiling():
-        yield
-        return
     names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
     saved = {name: getattr(torch_checkpoint, name) for name in names}
     try:

@@ -17,6 +17,7 @@ from natural_langevin.bench.contender import Contender, Ready, Unavailable
 from natural_langevin.bench.contenders import OURS, PEERS, PLAIN, REFERENCE, contenders
 from natural_langevin.bench.plot import plot
 from natural_langevin.bench.problems import STEP_SIZE, problem
+from natural_langevin.bench.run import MEASURES
 from natural_langevin.bench.show import plain as plain_text
 
 SIZES = {"inputs": 12, "hidden": (16, 16), "batch_size": 8, "num_data": 64}
@@ -153,6 +154,18 @@ def test_a_contender_that_breaks_does_not_end_the_run():
     rows = measure.make_ready(task, [Contender("broken", broken, ""), PLAIN[0]], silent)
     assert [row.status for row in rows] == ["failed", "measured"]
     assert "out of order" in rows[0].reason
+
+
+def test_a_section_that_breaks_is_said_to_have_failed(monkeypatch, tmp_path):
+    def broken(settings, say):
+        raise RuntimeError("out of order")
+
+    monkeypatch.setitem(MEASURES, "memory", broken)
+    out = tmp_path / "bench.json"
+    found = run(toy(sections=("memory", "steps"), only=("nobody else",), repeats=1), out=out)
+    assert found["failed"] == {"memory": "RuntimeError: out of order"}
+    assert rows(json.loads(out.read_text()))[REFERENCE, 1]["ratio"] == 1
+    assert "memory FAILED: RuntimeError: out of order" in plain_text(found)
 
 
 @pytest.mark.parametrize(

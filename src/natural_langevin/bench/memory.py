@@ -16,6 +16,7 @@ and the table of rates are made tiny, so that they do not count.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -135,9 +136,7 @@ def _alive() -> int:
     for thing in gc.get_objects():
         # No subclasses: the compiler's fake tensors claim a device and have no memory.
         if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
-            try:
+            with contextlib.suppress(NotImplementedError):  # what vmap leaves behind is a shell
                 storage = thing.untyped_storage()
-            except NotImplementedError:  # a wrapper of vmap or vjp, whose storage is another's
-                continue
-            sizes[storage.data_ptr()] = storage.nbytes()
+                sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())

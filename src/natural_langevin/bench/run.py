@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import logging
 import os
 import tempfile
 import time
@@ -22,6 +23,8 @@ from natural_langevin.bench.measure import Say
 from natural_langevin.bench.problems import NETWORKS
 from natural_langevin.bench.settings import CHAINS, SECTIONS, BenchError, Settings
 from natural_langevin.experiments.origin import origin
+
+log = logging.getLogger("natural_langevin")
 
 FORMAT = 1
 PACKAGES = ("jax", "blackjax", "posteriors", "triton")
@@ -49,11 +52,16 @@ def run(settings: Settings, *, out: Path | None = None, say: Say = lambda line: 
         "load_before": _load(),
         "left_out": _left_out(settings),
         "sections": {},
+        "failed": {},
     }
     with _machine_settings(settings):
         for name in settings.sections:
             say(f"section {name}")
-            results["sections"][name] = MEASURES[name](settings, say)
+            try:
+                results["sections"][name] = MEASURES[name](settings, say)
+            except Exception as error:  # the other sections are worth having
+                log.exception("section %s failed", name)
+                results["failed"][name] = f"{type(error).__name__}: {error}"[:500]
             results["seconds"] = time.monotonic() - started
             results["load_after"] = _load()
             if out is not None:

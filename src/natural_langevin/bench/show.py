@@ -84,6 +84,7 @@ def notes(results: dict[str, Any]) -> list[str]:
             if said:
                 name = f"{row['name']} x {row['chains']}" if row["chains"] > 1 else row["name"]
                 found.append(f"{part['network']}, {name}: {said}")
+    found += [f"section {name} FAILED: {why}" for name, why in results["failed"].items()]
     if results["left_out"]:
         found.append(f"left out: {', '.join(results['left_out'])}")
     return found

@@ -28,7 +28,7 @@ SEEDS = settings(SETTINGS, max_examples=80)  # of many cases each
 GOOD = b'age,town,"height, cm"\n31,Rome,1.7e2\n42,"Oslo ""N""",180\n7,Rome,99.5\n' * 2
 
 
-def read_csv(data: bytes) -> Table | None:
+def assert_table_or_refusal(data: bytes) -> Table | None:
     """The table, checked for what every table promises, or None where it was refused."""
     try:
         table = CsvFile(io.BytesIO(data), label="f.csv").table()
@@ -49,7 +49,7 @@ def read_csv(data: bytes) -> Table | None:
 @MANY
 @given(st.binary(max_size=300))
 def test_any_bytes(data):
-    read_csv(data)
+    assert_table_or_refusal(data)
 
 
 CELLS = st.one_of(
@@ -64,7 +64,9 @@ CELLS = st.one_of(
 @MANY
 @given(st.lists(st.lists(CELLS, min_size=1, max_size=4), max_size=6), st.sampled_from(",;\t|"))
 def test_any_cells_ragged_or_not(rows, separator):
-    read_csv("\n".join(separator.join(row) for row in rows).encode("utf-8", "replace"))
+    assert_table_or_refusal(
+        "\n".join(separator.join(row) for row in rows).encode("utf-8", "replace")
+    )
 
 
 def damage(original: bytes, dice: random.Random) -> bytes:
@@ -93,8 +95,8 @@ def test_damage_to_a_good_file(seed):
     dice = random.Random(seed)
     for _ in range(25):
         damaged = damage(GOOD, dice)
-        read_csv(damaged)
-        read_csv(damaged.decode("latin1").encode("utf-16"))
+        assert_table_or_refusal(damaged)
+        assert_table_or_refusal(damaged.decode("latin1").encode("utf-16"))
 
 
 TEXT = st.text(string.ascii_letters + ' ,;"\n\té', min_size=1, max_size=10).filter(
@@ -111,7 +113,7 @@ def test_what_python_writes_is_read_back(rows):
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerows([("number", "word"), *((repr(n), w) for n, w in rows)])
-    table = read_csv(out.getvalue().encode())
+    table = assert_table_or_refusal(out.getvalue().encode())
     assert table is not None
     np.testing.assert_array_equal(table.numbers("number"), [n for n, _ in rows])
     assert table.words("word") == [w for _, w in rows]
@@ -131,7 +133,7 @@ def plain_npz() -> bytes:
     return buffer.getvalue()
 
 
-def read_arrays(path, data: bytes) -> dict | None:
+def assert_arrays_or_refusal(path, data: bytes) -> dict | None:
     path.write_bytes(data)
     try:
         found = read_npz(path, ("x", "y"))
@@ -151,7 +153,7 @@ def test_damage_to_a_good_archive(tmp_path, good_npz, plain_npz, seed):
     dice = random.Random(seed)
     for _ in range(15):
         for original in (good_npz, plain_npz):
-            read_arrays(tmp_path / "f.npz", damage(original, dice))
+            assert_arrays_or_refusal(tmp_path / "f.npz", damage(original, dice))
 
 
 VALUES = st.recursive(
@@ -191,10 +193,10 @@ def test_any_header(tmp_path, descr, shape, fortran, version, data, compressed):
     with zipfile.ZipFile(buffer, "w", kind) as archive:
         archive.writestr("x.npy", member)
         archive.writestr("y.npy", member)
-    read_arrays(tmp_path / "f.npz", buffer.getvalue())
+    assert_arrays_or_refusal(tmp_path / "f.npz", buffer.getvalue())
 
 
 @settings(SETTINGS, max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_no_archive(tmp_path, data):
-    assert read_arrays(tmp_path / "f.npz", b"PK\x03\x04" + data) is None
+    assert assert_arrays_or_refusal(tmp_path / "f.npz", b"PK\x03\x04" + data) is None

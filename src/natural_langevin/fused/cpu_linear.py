@@ -16,11 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natural_langevin.fused.layer import LayerInputs, LayerState, LayerTask
+from natural_langevin.fused.layer import KIND_NUMBER, LayerInputs, LayerState, LayerTask
 from natural_langevin.gradients import DeferredCall
-
-_KIND = {"euclidean": 0, "rmsprop": 1, "diagonal": 2, "quasi-diagonal": 3}
-
 
 #: torch.compile writes its vector code itself and asks the compiler not to; here it should. The
 #: mathematics stays strict: no reordering of sums beyond the one that is written as a reduction.
@@ -88,7 +85,7 @@ def update_(
         pointer(state.bias), pointer(state.bias_mean), pointer(state.bias_second),
         pointer(task.prior), pointer(inputs.numbers), pointer(inputs.keys),
     )  # fmt: skip
-    library().linear_update(_KIND[task.kind], int(task.has_bias), ctypes.byref(layer))
+    library().linear_update(KIND_NUMBER[task.kind], int(task.has_bias), ctypes.byref(layer))
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:

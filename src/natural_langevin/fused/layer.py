@@ -37,6 +37,8 @@ KINDS: dict[type[Preconditioner], Kind] = {
     DiagonalFisher: "diagonal",
     QuasiDiagonalFisher: "quasi-diagonal",
 }
+#: The kernels' own numbers for them.
+KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS.values())}
 
 
 class LayerInputs(NamedTuple):

@@ -4,8 +4,7 @@ A program owns a tile of weights, BLOCK_O units by BLOCK_I inputs. It forms the 
 the batch in registers and applies metric, drift, noise and running mean to them at once: gradient
 and statistics never reach memory, and what remains is the traffic of the state, each buffer read
 and written once. The weights' pull on their unit's bias (the row A_0i) is summed per tile; a second
-kernel adds these sums up and moves the biases. (Letting the tile that arrives last do that saves a
-launch and costs a quarter of the time at 64 chains.)
+kernel adds these sums up and moves the biases.
 
 The noise is that of ``random.normal``, recomputed here from its address.
 """
@@ -17,10 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from natural_langevin.fused.layer import LayerInputs, LayerState, LayerTask
+from natural_langevin.fused.layer import KIND_NUMBER, LayerInputs, LayerState, LayerTask
 from natural_langevin.gradients import DeferredCall
-
-_KIND = {"euclidean": 0, "rmsprop": 1, "diagonal": 2, "quasi-diagonal": 3}
 
 
 @triton.jit
@@ -239,7 +236,7 @@ def update_(task: LayerTask, state: LayerState, call: DeferredCall, inputs: Laye
         task.scratch["row_sums"] = torch.empty(chains, tiles_i, outputs, device=a.device)
     sums = task.scratch["unit_sums"], task.scratch["row_sums"]
     none = state.weight  # a pointer that the kernel never follows
-    kind, second = _KIND[task.kind], _or(state.bias_second, none)
+    kind, second = KIND_NUMBER[task.kind], _or(state.bias_second, none)
     _linear_kernel[(tiles_o * tiles_i, chains)](
         a, delta, _or(fisher, delta), state.weight, state.weight_mean,
         _or(state.weight_second, none), _or(state.cross, none), _or(state.bias, none), second,

@@ -21,7 +21,15 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, Posterior, likelihoods, metrics, preconditioners, priors
+from natural_langevin import (
+    Langevin,
+    Posterior,
+    likelihoods,
+    metrics,
+    preconditioners,
+    priors,
+    schedules,
+)
 
 TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 ALPHABET = sorted(set(TEXT))
@@ -90,17 +98,17 @@ def sample(train: tuple[Tensor, Tensor], options: argparse.Namespace) -> Posteri
             "*norm.weight": priors.Gaussian(mean=1.0, variance=0.1),
             "*": priors.Gaussian(variance=0.1),
         },
-        preconditioner=preconditioners.QuasiDiagonalFisher(damping=0.1),
-        step_size=5e-3,
+        preconditioner=preconditioners.QuasiDiagonalFisher(damping=1.0),
+        step_size=schedules.polynomial(3e-2, offset=1000),
         chains=2,
         init="fan_in",
         seed=options.seed,
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (32, 2) if options.quick else (2_000, 20)
+    steps, thin = (32, 2) if options.quick else (4_000, 75)
     return sampler.sample(
-        train, steps=steps, batch_size=32, burn_in=steps // 2, thin=thin, progress=False
+        train, steps=steps, batch_size=32, burn_in=steps // 4, thin=thin, progress=False
     )
 
 

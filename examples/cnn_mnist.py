@@ -62,14 +62,14 @@ def sample(found: data.Dataset, side: int, options: argparse.Namespace) -> Poste
         build(side, options.seed),
         likelihoods.Categorical(),
         preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-3),
-        step_size=schedules.polynomial(1e-2, offset=100, power=1 / 2),
+        step_size=schedules.polynomial(1e-2, offset=1000),
         chains=2,
         init="fan_in",  # every chain starts elsewhere
         seed=options.seed,
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (48, 4) if options.quick else (2_400, 45)
+    steps, thin = (48, 4) if options.quick else (8_000, 150)
     return sampler.sample(
         (found.train_x, found.train_y), steps=steps, burn_in=steps // 4, thin=thin, progress=False
     )

@@ -65,16 +65,16 @@ def sample(found: data.Dataset, options: argparse.Namespace) -> Posterior:
     sampler = Langevin(
         build(8 if options.quick else 16, options.seed),
         likelihoods.Categorical(),
-        prior={"*norm.weight": gains, "5.weight": gains, "*": priors.Gaussian(variance=0.1)},
-        preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-2),
-        step_size=schedules.polynomial(2e-3, offset=500),
+        prior={"*norm.weight": gains, "5.weight": gains, "*": priors.Gaussian(variance=1.0)},
+        preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-3),
+        step_size=schedules.polynomial(3e-3, offset=1000),
         chains=2,
         init="fan_in",  # every chain starts elsewhere
         seed=options.seed,
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (32, 2) if options.quick else (1_200, 15)
+    steps, thin = (32, 2) if options.quick else (4_000, 75)
     return sampler.sample(
         (found.train_x, found.train_y), steps=steps, burn_in=steps // 4, thin=thin, progress=False
     )

@@ -229,7 +229,7 @@ class Attend(nn.Module):
         else:
             key = value = x
         length = x.shape[0] if self.time_first else x.shape[1]
-        hidden = torch.zeros(length, 2 if self.cross else length, dtype=torch.bool)
+        hidden = torch.zeros(length, 2 if self.cross else length, dtype=torch.bool, device=x.device)
         hidden[0, 1] = True
         h, weights = self.attention(x, key, value, attn_mask=hidden)
         outputs = self.head(torch.tanh(h).mean(0 if self.time_first else 1))
@@ -314,7 +314,9 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.embed(x)
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=h.dtype)
+        mask = nn.Transformer.generate_square_subsequent_mask(
+            x.shape[1], dtype=h.dtype, device=x.device
+        )
         return self.head(self.inner(h, h[:, :2], tgt_mask=mask, tgt_is_causal=True).mean(1))
 
 
@@ -351,14 +353,18 @@ class Menagerie(nn.Module):
 
 
 class Compact(nn.Module):
-    """A tied embedding, a convolution, a norm and a foreign layer: quick to compile."""
+    """A tied embedding, positions that all chains share, a convolution, a norm and a foreign
+    layer: quick to compile."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(6, 3, padding_idx=2), nn.Linear(3, 6)
         self.head.weight = self.embed.weight
+        self.position = nn.Embedding(3, 3)
         self.conv, self.norm, self.scale = nn.Conv1d(3, 3, 2), nn.LayerNorm(3), Scale()
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.scale(self.norm(torch.tanh(self.conv(self.embed(x).mT)).mT))
+        places = torch.arange(x.shape[1], device=x.device).expand_as(x)
+        h = self.embed(x) + self.position(places)
+        h = self.scale(self.norm(torch.tanh(self.conv(h.mT)).mT))
         return self.head(h).mean(1)[:, :3]

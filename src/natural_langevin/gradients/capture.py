@@ -28,6 +28,7 @@ class Network:
         self.model, self.autocast = model, autocast
         self.rules: dict[str, Rule] = {}  # of the layers that have one
         self.owned: dict[str, dict[str, str]] = {}  # layer -> own name -> full name, trainable
+        self._places = _places(model)
         self._tape: Tape | None = None
 
     def trainable(self) -> Params:
@@ -70,11 +71,12 @@ class Network:
 
     def call(self, params: Params, x: Tensor) -> Any:
         """The outputs; recorded where a tape is running."""
+        placed = {place: params[name] for place, name in self._places.items()}
         if self.dtype is None:
             with vectorised(x):
-                return functional_call(self.model, params, (x,), tie_weights=True)
+                return functional_call(self.model, placed, (x,), tie_weights=False)
         with vectorised(x), self.reduced(x):
-            outputs = functional_call(self.model, params, (x,), tie_weights=True)
+            outputs = functional_call(self.model, placed, (x,), tie_weights=False)
         return pytree.tree_map(lambda o: o.to(self.dtype) if is_real(o) else o, outputs)
 
     @property
@@ -128,3 +130,17 @@ class Network:
                     units[own[bias]] = full
                     taken |= {own[bias], *full}
         return units
+
+
+def _places(model: nn.Module) -> dict[str, str]:
+    """Where trainable parameters sit: the name of the place, and the parameter's own name.
+
+    A tied parameter has several places. A module under several names is one place: its parameter,
+    swapped under both names, would be put back in the wrong order, which torch.compile notices."""
+    own = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    return {
+        f"{path}.{attribute}".lstrip("."): own[id(p)]
+        for path, module in model.named_modules()
+        for attribute, p in module.named_parameters(recurse=False, remove_duplicate=False)
+        if id(p) in own
+    }

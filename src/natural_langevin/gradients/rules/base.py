@@ -258,9 +258,12 @@ def positions(value: Tensor) -> Tensor:
 def _add_rows(index: Tensor, values: Tensor, rows: int) -> Tensor:
     """(B, T) indices and (B, T, ...) values -> (rows, ...), equal indices added up.
 
-    With index_add, because index_put(accumulate=True) is wrong in compiled vmap (torch 2.13)."""
+    With scatter_add, because inductor silently miscompiles the others under vmap (torch 2.11 and
+    2.13): index_put(accumulate=True), and index_add where all chains share the indices."""
     zeros = torch.zeros(rows, *values.shape[2:], dtype=values.dtype, device=values.device)
-    return zeros.index_add(0, index.flatten(), values.flatten(0, 1))
+    values = values.flatten(0, 1)
+    places = index.reshape(-1, *(1,) * (values.ndim - 1)).expand_as(values)
+    return zeros.scatter_add(0, places, values)
 
 
 def _fold(value: Tensor, repeat: int) -> Tensor:

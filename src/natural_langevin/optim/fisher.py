@@ -105,6 +105,7 @@ class Fisher:
             except (RuntimeError, ValueError, TypeError) as error:
                 errors.append(error)
                 continue
+            self._accept(plan)
             return alone, plan, self._wanted(plan)
         raise ValueError(
             f"the model cannot be called with one sample more: {errors[0]}. The first axis of its "
@@ -121,6 +122,9 @@ class Fisher:
         ):
             params, distrusted = self.shadow.trainable(), self.gradients._distrusted
             return make_plan(self.shadow, params, arguments.every_row, distrusted)
+
+    def _accept(self, plan: Plan) -> None:
+        """Every plan can be followed here."""
 
     def _wanted(self, plan: Plan) -> frozenset[str]:
         """The layers whose calls are kept: what happens inside opaque ones is found later."""

@@ -26,6 +26,11 @@ def local(value: Any) -> Tensor:
     return value.to_local() if is_sharded(value) else value
 
 
+def whole(value: Any) -> Tensor:
+    """All rows, gathered: every rank must ask."""
+    return value.full_tensor() if is_sharded(value) else value
+
+
 def like(parameter: Any, rows: Tensor) -> Tensor:
     """``rows`` as this rank's shard of a tensor of the parameter's shape."""
     if not is_sharded(parameter):

@@ -186,7 +186,7 @@ def check_refusals(rank: int) -> None:
     x, y = batch(0)
     loss = F.cross_entropy(model(x), y)
     (loss * (float("nan") if rank == 1 else 1.0)).backward()  # one rank alone
-    refused(RuntimeError, "not finite at step 0", optimizer.step)
+    refused(RuntimeError, "is not finite; the parameters were left", optimizer.step)
 
 
 def check_posterior(rank: int) -> None:
@@ -195,6 +195,11 @@ def check_posterior(rank: int) -> None:
     collector = optimizer.collector(thin=2)
     run(model, optimizer, 4, rank)
     refused(ValueError, "is sharded: give posterior(model)", collector.posterior)
+    refused(ValueError, "with optimizer.at_mean()", optimizer.mean_network)
+    with optimizer.at_mean():
+        torch.testing.assert_close(
+            model.mix.weight.full_tensor(), optimizer.mean()["mix.weight"].full_tensor()
+        )
     posterior = collector.posterior(network())
     probabilities = posterior.predict(batch(0)[0]).mean
     torch.testing.assert_close(probabilities.sum(1), torch.ones(BATCH, dtype=torch.float64))

@@ -29,6 +29,7 @@ from natural_langevin.gradients.selfcheck import check_statistics
 from natural_langevin.gradients.statistics import Recorded, layer_statistics
 from natural_langevin.gradients.tape import CallKey, Tape, is_real
 from natural_langevin.optim.capture import Capture, Pass, Record
+from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.shadow import Arguments, Cotangent, Shadow, shadow_copy
 from natural_langevin.preconditioners import Preconditioner
 
@@ -356,30 +357,3 @@ def _unexpected(name: str) -> str:
         "network choose its layers by the values of its inputs, or call them without gradients? "
         "Use preconditioners.RMSProp() or Euclidean() for such a network"
     )
-
-
-def refuse_dropout(model: nn.Module) -> None:
-    """The likelihood of a parameter must be one number."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            rate = module.p
-        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            rate = module.dropout
-        else:
-            continue
-        if module.training and rate > 0:
-            raise ValueError(
-                f"dropout in layer {name!r} is active (p={rate}), but the likelihood needs a "
-                "deterministic network, and sampling replaces dropout. Switch it off with "
-                "natural_langevin.optim.without_dropout(model)"
-            )
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    """Sets the rate of every dropout layer to 0, in place, and returns the model."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            module.dropout = 0.0
-    return model

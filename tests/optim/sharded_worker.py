@@ -151,6 +151,18 @@ def check_unequal_ranks(rank: int) -> None:
     refused(ValueError, "different numbers of samples", optimizer.step)
 
 
+def check_replicas(rank: int) -> None:
+    """DistributedDataParallel: the statistics are added up as the gradients are."""
+    alone, inner = network(Plain), network(Plain)
+    reference = optimizer_of(alone, "quasi-diagonal")
+    model = nn.parallel.DistributedDataParallel(inner)
+    optimizer = optimizer_of(model, "quasi-diagonal")
+    run(model, optimizer, 5, rank)
+    run(alone, reference, 5, None)
+    for k, p in reference.sampled().items():
+        torch.testing.assert_close(optimizer.sampled()[k], p, rtol=1e-12, atol=1e-12)
+
+
 def refused(kind: type[Exception], text: str, function: Any) -> None:
     try:
         function()
@@ -214,6 +226,7 @@ def main(folder: Path) -> None:
         check_metric(Plain, name, STEPS, rank)
     save(*check_metric(Gated, "quasi-diagonal", 10, rank, pieces=2), folder)
     check_unequal_ranks(rank)
+    check_replicas(rank)
     check_refusals(rank)
     check_posterior(rank)
     dist.barrier()

@@ -28,6 +28,7 @@ from natural_langevin.gradients.rules.tapped import Tapped
 from natural_langevin.gradients.selfcheck import check_statistics
 from natural_langevin.gradients.statistics import Recorded, layer_statistics
 from natural_langevin.gradients.tape import CallKey, Tape, is_real
+from natural_langevin.optim import shards
 from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.shadow import Arguments, Cotangent, Shadow, shadow_copy
@@ -59,6 +60,7 @@ class Fisher:
         self._opaque = {n for n, m in copied.named_modules() if isinstance(m, Tapped)}
         self._plans: dict[Any, tuple[bool, Plan | None, frozenset[str]]] = {}
         self._checked = False
+        self.group: Any = None  # of the ranks that run replicas of the model
         self.draw: Any = None  # given by whoever knows how to draw labels from the model
         layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.shadow.owned)
         self.capture = Capture(model, list(layers), self._plan_for, self._finished)
@@ -86,6 +88,11 @@ class Fisher:
     def _plan_for(self, arguments: Arguments) -> tuple[Arguments, Plan | None, frozenset[str]]:
         """How the statistics of such a call are found; rehearsed once for every kind of call."""
         self.gather()  # of earlier passes: their activations can go
+        self.group = shards.replicas()
+        if self.group is not None and self.need == "samples":
+            raise ValueError(
+                "FullFisher does not go with DistributedDataParallel: use QuasiDiagonalFisher()"
+            )
         kind = (arguments.kind, self.model.training)
         if kind not in self._plans:
             refuse_dropout(self.model)
@@ -336,6 +343,9 @@ class Fisher:
             loss_scale = 1.0
         unit = (self.samples if self.reduction == "mean" else 1.0) / loss_scale
         factor = unit**2 / everywhere
+        if self.group is not None:
+            rows = [v for row in self._cross.values() for v in row.values()]
+            shards.add_up([*self._second.values(), *rows], self.group)
         samples: Params = {}
         if self._samples:
             names = self._samples[0]

@@ -77,6 +77,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         scaler: Any = None,
     ) -> None:
         """``model`` is the module that the loop calls; hooks on its layers read off the statistics.
+        It may be wrapped in DistributedDataParallel, or sharded by FSDP2's ``fully_shard``.
 
         ``num_data``: N, the size of the training set. ``lr``: eta, a number or a schedule of
         ``natural_langevin.schedules``. ``params``: what to sample, by default every trainable
@@ -90,6 +91,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         """
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
         check_arguments(model, likelihood, prior, preconditioner, "model")
         if reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", got {reduction!r}')
@@ -194,11 +197,13 @@ class NaturalLangevin(torch.optim.Optimizer):
         gradient = local_gradient(sampled)
         self._fisher.check_seen()
         try:
-            samples, ranks = agreed(gradient, sampled, self._fisher.samples, self.reduction)
+            samples, ranks = agreed(
+                gradient, sampled, self._fisher.samples, self.reduction, self._fisher.group
+            )
         except DivergenceError as error:
             self._fisher.forget()
             raise DivergenceError(f"step {self.steps}: {error}") from None
-        if self.reduction == "sum":  # DTensors' gradients are means over the ranks
+        if self.reduction == "sum":  # gradients have been averaged over the ranks
             scale = scale._replace(gradient=scale.gradient * samples / ranks)
         if scale.gradient != 1.0:
             gradient = {k: g / scale.gradient for k, g in gradient.items()}

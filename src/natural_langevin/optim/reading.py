@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,7 +35,11 @@ def local_gradient(sampled: Mapping[str, nn.Parameter]) -> Params:
 
 
 def agreed(
-    gradient: Params, sampled: Mapping[str, nn.Parameter], seen: int, reduction: str
+    gradient: Params,
+    sampled: Mapping[str, nn.Parameter],
+    seen: int,
+    reduction: str,
+    group: Any = None,
 ) -> tuple[float, float]:
     """Samples of this step on all ranks, and how many ranks there are.
 
@@ -42,7 +47,7 @@ def agreed(
     norms = torch.stack([n.float() for n in torch._foreach_norm(list(gradient.values()))])
     bad = [k for k, ok in zip(gradient, torch.isfinite(norms).tolist(), strict=True) if not ok]
     mine = [float(seen), float(seen) ** 2, float(len(bad)), 1.0]
-    samples, squares, broken, ranks = shards.total(mine, next(iter(sampled.values())))
+    samples, squares, broken, ranks = shards.total(mine, next(iter(sampled.values())), group)
     if broken:
         where = repr(bad[0]) if bad else "a parameter on another rank"
         raise DivergenceError(

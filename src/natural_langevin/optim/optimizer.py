@@ -54,6 +54,17 @@ class NaturalLangevin(torch.optim.Optimizer):
         theta = theta - lr C v + sqrt(2 lr T / N) C^{1/2} xi,      xi ~ N(0, Id)
 
     so ``lr`` is on SGD's scale and may be set by any ``torch.optim.lr_scheduler``.
+
+    - Gradient accumulation: call ``backward()`` on micro-batches of any sizes, whose losses add up
+      to the mean (or sum, see ``reduction``) over all samples of the step.
+    - Mixed precision: autocast, and GradScaler as with any optimizer.
+    - ``state_dict`` holds the running mean, the metric and the step count: a loop goes on with the
+      same bits (give the same ``seed`` and ``num_data``). A scheduler and a collector have theirs.
+    - The network must be deterministic: ``without_dropout(model)``, BatchNorm in eval mode. Passes
+      under ``no_grad``, or without ``backward()``, change nothing.
+    - Under ``torchrun``: DistributedDataParallel, or ``fully_shard`` before the optimizer is made;
+      then parameters, metric and mean are DTensors, and ``torch.distributed.checkpoint`` saves
+      them (call ``init_state()`` before loading). Ranks with chains of their own: ``chain=rank``.
     """
 
     #: GradScaler hands over its scale and whether it found infinities: see ``scaling``.
@@ -119,10 +130,9 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._prior: dict[str, priors.Prior] = {}
         self._layout: Layout | None = None
         self._dynamics_of: dict[Any, Dynamics] = {}
-        first = lr(0) if callable(lr) else lr
-        defaults = {"lr": first, "temperature": temperature}
+        defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
-        self._rates(0, self.param_groups[0]["lr"])  # wrong rates fail here, not at the first step
+        self._rates(0, self.param_groups[0]["lr"])  # wrong rates fail here
 
     # Parameter groups -----------------------------------------------------------------------------
 
@@ -203,10 +213,9 @@ class NaturalLangevin(torch.optim.Optimizer):
         except DivergenceError as error:
             self._fisher.forget()
             raise DivergenceError(f"step {self.steps}: {error}") from None
-        if self.reduction == "sum":  # gradients have been averaged over the ranks
-            scale = scale._replace(gradient=scale.gradient * samples / ranks)
-        if scale.gradient != 1.0:
-            gradient = {k: g / scale.gradient for k, g in gradient.items()}
+        divisor = scale.gradient  # gradients have been averaged over the ranks
+        divisor *= samples / ranks if self.reduction == "sum" else 1.0
+        gradient = {k: g if divisor == 1.0 else g / divisor for k, g in gradient.items()}
         statistics = self._fisher.statistics(scale.statistics, samples)
         step = self.steps
         self._follow_schedule(step)

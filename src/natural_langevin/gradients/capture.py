@@ -19,6 +19,25 @@ from natural_langevin.gradients.vectorised import vectorised
 Params = dict[str, Tensor]
 
 
+class Places:
+    """Where a network keeps its parameters: every (module, attribute) once, whatever its names.
+
+    ``functional_call`` finds tied weights by itself, but where one submodule has two names it
+    puts back the second time what it had put in the first, and the parameter is lost."""
+
+    def __init__(self, model: nn.Module) -> None:
+        first = {id(p): name for name, p in model.named_parameters()}
+        self._first = {
+            f"{path}.{attribute}".lstrip("."): first[id(p)]
+            for path, module in model.named_modules()
+            for attribute, p in module.named_parameters(recurse=False, remove_duplicate=False)
+        }
+
+    def fill(self, params: Params) -> Params:
+        """``params``, by the first name of each, at every place."""
+        return {place: params[name] for place, name in self._first.items() if name in params}
+
+
 class Network:
     """A private copy of a model: hooks stay on it for good."""
 
@@ -28,8 +47,8 @@ class Network:
         self.model, self.autocast = model, autocast
         self.rules: dict[str, Rule] = {}  # of the layers that have one
         self.owned: dict[str, dict[str, str]] = {}  # layer -> own name -> full name, trainable
-        self._places = _places(model)
         self._tape: Tape | None = None
+        self.places = Places(model)
 
     def trainable(self) -> Params:
         """Parameters with ``requires_grad``, detached, by name (a tied one once)."""
@@ -71,13 +90,17 @@ class Network:
 
     def call(self, params: Params, x: Tensor) -> Any:
         """The outputs; recorded where a tape is running."""
-        placed = {place: params[name] for place, name in self._places.items()}
         if self.dtype is None:
             with vectorised(x):
-                return functional_call(self.model, placed, (x,), tie_weights=False)
+                return self.evaluate(params, (x,))
         with vectorised(x), self.reduced(x):
-            outputs = functional_call(self.model, placed, (x,), tie_weights=False)
+            outputs = self.evaluate(params, (x,))
         return pytree.tree_map(lambda o: o.to(self.dtype) if is_real(o) else o, outputs)
+
+    def evaluate(self, params: Params, args: Any, kwargs: Any = None) -> Any:
+        """The model at these parameters."""
+        filled = self.places.fill(params)
+        return functional_call(self.model, filled, args, kwargs, tie_weights=False)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -130,17 +153,3 @@ class Network:
                     units[own[bias]] = full
                     taken |= {own[bias], *full}
         return units
-
-
-def _places(model: nn.Module) -> dict[str, str]:
-    """Where trainable parameters sit: the name of the place, and the parameter's own name.
-
-    A tied parameter has several places. A module under several names is one place: its parameter,
-    swapped under both names, would be put back in the wrong order, which torch.compile notices."""
-    own = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    return {
-        f"{path}.{attribute}".lstrip("."): own[id(p)]
-        for path, module in model.named_modules()
-        for attribute, p in module.named_parameters(recurse=False, remove_duplicate=False)
-        if id(p) in own
-    }

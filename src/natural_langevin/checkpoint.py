@@ -23,17 +23,18 @@ class CheckpointError(StorageError):
 def save_tree(path: Path, tree: Any, metadata: dict[str, str] | None = None) -> None:
     """Writes every tensor of the tree under its path in it; scalars as 0-d tensors stay 0-d."""
     with staged(path) as handle:
-        tensorfile.write_tensors(handle, _named(tree), metadata or {})
+        tensorfile.write_tensors(handle, named(tree), metadata or {})
 
 
-def _named(tree: Any) -> dict[str, Tensor]:
+def named(tree: Any) -> dict[str, Tensor]:
+    """Every tensor under its path in the tree."""
     leaves, _ = pytree.tree_flatten_with_path(tree)
     return {pytree.keystr(where): leaf for where, leaf in leaves}
 
 
 def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, str]]:
     """Reads a tree of the same names, shapes and dtypes as ``like``, on ``like``'s devices."""
-    expected = _named(like)
+    expected = named(like)
     try:
         found = tensorfile.mapped(path, {name: spec(leaf) for name, leaf in expected.items()})
         metadata = _metadata(path)
@@ -71,7 +72,7 @@ class RunCheckpoint:
         )
         what = f"a checkpoint to {self._newest.parent}"
         with tensorfile.writing(what, remedy), staged(self._newest) as handle:
-            tensorfile.write_tensors(handle, _named(tree), {"config": json.dumps(self._config)})
+            tensorfile.write_tensors(handle, named(tree), {"config": json.dumps(self._config)})
             handle.flush()
             os.fsync(handle.fileno())  # on the disk before the older one loses its name
             if self._newest.exists():
@@ -96,14 +97,19 @@ class RunCheckpoint:
                 raise StorageError(f"{path.name} does not say which run it is of")
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"cannot read {path.name}: {error}") from error
-        differing = [k for k in self._config | found if self._config.get(k) != found.get(k)]
-        if differing:
-            key = differing[0]
-            raise CheckpointError(
-                f"{path.parent} holds a checkpoint of another run: {', '.join(differing)} differ "
-                f"({key}: {found.get(key)!r} there, {self._config.get(key)!r} here). Use another "
-                "folder, or the same settings and data"
-            )
+        check_same_run(path.parent, found, self._config)
+
+
+def check_same_run(folder: Path, found: dict[str, Any], config: dict[str, Any]) -> None:
+    """Refuses a checkpoint of another run, and says in which arguments the two differ."""
+    differing = [k for k in config | found if config.get(k) != found.get(k)]
+    if differing:
+        key = differing[0]
+        raise CheckpointError(
+            f"{folder} holds a checkpoint of another run: {', '.join(differing)} differ "
+            f"({key}: {found.get(key)!r} there, {config.get(key)!r} here). Use another folder, or "
+            "the same settings and data"
+        )
 
 
 def copy_tree_(into: Any, values: Any) -> None:

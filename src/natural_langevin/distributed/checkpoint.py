@@ -1,0 +1,201 @@
+"""Checkpoints of a run on several processes, which as many or as few others can go on from.
+
+Every chain has entries of its own, so which rank has which chains does not matter: a rank writes
+those of its chains, and reads those of its chains. What ranks hold in common (the step, the counts,
+and every chain of a group that shares minibatches) is written once.
+
+The folder holds ``sharded-000007/`` and the one before it. A checkpoint is there from the moment
+in which its index is (see ``parts``): a rank that dies before leaves the one before it the newest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.utils import _pytree as pytree
+
+from natural_langevin import tensorfile
+from natural_langevin.atomic import check_writable, remove_leftovers
+from natural_langevin.checkpoint import CheckpointError, check_same_run, named
+from natural_langevin.distributed.group import Group, GroupError
+from natural_langevin.distributed.parts import INDEX, PartReader, PartWriter, read_words
+from natural_langevin.tensorfile import StorageError, WriteError
+
+_NAME = re.compile(r"sharded-(\d{6,})")
+
+#: Entries that all ranks hold alike; all others have a chain axis.
+_COMMON = ("['state'].step", "['collector']['counts']")
+#: The trace of losses has a column for the step, and then one for every chain.
+_TRACE = "['collector']['trace']"
+
+
+class ShardedCheckpoint:
+    """The checkpoint of one run in a folder that all ranks see; ``load`` and ``save`` as
+    ``RunCheckpoint`` has them, called by all ranks together.
+
+    ``chains``: the numbers, among all chains of the run, of those that this rank's trees hold."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], group: Group, chains: range) -> None:
+        self._folder, self._group, self._chains = folder, group, chains
+        self._config = json.loads(json.dumps(config))
+        with tensorfile.writing(f"checkpoints to {folder}", "Give another folder"):
+            self._once("opening the checkpoint folder", self._open)
+        self._check_shared()
+        self._number = self._common([_number(path) for path in _generations(folder)] or [0])[-1]
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        check_writable(self._folder)
+        remove_leftovers(self._folder)
+        for path in _generations(self._folder):
+            if not (path / INDEX).exists():  # somebody died while it was written
+                shutil.rmtree(path)
+
+    def _check_shared(self) -> None:
+        place, token = "comparing checkpoint folders", f".{secrets.token_hex(8)}.part"
+        if self._group.first:
+            (self._folder / token).touch()
+        token = self._group.exchange(place, token)[0]
+        seen = self._group.exchange(place, "yes" if (self._folder / token).exists() else "")
+        if self._group.first:
+            (self._folder / token).unlink()
+        if not all(seen):
+            blind = [rank for rank, answer in enumerate(seen) if not answer]
+            raise CheckpointError(
+                f"{self._folder} on ranks {blind} is not the folder of that name on rank 0: "
+                "checkpoint= needs a folder that all nodes share"
+            )
+
+    def _once(self, place: str, action: Callable[[], None]) -> None:
+        """Rank 0 does it; where it cannot, the same OSError on all ranks."""
+        problem = ""
+        if self._group.first:
+            try:
+                action()
+            except OSError as error:
+                problem = error.strerror or str(error)
+        problem = self._group.exchange(place, problem)[0]
+        if problem:
+            raise OSError(problem)
+
+    def save(self, tree: Any) -> None:
+        """At every moment of this, one whole checkpoint is there."""
+        remedy = (
+            "The checkpoint before it is intact: free some space, and run the same again to go on"
+        )
+        self._number += 1
+        path = self._folder / f"sharded-{self._number:06d}"
+        with tensorfile.writing(f"a checkpoint to {self._folder}", remedy):
+            self._once("making room for a checkpoint", path.mkdir)
+            with self._group.waiting("writing a checkpoint"), _plainly():
+                save(
+                    self._entries(tree),
+                    storage_writer=PartWriter(path, {"config": self._config}),
+                    planner=DefaultSavePlanner(flatten_state_dict=False),
+                    no_dist=self._group.world == 1,
+                )
+        if self._group.first:
+            self._remove_older()
+
+    def load(self, like: Any) -> Any | None:
+        """The newest readable checkpoint of this run, or None in an empty folder.
+
+        Where one rank cannot read its part, all ranks take the checkpoint before."""
+        there = [p for p in reversed(_generations(self._folder)) if (p / INDEX).exists()]
+        for name in (names := self._common([path.name for path in there])):
+            found, problem = None, ""
+            try:
+                found = self._read(self._folder / name, like)
+            except StorageError as error:
+                problem = str(error)
+            problems = self._group.exchange(f"reading the checkpoint {name}", problem)
+            if not any(problems):
+                return found
+            if name == names[-1]:
+                raise CheckpointError(next(text for text in problems if text))
+        return None
+
+    def _read(self, path: Path, like: Any) -> Any:
+        words = read_words(path).get("config")
+        if not isinstance(words, dict):
+            raise CheckpointError(f"{path.name} does not say which run it is of")
+        check_same_run(self._folder, words, self._config)
+        tree = pytree.tree_map(torch.empty_like, like)
+        with _plainly():
+            load(
+                self._entries(tree),  # views: what is loaded into them is in the tree
+                storage_reader=PartReader(path),
+                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                no_dist=True,  # every rank reads for itself, and they compare notes afterwards
+            )
+        return tree
+
+    def _entries(self, tree: Any) -> dict[str, Tensor]:
+        """Views of the tree's tensors, those with a chain axis chain by chain."""
+        entries = {}
+        for name, leaf in named(tree).items():
+            if name in _COMMON:
+                entries[name] = leaf
+            elif name == _TRACE:
+                entries[f"{name} steps"] = leaf[:, 0]
+                by_chain = leaf[:, 1:].unbind(1)
+            else:
+                by_chain = leaf.unbind(0)
+            if name not in _COMMON:
+                entries |= {
+                    f"chain {chain} {name}": part
+                    for chain, part in zip(self._chains, by_chain, strict=True)
+                }
+        return entries
+
+    def _common(self, mine: list[Any]) -> list[Any]:
+        """Rank 0's list, at every rank: others may see the folder a moment later."""
+        return json.loads(self._group.exchange("looking for checkpoints", json.dumps(mine))[0])
+
+    def _remove_older(self) -> None:
+        """All but the newest two that are whole. What cannot be removed does no harm."""
+        there = _generations(self._folder)
+        kept = [path for path in there if (path / INDEX).exists()][-2:]
+        for path in there:
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _generations(folder: Path) -> list[Path]:
+    """Checkpoints, whole or not, the oldest first."""
+    return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("sharded-"))
+
+
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Torch's error of one or more ranks as the error that it is about; no talk of single
+    processes, which are meant."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        if isinstance(cause, OSError) and not isinstance(cause, WriteError):
+            raise OSError(cause.errno, f"{cause.strerror} (rank {rank})") from error
+        if isinstance(cause, KeyboardInterrupt | StorageError | GroupError):
+            raise cause from error
+        raise CheckpointError(f"rank {rank}: {cause}") from error

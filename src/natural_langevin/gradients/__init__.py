@@ -26,7 +26,7 @@ from natural_langevin.gradients.capture import Network, Params
 from natural_langevin.gradients.moments import CHUNK_NUMBERS, Sharing
 from natural_langevin.gradients.peers import Part, Peers, at_its_rows
 from natural_langevin.gradients.plan import Plan, make_plan
-from natural_langevin.gradients.prepare import plain_copy, prepare_model
+from natural_langevin.gradients.prepare import plain_copy, prepare_model, with_parameters
 from natural_langevin.gradients.rules import (
     RULES,
     Call,
@@ -50,7 +50,7 @@ __all__ = [
     "RULES", "Call", "DeferredCall", "Evaluation", "Gradients", "Network", "Outer", "Params",
     "Part", "Peers", "Rule", "SampleGradient", "Scatter", "Sharing", "Stacked", "Statistics", "Sum",
     "own_units", "plain_copy", "positions", "prepare_model", "register_rule", "restore_layers",
-    "vectorised",
+    "vectorised", "with_parameters",
 ]  # fmt: skip
 
 Need = Literal["gradient", "diagonal", "samples"]

@@ -19,8 +19,9 @@ ORDER = [
     "_version", "pages", "figures", "chains", "random", "schedules", "progress", "atomic", "data",
     "models", "likelihoods", "room", "tensorfile", "networks", "fingerprints", "manifest",
     "storage", "stores", "priors", "gradients", "preconditioners", "langevin", "fused", "mixtures",
-    "prediction", "export", "distillation", "metrics", "diagnostics", "checkpoint", "distributed",
-    "engine", "posterior", "collector", "run", "checks", "probe", "sampler", "experiments",
+    "prediction", "export", "distillation", "metrics", "diagnostics", "checkpoint", "engine",
+    "holding", "posterior", "collector", "run", "checks", "probe", "distributed", "sampler",
+    "experiments",
     "tabular", "bench", "report", "cli",
 ]  # fmt: skip
 

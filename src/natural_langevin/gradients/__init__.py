@@ -24,8 +24,9 @@ from torch.utils import _pytree as pytree
 from natural_langevin.gradients.accumulation import accumulated, clipped, joined
 from natural_langevin.gradients.capture import Network, Params
 from natural_langevin.gradients.moments import CHUNK_NUMBERS, Sharing
+from natural_langevin.gradients.peers import Part, Peers, at_its_rows
 from natural_langevin.gradients.plan import Plan, make_plan
-from natural_langevin.gradients.prepare import plain_copy, prepare_model
+from natural_langevin.gradients.prepare import plain_copy, prepare_model, with_parameters
 from natural_langevin.gradients.rules import (
     RULES,
     Call,
@@ -47,8 +48,9 @@ from natural_langevin.likelihoods import State as LikelihoodState
 
 __all__ = [
     "RULES", "Call", "DeferredCall", "Evaluation", "Gradients", "Network", "Outer", "Params",
-    "Rule", "SampleGradient", "Scatter", "Sharing", "Stacked", "Statistics", "Sum", "own_units",
-    "plain_copy", "positions", "prepare_model", "register_rule", "restore_layers", "vectorised",
+    "Part", "Peers", "Rule", "SampleGradient", "Scatter", "Sharing", "Stacked", "Statistics", "Sum",
+    "own_units", "plain_copy", "positions", "prepare_model", "register_rule", "restore_layers",
+    "vectorised", "with_parameters",
 ]  # fmt: skip
 
 Need = Literal["gradient", "diagonal", "samples"]
@@ -108,12 +110,14 @@ class Gradients:
         sharing: Sharing = "exact",
         microbatch: int | None = None,
         clip: float | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """``microbatch``: at most this many samples of a chain at once (see ``accumulation``).
-        ``clip``: the largest norm of a chain's gradient; statistics stay as they are."""
+        ``clip``: the largest norm of a chain's gradient; statistics stay as they are.
+        ``peers``: the processes that each take a part of every minibatch (see ``peers``)."""
         self.network, self.likelihood = network, likelihood
         self.need, self.targets, self.sharing = need, targets, sharing
-        self.microbatch, self.clip = microbatch, clip
+        self.microbatch, self.clip, self.peers = microbatch, clip, peers
         self._numbers = CHUNK_NUMBERS
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._distrusted: frozenset[str] = frozenset()
@@ -126,6 +130,8 @@ class Gradients:
         """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""
         if not self._watching:
             return
+        if self.peers is not None:
+            x = x[self.peers.part(len(x)).rows]
         first = {name: value[0] for name, value in params.items()}
         for part in x.split(self.microbatch or len(x)):
             if tuple(part.shape) not in self._plans:
@@ -137,7 +143,8 @@ class Gradients:
 
         From here on their calls are on tape whatever the preconditioner needs. Gradients that are
         clipped, gathered in pieces or formed in reduced precision are deferred to nobody."""
-        if self.microbatch is not None or self.clip is not None or self.network.dtype is not None:
+        whole = self.microbatch is None and self.peers is None
+        if not whole or self.clip is not None or self.network.dtype is not None:
             return []
         if not self._watching:
             self.network.install_hooks()
@@ -172,13 +179,63 @@ class Gradients:
         first = next(iter(params.values()))
         self._numbers = max(1, CHUNK_NUMBERS // len(first))  # of one chain's temporary tensors
         rate = (step + 1).to(first.dtype).rsqrt()
+        if self.peers is None:
+            found = self._evaluate(params, likelihood, batch, key, rate, chain_axis, deferred)
+        else:
+            found = self._with_peers(params, likelihood, batch, key, rate, chain_axis, self.peers)
+        if self.clip is not None:
+            found.gradient = vmap(partial(clipped, limit=self.clip))(found.gradient)
+        return found
+
+    def _evaluate(
+        self,
+        params: Params,
+        likelihood: LikelihoodState,
+        batch: tuple[Tensor, Tensor],
+        key: Tensor,
+        rate: Tensor,
+        chain_axis: bool,
+        deferred: tuple[str, ...] = (),
+        part: Part | None = None,
+    ) -> Evaluation:
+        """All chains on a batch, or on the ``part`` of one that is here."""
         data = 0 if chain_axis else None
-        one_chain = partial(self._one_chain, deferred=deferred)
+        one_chain = partial(self._one_chain, deferred=deferred, part=part)
         loss, gradient, (second, cross, samples), state, calls = vmap(
             one_chain, in_dims=(0, 0, data, data, 0, None)
         )(params, likelihood, *batch, key, rate)
         handed = {name: DeferredCall(*call) for name, call in calls.items()}
         return Evaluation(loss, gradient, Statistics(second, cross, samples), state, handed)
+
+    def _with_peers(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        batch: tuple[Tensor, Tensor],
+        key: Tensor,
+        rate: Tensor,
+        chain_axis: bool,
+        peers: Peers,
+    ) -> Evaluation:
+        """The same when every peer evaluates a part of the batch: what single samples say is
+        added up. What the likelihood learns from all outputs is settled beforehand, like in
+        ``_in_pieces``."""
+        x, y = batch
+        part = peers.part(x.shape[1 if chain_axis else 0])
+        own = (x[:, part.rows], y[:, part.rows]) if chain_axis else (x[part.rows], y[part.rows])
+        if state:
+            data = 0 if chain_axis else None
+            outputs = vmap(self.network.call, in_dims=(0, data))(params, own[0])
+            everybody = peers.add_up(at_its_rows(outputs, part, axis=1))
+            update = vmap(self.likelihood.update, in_dims=(0, 0, data, None))
+            state = update(state, everybody, y, rate)
+        here = self._evaluate(params, state, own, key, rate, chain_axis, part=part)
+        found = here.statistics
+        means = (here.loss, here.gradient, found.second, found.cross)
+        samples = at_its_rows(found.samples, part, axis=1)
+        total = peers.add_up((pytree.tree_map(part.share, means), samples))
+        (loss, gradient, second, cross), samples = total
+        return Evaluation(loss, gradient, Statistics(second, cross, samples), state)
 
     def _one_chain(
         self,
@@ -189,22 +246,20 @@ class Gradients:
         key: Tensor,
         rate: Tensor,
         deferred: tuple[str, ...],
+        part: Part | None,
     ) -> tuple[Tensor, Params, Found, LikelihoodState, Deferred]:
-        calls: Deferred = {}
+        """One chain on its batch; of a ``part`` of one, the likelihood is settled already."""
+
+        def settle(outputs: Any) -> Settled:
+            learned = part is not None
+            new = state if learned else self.likelihood.update(state, outputs, y, rate)
+            return Settled(new, y, self._labels(outputs, y, key, new, part))
+
         if self.need == "samples":
-            loss, gradient, statistics, state = self._with_samples(params, state, x, y, key, rate)
-        elif self.microbatch is None or self.microbatch >= len(x):
-
-            def settle(outputs: Any) -> Settled:
-                new = self.likelihood.update(state, outputs, y, rate)
-                return Settled(new, y, self._labels(outputs, y, key, new))
-
-            loss, gradient, statistics, state, calls = self._one_batch(params, x, settle, deferred)
-        else:
-            loss, gradient, statistics, state = self._in_pieces(params, state, x, y, key, rate)
-        if self.clip is not None:
-            gradient = clipped(gradient, self.clip)
-        return loss, gradient, statistics, state, calls
+            return (*self._with_samples(params, x, settle), {})
+        if self.microbatch is None or self.microbatch >= len(x):
+            return self._one_batch(params, x, settle, deferred)
+        return (*self._in_pieces(params, state, x, y, settle), {})
 
     def _one_batch(
         self,
@@ -248,8 +303,7 @@ class Gradients:
         state: LikelihoodState,
         x: Tensor,
         y: Tensor,
-        key: Tensor,
-        rate: Tensor,
+        settle: Callable[[Any], Settled],
     ) -> tuple[Tensor, Params, Found, LikelihoodState]:
         """The same for a batch in pieces. What depends on all outputs (the likelihood's averages,
         labels drawn from the model) is settled by a forward pass of its own beforehand."""
@@ -258,8 +312,7 @@ class Gradients:
         labels = y
         if state or self.targets == "model":
             outputs = joined([self.network.call(params, part) for part in xs])
-            state = self.likelihood.update(state, outputs, y, rate)
-            labels = self._labels(outputs, y, key, state)
+            state, _, labels = settle(outputs)
 
         def piece(part: Tensor, y: Tensor, labels: Tensor) -> Any:
             return self._one_batch(params, part, lambda _: Settled(state, y, labels))[:3]
@@ -267,9 +320,18 @@ class Gradients:
         means = map(piece, xs, ys, labels.split(self.microbatch))
         return (*accumulated(means, [len(part) for part in xs]), state)
 
-    def _labels(self, outputs: Any, y: Tensor, key: Tensor, state: LikelihoodState) -> Tensor:
-        """Whose gradients are squared: the data's labels, or some drawn from the model."""
-        return y if self.targets == "data" else self.likelihood.sample(outputs, key, state)
+    def _labels(
+        self, outputs: Any, y: Tensor, key: Tensor, state: LikelihoodState, part: Part | None
+    ) -> Tensor:
+        """Whose gradients are squared: the data's labels, or some drawn from the model.
+
+        Draws are addressed by a sample's place in the whole minibatch: with a part of it, labels
+        are drawn for all places, and those of the part are used."""
+        if self.targets == "data":
+            return y
+        if part is None:
+            return self.likelihood.sample(outputs, key, state)
+        return self.likelihood.sample(at_its_rows(outputs, part), key, state)[part.rows]
 
     def _unscaled(self, pullback: Any, cotangent: Any) -> Any:
         """Gradients for a cotangent that is scaled where float16 would lose it; back in full
@@ -288,23 +350,16 @@ class Gradients:
         return self.likelihood.log_loss(self.network.call(p, x), y, state).sum()
 
     def _with_samples(
-        self,
-        params: Params,
-        state: LikelihoodState,
-        x: Tensor,
-        y: Tensor,
-        key: Tensor,
-        rate: Tensor,
+        self, params: Params, x: Tensor, settle: Callable[[Any], Settled]
     ) -> tuple[Tensor, Params, Found, LikelihoodState]:
         """Per-sample gradients of the whole network: any layer, at B times the memory."""
         outputs = self.network.call(params, x)
-        state = self.likelihood.update(state, outputs, y, rate)
+        state, y, labels = settle(outputs)
         losses = self.likelihood.log_loss(outputs, y, state)
         samples = self._per_sample(params, state, x, y)
         gradient = {name: g.mean(0) for name, g in samples.items()}
         if self.targets == "model":
-            drawn = self.likelihood.sample(outputs, key, state)
-            samples = self._per_sample(params, state, x, drawn)
+            samples = self._per_sample(params, state, x, labels)
         return losses.mean(), gradient, ({}, {}, samples), state
 
     def _per_sample(self, params: Params, state: LikelihoodState, x: Tensor, y: Tensor) -> Params:

@@ -1,0 +1,142 @@
+"""A process's place in the layout: its chains, whom it shares them with, and what it asks others.
+
+Only small things travel: a number per chain, predictions, one network that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from natural_langevin.distributed.group import Group, GroupError
+from natural_langevin.distributed.join import join, launched
+from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
+from natural_langevin.distributed.reduction import DataGroup
+
+
+def find_place(parallel: Any, *, chains: int, device: torch.device) -> Place | None:
+    """Where this process stands; None for a run of one process that nobody launched as several.
+
+    ``parallel``: "auto", None, a ``Layout``, or a device mesh with axes "chains" and "data"."""
+    if parallel is None:
+        return None
+    if not (parallel == "auto" or isinstance(parallel, Layout | DeviceMesh)):
+        raise ValueError(
+            'parallel must be "auto", None, a distributed.Layout or a DeviceMesh, got '
+            f"{parallel!r}: use Layout(chains=2, data=2), for example"
+        )
+    if not launched():
+        if parallel != "auto":
+            raise GroupError(
+                f"{parallel} is for several processes: start the script with torchrun, or leave "
+                "parallel= out"
+            )
+        return None
+    group = join(device)
+    layout = chosen(parallel, group, chains)
+    mesh = parallel if isinstance(parallel, DeviceMesh) else mesh_of(layout, device.type)
+    return Place(group, mesh, layout, chains, explicit=parallel != "auto")
+
+
+class Place:
+    """``own``: the global numbers of this process's chains. ``data``: whom it shares minibatches
+    with, None where it has them for itself."""
+
+    def __init__(
+        self, group: Group, mesh: DeviceMesh, layout: Layout, chains: int, *, explicit: bool = False
+    ) -> None:
+        self.group, self.layout, self.chains = group, layout, chains
+        names = mesh.mesh_dim_names or ()
+        self.row = mesh.get_local_rank("chains") if "chains" in names else 0
+        column = mesh.get_local_rank("data") if "data" in names else 0
+        self.own = own_chains(chains, layout.chains, self.row)
+        self._column_group = mesh.get_group("chains") if "chains" in names else None
+        self.data: DataGroup | None = None
+        if "data" in names and (layout.data > 1 or (explicit and group.world == 1)):
+            self.data = DataGroup(mesh.get_group("data"), rank=column, size=layout.data)
+        self.column = column
+
+    @property
+    def device(self) -> torch.device:
+        return self.group.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that shows progress and does what is done once."""
+        return self.group.first
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes its chains: one of each row does."""
+        return self.column == 0
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Around collectives: a process that does not arrive is named."""
+        return self.group.waiting(what)
+
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Each flag, whether any process raised it."""
+        found = torch.tensor(flags, dtype=torch.int32, device=self.device)
+        with self.waiting("comparing notes between steps"):
+            dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in found.tolist()]
+
+    def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Everybody's rows in the order of the chains: (own, ...) -> (all, ...).
+
+        ``counts`` says how many each group of chains has, which may be none."""
+        if self.layout.chains == 1:
+            return rows
+        most = max(counts)
+        padded = rows.new_zeros((most, *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        with self.waiting("gathering what the chains say"):
+            dist.all_gather(parts, padded.contiguous(), group=self._column_group)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def chain_counts(self) -> list[int]:
+        """How many chains every group has."""
+        rows = self.layout.chains
+        return [len(own_chains(self.chains, rows, row)) for row in range(rows)]
+
+    def gather_chains(self, values: Tensor) -> Tensor:
+        """One row per own chain -> one row per chain."""
+        return self.gather(values, self.chain_counts())
+
+    def all_rows(self, rows: Tensor) -> Tensor:
+        """Everybody's rows, in the order of the chains, any number of them."""
+        count = torch.tensor([len(rows)], device=self.device)
+        counts = self.gather(count, [1] * self.layout.chains).tolist()
+        return self.gather(rows.to(self.device), counts).to(rows.device)
+
+    def add_up(self, value: Tensor) -> Tensor:
+        """The sum over the groups of chains."""
+        if self.layout.chains == 1:
+            return value
+        total = value.clone()
+        with self.waiting("adding up what the chains say"):
+            dist.all_reduce(total, group=self._column_group)
+        return total
+
+    def from_owner(self, chain: int, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``values`` as the group that has ``chain`` has them, at every process; elsewhere only
+        their shapes count."""
+        if self.layout.chains == 1:
+            return values
+        (row,) = (
+            r
+            for r in range(self.layout.chains)
+            if chain in own_chains(self.chains, self.layout.chains, r)
+        )
+        sent = {name: value.clone().contiguous() for name, value in values.items()}
+        with self.waiting(f"sending a network of chain {chain}"):
+            for value in sent.values():
+                dist.broadcast(value, group=self._column_group, group_src=row)
+        return sent

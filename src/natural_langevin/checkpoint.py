@@ -50,6 +50,10 @@ def _metadata(path: Path) -> dict[str, str]:
         return file.metadata() or {}
 
 
+#: The names that a ``RunCheckpoint`` has in its folder, the newest first.
+NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
+
+
 class RunCheckpoint:
     """The checkpoint of one run in a folder: the newest, and the one before it.
 
@@ -57,8 +61,8 @@ class RunCheckpoint:
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self._newest = folder / "checkpoint.safetensors"
-        self._previous = folder / "previous.safetensors"
+        self._newest = folder / NEWEST
+        self._previous = folder / PREVIOUS
         self._config = json.loads(json.dumps(config))
         with tensorfile.writing(f"checkpoints to {folder}", "Give another folder"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -83,21 +87,23 @@ class RunCheckpoint:
         there = [path for path in (self._newest, self._previous) if path.exists()]
         for path in there:
             try:
-                self._check(path)
+                check_same_run(path.parent, read_config(path), self._config)
                 return load_tree(path, like)[0]
             except CheckpointError:
                 if path == there[-1]:
                     raise
         return None
 
-    def _check(self, path: Path) -> None:
-        try:
-            found = json.loads(_metadata(path).get("config", "{}"))
-            if not isinstance(found, dict):
-                raise StorageError(f"{path.name} does not say which run it is of")
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"cannot read {path.name}: {error}") from error
-        check_same_run(path.parent, found, self._config)
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Which run a checkpoint is of."""
+    try:
+        found = json.loads(_metadata(path).get("config", "{}"))
+        if not isinstance(found, dict):
+            raise StorageError(f"{path.name} does not say which run it is of")
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot read {path.name}: {error}") from error
+    return found
 
 
 def check_same_run(folder: Path, found: dict[str, Any], config: dict[str, Any]) -> None:

@@ -76,9 +76,7 @@ class Averager:
         self._first = self._first.to(p.device) + p.sum(0) / self.count
         self._second = self._second.to(p.device) + second.sum(0) / self.count
 
-    def pool(
-        self, add_up: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]
-    ) -> None:
+    def pool(self, add_up: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]) -> None:
         """Puts together what several of these have seen: sums added up, networks side by side."""
         if self._kept:
             self._kept = [join(torch.cat(self._kept))]

@@ -107,7 +107,10 @@ def run(
         log.info("resuming at step %d", int(state.step))
     collector.begin(None if found is None else found["collector"])
     done, written = int(state.step), time.monotonic()
-    with Progress(title, plan.steps, shown=progress and team.first) as bar, _interrupts(saved) as interrupted:
+    with (
+        Progress(title, plan.steps, shown=progress and team.first) as bar,
+        _interrupts(saved) as interrupted,
+    ):
         engine.say = bar.say
         while done < plan.steps:
             stop = plan.stop(done)

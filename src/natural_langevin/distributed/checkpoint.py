@@ -6,6 +6,7 @@ and every chain of a group that shares minibatches) is written once.
 
 The folder holds ``sharded-000007/`` and the one before it. A checkpoint is there from the moment
 in which its index is (see ``parts``): a rank that dies before leaves the one before it the newest.
+What a run on one process wrote (``RunCheckpoint``, one file for all chains) is gone on from too.
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils import _pytree as pytree
 
 from natural_langevin import tensorfile
-from natural_langevin.atomic import check_writable, remove_leftovers
-from natural_langevin.checkpoint import CheckpointError, check_same_run, named
+from natural_langevin.atomic import check_writable, remove_leftovers, sync_folder
+from natural_langevin.checkpoint import (
+    NEWEST,
+    PREVIOUS,
+    CheckpointError,
+    check_same_run,
+    named,
+    read_config,
+)
 from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.parts import INDEX, PartReader, PartWriter, read_words
 from natural_langevin.tensorfile import StorageError, WriteError
@@ -55,7 +63,7 @@ class ShardedCheckpoint:
         with tensorfile.writing(f"checkpoints to {folder}", "Give another folder"):
             self._once("opening the checkpoint folder", self._open)
         self._check_shared()
-        self._number = self._common([_number(path) for path in _generations(folder)] or [0])[-1]
+        self._number = self._common(lambda: [0, *map(_number, _generations(folder))])[-1]
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -69,15 +77,17 @@ class ShardedCheckpoint:
         place, token = "comparing checkpoint folders", f".{secrets.token_hex(8)}.part"
         if self._group.first:
             (self._folder / token).touch()
-        token = self._group.exchange(place, token)[0]
+        folder, token = json.loads(
+            self._group.exchange(place, json.dumps([str(self._folder), token]))[0]
+        )
         seen = self._group.exchange(place, "yes" if (self._folder / token).exists() else "")
         if self._group.first:
             (self._folder / token).unlink()
         if not all(seen):
             blind = [rank for rank, answer in enumerate(seen) if not answer]
             raise CheckpointError(
-                f"{self._folder} on ranks {blind} is not the folder of that name on rank 0: "
-                "checkpoint= needs a folder that all nodes share"
+                f"ranks {blind} do not see the folder {folder} of rank 0: checkpoint= needs a "
+                "folder that all nodes share, under the same name"
             )
 
     def _once(self, place: str, action: Callable[[], None]) -> None:
@@ -115,8 +125,7 @@ class ShardedCheckpoint:
         """The newest readable checkpoint of this run, or None in an empty folder.
 
         Where one rank cannot read its part, all ranks take the checkpoint before."""
-        there = [p for p in reversed(_generations(self._folder)) if (p / INDEX).exists()]
-        for name in (names := self._common([path.name for path in there])):
+        for name in (names := self._common(self._candidates)):
             found, problem = None, ""
             try:
                 found = self._read(self._folder / name, like)
@@ -129,12 +138,21 @@ class ShardedCheckpoint:
                 raise CheckpointError(next(text for text in problems if text))
         return None
 
+    def _candidates(self) -> list[str]:
+        """Names in the folder, the newest first."""
+        single = [name for name in (NEWEST, PREVIOUS) if (self._folder / name).exists()]
+        return [path.name for path in reversed(_whole(self._folder))] + single
+
     def _read(self, path: Path, like: Any) -> Any:
+        tree = pytree.tree_map(torch.empty_like, like)
+        if path.name in (NEWEST, PREVIOUS):
+            check_same_run(self._folder, read_config(path), self._config)
+            self._read_single(path, named(tree))
+            return tree
         words = read_words(path).get("config")
         if not isinstance(words, dict):
             raise CheckpointError(f"{path.name} does not say which run it is of")
         check_same_run(self._folder, words, self._config)
-        tree = pytree.tree_map(torch.empty_like, like)
         with _plainly():
             load(
                 self._entries(tree),  # views: what is loaded into them is in the tree
@@ -143,6 +161,23 @@ class ShardedCheckpoint:
                 no_dist=True,  # every rank reads for itself, and they compare notes afterwards
             )
         return tree
+
+    def _read_single(self, path: Path, into: dict[str, Tensor]) -> None:
+        """This rank's chains, out of a file that has them all."""
+        tensorfile.check_sum(path)
+        with tensorfile.opened(path) as file:
+            found = tensorfile.specs_in(file)
+            for name, leaf in into.items():
+                if name not in found or found[name][0] != leaf.dtype:
+                    raise StorageError(f"{path.name} does not hold {name} as {leaf.dtype}")
+                value = file.get_tensor(name)
+                if name == _TRACE:
+                    value = value[:, [0, *(1 + chain for chain in self._chains)]]
+                elif name not in _COMMON:
+                    value = value[list(self._chains)]
+                if value.shape != leaf.shape:
+                    raise StorageError(f"{path.name}: {name} has an unexpected shape")
+                leaf.copy_(value)
 
     def _entries(self, tree: Any) -> dict[str, Tensor]:
         """Views of the tree's tensors, those with a chain axis chain by chain."""
@@ -162,22 +197,32 @@ class ShardedCheckpoint:
                 }
         return entries
 
-    def _common(self, mine: list[Any]) -> list[Any]:
-        """Rank 0's list, at every rank: others may see the folder a moment later."""
-        return json.loads(self._group.exchange("looking for checkpoints", json.dumps(mine))[0])
+    def _common(self, look: Callable[[], list[Any]]) -> list[Any]:
+        """What rank 0 finds, at every rank: others may see the folder a moment later."""
+        mine = json.dumps(look() if self._group.first else [])
+        return json.loads(self._group.exchange("looking for checkpoints", mine)[0])
 
     def _remove_older(self) -> None:
-        """All but the newest two that are whole. What cannot be removed does no harm."""
-        there = _generations(self._folder)
-        kept = [path for path in there if (path / INDEX).exists()][-2:]
-        for path in there:
+        """All but the newest two. What cannot be removed does no harm."""
+        sync_folder(self._folder)
+        kept = _whole(self._folder)[-2:]
+        for path in _generations(self._folder):
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
+        if len(kept) == 2:
+            for name in (NEWEST, PREVIOUS):
+                with contextlib.suppress(OSError):
+                    (self._folder / name).unlink(missing_ok=True)
 
 
 def _generations(folder: Path) -> list[Path]:
     """Checkpoints, whole or not, the oldest first."""
     return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), key=_number)
+
+
+def _whole(folder: Path) -> list[Path]:
+    """Those that were written to the end."""
+    return [path for path in _generations(folder) if (path / INDEX).exists()]
 
 
 def _number(path: Path) -> int:

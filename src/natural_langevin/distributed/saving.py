@@ -82,9 +82,7 @@ def _removed_on_failure(place: Place, paths: list[Path]) -> Iterator[None]:
         raise
 
 
-def _all_chains(
-    tensors: Mapping[str, Tensor], by_chain: set[str], chains: int
-) -> dict[str, Spec]:
+def _all_chains(tensors: Mapping[str, Tensor], by_chain: set[str], chains: int) -> dict[str, Spec]:
     """What the tensors are when all chains' rows are there."""
 
     def whole(name: str, of: Spec) -> Spec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +52,18 @@ def _metadata(path: Path) -> dict[str, str]:
 
 #: The names that a ``RunCheckpoint`` has in its folder, the newest first.
 NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
+#: How the checkpoints of several processes begin (``distributed.checkpoint``).
+SHARDED = "sharded-"
+
+
+class Saved(Protocol):
+    """What a run needs from the place where its checkpoints go."""
+
+    def save(self, tree: Any) -> None:
+        """Writes a checkpoint; whatever happens meanwhile, one whole checkpoint is there."""
+
+    def load(self, like: Any) -> Any | None:
+        """The newest readable checkpoint of this run, or None where there is none."""
 
 
 class RunCheckpoint:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from natural_langevin.checkpoint import RunCheckpoint
+from natural_langevin.checkpoint import Saved
 from natural_langevin.collector import Collector
 from natural_langevin.engine import Engine
 from natural_langevin.langevin import Info, State
@@ -89,7 +89,7 @@ def run(
     state: State,
     collector: Collector,
     *,
-    saved: RunCheckpoint | None = None,
+    saved: Saved | None = None,
     title: str = "",
     progress: bool = True,
     team: Team | None = None,
@@ -116,10 +116,10 @@ def run(
             stop = plan.stop(done)
             with team.waiting(f"the steps up to {stop}"):
                 state, info = engine.run(state, done, stop - done)
-            done, stopped = stop, bool(interrupted)
-            late = time.monotonic() - written > SAVE_SECONDS
+            done = stop
             if plan.keeps(done):
                 collector.keep(state)
+            stopped, late = bool(interrupted), time.monotonic() - written > SAVE_SECONDS
             if plan.looks_at(done):
                 collector.look(state, info)
                 bar.update(done, f"loss {_mean_loss(info):.4f}  {collector.kept} kept")

@@ -23,7 +23,7 @@ from natural_langevin import (
     schedules,
     stores,
 )
-from natural_langevin.checkpoint import RunCheckpoint
+from natural_langevin.checkpoint import SHARDED, RunCheckpoint, Saved
 from natural_langevin.checks import (
     batch_check,
     check_arguments,
@@ -50,6 +50,7 @@ from natural_langevin.data.streams import (
 )
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed.holding import spread
+from natural_langevin.distributed.join import alone
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.distributed.place import agree, find_place, together
 from natural_langevin.engine import Engine, choose_mode
@@ -258,11 +259,12 @@ class Langevin:
             first=int(self.chain_ids[0]),
         )
         title = repr(self.preconditioner).split("(")[0]
-        saved = _open_checkpoint(checkpoint, identity, engine)
-        state = run(
-            plan, engine, state, collector,
-            saved=saved, title=title, progress=progress, team=self.place,
-        )  # fmt: skip
+        saved = _open_checkpoint(checkpoint, identity, self, engine.stream)
+        with together(self.place, "the run"):
+            state = run(
+                plan, engine, state, collector,
+                saved=saved, title=title, progress=progress, team=self.place,
+            )  # fmt: skip
         config["effective_temperature"] = probe.after_run(engine, state, steps, pool=self.place)
         posterior = collector.finish(
             state, model=self._template, likelihood=self.likelihood, config=config
@@ -359,16 +361,22 @@ class Langevin:
 
 
 def _open_checkpoint(
-    folder: str | os.PathLike[str] | None, identity: dict[str, Any], engine: Engine
-) -> RunCheckpoint | None:
+    folder: str | os.PathLike[str] | None, identity: dict[str, Any], sampler: Langevin, stream: Any
+) -> Saved | None:
     if folder is None:
         return None
-    if not isinstance(engine.stream, InMemory):
+    if not isinstance(stream, InMemory):
         raise ValueError(
             "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
             "tensors (x, y), or run without a checkpoint"
         )
-    return RunCheckpoint(Path(folder), identity)
+    here, place = Path(folder), sampler.place
+    if place is None and not any(here.glob(f"{SHARDED}*")):
+        return RunCheckpoint(here, identity)
+    from natural_langevin.distributed.checkpoint import ShardedCheckpoint  # takes a second to load
+
+    group = alone(sampler.device) if place is None else place.group
+    return ShardedCheckpoint(here, identity, group, sampler.chain_ids.tolist())
 
 
 def _log_shared_batches(chains: int) -> None:

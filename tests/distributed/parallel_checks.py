@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, likelihoods, preconditioners, priors
-from natural_langevin.data.streams import fingerprint
+from natural_langevin import Langevin, likelihoods, preconditioners
 from natural_langevin.distributed import Group, Layout
 
 DOUBLE = torch.float64
@@ -72,5 +71,3 @@ def check_every_metric(group: Group, folder: Path) -> dict[str, float]:
         found[name] = max(found[name], largest_difference(shared.mean, alone.mean))
         assert torch.isfinite(shared.trace).all()
     return found
-
-

@@ -17,7 +17,7 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from natural_langevin.atomic import check_writable, remove_leftovers, sync_folde
 from natural_langevin.checkpoint import (
     NEWEST,
     PREVIOUS,
+    SHARDED,
     CheckpointError,
     check_same_run,
     named,
@@ -43,12 +44,13 @@ from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.parts import INDEX, PartReader, PartWriter, read_words
 from natural_langevin.tensorfile import StorageError, WriteError
 
-_NAME = re.compile(r"sharded-(\d{6,})")
+_NAME = re.compile(rf"{SHARDED}\d{{6,}}")
 
 #: Entries that all ranks hold alike; all others have a chain axis.
 _COMMON = ("['state'].step", "['collector']['counts']")
 #: The trace of losses has a column for the step, and then one for every chain.
 _TRACE = "['collector']['trace']"
+_SAMPLES = "['collector']['samples']"
 
 
 class ShardedCheckpoint:
@@ -57,7 +59,9 @@ class ShardedCheckpoint:
 
     ``chains``: the numbers, among all chains of the run, of those that this rank's trees hold."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], group: Group, chains: range) -> None:
+    def __init__(
+        self, folder: Path, config: dict[str, Any], group: Group, chains: Sequence[int]
+    ) -> None:
         self._folder, self._group, self._chains = folder, group, chains
         self._config = json.loads(json.dumps(config))
         with tensorfile.writing(f"checkpoints to {folder}", "Give another folder"):
@@ -108,13 +112,14 @@ class ShardedCheckpoint:
             "The checkpoint before it is intact: free some space, and run the same again to go on"
         )
         self._number += 1
-        path = self._folder / f"sharded-{self._number:06d}"
+        path = self._folder / f"{SHARDED}{self._number:06d}"
+        words = {"config": self._config, "ranks": self._group.world}
         with tensorfile.writing(f"a checkpoint to {self._folder}", remedy):
             self._once("making room for a checkpoint", path.mkdir)
             with self._group.waiting("writing a checkpoint"), _plainly():
                 save(
                     self._entries(tree),
-                    storage_writer=PartWriter(path, {"config": self._config}),
+                    storage_writer=PartWriter(path, words),
                     planner=DefaultSavePlanner(flatten_state_dict=False),
                     no_dist=self._group.world == 1,
                 )
@@ -147,12 +152,14 @@ class ShardedCheckpoint:
         tree = pytree.tree_map(torch.empty_like, like)
         if path.name in (NEWEST, PREVIOUS):
             check_same_run(self._folder, read_config(path), self._config)
+            self._check_files(like, 1)
             self._read_single(path, named(tree))
             return tree
-        words = read_words(path).get("config")
-        if not isinstance(words, dict):
+        words = read_words(path)
+        if not isinstance(words.get("config"), dict):
             raise CheckpointError(f"{path.name} does not say which run it is of")
-        check_same_run(self._folder, words, self._config)
+        check_same_run(self._folder, words["config"], self._config)
+        self._check_files(like, words.get("ranks"))
         with _plainly():
             load(
                 self._entries(tree),  # views: what is loaded into them is in the tree
@@ -173,7 +180,7 @@ class ShardedCheckpoint:
                 value = file.get_tensor(name)
                 if name == _TRACE:
                     value = value[:, [0, *(1 + chain for chain in self._chains)]]
-                elif name not in _COMMON:
+                elif name not in _COMMON and not _is_file(name, leaf):
                     value = value[list(self._chains)]
                 if value.shape != leaf.shape:
                     raise StorageError(f"{path.name}: {name} has an unexpected shape")
@@ -185,17 +192,27 @@ class ShardedCheckpoint:
         for name, leaf in named(tree).items():
             if name in _COMMON:
                 entries[name] = leaf
-            elif name == _TRACE:
-                entries[f"{name} steps"] = leaf[:, 0]
-                by_chain = leaf[:, 1:].unbind(1)
+            elif _is_file(name, leaf):
+                entries[f"rank {self._group.rank} {name}"] = leaf
             else:
-                by_chain = leaf.unbind(0)
-            if name not in _COMMON:
+                by_chain: Sequence[Tensor] = leaf.unbind(0)
+                if name == _TRACE:
+                    entries[f"{name} steps"], *by_chain = leaf.unbind(1)
                 entries |= {
                     f"chain {chain} {name}": part
                     for chain, part in zip(self._chains, by_chain, strict=True)
                 }
         return entries
+
+    def _check_files(self, like: Any, ranks: Any) -> None:
+        """Samples in files of their own can be gone on with by the ranks that wrote them."""
+        files = any(_is_file(name, leaf) for name, leaf in named(like).items())
+        if files and ranks != self._group.world:
+            raise CheckpointError(
+                f"this run has its samples in a folder of each of {ranks} processes (store=), and "
+                f"there are {self._group.world} now: go on with {ranks}. Samples in memory, "
+                'store="device" or "cpu", can be gone on with by any number of processes'
+            )
 
     def _common(self, look: Callable[[], list[Any]]) -> list[Any]:
         """What rank 0 finds, at every rank: others may see the folder a moment later."""
@@ -215,6 +232,12 @@ class ShardedCheckpoint:
                     (self._folder / name).unlink(missing_ok=True)
 
 
+def _is_file(name: str, leaf: Tensor) -> bool:
+    """Whether this stands for samples in a file (``stores.InFolder``), of which every rank has its
+    own, rather than for the samples of a parameter."""
+    return name.startswith(_SAMPLES) and not leaf.is_floating_point()
+
+
 def _generations(folder: Path) -> list[Path]:
     """Checkpoints, whole or not, the oldest first."""
     return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), key=_number)
@@ -226,7 +249,7 @@ def _whole(folder: Path) -> list[Path]:
 
 
 def _number(path: Path) -> int:
-    return int(path.name.removeprefix("sharded-"))
+    return int(path.name.removeprefix(SHARDED))
 
 
 @contextlib.contextmanager

@@ -118,15 +118,17 @@ class Group:
 
     @contextlib.contextmanager
     def waiting(self, place: str) -> Iterator[None]:
-        """Around a collective of torch's: its failure becomes an error that says who is missing.
+        """Around collectives of torch's: their failure becomes an error that says who is missing.
 
-        On GPUs, NCCL's watchdog may end the process before; its message is in the log."""
+        Any other error leaves word for those who wait, and is raised as it is. On GPUs, NCCL's
+        watchdog may end the process before; its message is in the log."""
         try:
             yield
-        except GroupError:
-            raise
-        except RuntimeError as error:
-            raise GroupError(self._lost(place, error)) from error
+        except BaseException as error:
+            if not _of_communication(error):
+                self._tell(place, error)
+                raise
+            raise GroupError(self._lost(place, str(error))) from error
 
     def close(self) -> None:
         """Leaves when all are done: the process that keeps the store must not go first."""
@@ -163,10 +165,12 @@ class Group:
             self._broken = self._report(place, missing, f"within {self.timeout:g} seconds")
         return self._broken
 
-    def _lost(self, place: str, error: RuntimeError) -> str:
+    def _lost(self, place: str, cause: str) -> str:
         """What to say when a collective failed. All ranks in it notice within moments of each
         other and leave word; who does not was elsewhere, or is no more."""
-        cause = str(error).splitlines()[0][:200]
+        cause = cause.splitlines()[0].split("] ", 1)[-1][
+            :200
+        ]  # gloo begins with a line of its code
         keys = [f"lost/{rank}" for rank in range(self.world)]
         try:
             self._store.set(keys[self.rank], place)
@@ -197,6 +201,13 @@ class Group:
             "took another way through the script than the others. A rank that is only slow needs "
             "a larger NATURAL_LANGEVIN_TIMEOUT (seconds)"
         )
+
+
+def _of_communication(error: BaseException) -> bool:
+    """Gloo's errors have no class of their own; they name its source files."""
+    if isinstance(error, GroupError) or not isinstance(error, RuntimeError):
+        return False
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
 def _check(words_: Sequence[_Word]) -> None:

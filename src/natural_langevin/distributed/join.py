@@ -35,7 +35,7 @@ def join(device: torch.device | str | None = None, *, timeout: float | None = No
     global _joined
     seconds, at = _timeout(timeout), _own_device(device)
     if not launched():
-        return Group(HashStore(), 0, 1, at, seconds)
+        return alone(at)
     if dist.is_initialized() and _joined is not None and _joined[0] is dist.group.WORLD:
         group = _joined[1]
         if group.device != at:
@@ -44,6 +44,11 @@ def join(device: torch.device | str | None = None, *, timeout: float | None = No
     group = _enter(at, seconds)
     _joined = (dist.group.WORLD, group)
     return group
+
+
+def alone(device: torch.device) -> Group:
+    """This process as a group of one, whatever others there are."""
+    return Group(HashStore(), 0, 1, device, TIMEOUT)
 
 
 def _enter(device: torch.device, seconds: float) -> Group:

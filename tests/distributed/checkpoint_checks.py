@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import broken_off
 import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
@@ -196,3 +197,21 @@ def check_left_by_the_dead(group: Group, folder: Path) -> Any:
     group.barrier("left")
     found = loaded(group, here)
     return [found, sorted(p.name for p in here.iterdir())]
+
+
+def check_run_broken_off(group: Group, folder: Path) -> Any:
+    """A run of four chains on four ranks, which others go on with."""
+    broken_off.break_off(folder / "broken off")
+    return sorted(p.name for p in (folder / "broken off").iterdir())
+
+
+def check_run_in_files(group: Group, folder: Path) -> Any:
+    """Samples straight to the disk, broken off and gone on with by the same ranks."""
+    place = {"store": folder / "draws", "checkpoint": folder / "with draws"}
+    with contextlib.suppress(broken_off.BrokenOffError), broken_off.breaking_off(3):
+        broken_off.sample(**place)
+    found = broken_off.sample(**place)
+    samples = {name: torch.as_tensor(found.samples[name][:, :]) for name in found.samples}
+    alone = broken_off.sample(None)
+    own = slice(group.rank, group.rank + 1)
+    return [name for name, v in samples.items() if not torch.equal(v, alone.samples[name][own])]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+
+import broken_off
 import checkpoint_checks
 import launch
 import pytest
@@ -11,21 +14,15 @@ from natural_langevin.checkpoint import CheckpointError
 from natural_langevin.distributed.checkpoint import ShardedCheckpoint
 from natural_langevin.distributed.join import join
 
-CHECKS = [
-    "round_trip", "other_numbers_of_ranks", "of_one_process", "damaged", "all_damaged",
-    "another_run", "full_disk_at_one_rank", "after_the_full_disk", "no_folder",
-    "folder_not_shared", "left_by_the_dead",
-]  # fmt: skip
+
+@pytest.fixture(scope="module")
+def folder(four_ranks):
+    return four_ranks[0]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("sharded")
-
-
-@pytest.fixture(scope="module")
-def found(folder):
-    return launch.checks("checkpoint_checks", CHECKS, ranks=4, folder=folder, timeout=180)
+def found(four_ranks):
+    return four_ranks[1]
 
 
 def values(outcomes: list[launch.Outcome]) -> list:
@@ -105,6 +102,21 @@ def test_a_folder_that_is_not_shared(found):
 
 def test_half_a_checkpoint_is_none(found):
     assert values(found["left_by_the_dead"]) == [[1, ["sharded-000001"]]] * 4
+
+
+def test_one_process_goes_on_with_a_run_of_four(found, folder, tmp_path):
+    assert values(found["run_broken_off"]) == [["sharded-000002", "sharded-000003"]] * 4
+    shutil.copytree(folder / "broken off", tmp_path / "run")
+    alone = broken_off.sample(None, checkpoint=tmp_path / "run")
+    assert broken_off.differences(alone, broken_off.sample(None)) == []
+
+
+def test_samples_in_files_are_gone_on_with_by_the_same_number_of_ranks(found, folder):
+    assert values(found["run_in_files"]) == [[]] * 4
+    with pytest.raises(
+        CheckpointError, match=r"each of 4 processes.*there are 1 now: go on with 4"
+    ):
+        broken_off.sample(None, checkpoint=folder / "with draws", store=folder / "elsewhere")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +52,16 @@ def _metadata(path: Path) -> dict[str, str]:
 
 #: The names that a ``RunCheckpoint`` has in its folder, the newest first.
 NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
+
+
+class Saved(Protocol):
+    """A run's checkpoint, whoever keeps it."""
+
+    def save(self, tree: Any) -> None:
+        """Keeps a tree of tensors."""
+
+    def load(self, like: Any) -> Any | None:
+        """What was kept last, shaped like ``like``; None where nothing was."""
 
 
 class RunCheckpoint:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from natural_langevin.checkpoint import RunCheckpoint
+from natural_langevin.checkpoint import Saved
 from natural_langevin.collector import Collector
 from natural_langevin.engine import Engine
 from natural_langevin.langevin import Info, State
@@ -62,7 +62,9 @@ class Plan:
 class Team(Protocol):
     """Several processes on one run. They stop, save and give up together."""
 
-    first: bool  # whether this is the one that shows progress
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that shows progress."""
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
         """Each flag, whether any process raised it."""
@@ -89,7 +91,7 @@ def run(
     state: State,
     collector: Collector,
     *,
-    saved: RunCheckpoint | None = None,
+    saved: Saved | None = None,
     title: str = "",
     progress: bool = True,
     team: Team | None = None,

@@ -23,7 +23,7 @@ from natural_langevin import (
     schedules,
     stores,
 )
-from natural_langevin.checkpoint import RunCheckpoint
+from natural_langevin.checkpoint import RunCheckpoint, Saved
 from natural_langevin.checks import (
     batch_check,
     check_arguments,
@@ -51,7 +51,7 @@ from natural_langevin.data.streams import (
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed.holding import spread
 from natural_langevin.distributed.layout import Layout
-from natural_langevin.distributed.place import agree, find_place, together
+from natural_langevin.distributed.place import Place, agree, find_place, open_sharded, together
 from natural_langevin.engine import Engine, choose_mode
 from natural_langevin.fingerprints import model_fingerprint, words
 from natural_langevin.gradients import Gradients, Network, plain_copy, prepare_model
@@ -258,7 +258,7 @@ class Langevin:
             first=int(self.chain_ids[0]),
         )
         title = repr(self.preconditioner).split("(")[0]
-        saved = _open_checkpoint(checkpoint, identity, engine)
+        saved = _open_checkpoint(checkpoint, identity, engine, self.place)
         state = run(
             plan, engine, state, collector,
             saved=saved, title=title, progress=progress, team=self.place,
@@ -359,8 +359,11 @@ class Langevin:
 
 
 def _open_checkpoint(
-    folder: str | os.PathLike[str] | None, identity: dict[str, Any], engine: Engine
-) -> RunCheckpoint | None:
+    folder: str | os.PathLike[str] | None,
+    identity: dict[str, Any],
+    engine: Engine,
+    place: Place | None,
+) -> Saved | None:
     if folder is None:
         return None
     if not isinstance(engine.stream, InMemory):
@@ -368,7 +371,9 @@ def _open_checkpoint(
             "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
             "tensors (x, y), or run without a checkpoint"
         )
-    return RunCheckpoint(Path(folder), identity)
+    if place is None:
+        return RunCheckpoint(Path(folder), identity)
+    return open_sharded(Path(folder), identity, place)
 
 
 def _log_shared_batches(chains: int) -> None:

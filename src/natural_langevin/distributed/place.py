@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DistributedSampler
 
 from natural_langevin._version import __version__
+from natural_langevin.checkpoint import Saved
 from natural_langevin.data.streams import Loader, Stream, fingerprint
 from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import join, launched
@@ -76,6 +77,18 @@ def agree(
         },
     )
     return where / f"rank-{place.group.rank}" if isinstance(where, Path) else where
+
+
+def open_sharded(folder: Path, identity: dict[str, Any], place: Place) -> Saved:
+    """The run's checkpoint in a folder that all processes see."""
+    if identity["store"] == "folder":
+        raise ValueError(
+            "checkpoint= cannot be combined with samples in a folder when several processes run: "
+            'keep them in memory until the end with store="cpu"'
+        )
+    from natural_langevin.distributed.checkpoint import ShardedCheckpoint  # slow to import
+
+    return ShardedCheckpoint(folder, identity, place.group, place.own)
 
 
 def refuse_sampler(stream: Stream) -> None:

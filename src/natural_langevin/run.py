@@ -62,7 +62,9 @@ class Plan:
 class Team(Protocol):
     """Several processes on one run. They stop, save and give up together."""
 
-    first: bool  # whether this is the one that shows progress
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that shows progress."""
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
         """Each flag, whether any process raised it."""

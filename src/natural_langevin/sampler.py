@@ -50,9 +50,8 @@ from natural_langevin.data.streams import (
 )
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed.holding import spread
-from natural_langevin.distributed.join import alone
 from natural_langevin.distributed.layout import Layout
-from natural_langevin.distributed.place import agree, find_place, together
+from natural_langevin.distributed.place import Place, agree, find_place, open_sharded, together
 from natural_langevin.engine import Engine, choose_mode
 from natural_langevin.fingerprints import model_fingerprint, words
 from natural_langevin.gradients import Gradients, Network, plain_copy, prepare_model
@@ -259,7 +258,7 @@ class Langevin:
             first=int(self.chain_ids[0]),
         )
         title = repr(self.preconditioner).split("(")[0]
-        saved = _open_checkpoint(checkpoint, identity, self, engine.stream)
+        saved = _open_checkpoint(checkpoint, identity, engine, self.place)
         with together(self.place, "the run"):
             state = run(
                 plan, engine, state, collector,
@@ -361,22 +360,22 @@ class Langevin:
 
 
 def _open_checkpoint(
-    folder: str | os.PathLike[str] | None, identity: dict[str, Any], sampler: Langevin, stream: Any
+    folder: str | os.PathLike[str] | None,
+    identity: dict[str, Any],
+    engine: Engine,
+    place: Place | None,
 ) -> Saved | None:
     if folder is None:
         return None
-    if not isinstance(stream, InMemory):
+    if not isinstance(engine.stream, InMemory):
         raise ValueError(
             "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
             "tensors (x, y), or run without a checkpoint"
         )
-    here, place = Path(folder), sampler.place
+    here = Path(folder)
     if place is None and not any(here.glob(f"{SHARDED}*")):
         return RunCheckpoint(here, identity)
-    from natural_langevin.distributed.checkpoint import ShardedCheckpoint  # takes a second to load
-
-    group = alone(sampler.device) if place is None else place.group
-    return ShardedCheckpoint(here, identity, group, sampler.chain_ids.tolist())
+    return open_sharded(here, identity, place)
 
 
 def _log_shared_batches(chains: int) -> None:

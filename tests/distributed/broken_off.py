@@ -69,17 +69,13 @@ def differences(one: Posterior, other: Posterior) -> list[str]:
     rows = slice(chains.start, chains.stop)
     if isinstance(other.holding, Spread):
         rows = slice(None)
-    found = [
-        f"{group} {name}"
+    pairs = {
+        f"{group} {name}": (value, getattr(other, group)[name][rows])
         for group in ("samples", "mean", "last")
         for name, value in getattr(one, group).items()
-        if not torch.equal(value, getattr(other, group)[name][rows])
-    ]
-    return found + [
-        name
-        for name in ("trace", "diverged")
-        if not torch.equal(getattr(one, name), getattr(other, name))
-    ]
+    }
+    pairs |= {name: (getattr(one, name), getattr(other, name)) for name in ("trace", "diverged")}
+    return [name for name, (ours, theirs) in pairs.items() if not torch.equal(ours, theirs)]
 
 
 class Killer:

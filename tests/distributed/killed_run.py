@@ -1,4 +1,4 @@
-"""Under ``torchrun --max-restarts=4``: each attempt but the last is ended by SIGKILL somewhere.
+"""Under ``torchrun --max-restarts=3``: each attempt but the last is ended by SIGKILL somewhere.
 
 Two runs, of which one has two chains on each rank, the other all chains on both, with minibatches
 shared. When both are done, each is compared with a run that nobody disturbed, bit for bit."""
@@ -6,6 +6,7 @@ shared. When both are done, each is compared with a run that nobody disturbed, b
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 import broken_off
 from broken_off import Killer
 
-from natural_langevin.distributed.checkpoint import ShardedCheckpoint
 from natural_langevin.distributed.join import join
 from natural_langevin.distributed.layout import Layout
+from natural_langevin.distributed.parts import PartWriter
 from natural_langevin.engine import Engine
 
 LAYOUTS = {"chains": Layout(chains=2), "data": Layout(data=2)}
@@ -29,15 +30,14 @@ def arrange(attempt: int, rank: int, run: str, folder: Path) -> None:
         case 0, "chains", 1:
             broken_off.wait_to_be_killed(note, draws=3)
         case 1, "chains", 0:
-            Killer(ShardedCheckpoint, "save", call=2, seed=1, note=note)
+            Killer(PartWriter, "write_data", call=2, seed=1, note=note)
         case 2, "data", 1:
             Killer(Engine, "run", call=7, seed=2, note=note)
-        case 3, "data", 1:
-            Killer(ShardedCheckpoint, "save", call=2, seed=3, note=note)
 
 
 def main(folder: Path) -> None:
     group, attempt = join("cpu"), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    logging.basicConfig(level="INFO", format=f"attempt {attempt} rank {group.rank}: %(message)s")
     found: dict[str, Any] = {"attempts": attempt + 1}
     for name, layout in LAYOUTS.items():
         arrange(attempt, group.rank, name, folder)

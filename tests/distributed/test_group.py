@@ -15,7 +15,8 @@ from natural_langevin.distributed.join import join
 CHECKS = [
     "joining", "agreeing", "disagreeing", "a_setting_is_missing", "one_rank_raises",
     "one_rank_raises_before_a_meeting", "after_errors_all_goes_on", "different_ways",
-    "nobody_comes", "broken_stays_broken", "a_collective_fails",
+    "nobody_comes", "broken_stays_broken", "an_error_in_a_step",
+    "a_collective_fails",
 ]  # fmt: skip
 
 
@@ -91,6 +92,14 @@ def test_a_rank_that_never_arrives(found):
     again = found["broken_stays_broken"][0].error
     assert "did not arrive at 'one'" in again
     assert "start the run again" in again
+
+
+def test_an_error_before_a_collective(found):
+    other, own = found["an_error_in_a_step"]
+    assert (own.kind, own.error) == ("FloatingPointError", "not a number")
+    assert other.kind == "GroupError"
+    assert "rank 1 of 2 did not arrive at 'the steps up to 50' (Timed out" in other.error
+    assert "rank 1 was at 'the steps up to 50' and failed there (Floating" in other.error
 
 
 def test_a_collective_that_fails(found):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from pathlib import Path
 
 import broken_off
 import checkpoint_checks
@@ -10,9 +12,12 @@ import launch
 import pytest
 import torch
 
+import natural_langevin
 from natural_langevin.checkpoint import CheckpointError
 from natural_langevin.distributed.checkpoint import ShardedCheckpoint
 from natural_langevin.distributed.join import join
+
+PACKAGE = str(Path(natural_langevin.__file__).parent)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +134,32 @@ def test_an_index_that_is_none(tmp_path, index):
     (tmp_path / "sharded-000001" / "index.json").write_bytes(index)
     with pytest.raises(CheckpointError):
         checkpoint_checks.loaded(alone, tmp_path)
+
+
+def test_at_every_moment_one_whole_checkpoint_is_there(tmp_path):
+    """The folder as it is after every line of the third save that changes it."""
+    alone, run = join("cpu"), tmp_path / "run"
+    checkpoint = checkpoint_checks.saved(alone, run, 1, 2)
+    seen, moments = {}, []
+
+    def look(frame, event, argument):
+        now = {str(p): (p.stat().st_size, p.stat().st_mtime_ns) for p in run.rglob("*")}
+        if now != seen:
+            seen.clear()
+            seen.update(now)
+            moments.append(shutil.copytree(run, tmp_path / f"moment {len(moments)}"))
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, *_: look if PACKAGE in frame.f_code.co_filename else None)
+    try:
+        checkpoint.save(checkpoint_checks.tree(range(3), 3))
+    finally:
+        sys.settrace(before)
+    found = [checkpoint_checks.loaded(alone, moment) for moment in moments]
+    assert len(found) > 8
+    assert found == sorted(found)
+    assert set(found) == {2, 3}
 
 
 def test_another_dtype_is_refused(tmp_path):

@@ -46,9 +46,9 @@ def join(device: torch.device | str | None = None, *, timeout: float | None = No
     return group
 
 
-def alone(device: torch.device) -> Group:
+def alone(device: torch.device | str = "cpu") -> Group:
     """This process as a group of one, whatever others there are."""
-    return Group(HashStore(), 0, 1, device, TIMEOUT)
+    return Group(HashStore(), 0, 1, torch.device(device), TIMEOUT)
 
 
 def _enter(device: torch.device, seconds: float) -> Group:

@@ -19,9 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DistributedSampler
 
 from natural_langevin._version import __version__
+from natural_langevin.checkpoint import Saved
 from natural_langevin.data.streams import Loader, Stream, fingerprint
 from natural_langevin.distributed.group import Group, GroupError
-from natural_langevin.distributed.join import join, launched
+from natural_langevin.distributed.join import alone, join, launched
 from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
 from natural_langevin.distributed.reduction import DataGroup
 
@@ -76,6 +77,15 @@ def agree(
         },
     )
     return where / f"rank-{place.group.rank}" if isinstance(where, Path) else where
+
+
+def open_sharded(folder: Path, identity: dict[str, Any], place: Place | None) -> Saved:
+    """The run's checkpoint in a folder that all processes see, or that several wrote before."""
+    from natural_langevin.distributed.checkpoint import ShardedCheckpoint  # slow to import
+
+    if place is None:
+        return ShardedCheckpoint(folder, identity, alone(), range(identity["chains"]))
+    return ShardedCheckpoint(folder, identity, place.group, place.own)
 
 
 def refuse_sampler(stream: Stream) -> None:

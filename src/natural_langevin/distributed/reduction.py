@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import _functional_collectives as functional
 from torch.utils import _pytree as pytree
 
 from natural_langevin.gradients import Part
@@ -23,7 +22,10 @@ class DataGroup:
     """The processes that share minibatches, this one number ``rank`` of ``size``."""
 
     def __init__(self, group: dist.ProcessGroup, *, rank: int, size: int) -> None:
+        from torch.distributed import _functional_collectives as functional  # slow to import
+
         self.group, self.rank, self.size = group, rank, size
+        self._functional = functional
 
     def part(self, total: int) -> Part:
         """Consecutive samples, as evenly as possible.
@@ -41,7 +43,9 @@ class DataGroup:
         for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
             chosen = [index for index, leaf in enumerate(leaves) if leaf.dtype == dtype]
             flat = torch.cat([leaves[index].reshape(-1) for index in chosen])
-            total = functional.wait_tensor(functional.all_reduce(flat, "sum", self.group))
+            total = self._functional.wait_tensor(
+                self._functional.all_reduce(flat, "sum", self.group)
+            )
             parts = total.split([leaves[index].numel() for index in chosen])
             sums |= {
                 index: part.view(leaves[index].shape)

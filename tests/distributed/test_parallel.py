@@ -46,8 +46,8 @@ def the_error(outcomes: list[launch.Outcome], kind: str = "GroupError") -> str:
 @pytest.mark.parametrize("case", [*CASES, *FEATURES])
 def test_a_shared_minibatch_is_the_same_minibatch(two, case):
     limit = 1e-2 if case == "autocast" else 1e-10
-    for found in values(two["shared_minibatches"]):
-        assert 0 <= found[case] < limit
+    (found,) = (one[case] for one in values(two["shared_minibatches"]) if case in one)
+    assert found < limit
 
 
 @pytest.mark.parametrize("processes", ["two", "four"])
@@ -71,6 +71,8 @@ def test_chains_are_the_same_wherever_they_run(processes, own, request):
     for one in found:
         if processes == "two":
             assert one["bits"]
+        else:  # R-hat goes by ranks: probabilities that are equal but for rounding may swap
+            del one["answers"]["rhat"]
         assert one["draws"] < 1e-12
         assert one["heat"]
         assert max(one["answers"].values()) < 1e-9, one["answers"]

@@ -79,8 +79,9 @@ def differences(one: Posterior, other: Posterior) -> list[str]:
 
 
 class Killer:
-    """Counts the lines of the package that a method executes, and from its n-th call on sends SIGKILL
-    to this very process at a line that a random number chose: the kernel ends it on the spot."""
+    """Counts the lines of the package that a method executes, and in its n-th call (or the first
+    after it that is long enough) sends SIGKILL to this very process, at a line that a random number
+    chose: the kernel ends it on the spot."""
 
     def __init__(self, owner: Any, name: str, *, call: int, seed: int, note: Path) -> None:
         self._call, self._fraction, self._note = call, random.Random(seed).random(), note

@@ -13,9 +13,9 @@ from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import join
 
 CHECKS = [
-    "joining", "a_group_of_the_script", "agreeing", "disagreeing", "a_setting_is_missing", "one_rank_raises",
-    "one_rank_raises_before_a_meeting", "after_errors_all_goes_on", "different_ways",
-    "nobody_comes", "broken_stays_broken", "an_error_in_a_step",
+    "joining", "a_group_of_the_script", "agreeing", "disagreeing", "a_setting_is_missing",
+    "one_rank_raises", "one_rank_raises_before_a_meeting", "after_errors_all_goes_on",
+    "different_ways", "nobody_comes", "broken_stays_broken", "an_error_in_a_step",
     "a_collective_fails",
 ]  # fmt: skip
 

@@ -64,6 +64,7 @@ class ShardedCheckpoint:
     ) -> None:
         self._folder, self._group, self._chains = folder, group, chains
         self._config = json.loads(json.dumps(config))
+        self._token = f".{secrets.token_hex(8)}.part"
         with tensorfile.writing(f"checkpoints to {folder}", "Give another folder"):
             self._once("opening the checkpoint folder", self._open)
         self._check_shared()
@@ -76,14 +77,12 @@ class ShardedCheckpoint:
         for path in _generations(self._folder):
             if not (path / INDEX).exists():  # somebody died while it was written
                 shutil.rmtree(path)
+        (self._folder / self._token).touch()
 
     def _check_shared(self) -> None:
-        place, token = "comparing checkpoint folders", f".{secrets.token_hex(8)}.part"
-        if self._group.first:
-            (self._folder / token).touch()
-        folder, token = json.loads(
-            self._group.exchange(place, json.dumps([str(self._folder), token]))[0]
-        )
+        """Whether all ranks see the file that rank 0 has just made."""
+        place, mine = "comparing checkpoint folders", json.dumps([str(self._folder), self._token])
+        folder, token = json.loads(self._group.exchange(place, mine)[0])
         seen = self._group.exchange(place, "yes" if (self._folder / token).exists() else "")
         if self._group.first:
             (self._folder / token).unlink()

@@ -110,19 +110,18 @@ def count_bytes(sampler: Langevin, data: Any) -> tuple[int, Any]:
     """What one step hands to the exchange: how many bytes, and the tree itself."""
     assert sampler.place is not None
     assert sampler.place.data is not None
-    peers, seen = sampler.place.data, []
-    add_up = peers.add_up
+    peers, seen = sampler.place.data, list[Any]()
+    start = peers.start
 
     def counting(tree: Any) -> Any:
         seen.append(tree)
-        return add_up(tree)
+        return start(tree)
 
-    peers.add_up = counting  # type: ignore[method-assign]
+    peers.start = counting  # type: ignore[method-assign]
     engine, state = sampler.prepare(data, steps=1, batch_size=BATCH)
     engine.run(state, 0, 1)
-    del peers.add_up
-    (tree,) = seen
-    return sum(leaf.nbytes for leaf in pytree.tree_leaves(tree)), tree
+    del peers.start
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(seen)), seen
 
 
 def state_bytes(sampler: Langevin) -> int:

@@ -108,9 +108,7 @@ def cost(network: Network, run: Run, machine: Machine) -> Cost:
 #: 80 GB: 400 of 989 dense bf16 TFLOP/s, 3.0 of 3.35 TB/s, 350 of 450 GB/s NVLink, 40 of 50 GB/s of
 #: the network.
 BILLION = Network(parameters=1e9, positions=2048)
-GPUS = Machine(
-    flops=4e14, memory=80e9, memory_bandwidth=3.0e12, node=8, inside=350e9, between=40e9
-)
+GPUS = Machine(flops=4e14, memory=80e9, memory_bandwidth=3.0e12, node=8, inside=350e9, between=40e9)
 #: Tokens per chain and step: half a million.
 BATCH = 256
 

@@ -79,7 +79,7 @@ def differences(one: Posterior, other: Posterior) -> list[str]:
 
 
 class Killer:
-    """Counts the lines of the package that a method executes, and in its n-th call sends SIGKILL
+    """Counts the lines of the package that a method executes, and from its n-th call on sends SIGKILL
     to this very process at a line that a random number chose: the kernel ends it on the spot."""
 
     def __init__(self, owner: Any, name: str, *, call: int, seed: int, note: Path) -> None:
@@ -104,7 +104,7 @@ class Killer:
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
             self._lines += 1
-            if self._calls == self._call and self._lines == 1 + int(self._fraction * self._last):
+            if self._calls >= self._call and self._lines == 1 + int(self._fraction * self._last):
                 where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 self._note.write_text(f"{self._lines} of {self._last}: {where}")
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -202,6 +202,7 @@ def check_left_by_the_dead(group: Group, folder: Path) -> Any:
 def check_run_broken_off(group: Group, folder: Path) -> Any:
     """A run of four chains on four ranks, which others go on with."""
     broken_off.break_off(folder / "broken off")
+    group.barrier("older ones are removed")
     return sorted(p.name for p in (folder / "broken off").iterdir())
 
 

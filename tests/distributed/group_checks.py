@@ -35,6 +35,14 @@ def check_joining(group: Group, folder: Path) -> Any:
     }
 
 
+def check_a_group_of_the_script(group: Group, folder: Path) -> Any:
+    """The script's own group, after another one was given up: joined as it is."""
+    group.close()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=50))
+    found = join("cpu")
+    return [found is group, found.rank, found.exchange("in the new group", str(group.rank))]
+
+
 def check_agreeing(group: Group, folder: Path) -> None:
     group.agree("the settings", {"b": torch.nn.Tanh(), "a": [1, 2.5]})
     group.agree("other settings", {})

@@ -50,6 +50,7 @@ def main(folder: Path) -> None:
         alone = broken_off.sample(None)
         found[name] = broken_off.differences(taken_up, alone)
     (folder / f"found-{group.rank}.json").write_text(json.dumps(found))
+    group.close()
 
 
 if __name__ == "__main__":

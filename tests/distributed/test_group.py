@@ -13,7 +13,7 @@ from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import join
 
 CHECKS = [
-    "joining", "agreeing", "disagreeing", "a_setting_is_missing", "one_rank_raises",
+    "joining", "a_group_of_the_script", "agreeing", "disagreeing", "a_setting_is_missing", "one_rank_raises",
     "one_rank_raises_before_a_meeting", "after_errors_all_goes_on", "different_ways",
     "nobody_comes", "broken_stays_broken", "an_error_in_a_step",
     "a_collective_fails",
@@ -43,6 +43,11 @@ def test_joining(found):
             "values": ["from 0", "from 1"],
             "rank": [rank, 2, rank == 0],
         }
+
+
+def test_a_group_that_the_script_initialised_is_used(found):
+    expected = [[False, rank, ["0", "1"]] for rank in (0, 1)]
+    assert [one.value for one in found["a_group_of_the_script"]] == expected
 
 
 def test_equal_settings_pass(found):

@@ -54,8 +54,10 @@ def test_attempts_go_on_from_the_last_checkpoint_that_is_whole(found, folder):
     output = (folder / "output").read_text()
     for rank in (0, 1):
         said = [line for line in output.splitlines() if f"rank {rank}: resuming" in line]
-        assert said[0].startswith("attempt 1") and said[0].endswith("at step 9")
-        assert said[1].startswith("attempt 2") and said[1].endswith("at step 12")
+        assert said[:2] == [
+            f"attempt 1 rank {rank}: resuming at step 9",
+            f"attempt 2 rank {rank}: resuming at step 12",
+        ]
 
 
 @pytest.mark.parametrize("run", ["chains", "data"])

@@ -143,8 +143,8 @@ class Group:
         if self._broken is not None:
             raise GroupError(f"{self._broken} (noticed before; start the run again)")
         keys = [self._key(rank) for rank in range(self.world)]
-        self._store.set(keys[self.rank], word.encode())
         try:
+            self._store.set(keys[self.rank], word.encode())
             self._store.wait(keys, timedelta(seconds=self.timeout))
             found = [_Word.decode(text) for text in self._store.multi_get(keys)]
         except RuntimeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import math
 import os
 import sys
@@ -19,6 +20,9 @@ from natural_langevin.distributed.group import Group, GroupError
 TIMEOUT = 600.0
 
 _joined: tuple[object, Group] | None = None
+#: How often this process, like all others, has joined a group; what is left in the store of an
+#: earlier one must not be read.
+_times = itertools.count()
 
 
 def launched() -> bool:
@@ -52,9 +56,9 @@ def alone(device: torch.device | str = "cpu") -> Group:
 
 
 def _enter(device: torch.device, seconds: float) -> Group:
-    limit = timedelta(seconds=seconds)
+    limit, prefix = timedelta(seconds=seconds), f"natural_langevin/{next(_times)}"
     if dist.is_initialized():
-        store = PrefixStore("natural_langevin", dist.distributed_c10d._get_default_store())
+        store = PrefixStore(prefix, dist.distributed_c10d._get_default_store())
         return Group(store, dist.get_rank(), dist.get_world_size(), device, seconds)
     missing = [v for v in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if v not in os.environ]
     if missing:
@@ -70,9 +74,9 @@ def _enter(device: torch.device, seconds: float) -> Group:
             f"the other processes cannot be reached at {where} ({str(error).splitlines()[0]}): "
             "check that this address is reachable from every node"
         ) from error
-    # torchrun's store outlives the workers: what an earlier attempt wrote must not be read.
+    # torchrun's store outlives the workers, and what an earlier attempt wrote.
     attempt = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {world}"
-    store = PrefixStore(f"natural_langevin/{attempt}", found)
+    store = PrefixStore(f"{prefix}/{attempt}", found)
     group = Group(store, rank, world, device, seconds)
     group.barrier("the start of the run")  # says who is missing, which torch's own start does not
     if device.type == "cuda":

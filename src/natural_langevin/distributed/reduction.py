@@ -1,9 +1,10 @@
 """Sharing a minibatch: sums over the processes of a row, in flat buffers.
 
 Loss and gradient travel in one flat buffer, which is under way while the statistics are computed;
-second moments and bias rows in a second one, whatever the number of layers. Gloo and NCCL both add each number up at one process and hand the
-sum to all, so every process goes on with the same bits. The functional form of the collective is
-what ``torch.compile`` can trace: eager or compiled, a step is the same function.
+second moments and bias rows in a second one, whatever the number of layers. Gloo and NCCL both add
+each number up at one process and hand the sum to all, so every process goes on with the same bits.
+The functional form of the collective is what ``torch.compile`` can trace: eager or compiled, a step
+is the same function.
 """
 
 from __future__ import annotations

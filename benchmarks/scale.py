@@ -149,6 +149,26 @@ def summary(values: list[float]) -> dict[str, float]:
     return {"median": round(middle, 2), "low": round(low, 2), "high": round(high, 2)}
 
 
+def table(result: dict[str, Any]) -> str:
+    """The measured figures as docs/scale.md shows them: medians, and the middle half of steps."""
+    lines = [
+        "| | processes | bytes exchanged | of the model | state, bytes per parameter | its part ms "
+        "| exchange ms | shared step ms (middle half) | ÷ sum of the two | four chains ms |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        ms = row["milliseconds"]
+        shared = ms["shared"]
+        lines.append(
+            f"| {row['metric']} | {row['processes']} | {row['bytes']:,} "
+            f"| {row['bytes_of_model']:,.0f} | {row['state_bytes'] / row['parameters']:.2f} "
+            f"| {ms['part']['median']:.0f} | {ms['exchange']['median']:.0f} "
+            f"| {shared['median']:.0f} ({shared['low']:.0f} – {shared['high']:.0f}) "
+            f"| {row['measured_over_model']:.2f} | {ms['spread']['median']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
 def main(out: Path, rounds: int) -> None:
     counts = (1, 2, 4)
     found: dict[int, list[dict[str, Any]]] = {n: [] for n in counts}
@@ -190,6 +210,7 @@ def main(out: Path, rounds: int) -> None:
         "rows": rows,
     }
     out.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))
 
 
 if __name__ == "__main__":

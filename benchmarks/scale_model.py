@@ -24,7 +24,7 @@ FLOPS = {"Euclidean": 6, "RMSProp": 6, "DiagonalFisher": 8, "QuasiDiagonalFisher
 
 @dataclass(frozen=True)
 class Network:
-    """``without_row``: parameters that share no unit with a bias (biases themselves, embeddings)."""
+    """``without_row``: parameters that share no unit with a bias (such as biases themselves)."""
 
     parameters: float
     positions: float = 1  # tokens of a sample: what one parameter is used for per sample

@@ -372,23 +372,11 @@ def check_after_all_that(group: Group, folder: Path) -> float:
 
 def check_train(group: Group, folder: Path) -> dict[str, Any]:
     """One process makes the folder, writes the quality and prints; all sample."""
-    arguments = [
-        "--steps",
-        "20",
-        "--hidden",
-        "4",
-        "--chains",
-        "3",
-        "--step-size",
-        "0.003",
-        "--device",
-        "cpu",
-        "--out",
-    ]
     out = folder / "trained"
-    done = CliRunner().invoke(app, ["train", "digits", *arguments, str(out)])
+    options = {"steps": 20, "hidden": 4, "chains": 3, "step-size": 0.003, "device": "cpu"}
+    words = ["train", "digits", f"--out={out}", *(f"--{k}={v}" for k, v in options.items())]
+    done, again = (CliRunner().invoke(app, words) for _ in range(2))
     assert done.exit_code == 0, done.output
-    again = CliRunner().invoke(app, ["train", "digits", *arguments, str(out)])
     return {
         "printed": "negative log-likelihood" in done.output,
         "files": sorted(path.name for path in out.iterdir() if path.suffix == ".json"),

@@ -110,19 +110,18 @@ def count_bytes(sampler: Langevin, data: Any) -> tuple[int, Any]:
     """What one step hands to the exchange: how many bytes, and the tree itself."""
     assert sampler.place is not None
     assert sampler.place.data is not None
-    peers, seen = sampler.place.data, []
-    add_up = peers.add_up
+    peers, seen = sampler.place.data, list[Any]()
+    start = peers.start
 
     def counting(tree: Any) -> Any:
         seen.append(tree)
-        return add_up(tree)
+        return start(tree)
 
-    peers.add_up = counting  # type: ignore[method-assign]
+    peers.start = counting  # type: ignore[method-assign]
     engine, state = sampler.prepare(data, steps=1, batch_size=BATCH)
     engine.run(state, 0, 1)
-    del peers.add_up
-    (tree,) = seen
-    return sum(leaf.nbytes for leaf in pytree.tree_leaves(tree)), tree
+    del peers.start
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(seen)), seen
 
 
 def state_bytes(sampler: Langevin) -> int:
@@ -148,6 +147,26 @@ def summary(values: list[float]) -> dict[str, float]:
     """Milliseconds: the median over turns, rounds and ranks, and the middle half."""
     low, middle, high = statistics.quantiles([1000 * v for v in values], n=4)
     return {"median": round(middle, 2), "low": round(low, 2), "high": round(high, 2)}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The measured figures as docs/scale.md shows them: medians, and the middle half of steps."""
+    lines = [
+        "| | processes | bytes exchanged | of the model | state, bytes per parameter | its part ms "
+        "| exchange ms | shared step ms (middle half) | ÷ sum of the two | four chains ms |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        ms = row["milliseconds"]
+        shared = ms["shared"]
+        lines.append(
+            f"| {row['metric']} | {row['processes']} | {row['bytes']:,} "
+            f"| {row['bytes_of_model']:,.0f} | {row['state_bytes'] / row['parameters']:.2f} "
+            f"| {ms['part']['median']:.0f} | {ms['exchange']['median']:.0f} "
+            f"| {shared['median']:.0f} ({shared['low']:.0f} – {shared['high']:.0f}) "
+            f"| {row['measured_over_model']:.2f} | {ms['spread']['median']:.0f} |"
+        )
+    return "\n".join(lines)
 
 
 def main(out: Path, rounds: int) -> None:
@@ -191,6 +210,7 @@ def main(out: Path, rounds: int) -> None:
         "rows": rows,
     }
     out.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What a step costs on many processes: memory, bytes on the wire, time. Prints docs/scale.md's table.
+"""What a step costs on many processes: memory, bytes on the wire, time. Prints a table.
 
     python benchmarks/scale_model.py
 
-The formulas are those of docs/scale.md. ``benchmarks/scale.py`` checks them on real processes: bytes
-exactly, times as the sum of their parts.
+The formulas and the table are those of docs/scale.md. ``benchmarks/scale.py`` checks them on real
+processes: bytes exactly, times as the sum of their parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLOPS = {"Euclidean": 6, "RMSProp": 6, "DiagonalFisher": 8, "QuasiDiagonalFisher
 
 @dataclass(frozen=True)
 class Network:
-    """``bias``: parameters that have no row with a bias (biases themselves, embeddings, norms)."""
+    """``without_row``: parameters that share no unit with a bias (such as biases themselves)."""
 
     parameters: float
     positions: float = 1  # tokens of a sample: what one parameter is used for per sample
@@ -108,9 +108,7 @@ def cost(network: Network, run: Run, machine: Machine) -> Cost:
 #: 80 GB: 400 of 989 dense bf16 TFLOP/s, 3.0 of 3.35 TB/s, 350 of 450 GB/s NVLink, 40 of 50 GB/s of
 #: the network.
 BILLION = Network(parameters=1e9, positions=2048)
-GPUS = Machine(
-    flops=4e14, memory=80e9, memory_bandwidth=3.0e12, node=8, inside=350e9, between=40e9
-)
+GPUS = Machine(flops=4e14, memory=80e9, memory_bandwidth=3.0e12, node=8, inside=350e9, between=40e9)
 #: Tokens per chain and step: half a million.
 BATCH = 256
 
@@ -126,8 +124,8 @@ def layouts(processes: int) -> Iterator[tuple[int, int]]:
 def table() -> str:
     """A chain per group: as many chains as groups."""
     lines = [
-        "| GPUs | chains × data | GB per GPU | GB sent per step | compute s | exchange s | step s | "
-        "updates of all chains per hour | limit |",
+        "| GPUs | chains × data | GB per GPU | GB sent per step | compute s | exchange s "
+        "| step s | updates of all chains per hour | limit |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for processes in (8, 64, 512):

@@ -90,9 +90,7 @@ class Posterior:
 
     def network(self, chain: int, draw: int) -> nn.Module:
         """The network of one sample, as a plain nn.Module."""
-        params = self.holding.one(
-            chain, lambda row: {name: s[row, draw] for name, s in self.samples.items()}
-        )
+        params = self._row_of({name: s[:, draw] for name, s in self.samples.items()}, chain)
         if not all(torch.isfinite(p).all() for p in params.values()):
             raise ValueError(
                 f"chain {chain} diverged at step {int(self.diverged[chain])}, before draw {draw}"
@@ -245,18 +243,12 @@ class Posterior:
         with torch.no_grad():
             for some in networks.chunks(samples, rows, sample_batch, like=self.last):
                 averager.add(self._outputs(some, x))
-            self.holding.pool(
-                averager,
-                lambda: self._outputs({k: v[:1] for k, v in self.last.items()}, x)[:0],
-            )
+            one = {name: value[:1] for name, value in self.last.items()}
+            self.holding.pool(averager, lambda: self._outputs(one, x)[:0])
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         """Predictions of several networks: (network, B, ...)."""
-
-        def one(p: Params) -> Tensor:
-            return self.likelihood.predictive(one_tensor(self._call(p, x)))
-
-        return vmap(one)(params)
+        return vmap(lambda p: self.likelihood.predictive(one_tensor(self._call(p, x))))(params)
 
     def diagnose(
         self,
@@ -282,15 +274,13 @@ class Posterior:
         stopped = {c: int(s) for c, s in enumerate(self.diverged.tolist()) if s >= 0}
         warm = [t for t in self._temperatures().tolist() if t > 0]
         measured = self.config.get("effective_temperature")
+        chosen = diagnostics.some_components(self.samples, tuple(parameters))
         return diagnostics.diagnose(
             predictions.unflatten(0, (len(self.healthy), self.draws)),
             stopped,
             healthy=self.healthy,
             thin=self.config.get("thin"),
-            parameters={
-                k: self.holding.everywhere(v)[self.healthy]
-                for k, v in diagnostics.some_components(self.samples, tuple(parameters)).items()
-            },
+            parameters={k: self.holding.everywhere(v)[self.healthy] for k, v in chosen.items()},
             kinetic=None if measured is None else diagnostics.Kinetic.from_dict(measured),
             configurational=None
             if data is None

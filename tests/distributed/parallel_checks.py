@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from typer.testing import CliRunner
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
+from natural_langevin.cli.app import app
 from natural_langevin.data.streams import fingerprint
 from natural_langevin.distributed import Group, Layout
+from natural_langevin.experiments import runner
+from natural_langevin.experiments.protocol import PRESETS
 
 DOUBLE = torch.float64
 #: Options that belong to ``sample``; all others are the sampler's.
@@ -360,3 +365,53 @@ def check_wrong_layout(group: Group, folder: Path) -> None:
 def check_after_all_that(group: Group, folder: Path) -> float:
     """Errors leave the processes able to go on."""
     return check_single_steps(group, folder)
+
+
+# The command line ---------------------------------------------------------------------------------
+
+
+def check_train(group: Group, folder: Path) -> dict[str, Any]:
+    """One process makes the folder, writes the quality and prints; all sample."""
+    out = folder / "trained"
+    options = {"steps": 20, "hidden": 4, "chains": 3, "step-size": 0.003, "device": "cpu"}
+    words = ["train", "digits", f"--out={out}", *(f"--{k}={v}" for k, v in options.items())]
+    done, again = (CliRunner().invoke(app, words) for _ in range(2))
+    assert done.exit_code == 0, done.output
+    return {
+        "printed": "negative log-likelihood" in done.output,
+        "files": sorted(path.name for path in out.iterdir() if path.suffix == ".json"),
+        "refused": again.exit_code,
+        "why": "--resume" in again.output,
+    }
+
+
+#: The part of the table that is run here: two methods, from selection to the end.
+FEW = ("sgd-select", "qdop-select", "sgd-final", "qdop-final")
+
+
+def check_reproduce(group: Group, folder: Path) -> dict[str, Any]:
+    """Stages shared out between processes, each the same as where one process runs it."""
+    small = {"hidden": (4,), "steps": 20, "select_steps": 6, "extra_select_steps": 6, "burn_in": 5}
+    small |= {"thin": 5, "select_thin": 3, "batch_size": 20, "train_scored": 50, "mc_dropout": 2}
+    preset = replace(PRESETS["quick"], **small)
+    request = runner.Request(dataset="digits", preset="quick", out=folder / "table", progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "quick", preset)
+        patch.setattr(runner, "STAGES", {name: runner.STAGES[name] for name in FEW})
+        mine: list[str] = []
+        run_stage = runner.run_stage
+        patch.setattr(runner, "run_stage", lambda b, n: (mine.append(n), run_stage(b, n)))
+        runner.run(request)
+        written = json.loads((folder / "table" / "stages" / "qdop-select.json").read_text())
+        group.barrier("looked at the stages")
+        bench = runner._bench(
+            replace(request, out=folder / f"alone-{group.rank}"), *runner._resolve(request)
+        )
+        bench.folder.mkdir(parents=True)
+        if "qdop-select" not in mine:  # the other one did it: do it again
+            run_stage(bench, "qdop-select")
+            here = json.loads((bench.folder / "qdop-select.json").read_text())
+            assert here["ranking"] == written["ranking"]
+            assert here["grids"] == written["grids"]
+    files = sorted(path.stem for path in (folder / "table" / "stages").glob("*.json"))
+    return {"mine": mine, "files": files}

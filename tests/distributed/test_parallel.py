@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import launch
 import pytest
-from parallel_checks import CASES, FEATURES
+from parallel_checks import CASES, FEATURES, FEW
 
 TWO = [
     "shared_minibatches", "loader", "single_steps", "spread_chains", "chains_in_a_folder",
     "a_checkpoint", "diverging", "all_diverging", "other_data", "other_weights", "bad_data_at_one",
-    "other_step_size", "wrong_layout", "after_all_that",
+    "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce", "compiled",
 ]  # fmt: skip
 FOUR = ["spread_chains", "diverging", "loader", "after_all_that"]
 
@@ -135,3 +135,27 @@ def test_a_layout_for_another_number_of_processes(two):
     error = the_error(two["wrong_layout"])
     assert "needs 15 processes and there are 2" in error
     assert "--nproc-per-node 15" in error
+
+
+def test_the_compiled_step_exchanges_too(two):
+    """Compiled code rounds its noise differently, by a few parts in a million."""
+    for one in values(two["compiled"]):
+        assert one["warned"] == []
+        assert one["difference"] < 1e-6
+
+
+def test_train_under_torchrun(two):
+    """One process prints and writes; all of them refuse to write over what is there."""
+    first, second = values(two["train"])
+    assert (first["printed"], second["printed"]) == (True, False)
+    assert first["files"] == second["files"] == ["quality.json", "run.json"]
+    assert first["refused"] == second["refused"] == 2
+    assert first["why"]
+    assert second["why"]
+
+
+def test_reproduce_shares_its_stages_out(two):
+    first, second = values(two["reproduce"])
+    assert sorted(first["mine"] + second["mine"]) == sorted(FEW)
+    assert len(first["mine"]) == len(second["mine"]) == 2
+    assert first["files"] == second["files"] == sorted(FEW)

@@ -7,6 +7,7 @@ same order, and gives every process the same answer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from natural_langevin.distributed.place import Place
 from natural_langevin.networks import Params
 from natural_langevin.posterior import Posterior
 from natural_langevin.prediction import Averager
+
+log = logging.getLogger("natural_langevin")
 
 
 class Spread:
@@ -69,11 +72,17 @@ def spread(posterior: Posterior, place: Place) -> Posterior:
     """The posterior of this process's chains becomes that of all chains.
 
     One number per chain (when it diverged, what its likelihood learned, its losses) goes to every
-    process; ``samples``, ``mean`` and ``last`` stay where they are."""
+    process; ``samples``, ``mean`` and ``last`` stay where they are. Processes that share
+    minibatches must have the same last iterates: they compare sums of them."""
+    sums = torch.stack([v.double().flatten(1).sum(1) for v in posterior.last.values()]).nan_to_num()
+    if not place.same_everywhere(sums):
+        log.warning(
+            "processes that share minibatches have different parameters by now: are their devices "
+            "of different kinds? Use Layout(chains=...) to share minibatches between equal ones"
+        )
     posterior.diverged = place.gather_chains(posterior.diverged)
     posterior.learned = {k: place.gather_chains(v) for k, v in posterior.learned.items()}
     steps, losses = posterior.trace[:, :1], posterior.trace[:, 1:].T.contiguous()
-    everybody = place.gather_chains(losses.to(place.device)).to(losses.device)
-    posterior.trace = torch.cat([steps, everybody.T], dim=1)
+    posterior.trace = torch.cat([steps, place.gather_chains(losses).T], dim=1)
     posterior.holding = Spread(place)
     return posterior

@@ -35,7 +35,8 @@ def join(device: torch.device | str | None = None, *, timeout: float | None = No
 
     A group that the script has initialised is used as it is. Otherwise torchrun's variables are
     followed: gloo on the CPU, and on GPUs NCCL too, every process on the GPU of its LOCAL_RANK.
-    Without torchrun it is a group of one. Once joined, ``device`` may be left out. ``timeout``: seconds, for every collective."""
+    Without torchrun it is a group of one. Once joined, ``device`` may be left out. ``timeout``:
+    seconds, for every collective."""
     global _joined
     seconds, at = _timeout(timeout), _own_device(device)
     if not launched():

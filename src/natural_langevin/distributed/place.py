@@ -24,6 +24,7 @@ from natural_langevin.data.streams import Loader, Stream, fingerprint
 from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import alone, join, launched
 from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
+from natural_langevin.distributed.naming import name_rank
 from natural_langevin.distributed.reduction import DataGroup
 
 
@@ -46,6 +47,8 @@ def find_place(parallel: Any, *, chains: int, device: torch.device) -> Place | N
             )
         return None
     group = join(device)
+    if group.world > 1:
+        name_rank(group.rank)
     group.agree("the layout", {"chains": chains, "parallel": str(parallel)})
     layout = chosen(parallel, group, chains)
     mesh = parallel if isinstance(parallel, DeviceMesh) else mesh_of(layout, device.type)
@@ -147,13 +150,14 @@ class Place:
         ``counts`` says how many each group of chains has, which may be none."""
         if self.layout.chains == 1:
             return rows
-        most = max(counts)
-        padded = rows.new_zeros((most, *rows.shape[1:]))
+        shape = (max(counts), *rows.shape[1:])
+        padded = torch.zeros(shape, dtype=rows.dtype, device=self.device)  # NCCL wants it there
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
         with self.waiting("gathering what the chains say"):
-            dist.all_gather(parts, padded.contiguous(), group=self._column_group)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+            dist.all_gather(parts, padded, group=self._column_group)
+        cut = [part[:count] for part, count in zip(parts, counts, strict=True)]
+        return torch.cat(cut).to(rows.device)
 
     def chain_counts(self) -> list[int]:
         """How many chains every group has."""
@@ -168,16 +172,25 @@ class Place:
         """Everybody's rows, in the order of the chains, any number of them."""
         count = torch.tensor([len(rows)], device=self.device)
         counts = self.gather(count, [1] * self.layout.chains).tolist()
-        return self.gather(rows.to(self.device), counts).to(rows.device)
+        return self.gather(rows, counts)
 
     def add_up(self, value: Tensor) -> Tensor:
         """The sum over the groups of chains."""
         if self.layout.chains == 1:
             return value
-        total = value.clone()
+        total = value.to(self.device, copy=True)
         with self.waiting("adding up what the chains say"):
             dist.all_reduce(total, group=self._column_group)
-        return total
+        return total.to(value.device)
+
+    def same_everywhere(self, values: Tensor) -> bool:
+        """Whether the processes that share minibatches have the same numbers."""
+        if self.data is None:
+            return True
+        both = torch.stack([values, -values])
+        with self.waiting("comparing what should be the same"):
+            dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self.data.group)
+        return bool((both[0] == -both[1]).all())
 
     def from_owner(self, chain: int, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """``values`` as the group that has ``chain`` has them, at every process; elsewhere only
@@ -189,8 +202,8 @@ class Place:
             for r in range(self.layout.chains)
             if chain in own_chains(self.chains, self.layout.chains, r)
         )
-        sent = {name: value.clone().contiguous() for name, value in values.items()}
+        sent = {k: v.to(self.device, copy=True).contiguous() for k, v in values.items()}
         with self.waiting(f"sending a network of chain {chain}"):
             for value in sent.values():
                 dist.broadcast(value, group=self._column_group, group_src=row)
-        return sent
+        return {k: v.to(values[k].device) for k, v in sent.items()}

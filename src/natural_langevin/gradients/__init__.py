@@ -13,9 +13,8 @@ proper); the gradient always comes from the data.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.func import grad, vjp, vmap
@@ -23,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.gradients.accumulation import accumulated, clipped, joined
 from natural_langevin.gradients.capture import Network, Params
+from natural_langevin.gradients.evaluation import DeferredCall, Evaluation, Settled, Statistics
 from natural_langevin.gradients.moments import CHUNK_NUMBERS, Sharing
 from natural_langevin.gradients.peers import Part, Peers, at_its_rows
 from natural_langevin.gradients.plan import Plan, make_plan
@@ -58,43 +58,6 @@ Need = Literal["gradient", "diagonal", "samples"]
 
 Found = tuple[Params, dict[str, Params], Params]  # the three kinds of statistics
 Deferred = dict[str, tuple[Tensor, ...]]  # a, delta, and delta of drawn labels where they differ
-
-
-@dataclass
-class Statistics:
-    """Fisher statistics by parameter name, with a leading chain axis."""
-
-    second: Params = field(default_factory=dict)
-    cross: dict[str, Params] = field(default_factory=dict)
-    samples: Params = field(default_factory=dict)
-
-
-@dataclass
-class Evaluation:
-    """What one batch says of every chain: loss (chain,), gradient, statistics, likelihood state."""
-
-    loss: Tensor
-    gradient: Params
-    statistics: Statistics
-    likelihood: LikelihoodState
-    deferred: dict[str, DeferredCall] = field(default_factory=dict)
-
-
-class DeferredCall(NamedTuple):
-    """The one call of a linear layer whose products somebody else forms: (chain, B, features)."""
-
-    input: Tensor  # a
-    delta: Tensor  # per-sample output gradients of the data's losses
-    fisher_delta: Tensor | None = None  # of drawn labels, for statistics; None: the same as delta
-
-
-class Settled(NamedTuple):
-    """What is known once the outputs are: the likelihood's state, the labels of the loss, and
-    those of the statistics."""
-
-    state: LikelihoodState
-    y: Tensor
-    labels: Tensor
 
 
 class Gradients:
@@ -229,6 +192,8 @@ class Gradients:
             everybody = peers.add_up(at_its_rows(outputs, part, axis=1))
             update = vmap(self.likelihood.update, in_dims=(0, 0, data, None))
             state = update(state, everybody, y, rate)
+        if self.need == "diagonal" and self.microbatch is None:
+            return self._overlapped(params, state, own, key, chain_axis, part, peers)
         here = self._evaluate(params, state, own, key, rate, chain_axis, part=part)
         found = here.statistics
         means = (here.loss, here.gradient, found.second, found.cross)
@@ -236,6 +201,35 @@ class Gradients:
         total = peers.add_up((pytree.tree_map(part.share, means), samples))
         (loss, gradient, second, cross), samples = total
         return Evaluation(loss, gradient, Statistics(second, cross, samples), state)
+
+    def _overlapped(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        own: tuple[Tensor, Tensor],
+        key: Tensor,
+        chain_axis: bool,
+        part: Part,
+        peers: Peers,
+    ) -> Evaluation:
+        """The gradient is on its way while the statistics are computed."""
+        data = 0 if chain_axis else None
+
+        def backward(p: Params, s: LikelihoodState, x: Tensor, y: Tensor, k: Tensor) -> Any:
+            def settle(outputs: Any) -> Settled:
+                return Settled(s, y, self._labels(outputs, y, k, s, part))
+
+            loss, gradient, _, _, tape = self._backward(p, x, settle)
+            return loss, gradient, tape
+
+        loss, gradient, tape = vmap(backward, in_dims=(0, 0, data, data, 0))(
+            params, state, *own, key
+        )
+        under_way = peers.start(pytree.tree_map(part.share, (loss, gradient)))
+        moments = vmap(self._moments, in_dims=(0, 0, data, 0, 0, 0))(params, state, own[0], *tape)
+        second, cross = peers.add_up(pytree.tree_map(part.share, moments))
+        loss, gradient = under_way()
+        return Evaluation(loss, gradient, Statistics(second, cross), state)
 
     def _one_chain(
         self,
@@ -268,10 +262,24 @@ class Gradients:
         settle: Callable[[Any], Settled],
         deferred: tuple[str, ...] = (),
     ) -> tuple[Tensor, Params, Found, LikelihoodState, Deferred]:
-        batch_size = x.shape[0]
-        plan = self._plans[tuple(x.shape)] if self.need == "diagonal" or deferred else None
+        loss, gradient, state, calls, tape = self._backward(params, x, settle, deferred)
+        if self.need == "gradient":
+            return loss, gradient, ({}, {}, {}), state, calls
+        second, cross = self._moments(params, state, x, *tape, deferred)
+        return loss, gradient, (second, cross, {}), state, calls
+
+    def _backward(
+        self,
+        params: Params,
+        x: Tensor,
+        settle: Callable[[Any], Settled],
+        deferred: tuple[str, ...] = (),
+    ) -> tuple[Tensor, Params, LikelihoodState, Deferred, tuple[Any, Any, Tensor]]:
+        """Loss and gradient; and what the statistics are made of: every watched call's inputs, the
+        gradients of its outputs, and the labels whose gradients count."""
+        plan = self._plan_of(x, deferred)
         epsilons = {} if plan is None else plan.epsilons(x.device)
-        apart = {full for name in deferred for full in self.network.owned[name].values()}
+        apart = self._apart(deferred)
         own = {name: p for name, p in params.items() if name not in apart}
         outputs, pullback, inputs = vjp(  # type: ignore[misc]
             lambda p, e: self.network.recorded_call(params | p, e, x), own, epsilons, has_aux=True
@@ -280,22 +288,41 @@ class Gradients:
         losses = self.likelihood.log_loss(outputs, y, state)
         # The sum of losses: its output gradients are the per-sample ones, whatever the batch size.
         total, deltas = self._unscaled(pullback, self._output_gradient(outputs, y, state))
-        gradient = {name: g / batch_size for name, g in total.items()}
+        gradient = {name: g / x.shape[0] for name, g in total.items()}
         calls: Deferred = {n: (*inputs[n, 0], *deltas[n, 0]) for n in deferred}
-        if plan is None or self.need == "gradient":
-            return losses.mean(), gradient, ({}, {}, {}), state, calls
-        if self.targets == "model":
+        if self.need == "diagonal" and self.targets == "model":
             drawn = self._output_gradient(outputs, labels, state)
             _, deltas = self._unscaled(pullback, drawn)
             calls = {n: (*call, *deltas[n, 0]) for n, call in calls.items()}
+        return losses.mean(), gradient, state, calls, (inputs, deltas, labels)
+
+    def _moments(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        x: Tensor,
+        inputs: Any,
+        deltas: Any,
+        labels: Tensor,
+        deferred: tuple[str, ...] = (),
+    ) -> tuple[Params, dict[str, Params]]:
+        """Second moments and bias rows of what ``_backward`` left."""
+        plan, apart = self._plan_of(x), self._apart(deferred)
+        assert plan is not None
         recorded = Recorded(params, inputs, deltas, x, labels, partial(self._sample_loss, state))
         second, cross = layer_statistics(
             self.network, plan.without(deferred), self._units, recorded,
             sharing=self.sharing, numbers=self._numbers,
         )  # fmt: skip
         second = {name: value for name, value in second.items() if name not in apart}
-        cross = {bias: row for bias, row in cross.items() if bias not in apart}
-        return losses.mean(), gradient, (second, cross, {}), state, calls
+        return second, {bias: row for bias, row in cross.items() if bias not in apart}
+
+    def _plan_of(self, x: Tensor, deferred: tuple[str, ...] = ()) -> Plan | None:
+        return self._plans[tuple(x.shape)] if self.need == "diagonal" or deferred else None
+
+    def _apart(self, deferred: tuple[str, ...]) -> set[str]:
+        """Parameters of the layers whose products somebody else forms."""
+        return {full for name in deferred for full in self.network.owned[name].values()}
 
     def _in_pieces(
         self,

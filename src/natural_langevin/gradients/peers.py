@@ -12,6 +12,7 @@ learns) is put at its own rows among zeros: the same sum then puts the parts tog
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -48,6 +49,9 @@ class Peers(Protocol):
 
     def add_up(self, tree: Any) -> Any:
         """The sum of all peers' trees, bit for bit the same at every peer."""
+
+    def start(self, tree: Any) -> Callable[[], Any]:
+        """The same, begun now; the result is what the returned function gives."""
 
 
 def at_its_rows(tree: Any, part: Part, *, axis: int = 0) -> Any:

@@ -17,5 +17,5 @@ def four_ranks(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
 
     names = [n.removeprefix("check_") for n in vars(checkpoint_checks) if n.startswith("check_")]
     folder = tmp_path_factory.mktemp("four")
-    outcomes = launch.checks("checkpoint_checks", names, ranks=4, folder=folder, timeout=240)
+    outcomes = launch.checks("checkpoint_checks", names, ranks=4, folder=folder, timeout=600)
     return folder, outcomes

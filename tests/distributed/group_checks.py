@@ -104,7 +104,7 @@ def check_an_error_in_a_step(group: Group, folder: Path) -> None:
     """Rank 1 does not reach the collective in which rank 0 waits for it."""
     small = another(group, "an error in a step")
     group.barrier("before the new group")
-    slow = dist.new_group(timeout=timedelta(seconds=2))
+    slow = dist.new_group(timeout=timedelta(seconds=5))
     with small.waiting("the steps up to 50"):
         if group.rank == 1:
             raise FloatingPointError("not a number")
@@ -114,7 +114,7 @@ def check_an_error_in_a_step(group: Group, folder: Path) -> None:
 def check_a_collective_fails(group: Group, folder: Path) -> None:
     """Last of all: the connections are gone afterwards. Rank 1 waits elsewhere meanwhile."""
     group.barrier("before the new group")
-    slow = dist.new_group(timeout=timedelta(seconds=2))
+    slow = dist.new_group(timeout=timedelta(seconds=5))
     if group.rank == 1:
         group.exchange("the checkpoint at step 50", "")
         time.sleep(0.1)

@@ -156,7 +156,7 @@ def checks(
     *,
     ranks: int,
     folder: Path,
-    timeout: float = 120,
+    timeout: float = 300,
     environment: dict[str, str] | None = None,
 ) -> dict[str, list[Outcome]]:
     """Runs ``check_NAME`` of a module in tests/distributed on every rank: outcomes by rank."""

@@ -28,15 +28,15 @@ def found(folder, four_ranks):
     broken_off.break_off(folder / "of one", parallel=None)
     with launch.started(
         launch.HERE / "killed_run.py", folder, ranks=2, max_restarts=RESTARTS,
-        environment={"NATURAL_LANGEVIN_TIMEOUT": "60"},
+        environment={"NATURAL_LANGEVIN_TIMEOUT": "200"},
     ) as running:  # fmt: skip
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not (folder / "killed-0").exists():
             assert running.running, running.output
             assert time.monotonic() < deadline, running.output
             time.sleep(0.05)
         assert running.kill(rank=1)
-        output = running.finish(timeout=300)
+        output = running.finish(timeout=600)
     (folder / "output").write_text(output)
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in (0, 1)]
 

@@ -57,7 +57,10 @@ def alone(device: torch.device | str = "cpu") -> Group:
 
 
 def _enter(device: torch.device, seconds: float) -> Group:
-    limit, prefix = timedelta(seconds=seconds), f"natural_langevin/{next(_times)}"
+    limit = timedelta(seconds=seconds)
+    # torchrun's store outlives the workers, and with them what an earlier attempt wrote.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"natural_langevin/attempt {attempt}/{next(_times)}"
     if dist.is_initialized():
         store = PrefixStore(prefix, dist.distributed_c10d._get_default_store())
         return Group(store, dist.get_rank(), dist.get_world_size(), device, seconds)
@@ -75,9 +78,7 @@ def _enter(device: torch.device, seconds: float) -> Group:
             f"the other processes cannot be reached at {where} ({str(error).splitlines()[0]}): "
             "check that this address is reachable from every node"
         ) from error
-    # torchrun's store outlives the workers, and what an earlier attempt wrote.
-    attempt = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {world}"
-    store = PrefixStore(f"{prefix}/{attempt}", found)
+    store = PrefixStore(f"{prefix} of {world}", found)
     group = Group(store, rank, world, device, seconds)
     group.barrier("the start of the run")  # says who is missing, which torch's own start does not
     if device.type == "cuda":

@@ -24,7 +24,7 @@ def staged(destination: Path) -> Iterator[BinaryIO]:
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(destination)
-        _sync_folder(destination.parent)
+        sync_folder(destination.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -41,7 +41,8 @@ def remove_leftovers(folder: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """The names in a folder are on the disk."""
     # Windows cannot open a folder, and some network file systems cannot sync one: the file is
     # whole either way, only its name could be forgotten in a power cut.
     with contextlib.suppress(OSError):

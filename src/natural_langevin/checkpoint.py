@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,17 +23,18 @@ class CheckpointError(StorageError):
 def save_tree(path: Path, tree: Any, metadata: dict[str, str] | None = None) -> None:
     """Writes every tensor of the tree under its path in it; scalars as 0-d tensors stay 0-d."""
     with staged(path) as handle:
-        tensorfile.write_tensors(handle, _named(tree), metadata or {})
+        tensorfile.write_tensors(handle, named(tree), metadata or {})
 
 
-def _named(tree: Any) -> dict[str, Tensor]:
+def named(tree: Any) -> dict[str, Tensor]:
+    """Every tensor under its path in the tree."""
     leaves, _ = pytree.tree_flatten_with_path(tree)
     return {pytree.keystr(where): leaf for where, leaf in leaves}
 
 
 def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, str]]:
     """Reads a tree of the same names, shapes and dtypes as ``like``, on ``like``'s devices."""
-    expected = _named(like)
+    expected = named(like)
     try:
         found = tensorfile.mapped(path, {name: spec(leaf) for name, leaf in expected.items()})
         metadata = _metadata(path)
@@ -49,6 +50,22 @@ def _metadata(path: Path) -> dict[str, str]:
         return file.metadata() or {}
 
 
+#: The names that a ``RunCheckpoint`` has in its folder, the newest first.
+NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
+#: How the checkpoints of several processes begin (``distributed.checkpoint``).
+SHARDED = "sharded-"
+
+
+class Saved(Protocol):
+    """What a run needs from the place where its checkpoints go."""
+
+    def save(self, tree: Any) -> None:
+        """Writes a checkpoint; whatever happens meanwhile, one whole checkpoint is there."""
+
+    def load(self, like: Any) -> Any | None:
+        """The newest readable checkpoint of this run, or None where there is none."""
+
+
 class RunCheckpoint:
     """The checkpoint of one run in a folder: the newest, and the one before it.
 
@@ -56,8 +73,8 @@ class RunCheckpoint:
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self._newest = folder / "checkpoint.safetensors"
-        self._previous = folder / "previous.safetensors"
+        self._newest = folder / NEWEST
+        self._previous = folder / PREVIOUS
         self._config = json.loads(json.dumps(config))
         with tensorfile.writing(f"checkpoints to {folder}", "Give another folder"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +88,7 @@ class RunCheckpoint:
         )
         what = f"a checkpoint to {self._newest.parent}"
         with tensorfile.writing(what, remedy), staged(self._newest) as handle:
-            tensorfile.write_tensors(handle, _named(tree), {"config": json.dumps(self._config)})
+            tensorfile.write_tensors(handle, named(tree), {"config": json.dumps(self._config)})
             handle.flush()
             os.fsync(handle.fileno())  # on the disk before the older one loses its name
             if self._newest.exists():
@@ -82,28 +99,35 @@ class RunCheckpoint:
         there = [path for path in (self._newest, self._previous) if path.exists()]
         for path in there:
             try:
-                self._check(path)
+                check_same_run(path.parent, read_config(path), self._config)
                 return load_tree(path, like)[0]
             except CheckpointError:
                 if path == there[-1]:
                     raise
         return None
 
-    def _check(self, path: Path) -> None:
-        try:
-            found = json.loads(_metadata(path).get("config", "{}"))
-            if not isinstance(found, dict):
-                raise StorageError(f"{path.name} does not say which run it is of")
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"cannot read {path.name}: {error}") from error
-        differing = [k for k in self._config | found if self._config.get(k) != found.get(k)]
-        if differing:
-            key = differing[0]
-            raise CheckpointError(
-                f"{path.parent} holds a checkpoint of another run: {', '.join(differing)} differ "
-                f"({key}: {found.get(key)!r} there, {self._config.get(key)!r} here). Use another "
-                "folder, or the same settings and data"
-            )
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Which run a checkpoint is of."""
+    try:
+        found = json.loads(_metadata(path).get("config", "{}"))
+        if not isinstance(found, dict):
+            raise StorageError(f"{path.name} does not say which run it is of")
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot read {path.name}: {error}") from error
+    return found
+
+
+def check_same_run(folder: Path, found: dict[str, Any], config: dict[str, Any]) -> None:
+    """Refuses a checkpoint of another run, and says in which arguments the two differ."""
+    differing = [k for k in config | found if config.get(k) != found.get(k)]
+    if differing:
+        key = differing[0]
+        raise CheckpointError(
+            f"{folder} holds a checkpoint of another run: {', '.join(differing)} differ "
+            f"({key}: {found.get(key)!r} there, {config.get(key)!r} here). Use another folder, or "
+            "the same settings and data"
+        )
 
 
 def copy_tree_(into: Any, values: Any) -> None:

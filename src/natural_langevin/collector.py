@@ -33,8 +33,11 @@ class Collector:
 
     Iterates go to ``store`` in ``dtype``; what a stopped chain would have drawn is NaN there."""
 
-    def __init__(self, state: State, *, store: Store, dtype: torch.dtype, looks: int) -> None:
-        self.kept = 0
+    def __init__(
+        self, state: State, *, store: Store, dtype: torch.dtype, looks: int, first: int = 0
+    ) -> None:
+        """``first``: the number of the first chain here, for what is said of it."""
+        self.kept, self._first = 0, first
         self._store, self._dtype = store, dtype
         self._trace = torch.full((looks, 1 + len(state.diverged)), torch.nan, dtype=torch.float64)
         self._looks = 0
@@ -83,7 +86,7 @@ class Collector:
                 log.warning(
                     "chain %d became non-finite at step %d and was stopped; the others go on. "
                     "Its step size is most likely too large: try a tenth of it",
-                    chain,
+                    self._first + chain,
                     step,
                 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +15,9 @@ from torch.func import functional_call, vmap
 
 from natural_langevin import diagnostics, distillation, export, networks, storage
 from natural_langevin.data.streams import split_pair
-from natural_langevin.gradients import plain_copy, prepare_model, restore_layers, vectorised
+from natural_langevin.gradients import plain_copy, prepare_model, vectorised, with_parameters
 from natural_langevin.gradients.capture import Places
+from natural_langevin.holding import AllHere, Holding
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.metrics.summary import (
     ClassificationScores,
@@ -24,7 +25,14 @@ from natural_langevin.metrics.summary import (
     interval_levels,
     score,
 )
-from natural_langevin.prediction import Averager, Prediction, check_levels, input_batches, join
+from natural_langevin.prediction import (
+    Averager,
+    Prediction,
+    check_levels,
+    input_batches,
+    join,
+    one_tensor,
+)
 from natural_langevin.priors import Prior, PriorLike, resolve
 
 log = logging.getLogger("natural_langevin")
@@ -59,6 +67,7 @@ class Posterior:
         self.trace = trace if trace is not None else torch.empty(0, len(diverged) + 1)
         self.config = config or {}
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
+        self.holding: Holding = AllHere()  # who has which chains
         self._model, self._places = model, Places(model)
 
     @property
@@ -82,7 +91,7 @@ class Posterior:
 
     def network(self, chain: int, draw: int) -> nn.Module:
         """The network of one sample, as a plain nn.Module."""
-        params = {name: s[chain, draw] for name, s in self.samples.items()}
+        params = self._row_of({name: s[:, draw] for name, s in self.samples.items()}, chain)
         if not all(torch.isfinite(p).all() for p in params.values()):
             raise ValueError(
                 f"chain {chain} diverged at step {int(self.diverged[chain])}, before draw {draw}"
@@ -92,8 +101,13 @@ class Posterior:
     def mean_network(self, chain: int | None = None) -> nn.Module:
         """The network at the running mean of one chain, or at the average over healthy chains."""
         if chain is not None:
-            return self._as_module({name: m[chain] for name, m in self.mean.items()})
-        return self._as_module({name: m[self.healthy].mean(0) for name, m in self.mean.items()})
+            return self._as_module(self._row_of(self.mean, chain))
+        mean = {k: self.holding.mean(m, self.healthy) for k, m in self.mean.items()}
+        return self._as_module(mean)
+
+    def _row_of(self, values: Params, chain: int) -> Params:
+        """One chain's part of ``mean`` or ``last``."""
+        return self.holding.one(chain, lambda row: {k: v[row] for k, v in values.items()})
 
     def predict(
         self,
@@ -122,9 +136,8 @@ class Posterior:
             averager = Averager(
                 self.likelihood, count, noise, keep_samples=keep_samples, levels=levels
             )
-            for p in self._outputs_in_chunks(samples, batch.to(device), sample_batch):
-                averager.add(p)
-            parts.append(averager.finish(p.dtype))
+            self._fill(averager, samples, batch.to(device), sample_batch)
+            parts.append(averager.finish())
         if not parts:
             raise ValueError("there is nothing to predict: x holds no batch")
         return join(parts)
@@ -173,8 +186,8 @@ class Posterior:
         total variance too (see ``distillation``). It is returned frozen, in eval mode.
         """
         first = self.healthy[0] if self.healthy else 0
-        start = {name: value[first] for name, value in self.last.items()}
-        student = copy.deepcopy(model) if model is not None else self._as_module(start)
+        own = self._as_module(self._row_of(self.last, first)) if model is None else model
+        student = copy.deepcopy(own)
         x = x.to(next(iter(self.last.values())).device)
         prediction = self.predict(x, keep_samples=False)
         return distillation.train(
@@ -195,6 +208,7 @@ class Posterior:
         It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
         ``predict(x, estimate=estimate)`` does. ONNX needs the extra ``export``.
         """
+        self.holding.check_whole("export")
         every, noise = self._stacked(estimate), self._noise_of(estimate)
         served = export.Served(self._model, self.likelihood, every, noise)
         export.write(served, path, example.to(next(iter(every.values())).device), format)
@@ -224,26 +238,18 @@ class Posterior:
         by_chain = variance.expand(self.chains)[self.healthy]
         return by_chain.repeat_interleave(self.draws) if estimate == "ensemble" else by_chain
 
-    def _outputs_in_chunks(self, samples: Params, x: Tensor, sample_batch: int) -> Iterator[Tensor]:
-        """Predictions of at most ``sample_batch`` networks at a time: (network, B, ...)."""
+    def _fill(self, averager: Averager, samples: Params, x: Tensor, sample_batch: int) -> None:
+        """Adds the predictions of all networks, ``sample_batch`` at a time."""
+        rows = self.holding.rows(self.healthy)
         with torch.no_grad():
-            for some in networks.chunks(samples, self.healthy, sample_batch, like=self.last):
-                yield self._outputs(some, x)
+            for some in networks.chunks(samples, rows, sample_batch, like=self.last):
+                averager.add(self._outputs(some, x))
+            one = {name: value[:1] for name, value in self.last.items()}
+            self.holding.pool(averager, lambda: self._outputs(one, x)[:0])
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         """Predictions of several networks: (network, B, ...)."""
-
-        def one(p: Params) -> Tensor:
-            outputs = self._call(p, x)
-            if not isinstance(outputs, Tensor):
-                raise TypeError(
-                    f"predict needs a network whose output is one tensor, got a "
-                    f"{type(outputs).__name__}: average what you need over the networks "
-                    "posterior.network(chain, draw)"
-                )
-            return self.likelihood.predictive(outputs)
-
-        return vmap(one)(params)
+        return vmap(lambda p: self.likelihood.predictive(one_tensor(self._call(p, x))))(params)
 
     def diagnose(
         self,
@@ -269,12 +275,13 @@ class Posterior:
         stopped = {c: int(s) for c, s in enumerate(self.diverged.tolist()) if s >= 0}
         warm = [t for t in self._temperatures().tolist() if t > 0]
         measured = self.config.get("effective_temperature")
+        chosen = diagnostics.some_components(self.samples, tuple(parameters))
         return diagnostics.diagnose(
             predictions.unflatten(0, (len(self.healthy), self.draws)),
             stopped,
             healthy=self.healthy,
             thin=self.config.get("thin"),
-            parameters=diagnostics.some_components(self.samples, self.healthy, tuple(parameters)),
+            parameters={k: self.holding.everywhere(v)[self.healthy] for k, v in chosen.items()},
             kinetic=None if measured is None else diagnostics.Kinetic.from_dict(measured),
             configurational=None
             if data is None
@@ -310,12 +317,14 @@ class Posterior:
         warm = [c for c in self.healthy if temperature[c] > 0]
         if not warm:
             return None
+        here = {name: self.holding.here(value) for name, value in self.learned.items()}
         like = next(iter(self.last.values()))
         x, y = (t.to(like.device) for t in split_pair(data))
         return diagnostics.configurational.measure(
-            self._call, self.likelihood, known, self.samples, self.learned, temperature, (x, y),
-            like=like, chosen_chains=warm, num_data=float(self.config.get("num_data", len(x))),
-            batch_size=batch_size, max_draws=max_draws,
+            self._call, self.likelihood, known, self.samples, here, temperature,
+            (x, y), like=like, chosen_chains=warm, of_all=self.holding.everywhere,
+            batch_size=batch_size,
+            num_data=float(self.config.get("num_data", len(x))), max_draws=max_draws,
         )  # fmt: skip
 
     def _call(self, params: Params, x: Tensor) -> Any:
@@ -326,17 +335,14 @@ class Posterior:
     def to_arviz(self, x: Tensor | None = None) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
         tensor, and ``prediction`` for the inputs ``x`` when they are given."""
-        arviz = diagnostics.import_arviz()
-        variables = {
-            name: s[self.healthy].to(self.last[name].dtype).cpu().numpy()
-            for name, s in self.samples.items()
-        }
+        self.holding.check_whole("to_arviz")
+        variables = {k: s[self.healthy].to(self.last[k].dtype) for k, s in self.samples.items()}
         if x is not None:
             predictions = self.predict(x).samples
             assert predictions is not None
-            by_chain = predictions.unflatten(0, (len(self.healthy), self.draws))
-            variables["prediction"] = by_chain.cpu().numpy()
-        return arviz.from_dict(variables)
+            shape = (len(self.healthy), self.draws)
+            variables["prediction"] = predictions.unflatten(0, shape)
+        return diagnostics.inference_data(variables)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the posterior to a folder as safetensors and JSON, never pickle.
@@ -349,7 +355,7 @@ class Posterior:
         are.
         """
         run = {"diverged": self.diverged.long(), "trace": self.trace.double()}
-        storage.write(
+        self.holding.write(
             Path(folder),
             model=self._model,
             samples=self.samples,
@@ -392,10 +398,4 @@ class Posterior:
         )
 
     def _as_module(self, params: Params) -> nn.Module:
-        model = copy.deepcopy(self._model)
-        restore_layers(model)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in params:
-                    parameter.copy_(params[name])
-        return model
+        return with_parameters(self._model, params)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -62,9 +62,11 @@ class Averager:
         self.keep_samples, self.levels = keep_samples, levels
         self._kept: list[Tensor] = []
         self._first = self._second = torch.zeros(())
+        self._dtype = torch.float32
 
     def add(self, p: Tensor) -> None:
         """Predictions of the next networks: (network, B, ...)."""
+        self._dtype = p.dtype
         if self.keep_samples or self.levels:
             self._kept.append(p)
         if self.likelihood.discrete:
@@ -74,8 +76,15 @@ class Averager:
         self._first = self._first.to(p.device) + p.sum(0) / self.count
         self._second = self._second.to(p.device) + second.sum(0) / self.count
 
-    def finish(self, dtype: torch.dtype) -> Prediction:
+    def pool(self, add_up: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]) -> None:
+        """Puts together what several of these have seen: sums added up, networks side by side."""
+        if self._kept:
+            self._kept = [join(torch.cat(self._kept))]
+        self._first, self._second = add_up(self._first), add_up(self._second)
+
+    def finish(self) -> Prediction:
         """The prediction in the networks' own dtype."""
+        dtype = self._dtype
         outputs = torch.cat(self._kept) if self._kept else None
         quantiles = self._quantiles(outputs) if outputs is not None and self.levels else None
         samples = outputs if self.keep_samples else None
@@ -138,6 +147,17 @@ def input_batches(x: Tensor | Iterable[Any], batch_size: int) -> Iterator[Tensor
                 f"a batch of type {type(first).__name__}: use torch.as_tensor on arrays"
             )
         yield first
+
+
+def one_tensor(outputs: Any) -> Tensor:
+    """Outputs that can be averaged, or an error that says what to do with others."""
+    if not isinstance(outputs, Tensor):
+        raise TypeError(
+            f"predict needs a network whose output is one tensor, got a "
+            f"{type(outputs).__name__}: average what you need over the networks "
+            "posterior.network(chain, draw)"
+        )
+    return outputs
 
 
 def check_levels(levels: Iterable[float] | None) -> tuple[float, ...]:

@@ -211,6 +211,17 @@ def resolve(
     return resolved
 
 
+def of_chains(prior: Mapping[str, Prior], chains: Tensor) -> dict[str, Prior]:
+    """A resolved prior with the values of these chains only."""
+
+    def pick(one: Prior) -> Prior:
+        values = {k: v for k, v in one.chain_values().items() if isinstance(v, Tensor) and v.ndim}
+        chosen = {k: v[chains.to(v.device)] for k, v in values.items()}
+        return dataclasses.replace(one, **chosen) if chosen else one  # type: ignore[type-var]
+
+    return {name: pick(one) for name, one in prior.items()}
+
+
 def _check_chains(prior: Prior, chains: int) -> None:
     for name, value in prior.chain_values().items():
         if isinstance(value, Tensor) and value.ndim and value.shape[0] != chains:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from natural_langevin.data.streams import InMemory
 from natural_langevin.diagnostics import kinetic
@@ -24,23 +26,53 @@ def probe_steps(chains: int) -> int:
     return max(STEPS, -(-REPLICATES // chains))
 
 
-def after_run(engine: Engine, state: State, steps: int) -> dict[str, Any] | None:
+def after_run(
+    engine: Engine, state: State, steps: int, *, pool: Pool | None = None
+) -> dict[str, Any] | None:
     """The kinetic temperature as plain numbers; None for a short run, or one without chains.
 
-    A diagnosis that fails must not cost the run that it was to diagnose: it is logged.
+    ``pool`` puts together what several processes found of their chains. A diagnosis that fails
+    must not cost the run that it was to diagnose: it is logged.
     """
-    count = probe_steps(len(state.diverged))
+    count = probe_steps(len(state.diverged) if pool is None else pool.chains)
     if steps < SMALL_PART * count:
         return None
+    replicates = None
     try:
-        found = measure(engine, state, count)
+        replicates = measure(engine, state, count)
     except Exception as error:
         log.warning("the effective temperature could not be measured: %s", error)
+    return _as_dict(state, replicates, pool)
+
+
+def _as_dict(
+    state: State, replicates: kinetic.Replicates | None, pool: Pool | None
+) -> dict[str, Any] | None:
+    if replicates is None and pool is None:
         return None
+    found = summary(state, replicates or kinetic.nothing(list(state.params)), pool)
     return None if found is None else found.as_dict()
 
 
-def measure(engine: Engine, state: State, count: int) -> kinetic.Kinetic | None:
+class Pool(Protocol):
+    """Several processes, each with some of the ``chains``."""
+
+    chains: int
+
+    def all_rows(self, rows: Tensor) -> Tensor:
+        """Everybody's rows, any number of them."""
+
+
+def summary(
+    state: State, found: kinetic.Replicates, pool: Pool | None = None
+) -> kinetic.Kinetic | None:
+    """Of the steps of all chains; None if none was running."""
+    if pool is not None:
+        found = kinetic.Replicates(*map(pool.all_rows, found))
+    return kinetic.summarise(found, list(state.params))
+
+
+def measure(engine: Engine, state: State, count: int) -> kinetic.Replicates:
     """``count`` steps from ``state`` with the rates of the last step and the batches to come.
 
     A DataLoader lends one batch. The state itself stays as it is."""

@@ -8,11 +8,11 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from natural_langevin.checkpoint import RunCheckpoint
+from natural_langevin.checkpoint import Saved
 from natural_langevin.collector import Collector
 from natural_langevin.engine import Engine
 from natural_langevin.langevin import Info, State
@@ -59,17 +59,48 @@ class Plan:
         return min(kept, look, saved, self.steps)
 
 
+class Team(Protocol):
+    """Several processes on one run. They stop, save and give up together."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that shows progress."""
+
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Each flag, whether any process raised it."""
+
+    def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Around what may wait for the others."""
+
+
+class Alone:
+    """A run of one process."""
+
+    first = True
+
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        return list(flags)
+
+    def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
 def run(
     plan: Plan,
     engine: Engine,
     state: State,
     collector: Collector,
     *,
-    saved: RunCheckpoint | None = None,
+    saved: Saved | None = None,
     title: str = "",
     progress: bool = True,
+    team: Team | None = None,
 ) -> State:
-    """All steps after those that ``state`` (or the checkpoint's) has seen; the last state."""
+    """All steps after those that ``state`` (or the checkpoint's) has seen; the last state.
+
+    A ``team`` compares notes whenever losses are looked at: whether anybody was interrupted, it is
+    time for a checkpoint, or any chain is running."""
+    alone, team = team is None, team or Alone()
     found = None
     if saved is not None:
         found = saved.load({"state": state, "collector": collector.tree()})
@@ -78,24 +109,32 @@ def run(
         log.info("resuming at step %d", int(state.step))
     collector.begin(None if found is None else found["collector"])
     done, written = int(state.step), time.monotonic()
-    with Progress(title, plan.steps, shown=progress) as bar, _interrupts(saved) as interrupted:
+    with (
+        Progress(title, plan.steps, shown=progress and team.first) as bar,
+        _interrupts(saved) as interrupted,
+    ):
         engine.say = bar.say
         while done < plan.steps:
             stop = plan.stop(done)
-            state, info = engine.run(state, done, stop - done)
+            with team.waiting(f"the steps up to {stop}"):
+                state, info = engine.run(state, done, stop - done)
             done = stop
             if plan.keeps(done):
                 collector.keep(state)
+            stopped, late = bool(interrupted), time.monotonic() - written > SAVE_SECONDS
             if plan.looks_at(done):
                 collector.look(state, info)
                 bar.update(done, f"loss {_mean_loss(info):.4f}  {collector.kept} kept")
-                _check_divergence(state)
-            late = time.monotonic() - written > SAVE_SECONDS
+                running = bool((state.diverged < 0).any())
+                stopped, late, running = team.any([stopped, late, running])
+                _check_divergence(state, running)
+            elif not alone:  # the others could not know
+                stopped = late = False
             due = done % plan.every == 0 if plan.every else late
-            if saved is not None and (due or interrupted or done == plan.steps):
+            if saved is not None and (due or stopped or done == plan.steps):
                 saved.save({"state": state, "collector": collector.tree()})
                 written = time.monotonic()
-            if interrupted:
+            if stopped:
                 log.warning("interrupted at step %d: run the same again to go on from there", done)
                 raise KeyboardInterrupt
     return state
@@ -125,9 +164,10 @@ def _interrupts(saved: Any) -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _check_divergence(state: State) -> None:
-    """One warning per newly stopped chain is the collector's; here, the case where none is left."""
-    if bool((state.diverged >= 0).all()):
+def _check_divergence(state: State, running: bool) -> None:
+    """One warning per newly stopped chain is the collector's; here, the case where none is left,
+    neither here nor at another process."""
+    if not running:
         steps = state.diverged.tolist()
         raise DivergenceError(
             f"all {len(steps)} chains became non-finite (at steps {steps}). The step size is most "

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import (
     likelihoods,
@@ -22,7 +23,7 @@ from natural_langevin import (
     schedules,
     stores,
 )
-from natural_langevin.checkpoint import RunCheckpoint
+from natural_langevin.checkpoint import SHARDED, RunCheckpoint, Saved
 from natural_langevin.checks import (
     batch_check,
     check_arguments,
@@ -48,6 +49,9 @@ from natural_langevin.data.streams import (
     split_pair,
 )
 from natural_langevin.diagnostics import Kinetic
+from natural_langevin.distributed.holding import spread
+from natural_langevin.distributed.layout import Layout
+from natural_langevin.distributed.place import Place, agree, find_place, open_sharded, together
 from natural_langevin.engine import Engine, choose_mode
 from natural_langevin.fingerprints import model_fingerprint, words
 from natural_langevin.gradients import Gradients, Network, plain_copy, prepare_model
@@ -89,13 +93,17 @@ class Langevin:
         microbatch: int | None = None,
         autocast: torch.dtype | None = None,
         clip: float | None = None,
+        parallel: str | Layout | DeviceMesh | None = "auto",
     ) -> None:
         """``mean_rate`` is mu_t of the running mean; the other arguments are in the README.
 
         ``microbatch``: every chain's minibatch in pieces of at most so many samples, for less
         memory and the same result. ``autocast``: torch.bfloat16 or torch.float16 for the forward
         pass. ``clip``: the largest norm of a chain's likelihood gradient; the chain then no longer
-        samples the posterior where gradients are longer."""
+        samples the posterior where gradients are longer. ``parallel``: under ``torchrun``, "auto"
+        spreads the chains over the processes and shares their minibatches where there are more
+        processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
+        process for itself. ``chains`` and values per chain are always those of all processes."""
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
         check_arguments(model, likelihood, prior, preconditioner, init)
@@ -104,6 +112,9 @@ class Langevin:
         prepare_model(self.model, log)
         trainable = check_parameters(self.model)
         self.device = torch.device(device) if device is not None else trainable[0].device
+        self.place = find_place(parallel, chains=self.chains, device=self.device)
+        if self.place is not None:
+            self.device = self.place.device
         self.model.to(self.device)
         self._training = check_training(microbatch, autocast, clip, preconditioner)
         self.likelihood, self.preconditioner = likelihood, preconditioner
@@ -111,10 +122,15 @@ class Langevin:
         choose_mode(compile, work=0.0, steps=0)
         self._rates_table(0, 1)  # wrong rates fail here rather than at the first step
 
-        self.chain_ids = torch.arange(self.chains, device=self.device)
+        own = range(self.chains) if self.place is None else self.place.own
+        self.chain_ids = torch.tensor(own, device=self.device)  # of the chains at this process
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
         network = Network(self.model, autocast=autocast)
         names = list(network.trainable())
+        self._prior = priors.resolve(prior, names, self.chains, device=self.device)
+        self._temperature = check_temperature(temperature, self.chains).to(
+            dtype=trainable[0].dtype, device=self.device
+        )
         self._dynamics = Dynamics(
             gradients=Gradients(
                 network,
@@ -124,12 +140,11 @@ class Langevin:
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,
                 clip=clip,
+                peers=None if self.place is None else self.place.data,
             ),
             preconditioner=preconditioner,
-            prior=priors.resolve(prior, names, self.chains, device=self.device),
-            temperature=check_temperature(temperature, self.chains).to(
-                dtype=trainable[0].dtype, device=self.device
-            ),
+            prior=priors.of_chains(self._prior, self.chain_ids),
+            temperature=self._temperature[self.chain_ids],
             noise=random.origin(self.seed, random.NOISE, self.chain_ids),
             labels=random.origin(self.seed, random.LABELS, self.chain_ids),
         )
@@ -150,7 +165,7 @@ class Langevin:
         else:
             # Row by row, whatever the strides of the model's own: kernels read memory as it lies.
             start = {
-                k: p.expand(self.chains, *p.shape).clone(memory_format=torch.contiguous_format)
+                k: p.expand(len(chain), *p.shape).clone(memory_format=torch.contiguous_format)
                 for k, p in params.items()
             }
         return self._dynamics.init(start)
@@ -174,7 +189,7 @@ class Langevin:
             check_data(self._dynamics.gradients, self.init(), *one, targets=one[1])
             self._step_checked = True
         self._dynamics.gradients.prepare(state.params, one[0])
-        row = self._rates_table(int(state.step), int(state.step) + 1)[0]
+        row = self._own_rates(self._rates_table(int(state.step), int(state.step) + 1))[0]
         rates = Rates(row[:-2], row[-2], row[-1])
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
@@ -217,8 +232,9 @@ class Langevin:
         where, params = stores.place(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
-        check_memory(specs, where, self.device)
-        engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
+        with together(self.place, "preparing the run"):
+            check_memory(specs, where, self.device)
+            engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
         config = self.describe() | {
             "steps": steps,
             "batch_size": batch_size,
@@ -230,23 +246,30 @@ class Langevin:
             "data": engine.stream.fingerprint(),
         }
         identity = config
-        if checkpoint is not None or isinstance(where, Path):
-            identity = config | _exactly(engine, self._template, self._dynamics.prior)
+        if checkpoint is not None or isinstance(where, Path) or self.place is not None:
+            identity = config | self._exactly(engine, steps)
+        if self.place is not None:
+            where = agree(self.place, identity, engine.stream, where)
         collector = Collector(
             state,
             store=stores.open_store(where, specs, device=self.device, run=identity),
             dtype=dtype,
             looks=plan.looks,
+            first=int(self.chain_ids[0]),
         )
         title = repr(self.preconditioner).split("(")[0]
-        saved = _open_checkpoint(checkpoint, identity, engine)
-        state = run(plan, engine, state, collector, saved=saved, title=title, progress=progress)
-        config["effective_temperature"] = probe.after_run(engine, state, steps)
+        saved = _open_checkpoint(checkpoint, identity, engine, self.place)
+        with together(self.place, "the run"):
+            state = run(
+                plan, engine, state, collector,
+                saved=saved, title=title, progress=progress, team=self.place,
+            )  # fmt: skip
+        config["effective_temperature"] = probe.after_run(engine, state, steps, pool=self.place)
         posterior = collector.finish(
             state, model=self._template, likelihood=self.likelihood, config=config
         )
         posterior.prior = self._dynamics.prior
-        return posterior
+        return posterior if self.place is None else spread(posterior, self.place)
 
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
@@ -259,9 +282,9 @@ class Langevin:
         """
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
         if posterior is not None:
-            learned = posterior.learned or state.likelihood
-            state = state._replace(params=posterior.last, likelihood=learned)
-        found = probe.measure(engine, state, steps)
+            here = {k: posterior.holding.here(v) for k, v in posterior.learned.items()}
+            state = state._replace(params=posterior.last, likelihood=here or state.likelihood)
+        found = probe.summary(state, probe.measure(engine, state, steps), self.place)
         if found is None:
             raise DivergenceError("no chain is running: there is no step to measure")
         return found
@@ -284,24 +307,44 @@ class Langevin:
             stream.check = batch_check(dynamics.gradients, state.params)
             _log_shared_batches(self.chains)
         rates = self._rates_table(0, steps)
-        warn_if_stiff(self.preconditioner, dynamics.prior, float(rates[:, :-2].max()), num_data)
+        warn_if_stiff(self.preconditioner, self._prior, float(rates[:, :-2].max()), num_data)
         per_step = 6.0 * self.chains * batch_size * sum(p[0].numel() for p in state.params.values())
-        mode = choose_mode(self.compile, work=per_step * steps, steps=steps)
-        return Engine(dynamics, stream, rates, num_data, mode=mode), state
+        processes = 1 if self.place is None else self.place.layout.processes
+        mode = choose_mode(self.compile, work=per_step * steps / processes, steps=steps)
+        return Engine(dynamics, stream, self._own_rates(rates), num_data, mode=mode), state
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
         return {
             "preconditioner": words(self.preconditioner),
-            "prior": {name: words(p) for name, p in self._dynamics.prior.items()},
+            "prior": {name: words(p) for name, p in self._prior.items()},
             "likelihood": words(self.likelihood),
             "step_size": words(self.step_size),
             "mean_rate": words(self.mean_rate),
-            "temperature": self._dynamics.temperature.tolist(),
+            "temperature": self._temperature.tolist(),
             "chains": self.chains,
             "init": self._start,
             "seed": self.seed,
         } | self._training
+
+    def _exactly(self, engine: Engine, steps: int) -> dict[str, Any]:
+        """What tells two runs apart beyond the words, which round and leave out."""
+        values = {
+            f"{n}.{k}": torch.as_tensor(v)
+            for n, p in self._prior.items()
+            for k, v in p.chain_values().items()
+        }
+        return {
+            "model": model_fingerprint(self._template),
+            "rates": fingerprint({"": self._rates_table(0, steps)}),
+            "prior_values": fingerprint(values),
+            "mode": engine.mode,  # compiled code rounds differently
+            "device": engine.rates.device.type,
+        }
+
+    def _own_rates(self, table: Tensor) -> Tensor:
+        """The columns of this process's chains, and the two that all chains share."""
+        return torch.cat([table[:, self.chain_ids], table[:, -2:]], dim=1)
 
     def _rates_table(self, start: int, stop: int) -> Tensor:
         """A row per step: eta of every chain, gamma, mu."""
@@ -316,25 +359,12 @@ class Langevin:
         return torch.cat(columns, dim=1).to(dtype=dtype, device=self.device)
 
 
-def _exactly(engine: Engine, model: nn.Module, prior: dict[str, priors.Prior]) -> dict[str, str]:
-    """What tells two runs apart beyond the words, which round and leave out."""
-    values = {
-        f"{n}.{k}": torch.as_tensor(v)
-        for n, p in prior.items()
-        for k, v in p.chain_values().items()
-    }
-    return {
-        "model": model_fingerprint(model),
-        "rates": fingerprint({"": engine.rates}),
-        "prior_values": fingerprint(values),
-        "mode": engine.mode,  # compiled code rounds differently
-        "device": engine.rates.device.type,
-    }
-
-
 def _open_checkpoint(
-    folder: str | os.PathLike[str] | None, identity: dict[str, Any], engine: Engine
-) -> RunCheckpoint | None:
+    folder: str | os.PathLike[str] | None,
+    identity: dict[str, Any],
+    engine: Engine,
+    place: Place | None,
+) -> Saved | None:
     if folder is None:
         return None
     if not isinstance(engine.stream, InMemory):
@@ -342,7 +372,10 @@ def _open_checkpoint(
             "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
             "tensors (x, y), or run without a checkpoint"
         )
-    return RunCheckpoint(Path(folder), identity)
+    here = Path(folder)
+    if place is None and not any(here.glob(f"{SHARDED}*")):
+        return RunCheckpoint(here, identity)
+    return open_sharded(here, identity, place)
 
 
 def _log_shared_batches(chains: int) -> None:

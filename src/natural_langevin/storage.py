@@ -57,16 +57,41 @@ def write(
         _removed_on_failure(token, folder),
     ):
         folder.mkdir(parents=True, exist_ok=True)
-        words = Manifest(
-            model=describe_model(model),
-            likelihood=_likelihood_words(likelihood),
+        publish(
+            folder,
+            model=model,
+            likelihood=likelihood,
             config=config,
             samples=_write_samples(folder, samples, token),
             rest=_write_file(folder / f"posterior-{token}.safetensors", rest),
         )
-        with staged(folder / manifest.NAME) as handle:
-            handle.write(words.text().encode())
-    _remove_others(folder, {words.samples.name, words.rest.name})
+
+
+def publish(
+    folder: Path,
+    *,
+    model: nn.Module,
+    likelihood: likelihoods.Likelihood,
+    config: dict[str, Any],
+    samples: File,
+    rest: File,
+) -> None:
+    """Makes these two files, which are written already, the posterior of the folder."""
+    words = Manifest(
+        model=describe_model(model),
+        likelihood=_likelihood_words(likelihood),
+        config=config,
+        samples=samples,
+        rest=rest,
+    )
+    with staged(folder / manifest.NAME) as handle:
+        handle.write(words.text().encode())
+    _remove_others(folder, {samples.name, rest.name})
+
+
+def written(path: Path, tensors: Mapping[str, Spec]) -> File:
+    """How the manifest names a file that holds these tensors."""
+    return File(path.name, _digest(path), dict(tensors))
 
 
 @contextlib.contextmanager
@@ -90,13 +115,13 @@ def _write_samples(folder: Path, samples: Mapping[str, Tensor], token: str) -> F
     else:
         with staged(path) as handle, samples.path.open("rb") as source:
             shutil.copyfileobj(source, handle, tensorfile.PIECE)
-    return File(path.name, _digest(path), {k: spec(v) for k, v in samples.items()})
+    return written(path, {k: spec(v) for k, v in samples.items()})
 
 
 def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> File:
     with staged(path) as handle:
         tensorfile.write_tensors(handle, tensors, {})
-    return File(path.name, _digest(path), {k: spec(v) for k, v in tensors.items()})
+    return written(path, {k: spec(v) for k, v in tensors.items()})
 
 
 def _digest(path: Path) -> str:

@@ -130,7 +130,7 @@ class InFolder:
                 for chain, one in enumerate(value.cpu()):
                     at = self._plan.start[name] + (chain * draws + draw) * one.nbytes
                     for piece in tensorfile.pieces(one):
-                        _write_all(self._file, piece, at)
+                        write_all(self._file, piece, at)
                         at += piece.nbytes
 
     def tree(self) -> Params:
@@ -164,7 +164,7 @@ class InFolder:
         return OnDisk(self.path, self._specs)
 
 
-def _write_all(file: int, data: memoryview, at: int) -> None:
+def write_all(file: int, data: memoryview, at: int) -> None:
     """``os.pwrite`` may write a part."""
     while data:
         written = os.pwrite(file, data, at)

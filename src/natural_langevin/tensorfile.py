@@ -111,6 +111,7 @@ def pieces(tensor: Tensor) -> Iterator[memoryview]:
             yield from pieces(row)
     else:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = flat.as_strided(flat.shape, (1,))  # a single number may be left with any stride
         yield flat.view(torch.uint8).numpy().data
 
 

@@ -13,6 +13,7 @@ import typer
 from natural_langevin import DivergenceError
 from natural_langevin.checkpoint import CheckpointError
 from natural_langevin.data import CorruptDataError, DataError, DataUnavailableError
+from natural_langevin.distributed import GroupError
 from natural_langevin.experiments.runner import RunError
 from natural_langevin.experiments.stages import StageError
 from natural_langevin.report import ResultsError
@@ -26,7 +27,7 @@ class UsageError(ValueError):
 
 EXPECTED = (
     UsageError, RunError, StageError, ResultsError, RunFolderError, DataError, CorruptDataError,
-    DataUnavailableError, CheckpointError, StorageError, DivergenceError,
+    DataUnavailableError, CheckpointError, StorageError, DivergenceError, GroupError,
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import typer
 from natural_langevin.cli import table
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.distributed.once import is_first
 from natural_langevin.experiments.results import assemble
 from natural_langevin.experiments.runner import Request, RunError, run, spent, write_json
 from natural_langevin.report import write_report
@@ -55,6 +56,8 @@ def reproduce(
         )
         started = time.monotonic()
         folder = run(request)
+        if not is_first():
+            return
         seconds = spent(folder, time.monotonic() - started)
         results = assemble(folder, seconds=seconds)
         write_json(folder / "results.json", results)

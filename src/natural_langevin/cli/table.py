@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from natural_langevin.distributed.once import is_first
+
 COLUMNS = (("train", "nll"), ("train", "accuracy"), ("test", "nll"), ("test", "accuracy"))
 DIGITS = {"nll": 4, "accuracy": 2}
 #: Narrower terminals get the means alone, without spreads, calibration and cost.
@@ -15,7 +17,9 @@ WIDE = 128
 
 
 def console() -> Console:
-    """A pipe or a file has no width: it gets the whole table."""
+    """A pipe or a file has no width: it gets the whole table. Of several processes one prints."""
+    if not is_first():
+        return Console(quiet=True)
     found = Console()
     whole = not found.is_terminal and "COLUMNS" not in os.environ
     return Console(width=WIDE + 12) if whole else found

@@ -14,6 +14,7 @@ from natural_langevin.cli import table, tell
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import UsageError, one_line_errors
 from natural_langevin.data.tables import read_training
+from natural_langevin.distributed.once import is_first
 from natural_langevin.tabular.fit import fit, open_folder, prepare
 
 INTERRUPTED = 130  # what a shell expects of a program stopped by Ctrl-C
@@ -81,6 +82,8 @@ def train(
             again = command if resume else f"{command} --resume"
             typer.echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
             raise typer.Exit(INTERRUPTED) from None
+    if not is_first():
+        return
     tell.scores(quality, console)
     tell.next_commands(out, console)
 

@@ -105,6 +105,11 @@ class Loader:
         self.num_data: int | None = _length_or_none(loader)
 
     @property
+    def sampler(self) -> Any:
+        """In which order the data come."""
+        return self._loader.sampler
+
+    @property
     def targets(self) -> Tensor:
         return self.example()[1]
 

@@ -10,6 +10,7 @@ from natural_langevin.diagnostics.configurational import Configurational
 from natural_langevin.diagnostics.function_space import (
     Mixing,
     import_arviz,
+    inference_data,
     mixing,
     some_components,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "Reading",
     "diagnose",
     "import_arviz",
+    "inference_data",
     "mixing",
     "some_components",
 ]

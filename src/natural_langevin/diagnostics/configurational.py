@@ -18,7 +18,7 @@ for any batch size, and exact with all data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -61,11 +61,14 @@ def measure(
     num_data: float,
     batch_size: int,
     max_draws: int,
+    of_all: Callable[[Tensor], Tensor] = lambda rows: rows,
     seed: int = 0,
 ) -> Configurational:
     """From ``samples`` (chain, draw, *shape) at ``temperature`` (chain,), of the chosen chains.
 
-    ``like`` says by example on which device and in which precision the network runs.
+    ``like`` says by example on which device and in which precision the network runs. Where other
+    processes hold other chains, ``of_all`` makes rows of all chains from those of the chains in
+    ``samples``, ``learned`` and ``prior``; ``temperature`` and ``chosen_chains`` are of all.
 
     At most ``max_draws`` draws of every chain are looked at, each on ``batch_size`` fresh data."""
     draws = next(iter(samples.values())).shape[1]
@@ -101,7 +104,7 @@ def measure(
                 dim=1,
             )
         )
-    virial = torch.stack(series, dim=1).cpu() / temperature.double().cpu()[:, None, None]
+    virial = of_all(torch.stack(series, dim=1)).cpu() / temperature.double().cpu()[:, None, None]
     virial = virial[chosen_chains]  # (chain, draw, tensor)
     sizes = torch.tensor([s[0, 0].numel() for s in samples.values()])
     return Configurational(

@@ -66,14 +66,19 @@ def chain_distances(values: Array) -> Array:
 
 
 def some_components(
-    samples: Mapping[str, Tensor], chains: list[int], patterns: tuple[str, ...], most: int = 50
+    samples: Mapping[str, Tensor], patterns: tuple[str, ...], most: int = 50
 ) -> dict[str, Tensor]:
     """Evenly spaced components of the parameters that match a pattern: {name: (chain, draw, k)}."""
     names = [name for name in samples if any(fnmatchcase(name, p) for p in patterns)]
     if patterns and not names:
         raise ValueError(f"no parameter matches {patterns}: there are {list(samples)}")
-    flat = {name: samples[name][chains].flatten(2) for name in names}
+    flat = {name: samples[name].flatten(2) for name in names}
     return {name: v[..., :: -(-v.shape[2] // most)] for name, v in flat.items()}
+
+
+def inference_data(variables: Mapping[str, Tensor]) -> Any:
+    """Tensors (chain, draw, *shape) as an ArviZ ``InferenceData``."""
+    return import_arviz().from_dict({k: v.cpu().numpy() for k, v in variables.items()})
 
 
 def import_arviz() -> Any:

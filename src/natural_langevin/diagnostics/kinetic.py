@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,6 +89,20 @@ class Kinetic:
         return Kinetic(**known)
 
 
+class Replicates(NamedTuple):
+    """What some steps of some chains showed, a row for each: (row, tensor, column)."""
+
+    warm: Tensor
+    cold: Tensor
+    lost: Tensor  # (1,): steps whose noise was lost in rounding
+
+
+def nothing(names: list[str]) -> Replicates:
+    """No steps at all."""
+    none = torch.empty(0, len(names), _ROUNDING + 1, dtype=torch.float64)
+    return Replicates(none, none, torch.zeros(1, dtype=torch.int64))
+
+
 def measure(
     dynamics: Dynamics,
     state: State,
@@ -98,11 +112,12 @@ def measure(
     *,
     chain_axis: bool,
     seed: int = 0,
-) -> Kinetic | None:
-    """One step per batch, from ``state`` on, which is not changed. None if no chain is running."""
+) -> Replicates:
+    """One step per batch, from ``state`` on, which is not changed."""
     generator = torch.Generator(state.step.device).manual_seed(seed)
     temperature, eta = dynamics.temperature.double().cpu(), rates.step_size.cpu()
-    warm, cold, swallowed = [], [], 0
+    none = nothing(list(state.params))
+    warm, cold, swallowed = [none.warm], [none.cold], 0
     for batch in batches:
         new, _ = dynamics.step(state, batch, rates, num_data, chain_axis=chain_axis)
         weights = _rough_diagonal(dynamics, new, generator)
@@ -119,11 +134,15 @@ def measure(
         warm.append(scaled[hot])
         cold.append(sums[running & (temperature == 0)])
         state = new
-    used = sum(map(len, warm)) + sum(map(len, cold))
+    return Replicates(torch.cat(warm), torch.cat(cold), torch.tensor([swallowed]))
+
+
+def summarise(found: Replicates, names: list[str]) -> Kinetic | None:
+    """All steps of all chains together; None if no chain was running."""
+    used, swallowed = len(found.warm) + len(found.cold), int(found.lost.sum())
     if not used + swallowed:
         return None
-    fraction = swallowed / (used + swallowed)
-    return _summary(torch.cat(warm), torch.cat(cold), list(state.params), fraction)
+    return _summary(found.warm, found.cold, names, swallowed / (used + swallowed))
 
 
 # Columns of the sums of one step, (chain, tensor, column), times N / (2 eta).

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import multiprocessing
+import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,14 @@ import torch
 
 from natural_langevin import data
 from natural_langevin.atomic import remove_leftovers, staged
+from natural_langevin.distributed import launched
+from natural_langevin.distributed.once import (
+    exists_everywhere,
+    first_alone,
+    first_before,
+    is_first,
+    share,
+)
 from natural_langevin.experiments import baseline_stages, stages
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.protocol import BY_NAME, METHODS, PRESETS, Preset, fit_to
@@ -28,6 +37,8 @@ from natural_langevin.experiments.stages import Bench
 log = logging.getLogger("natural_langevin")
 
 BASELINES = ("sgd", "dropout")
+#: Between two looks for a stage that another process runs.
+POLL_SECONDS = 0.5
 
 
 class RunError(ValueError):
@@ -62,19 +73,28 @@ STAGES: dict[str, tuple[str, ...]] = {
 
 def run(request: Request) -> Path:
     """Runs what is missing and returns the run's folder."""
-    preset, dataset = _resolve(request)
+    if request.jobs > 1 and launched():
+        raise RunError("torchrun spreads the stages over its processes: leave --jobs out")
+    # The first process may have to fetch the data, which the others then find.
+    preset, dataset = first_before(
+        "loading the data", lambda: _resolve(request), device=request.device
+    )
     config = {"dataset": dataset.name, "precision": request.precision, **preset.describe()}
     config = json.loads(json.dumps(config))
     if request.out is None:  # a name of its own for every configuration
         digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
         request = replace(request, out=Path("runs") / f"{dataset.name}-{preset.name}-{digest}")
     assert request.out is not None
-    folder = _claim(request, config)
+    folder = request.out / "stages"
+    first_alone("opening the run's folder", lambda: _claim(request, config), device=request.device)
     missing = [name for name in STAGES if not (folder / f"{name}.json").exists()]
     done = len(STAGES) - len(missing)
     if done:
         log.info("%d of %d stages were finished before", done, len(STAGES))
-    if request.jobs == 1:
+    if launched():
+        bench = _bench(replace(request, progress=request.progress and is_first()), preset, dataset)
+        _run_spread(bench, missing, request.device)
+    elif request.jobs == 1:
         bench = _bench(request, preset, dataset)
         for name in missing:
             run_stage(bench, name)
@@ -113,7 +133,7 @@ def _bench(request: Request, preset: Preset, dataset: data.Dataset) -> Bench:
     )
 
 
-def _claim(request: Request, config: dict[str, Any]) -> Path:
+def _claim(request: Request, config: dict[str, Any]) -> None:
     """Makes the run folder, or checks that the one there belongs to this configuration."""
     assert request.out is not None
     path = request.out / "config.json"
@@ -141,7 +161,6 @@ def _claim(request: Request, config: dict[str, Any]) -> Path:
             write_json(path, config)
     except (OSError, json.JSONDecodeError) as error:
         raise RunError(f"cannot use the folder {request.out}: {error}") from error
-    return request.out / "stages"
 
 
 def run_stage(bench: Bench, name: str) -> None:
@@ -160,11 +179,33 @@ def run_stage(bench: Bench, name: str) -> None:
         checkpoint.unlink()
 
 
+def _run_spread(bench: Bench, missing: list[str], device: str) -> None:
+    """Under torchrun: every process runs its share of the stages, and waits for what others do.
+
+    Selections come before what needs them in every share, so nobody waits for ever; a process that
+    fails is noticed by torchrun, which ends the others."""
+    by_length = sorted(_longest_first(missing), key=lambda name: bool(STAGES[name]))
+    for name in share(by_length, device=device):
+        _wait_for(bench.folder, STAGES[name])
+        run_stage(bench, name)
+        log.info("finished %s", name)
+    _wait_for(bench.folder, tuple(missing))
+
+
+def _wait_for(folder: Path, stages: tuple[str, ...]) -> None:
+    while not all(exists_everywhere(folder / f"{name}.json") for name in stages):
+        time.sleep(POLL_SECONDS)
+
+
+def _longest_first(names: list[str]) -> list[str]:
+    """The pooled method has by far the longest final stage: its stages go first."""
+    return sorted(names, key=lambda n: not BY_NAME.get(n.rsplit("-", 1)[0], METHODS[0]).pools)
+
+
 def _run_parallel(request: Request, preset: Preset, missing: list[str]) -> None:
     """Several worker processes on one device: one compiles while another computes."""
     context = multiprocessing.get_context("spawn")
-    # The pooled method has by far the longest final stage: its stages go first.
-    waiting = sorted(missing, key=lambda n: not BY_NAME.get(n.rsplit("-", 1)[0], METHODS[0]).pools)
+    waiting = _longest_first(missing)
     running: dict[Future[None], str] = {}
     with ProcessPoolExecutor(request.jobs, mp_context=context) as pool:
         while waiting or running:

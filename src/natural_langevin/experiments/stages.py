@@ -105,6 +105,7 @@ def langevin(
         seed=seed,
         device=bench.device,
         compile=bench.compile,
+        parallel=None,  # under torchrun every process has stages of its own
     )
 
 

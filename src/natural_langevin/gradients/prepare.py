@@ -6,16 +6,17 @@ What cannot be sampled is refused here with the reason and the remedy, before an
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-from natural_langevin.gradients.rules import rewrite_layers
+from natural_langevin.gradients.rules import restore_layers, rewrite_layers
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
@@ -118,3 +119,14 @@ def _refuse_layer(what: str, module: nn.Module) -> None:
                 "what it follows is not the gradient of a likelihood. Leave these options off; a "
                 "prior of small variance keeps rows short"
             )
+
+
+def with_parameters(model: nn.Module, params: Mapping[str, Tensor]) -> nn.Module:
+    """A copy to hand out, as it was before ``prepare_model``, with these values."""
+    model = copy.deepcopy(model)
+    restore_layers(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in params:
+                parameter.copy_(params[name])
+    return model

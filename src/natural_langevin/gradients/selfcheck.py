@@ -60,7 +60,6 @@ def _wrong_parameters(
 ) -> dict[str, float]:
     """The parameters whose statistics are wrong, each with its relative error."""
     x, y = x[:SAMPLES], y[:SAMPLES]
-    gradients.prepare(params, x)
     measured = _measure(gradients, params, state, x, y)
     samples = _per_sample_loop(gradients, params, measured, x, y)
     second = {k: g.square().mean(0) for k, g in samples.items()}
@@ -91,7 +90,8 @@ def _measure(
     plain = copy.copy(gradients)
     plain.targets = "data"  # drawn labels would be another sum
     plain.sharing = "exact"  # the approximation starts from the same pieces
-    plain.clip = None
+    plain.clip = plain.peers = None  # every process checks for itself
+    plain.prepare(params, x)
     return plain(
         {name: value[:1] for name, value in params.items()},
         {name: value[:1] for name, value in state.items()},

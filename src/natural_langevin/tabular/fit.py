@@ -16,6 +16,7 @@ from natural_langevin.atomic import remove_leftovers
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table
 from natural_langevin.data.tables import TrainingData
+from natural_langevin.distributed.once import first_alone
 from natural_langevin.tabular import run as folders
 from natural_langevin.tabular.features import fit_features
 from natural_langevin.tabular.quality import quality
@@ -99,6 +100,10 @@ def split(
 
 def open_folder(folder: Path, run: Run, *, resume: bool) -> None:
     """The folder is new, or holds the beginning of this very run and ``resume`` was said."""
+    first_alone("opening the run's folder", lambda: _open_folder(folder, run, resume))
+
+
+def _open_folder(folder: Path, run: Run, resume: bool) -> None:
     if folders.is_started(folder):
         if not resume:
             raise RunFolderError(
@@ -138,9 +143,13 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
     posterior.save(folders.posterior_folder(folder))
     label = f"held-out rows of {run.source}" if run.hold_out else f"{run.source}, test part"
     found = quality(posterior, run.target, held_out, label=label)
+    first_alone("writing down the quality", lambda: _finish(folder, found))
+    return found
+
+
+def _finish(folder: Path, found: dict[str, Any]) -> None:
     folders.write_json(folder / "quality.json", found)
     shutil.rmtree(folders.checkpoint_folder(folder), ignore_errors=True)
-    return found
 
 
 def _batches(run: Run, table: Table | None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,0 +1,218 @@
+"""What every rank does in ``test_sharded_checkpoint.py``: three chains, two groups of two ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import broken_off
+import torch
+import torch.distributed as dist
+from torch.utils import _pytree as pytree
+
+from natural_langevin.checkpoint import RunCheckpoint
+from natural_langevin.distributed.checkpoint import ShardedCheckpoint
+from natural_langevin.distributed.group import Group
+from natural_langevin.langevin import State
+
+CHAINS = 3
+CONFIG = {"seed": 1, "chains": CHAINS}
+
+
+def chains_of(group: Group) -> range:
+    """Ranks 0 and 1 share chains 0 and 1, ranks 2 and 3 share chain 2."""
+    if group.world == 1:
+        return range(CHAINS)
+    return range(2) if group.rank < group.world / 2 else range(2, 3)
+
+
+def tree(chains: range, step: int) -> dict[str, Any]:
+    """Different numbers for every chain and step."""
+
+    def values(offset: int, *shape: int) -> torch.Tensor:
+        some = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+        return torch.stack([some + 1000 * chain + 100 * step + offset for chain in chains])
+
+    trace = torch.arange(8.0, dtype=torch.float64).reshape(2, 1 + CHAINS) + step
+    return {
+        "state": State(
+            step=torch.tensor(step),
+            params={"0.weight": values(1, 2, 3), "0.bias": values(2, 2)},
+            mean={"0.weight": values(3, 2, 3), "0.bias": values(4, 2)},
+            metric={"second": {"0.weight": values(5, 2, 3).bfloat16()}},
+            likelihood={},
+            diverged=torch.tensor([-1 - chain for chain in chains]),
+        ),
+        "collector": {
+            "samples": {"0.weight": values(6, 5, 2, 3)},
+            "trace": trace[:, [0, *(1 + chain for chain in chains)]],
+            "counts": torch.tensor([step, 2]),
+        },
+    }
+
+
+def opened(group: Group, folder: Path, config: dict[str, Any] = CONFIG) -> ShardedCheckpoint:
+    return ShardedCheckpoint(folder, config, group, chains_of(group))
+
+
+def loaded(group: Group, folder: Path) -> int | None:
+    """The step of the checkpoint that is found, all of whose numbers are compared."""
+    like = pytree.tree_map(torch.zeros_like, tree(chains_of(group), 0))
+    found = opened(group, folder).load(like)
+    if found is None:
+        return None
+    step = int(found["state"].step)
+    expected = tree(chains_of(group), step)
+    same = pytree.tree_map(lambda a, b: a.dtype == b.dtype and torch.equal(a, b), found, expected)
+    assert all(pytree.tree_leaves(same)), same
+    assert not any(leaf.any() for leaf in pytree.tree_leaves(like)), "``like`` was written to"
+    return step
+
+
+def saved(group: Group, folder: Path, *steps: int) -> ShardedCheckpoint:
+    checkpoint = opened(group, folder)
+    for step in steps:
+        checkpoint.save(tree(chains_of(group), step))
+    return checkpoint
+
+
+def check_round_trip(group: Group, folder: Path) -> Any:
+    here = folder / "round trip"
+    before = loaded(group, here)
+    saved(group, here, 1, 2, 3)
+    group.barrier("saved")
+    listing = sorted(str(p.relative_to(here)) for p in here.rglob("*"))
+    index = json.loads((here / "sharded-000003" / "index.json").read_text())["tensors"]
+    size = sum(p.stat().st_size for p in (here / "sharded-000003").glob("*.safetensors"))
+    return [before, loaded(group, here), listing, sorted(index), size]
+
+
+def fewer(group: Group, world: int, name: str) -> Group | None:
+    """The first ``world`` ranks as a group of their own."""
+    store = dist.PrefixStore(name, group._store)
+    return Group(store, group.rank, world, group.device, 20) if group.rank < world else None
+
+
+def check_other_numbers_of_ranks(group: Group, folder: Path) -> Any:
+    two, one = fewer(group, 2, "two"), fewer(group, 1, "one")
+    found = [loaded(g, folder / "round trip") if g else None for g in (two, one)]
+    group.barrier("all have read")
+    return found
+
+
+def check_of_one_process(group: Group, folder: Path) -> Any:
+    """Written by ``RunCheckpoint``; it stays until there are two newer ones."""
+    here = folder / "single"
+    if group.first:
+        single = RunCheckpoint(here, CONFIG)
+        for step in (4, 5):
+            single.save(tree(range(CHAINS), step))
+    group.barrier("written")
+    found, names = [loaded(group, here)], []
+    checkpoint = opened(group, here)
+    for step in (6, 7):
+        checkpoint.save(tree(chains_of(group), step))
+        group.barrier("written")
+        names.append(sorted(p.name for p in here.iterdir()))
+        group.barrier("looked at")
+    return [*found, loaded(group, here), *names]
+
+
+def check_damaged(group: Group, folder: Path) -> Any:
+    """A bit of a part that only ranks 2 and 3 read, then an index, then everything."""
+    here = folder / "damaged"
+    saved(group, here, 1, 2)
+    found = []
+    for path in ("sharded-000002/part-00003.safetensors", "sharded-000002/index.json"):
+        if group.first:
+            content = bytearray((here / path).read_bytes())
+            content[-10] ^= 4
+            (here / path).write_bytes(content)
+        group.barrier("damaged")
+        found.append(loaded(group, here))
+    return found
+
+
+def check_all_damaged(group: Group, folder: Path) -> Any:
+    here = folder / "damaged"
+    if group.first:
+        next(iter((here / "sharded-000001").glob("part-*"))).write_bytes(b"not a checkpoint")
+    group.barrier("damaged")
+    return loaded(group, here)
+
+
+def check_another_run(group: Group, folder: Path) -> Any:
+    other = opened(group, folder / "round trip", CONFIG | {"seed": 2, "step_size": 0.1})
+    return other.load(tree(chains_of(group), 0))
+
+
+@contextlib.contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """Writing beyond fails with EFBIG, as a full disk does with ENOSPC."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def check_full_disk_at_one_rank(group: Group, folder: Path) -> Any:
+    checkpoint = saved(group, folder / "full", 1)
+    with no_file_larger_than(200) if group.rank == 2 else contextlib.nullcontext():
+        checkpoint.save(tree(chains_of(group), 2))
+
+
+def check_after_the_full_disk(group: Group, folder: Path) -> Any:
+    here = folder / "full"
+    before = sorted(p.name for p in here.iterdir())
+    group.barrier("looked at")
+    found = [loaded(group, here)]
+    saved(group, here, 3)
+    return [*found, loaded(group, here), before, sorted(p.name for p in here.iterdir())]
+
+
+def check_no_folder(group: Group, folder: Path) -> Any:
+    (folder / "file").touch()
+    opened(group, folder / "file" / "checkpoints")
+
+
+def check_folder_not_shared(group: Group, folder: Path) -> Any:
+    opened(group, folder / ("one" if group.rank < 3 else "another"))
+
+
+def check_left_by_the_dead(group: Group, folder: Path) -> Any:
+    """A checkpoint without an index, as a rank that dies while writing leaves it."""
+    here = folder / "left"
+    saved(group, here, 1)
+    if group.first:
+        (here / "sharded-000002").mkdir()
+        (here / "sharded-000002" / "part-00001.safetensors").write_bytes(os.urandom(99))
+        (here / ".sharded-000002.part").touch()
+    group.barrier("left")
+    found = loaded(group, here)
+    return [found, sorted(p.name for p in here.iterdir())]
+
+
+def check_run_broken_off(group: Group, folder: Path) -> Any:
+    """A run of four chains on four ranks, which others go on with."""
+    broken_off.break_off(folder / "broken off")
+    group.barrier("older ones are removed")
+    return sorted(p.name for p in (folder / "broken off").iterdir())
+
+
+def check_run_in_files(group: Group, folder: Path) -> Any:
+    """Samples straight to the disk, broken off and gone on with by the same ranks."""
+    place = {"store": folder / "draws", "checkpoint": folder / "with draws"}
+    with contextlib.suppress(broken_off.BrokenOffError), broken_off.breaking_off(3):
+        broken_off.sample(**place)
+    found = broken_off.sample(**place)
+    samples = {name: torch.as_tensor(found.samples[name][:, :]) for name in found.samples}
+    alone = broken_off.sample(None)
+    own = slice(group.rank, group.rank + 1)
+    return [name for name, v in samples.items() if not torch.equal(v, alone.samples[name][own])]

@@ -1,0 +1,197 @@
+"""Real processes for tests: starts ``torchrun`` on this machine, watches it, and ends it for sure.
+
+One launch costs seconds, so it runs many checks. A module of checks holds functions
+``check_NAME(group, folder)``, which every rank calls in the same order:
+
+    found = launch.checks("group_checks", ["agreeing", "one_rank_raises"], ranks=2, folder=tmp_path)
+    found["agreeing"][rank]          # Outcome(value=what it returned, error=text of what it raised)
+
+A script of one's own, to be killed now and then:
+
+    with launch.started(script, folder, ranks=2, max_restarts=3) as running:
+        running.kill(rank=1)         # SIGKILL
+        print(running.finish(timeout=60))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import natural_langevin
+
+HERE = Path(__file__).parent
+SOURCE = Path(natural_langevin.__file__).parent.parent
+
+#: Every process of a launch carries this variable, by which it is found again.
+MARK = "NATURAL_LANGEVIN_LAUNCH"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one check did on one rank."""
+
+    value: Any = None
+    kind: str = ""  # the name of the exception's class
+    error: str | None = None
+    seconds: float = 0.0
+
+
+class Running:
+    """A ``torchrun`` under way."""
+
+    def __init__(self, command: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self._mark = folder, secrets.token_hex(8)
+        self._log = folder / f"torchrun-{self._mark}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment | {MARK: self._mark},
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def workers(self) -> dict[int, int]:
+        """Process ids by rank, of the workers that are alive now."""
+        found = {}
+        for pid, environment in self._processes():
+            if "RANK" in environment:
+                found[int(environment["RANK"])] = pid
+        return found
+
+    def kill(self, rank: int) -> bool:
+        """SIGKILL; whether there was such a worker to kill."""
+        pid = self.workers().get(rank)
+        if pid is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return True
+
+    def finish(self, timeout: float, *, succeeds: bool | None = True) -> str:
+        """Waits for the end and gives all output; AssertionError when it ends otherwise."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise AssertionError(f"not done after {timeout:g} s:\n{self.output}") from None
+        if succeeds is not None:
+            assert (code == 0) == succeeds, f"torchrun ended with {code}:\n{self.output}"
+        return self.output
+
+    def end(self) -> None:
+        """Nothing of this launch is left afterwards. The agent first: it would restart workers."""
+        if self.running:
+            self._process.kill()
+        self._process.wait()
+        for pid, _ in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _processes(self) -> Iterator[tuple[int, dict[str, str]]]:
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                lines = path.read_bytes().decode(errors="replace").split("\0")
+                environment = dict(line.split("=", 1) for line in lines if "=" in line)
+                if environment.get(MARK) == self._mark:
+                    yield int(path.parent.name), environment
+
+
+@contextlib.contextmanager
+def started(
+    script: Path,
+    folder: Path,
+    *arguments: str,
+    ranks: int,
+    max_restarts: int = 0,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Running]:
+    """``torchrun --standalone --nproc-per-node RANKS script folder arguments``, under way."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"),
+        *(str(script), str(folder), *arguments),
+    ]
+    paths = [str(SOURCE), str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
+    variables = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", MARK)
+    } | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+        "PYTHONUNBUFFERED": "1",
+    }
+    running = Running(command, folder, variables | (environment or {}))
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def checks(
+    module: str,
+    names: Sequence[str],
+    *,
+    ranks: int,
+    folder: Path,
+    timeout: float = 300,
+    environment: dict[str, str] | None = None,
+) -> dict[str, list[Outcome]]:
+    """Runs ``check_NAME`` of a module in tests/distributed on every rank: outcomes by rank."""
+    with started(
+        Path(__file__), folder, module, *names, ranks=ranks, environment=environment
+    ) as running:
+        output = running.finish(timeout, succeeds=None)
+    by_rank = []
+    for rank in range(ranks):
+        path = folder / f"outcomes-{rank}.json"
+        assert path.exists(), f"rank {rank} did not report:\n{output}"
+        by_rank.append(json.loads(path.read_text()))
+    for rank, found in enumerate(by_rank):
+        assert list(found) == list(names), f"rank {rank} reports {list(found)}:\n{output}"
+    return {name: [Outcome(**found[name]) for found in by_rank] for name in names}
+
+
+def main(folder: Path, module: str, names: Sequence[str]) -> None:
+    """In a worker: all checks in order, each outcome written down as soon as it is there."""
+    from natural_langevin.distributed.join import join
+
+    group = join()
+    available = importlib.import_module(module)
+    outcomes: dict[str, dict[str, Any]] = {}
+    for name in names:
+        started_at = time.monotonic()
+        try:
+            outcome: dict[str, Any] = {"value": getattr(available, f"check_{name}")(group, folder)}
+        except Exception as error:
+            outcome = {"kind": type(error).__name__, "error": str(error)}
+        outcomes[name] = outcome | {"seconds": time.monotonic() - started_at}
+        path = folder / f"outcomes-{group.rank}.json"
+        path.with_suffix(".part").write_text(json.dumps(outcomes))
+        path.with_suffix(".part").replace(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

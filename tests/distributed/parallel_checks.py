@@ -1,0 +1,419 @@
+"""What several processes do together, against the same run in each of them alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from typer.testing import CliRunner
+
+from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
+from natural_langevin.cli.app import app
+from natural_langevin.data.streams import fingerprint
+from natural_langevin.distributed import Group, Layout
+from natural_langevin.experiments import runner
+from natural_langevin.experiments.protocol import PRESETS
+
+DOUBLE = torch.float64
+#: Options that belong to ``sample``; all others are the sampler's.
+OF_RUN = ("batch_size", "burn_in", "thin", "store", "checkpoint", "every")
+
+
+def network(kind: str = "dense", dtype: torch.dtype = DOUBLE) -> nn.Module:
+    """3 inputs and 3 outputs, or a small convolution over 1 x 4 x 4."""
+    generator = torch.Generator().manual_seed(0)
+    if kind == "dense":
+        net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3))
+    else:
+        net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / 2)
+    return net.to(dtype)
+
+
+def classes(kind: str = "dense", count: int = 40, dtype: torch.dtype = DOUBLE) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    shape = (count, 3) if kind == "dense" else (count, 1, 4, 4)
+    x = torch.randn(shape, generator=generator, dtype=DOUBLE).to(dtype)
+    return x, x.flatten(1)[:, :3].argmax(1)
+
+
+def real_targets() -> tuple[Tensor, Tensor]:
+    x, _ = classes()
+    return x, x.flip(1) + 0.1 * torch.sin(7 * x)
+
+
+def make(parallel: Any, **settings: Any) -> Langevin:
+    options = {"likelihood": likelihoods.Categorical(), "step_size": 5e-4, "chains": 1, "seed": 3}
+    options |= {"compile": False, "model": network(), "parallel": parallel} | settings
+    return Langevin(options.pop("model"), **options)
+
+
+def run(parallel: Any, data: Any, *, steps: int, **settings: Any) -> Posterior:
+    """``settings`` of the sampler, and of the run where they are ``OF_RUN``."""
+    of_run = {k: settings.pop(k) for k in OF_RUN if k in settings}
+    sampler = make(parallel, **settings)
+    return sampler.sample(data, steps, progress=False, **({"batch_size": 10} | of_run))
+
+
+def largest_difference(one: Posterior, other: Posterior, rows: Any = slice(None)) -> float:
+    """Of means and last iterates, ``one`` having the chains ``rows`` of the other."""
+    pairs = [
+        (a[name], b[name][rows])
+        for a, b in ((one.mean, other.mean), (one.last, other.last))
+        for name in a
+    ]
+    learned = [(one.holding.here(v), other.learned[k][rows]) for k, v in one.learned.items()]
+    return max(float((a - b).abs().max()) for a, b in pairs + learned)
+
+
+# One chain, its minibatches shared ----------------------------------------------------------------
+
+QUASI = preconditioners.QuasiDiagonalFisher
+CASES: dict[str, dict[str, Any]] = {
+    "euclidean": {"preconditioner": preconditioners.Euclidean()},
+    "rmsprop": {"preconditioner": preconditioners.RMSProp()},
+    "diagonal, drawn labels": {"preconditioner": preconditioners.DiagonalFisher(targets="model")},
+    "quasi-diagonal": {"preconditioner": QUASI()},
+    "full": {"preconditioner": preconditioners.FullFisher(damping=1e-2)},
+}
+#: Shorter, since they differ from the above only in how a minibatch is evaluated.
+FEATURES: dict[str, dict[str, Any]] = {
+    "convolution": {"model": network("convolution"), "data": classes("convolution")},
+    "full, drawn labels": {"preconditioner": preconditioners.FullFisher(targets="model")},
+    "learned noise, drawn targets": {
+        "likelihood": likelihoods.Gaussian("rmse"), "data": real_targets(),
+        "preconditioner": QUASI(targets="model"), "temperature": 0.1,
+    },
+    "clipped": {"clip": 0.05},
+    "in pieces": {"microbatch": 2, "preconditioner": QUASI(targets="model")},
+    "fewer samples than processes": {"batch_size": 1},
+    "chains with a batch each": {"chains": 2, "step_size": torch.tensor([5e-4, 1e-4])},
+    "autocast": {"autocast": torch.bfloat16, "model": network(dtype=torch.float32),
+                 "data": classes(dtype=torch.float32)},
+}  # fmt: skip
+
+
+def check_shared_minibatches(group: Group, folder: Path) -> dict[str, float]:
+    """Batches of 7 never divide evenly. Hundreds of steps for every metric, in float64.
+
+    Each process runs some of the cases alone, and all of them with the others."""
+
+    def of(name: str, where: Any) -> Posterior:
+        options = {"thin": 12, "batch_size": 7, "steps": 200 if name in CASES else 12}
+        options |= (CASES | FEATURES)[name]
+        return run(where, options.pop("data", classes()), **options)
+
+    names = [*CASES, *FEATURES]
+    alone = {name: of(name, None) for name in names[group.rank :: group.world]}
+    found = {}
+    for name in names:
+        shared = of(name, Layout(data=group.world))
+        same_everywhere(group, name, shared)
+        if name in alone:
+            assert torch.equal(shared.trace[:, 0], alone[name].trace[:, 0])
+            assert float((shared.trace - alone[name].trace).abs().max()) < 1e-3
+            found[name] = largest_difference(shared, alone[name])
+    return found
+
+
+def same_everywhere(group: Group, name: str, posterior: Posterior) -> None:
+    """Bit for bit, at all processes that share minibatches."""
+    tensors = {f"{k} {n}": v for k in ("mean", "last") for n, v in getattr(posterior, k).items()}
+    assert len(set(group.exchange(f"bits of {name}", fingerprint(tensors)))) == 1
+
+
+def check_loader(group: Group, folder: Path) -> float:
+    """A DataLoader whose last batch has one sample; and one that gives every process other data."""
+    dataset = TensorDataset(*classes(count=13))
+
+    def loader() -> Any:
+        generator = torch.Generator().manual_seed(4)
+        return DataLoader(dataset, batch_size=4, shuffle=True, generator=generator)
+
+    options: dict[str, Any] = {"steps": 12, "thin": 12, "chains": 2}
+    alone = run(None, loader(), **options)
+    shared = run(Layout(data=group.world), loader(), **options)
+    by_other = DistributedSampler(dataset, num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match="DistributedSampler"):
+        run("auto", DataLoader(dataset, batch_size=4, sampler=by_other), **options)
+    return largest_difference(shared, alone)
+
+
+def check_single_steps(group: Group, folder: Path) -> float:
+    """``sampler.step`` shares its batch too."""
+    batches = [tuple(t[k : k + 5] for t in classes()) for k in range(3)]
+    ends = []
+    for where in (None, Layout(data=group.world)):
+        sampler = make(where, num_data=40)
+        state = sampler.init()
+        for batch in batches:
+            state, _ = sampler.step(state, batch)
+        ends.append(torch.cat([p.flatten() for p in state.params.values()]))
+    return float((ends[0] - ends[1]).abs().max())
+
+
+def check_compiled(group: Group, folder: Path) -> dict[str, Any]:
+    """Compiled with the exchange inside, and what the log says of it."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("natural_langevin").addHandler(handler)
+    model = nn.Linear(3, 3).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.1)
+    options: dict[str, Any] = {"model": model, "steps": 20, "thin": 20, "batch_size": 7}
+    alone = run(None, classes(), **options)
+    compiled = run(Layout(data=group.world), classes(), compile=True, **options)
+    logging.getLogger("natural_langevin").removeHandler(handler)
+    same_everywhere(group, "compiled", compiled)
+    warned = [text for text in said if "failed" in text or "eagerly" in text]
+    return {"difference": largest_difference(compiled, alone), "warned": warned}
+
+
+# Chains at several processes ----------------------------------------------------------------------
+
+
+def different_chains(parallel: Any, **settings: Any) -> Posterior:
+    """Three chains, each with its own step size, temperature, prior and starting point."""
+    options: dict[str, Any] = {
+        "chains": 3,
+        "step_size": torch.tensor([5e-4, 1e-4, 2e-4]),
+        "temperature": torch.tensor([1.0, 0.5, 2.0]),
+        "prior": priors.Gaussian(variance=torch.tensor([0.1, 0.5, 1.0])),
+        "init": "prior",
+        "thin": 10,
+    }
+    data = settings.pop("data", classes())
+    return run(parallel, data, **(options | settings))
+
+
+def answers(posterior: Posterior) -> dict[str, Any]:
+    """Everything a reader asks of a posterior, as plain numbers."""
+    x, y = classes(count=12)
+    predicted = posterior.predict(x, quantiles=(0.1, 0.9))
+    small = posterior.predict(x, keep_samples=False, batch_size=5, sample_batch=3)
+    diagnosis = posterior.diagnose(x, data=classes(), parameters=["0.bias"])
+    assert diagnosis.configurational is not None
+    networks = [posterior.mean_network(), posterior.mean_network(chain=2), posterior.network(1, 4)]
+    return {
+        "mean": predicted.mean.tolist(),
+        "samples": predicted.samples.tolist(),  # type: ignore[union-attr]
+        "quantiles": predicted.quantiles.tolist(),  # type: ignore[union-attr]
+        "epistemic": predicted.epistemic.tolist(),
+        "without samples": small.mean.tolist(),
+        "running means": posterior.predict(x, estimate="mean").mean.tolist(),
+        "scores": json.loads(json.dumps(vars(posterior.evaluate(x, y)), default=float)),
+        "rhat": diagnosis.rhat.tolist(),  # type: ignore[union-attr]
+        "ess": diagnosis.ess.tolist(),
+        "distances": diagnosis.distances.tolist(),
+        "bias": diagnosis.parameters["0.bias"].ess.tolist(),
+        "temperature": list(diagnosis.configurational.temperature),
+        "networks": [net(x).tolist() for net in networks],
+        "trace": posterior.trace.tolist(),
+        "diverged": posterior.diverged.tolist(),
+        "chains": posterior.chains,
+        "words": {k: v for k, v in posterior.config.items() if k != "effective_temperature"},
+    }
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers in a tree of plain values, in order."""
+    if isinstance(value, dict):
+        return list(itertools.chain.from_iterable(numbers(v) for v in value.values()))
+    if isinstance(value, list | tuple):
+        return list(itertools.chain.from_iterable(map(numbers, value)))
+    return [float(value)] if isinstance(value, int | float) else []
+
+
+def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """The largest difference of every answer."""
+    found = {}
+    assert one["words"] == other["words"]
+    for name in one:
+        a, b = (torch.tensor(numbers(x[name]), dtype=DOUBLE) for x in (one, other))
+        assert a.shape == b.shape, name
+        found[name] = float((a - b).nan_to_num().abs().max()) if len(a) else 0.0
+    return found
+
+
+def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
+    """Three chains on two (or four) processes: the same draws and the same answers as on one.
+
+    The longer run, on two, is long enough for its effective temperature to be measured."""
+    length = {"steps": 240, "burn_in": 140} if group.world == 2 else {"steps": 60, "burn_in": 20}
+    length["thin"] = (length["steps"] - length["burn_in"]) // 10
+    alone, spread = (different_chains(where, **length) for where in (None, "auto"))
+    own = spread.holding.place.own  # type: ignore[attr-defined]
+    rows = slice(own.start, own.stop)
+    bits = all(torch.equal(v, alone.samples[k][rows]) for k, v in spread.samples.items())
+    said = answers(alone)
+    found = {"own": list(own), "bits": bits, "draws": largest_difference(spread, alone, rows)}
+    found["answers"] = compare(answers(spread), said)
+    target = folder / "saved"
+    spread.save(target)
+    loaded = Posterior.load(target, network())
+    found["loaded"] = max(
+        float((v - alone.samples[k]).abs().max()) for k, v in loaded.samples.items()
+    )
+    found["loaded means"] = largest_difference(loaded, alone)
+    found["answers of loaded"] = compare(loaded_answers(loaded), loaded_answers(alone))
+    found["files"] = len(list(target.iterdir()))
+    found["heat"] = spread.config["effective_temperature"] is not None
+    group.barrier("looked at the files")
+    spread.save(target)  # again, over what is there
+    found["files again"] = len(list(target.iterdir()))
+    found["refused"] = refusals(spread)
+    return found
+
+
+def loaded_answers(posterior: Posterior) -> dict[str, Any]:
+    x, _ = classes(count=12)
+    return {"mean": posterior.predict(x).mean.tolist(), "words": posterior.diverged.tolist()}
+
+
+def refusals(posterior: Posterior) -> list[str]:
+    found = []
+    for act in (posterior.to_arviz, lambda: posterior.network(7, 0)):
+        try:
+            act()
+        except (ValueError, IndexError) as error:
+            found.append(str(error))
+    return found
+
+
+def check_chains_in_a_folder(group: Group, folder: Path) -> dict[str, Any]:
+    """Samples on the disk, from where they are saved; with a likelihood that learns."""
+    options: dict[str, Any] = {"likelihood": likelihoods.Gaussian("rmse"), "data": real_targets()}
+    options |= {"steps": 20, "burn_in": 10, "thin": 2}
+    alone = different_chains(None, **options)
+    spread = different_chains("auto", store=folder / "draws", **options)
+    spread.save(folder / "saved from disk")
+    loaded = Posterior.load(folder / "saved from disk", network())
+    same = all(torch.equal(v, alone.samples[k]) for k, v in loaded.samples.items())
+    sigma = [spread.sigma, alone.sigma, loaded.sigma]
+    return {"same": same, "sigma": [s.tolist() for s in sigma if s is not None]}
+
+
+def check_a_checkpoint(group: Group, folder: Path) -> bool:
+    """Interrupted after 30 of 60 steps, and gone on with."""
+    options: dict[str, Any] = {"burn_in": 0, "thin": 10, "checkpoint": folder / "checkpoint"}
+    different_chains("auto", steps=60, every=30, **options)
+    again = different_chains("auto", steps=60, every=30, **options)
+    alone = different_chains(None, steps=60, burn_in=0, thin=10)
+    own = again.holding.place.own  # type: ignore[attr-defined]
+    rows = slice(own.start, own.stop)
+    return all(torch.equal(v, alone.samples[k][rows]) for k, v in again.samples.items())
+
+
+# What goes wrong ----------------------------------------------------------------------------------
+
+
+def check_diverging(group: Group, folder: Path) -> dict[str, Any]:
+    """The last chain breaks, wherever it is; predictions go on without it."""
+    step_size = torch.tensor([5e-4, 1e-4, 1e12])
+    options: dict[str, Any] = {"step_size": step_size, "steps": 60, "burn_in": 20}
+    alone, spread = (different_chains(where, **options) for where in (None, "auto"))
+    x, _ = classes(count=12)
+    difference = spread.predict(x).mean - alone.predict(x).mean
+    rest = spread.mean_network()(x) - alone.mean_network()(x)
+    return {
+        "diverged": [spread.diverged.tolist(), alone.diverged.tolist()],
+        "difference": max(float(difference.abs().max()), float(rest.abs().max())),
+    }
+
+
+def check_all_diverging(group: Group, folder: Path) -> None:
+    different_chains("auto", step_size=1e12, steps=400)
+
+
+def check_other_data(group: Group, folder: Path) -> None:
+    x, y = classes()
+    run("auto", (x + group.rank, y), steps=5, chains=2)
+
+
+def check_other_weights(group: Group, folder: Path) -> None:
+    model = network()
+    with torch.no_grad():
+        model[0].bias += 0.1 * group.rank  # type: ignore[index, operator]
+    run("auto", classes(), steps=5, chains=2, model=model)
+
+
+def check_bad_data_at_one(group: Group, folder: Path) -> None:
+    x, y = classes()
+    if group.rank == 1:
+        x[3, 0] = torch.nan
+    run("auto", (x, y), steps=5, chains=2)
+
+
+def check_other_step_size(group: Group, folder: Path) -> None:
+    run("auto", classes(), steps=5, chains=2, step_size=1e-4 * (1 + group.rank))
+
+
+def check_wrong_layout(group: Group, folder: Path) -> None:
+    make(Layout(chains=3, data=5))
+
+
+def check_after_all_that(group: Group, folder: Path) -> float:
+    """Errors leave the processes able to go on."""
+    return check_single_steps(group, folder)
+
+
+# The command line ---------------------------------------------------------------------------------
+
+
+def check_train(group: Group, folder: Path) -> dict[str, Any]:
+    """One process makes the folder, writes the quality and prints; all sample."""
+    out = folder / "trained"
+    options = {"steps": 20, "hidden": 4, "chains": 3, "step-size": 0.003, "device": "cpu"}
+    words = ["train", "digits", f"--out={out}", *(f"--{k}={v}" for k, v in options.items())]
+    done, again = (CliRunner().invoke(app, words) for _ in range(2))
+    assert done.exit_code == 0, done.output
+    return {
+        "printed": "negative log-likelihood" in done.output,
+        "files": sorted(path.name for path in out.iterdir() if path.suffix == ".json"),
+        "refused": again.exit_code,
+        "why": "--resume" in again.output,
+    }
+
+
+#: The part of the table that is run here: two methods, from selection to the end.
+FEW = ("sgd-select", "qdop-select", "sgd-final", "qdop-final")
+
+
+def check_reproduce(group: Group, folder: Path) -> dict[str, Any]:
+    """Stages shared out between processes, each the same as where one process runs it."""
+    small = {"hidden": (4,), "steps": 20, "select_steps": 6, "extra_select_steps": 6, "burn_in": 5}
+    small |= {"thin": 5, "select_thin": 3, "batch_size": 20, "train_scored": 50, "mc_dropout": 2}
+    preset = replace(PRESETS["quick"], **small)
+    request = runner.Request(dataset="digits", preset="quick", out=folder / "table", progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "quick", preset)
+        patch.setattr(runner, "STAGES", {name: runner.STAGES[name] for name in FEW})
+        mine: list[str] = []
+        run_stage = runner.run_stage
+        patch.setattr(runner, "run_stage", lambda b, n: (mine.append(n), run_stage(b, n)))
+        runner.run(request)
+        written = json.loads((folder / "table" / "stages" / "qdop-select.json").read_text())
+        group.barrier("looked at the stages")
+        bench = runner._bench(
+            replace(request, out=folder / f"alone-{group.rank}"), *runner._resolve(request)
+        )
+        bench.folder.mkdir(parents=True)
+        if "qdop-select" not in mine:  # the other one did it: do it again
+            run_stage(bench, "qdop-select")
+            here = json.loads((bench.folder / "qdop-select.json").read_text())
+            assert here["ranking"] == written["ranking"]
+            assert here["grids"] == written["grids"]
+    files = sorted(path.stem for path in (folder / "table" / "stages").glob("*.json"))
+    return {"mine": mine, "files": files}

@@ -1,6 +1,6 @@
 """The comparison of docs/recipes/active_learning.md, with the page's own code and five seeds.
 
-    python benchmarks/recipes.py           writes results/active_learning.json (minutes)
+python benchmarks/recipes.py           writes results/active_learning.json (minutes)
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def test_the_committed_run_is_at_least_as_good_as_the_papers_nll(method, estimat
 
 
 def test_pictures_that_pages_show_exist():
-    for page in [*ROOT.glob("docs/*.md"), ROOT / "README.md"]:
+    for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
         for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / picture).exists(), f"{page.name}: {picture}"
 

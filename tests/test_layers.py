@@ -21,7 +21,7 @@ ORDER = [
     "storage", "stores", "priors", "gradients", "preconditioners", "langevin", "fused", "mixtures",
     "prediction", "export", "distillation", "metrics", "diagnostics", "checkpoint", "engine",
     "posterior", "collector", "run", "checks", "probe", "pilot", "sampler", "experiments",
-    "tabular", "bench", "report", "cli",
+    "sklearn", "tabular", "bench", "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.

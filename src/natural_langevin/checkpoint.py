@@ -106,8 +106,10 @@ class RunCheckpoint:
             )
 
 
-def config_in(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def config_in(folder: str | os.PathLike[str] | None) -> dict[str, Any]:
     """What the folder's checkpoint says of its run; {} where there is none that can be read."""
+    if folder is None:
+        return {}
     for name in ("checkpoint.safetensors", "previous.safetensors"):
         try:
             found = json.loads(_metadata(Path(folder) / name).get("config", "{}"))

@@ -76,6 +76,11 @@ class Choice:
     table: list[dict[str, Any]]
 
     @property
+    def nll(self) -> float:
+        """The lowest score of a stable candidate."""
+        return min(row["nll"] for row in self.table if row["step_size"] in self.step_sizes)
+
+    @property
     def schedule(self) -> schedules.Schedule:
         return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
 
@@ -102,39 +107,51 @@ def pilot_steps(steps: int, chains: int, candidates: int) -> int:
     return min(max(int(part * steps), FEWEST_STEPS), MOST_STEPS)
 
 
-def choose(setup: Setup, data: Any, *, steps: int, batch_size: int) -> Choice:
+def choose(setup: Setup, data: Any, *, steps: int, batch_size: int, splits: int = 1) -> Choice:
     """The step size for a run of ``steps`` steps on ``data``: a pure function of its arguments.
 
     The data are in memory and have been checked."""
     x, y = split_pair(data.tensors if isinstance(data, TensorDataset) else data)
-    device = setup.dynamics.temperature.device
-    inside, outside = split(len(x), setup.seed)
-    fit, held_out = _take(x, y, inside), _take(x, y, outside)
-    num_data = (setup.num_data or len(x)) * len(inside) / len(x)
-    chains = len(setup.dynamics.temperature)
     rows = _differing_chains(setup.dynamics)
+    chains = len(setup.dynamics.temperature)
+    kept = 1 - len(split(len(x), setup.seed)[1]) / len(x)
+    num_data = kept * (setup.num_data or len(x))
     etas = candidates(setup.dynamics, num_data)
     count = pilot_steps(steps, chains, len(etas) * len(rows))
+    scores = []
+    for part in range(splits):
+        inside, outside = split(len(x), setup.seed, part)
+        fit, held_out = _take(x, y, inside), _take(x, y, outside)
+        engine, state = _engine(setup, fit, rows, etas, num_data, count, batch_size)
+        scores.append(_score(engine, state, held_out, count, batch_size))
+    nll = torch.stack([s[0].mean(-1) for s in scores]).mean(0).unflatten(0, (len(rows), -1))
+    running = torch.stack([s[1] for s in scores]).all(0).unflatten(0, (len(rows), -1))
+    choice = _decide(etas, nll, running, rows, count, held_out=len(outside) * splits)
+    log.info("step_size=%s", choice.reason)
+    return choice
+
+
+def _engine(
+    setup: Setup,
+    fit: tuple[Tensor, Tensor],
+    rows: list[int],
+    etas: Tensor,
+    num_data: float,
+    count: int,
+    batch_size: int,
+) -> tuple[Engine, State]:
+    """One chain for every candidate of every row, on the data to learn from."""
+    device = setup.dynamics.temperature.device
     ids = torch.tensor(rows, device=device).repeat_interleave(len(etas))
     dynamics = _for_chains(setup.dynamics, ids, setup.seed)
-    batch_size = min(batch_size, len(inside))
+    batch_size = min(batch_size, len(fit[0]))
     stream = InMemory(*fit, batch_size=batch_size, chain=ids, seed=setup.seed, device=device)
     state = setup.start(dynamics, ids)
     dynamics.gradients.prepare(state.params, stream.example()[0])
     work = 6.0 * len(ids) * batch_size * sum(p[0].numel() for p in state.params.values())
     mode = choose_mode(setup.compile and "auto", work=work * count, steps=count)
     rates = setup.rates(etas.repeat(len(rows)), count)
-    engine = Engine(dynamics, stream, rates, num_data, mode=mode)
-    losses, running = _score(engine, state, held_out, count, batch_size)
-    choice = _decide(
-        etas,
-        losses.unflatten(0, (len(rows), -1)),
-        running.unflatten(0, (len(rows), -1)),
-        rows,
-        count,
-    )
-    log.info("step_size=%s", choice.reason)
-    return choice
+    return Engine(dynamics, stream, rates, num_data, mode=mode), state
 
 
 def candidates(dynamics: Dynamics, num_data: float) -> Tensor:
@@ -150,14 +167,16 @@ def candidates(dynamics: Dynamics, num_data: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def split(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices to learn from and indices held out: a random fifth, at most 1000."""
+def split(count: int, seed: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    """Indices to learn from and indices held out: a random fifth, at most 1000.
+
+    ``part`` counts independent splits."""
     if count < FEWEST_DATA:
         raise ValueError(
             f'step_size="auto" holds out a part of the data, and there are only {count} (at least '
             f"{FEWEST_DATA} are needed): give a number, such as step_size=1e-3"
         )
-    key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), 0)
+    key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), part)
     order = random.permutation(key, count)[0]
     outside = min(int(HELD_OUT * count), MOST_HELD_OUT)
     return order[outside:], order[:outside]
@@ -241,24 +260,21 @@ def _log_density(dynamics: Dynamics, state: State, x: Tensor, y: Tensor, batch_s
         return torch.cat([of_all(*part) for part in parts], dim=1)
 
 
-def _decide(etas: Tensor, losses: Tensor, running: Tensor, rows: list[int], steps: int) -> Choice:
-    """``losses``: (row, candidate, sample); ``running``: (row, candidate)."""
-    nll = losses.mean(-1)
+def _decide(
+    etas: Tensor, nll: Tensor, running: Tensor, rows: list[int], steps: int, *, held_out: int
+) -> Choice:
+    """From every candidate's score and whether it still runs, (row, candidate) each."""
     stable = running & torch.isfinite(nll)
     chosen, reasons, table = [], [], []
     for row, chain in enumerate(rows):
         own = {"chain": chain} if len(rows) > 1 else {}
-        for eta, value, fine in zip(
-            etas.tolist(), nll[row].tolist(), stable[row].tolist(), strict=True
-        ):
-            table.append(
-                own | {"step_size": eta, "nll": value if fine else None, "diverged": not fine}
-            )
+        for k, eta in enumerate(etas.tolist()):
+            fine = bool(stable[row, k])
+            value = float(nll[row, k]) if fine else None
+            table.append(own | {"step_size": eta, "nll": value, "diverged": not fine})
         best, why = _best(etas, nll[row], stable[row])
         chosen.append(float(etas[best]))
-        name = f" for chain {chain}" if own else ""
-        reasons.append(f"{etas[best]:.3g}{name}: {why}")
-    held_out = losses.shape[-1]
+        reasons.append(f"{etas[best]:.3g}{f' for chain {chain}' if own else ''}: {why}")
     text = (
         f"{'; '.join(reasons)} (pilot of {steps} steps, {held_out} data held out), falling as "
         f"(1 + step / {steps})^(-1/3)"

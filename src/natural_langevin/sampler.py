@@ -228,7 +228,10 @@ class Langevin:
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
         check_memory(specs, where, self.device)
-        chosen = self._pilot(data, steps, batch_size, checkpoint) if self._auto else None
+        chosen = None
+        if self._auto:  # a run to go on with keeps the choice that it was started with
+            chosen = pilot.Choice.from_config(config_in(checkpoint), self.chains)
+            chosen = chosen or self.choose_step_size(data, steps, batch_size=batch_size)
         step_size = chosen.schedule if chosen else None
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size, step_size=step_size)
         config = self.describe() | {
@@ -261,6 +264,24 @@ class Langevin:
         )
         posterior.prior = self._dynamics.prior
         return posterior
+
+    def choose_step_size(
+        self, data: Any, steps: int, *, batch_size: int = 100, splits: int = 1
+    ) -> pilot.Choice:
+        """What ``step_size="auto"`` means for a run of ``steps`` steps (see ``pilot``).
+
+        ``splits``: how many times another part of the data is held out; scores are averaged."""
+        pilot.refuse_loader(data)
+        self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
+        setup = pilot.Setup(
+            self._dynamics,
+            start=self._start_of,
+            rates=lambda etas, count: self._rates_table(0, count, etas, len(etas)),
+            num_data=self.num_data,
+            seed=self.seed,
+            compile=self.compile,
+        )
+        return pilot.choose(setup, data, steps=steps, batch_size=batch_size, splits=splits)
 
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
@@ -320,25 +341,6 @@ class Langevin:
             "init": self._start,
             "seed": self.seed,
         } | self._training
-
-    def _pilot(
-        self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None
-    ) -> pilot.Choice:
-        """The pilot's choice, or the one that the run to go on with was started with."""
-        found = {} if checkpoint is None else config_in(checkpoint)
-        if (known := pilot.Choice.from_config(found, self.chains)) is not None:
-            return known
-        pilot.refuse_loader(data)
-        self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
-        setup = pilot.Setup(
-            self._dynamics,
-            start=self._start_of,
-            rates=lambda etas, count: self._rates_table(0, count, etas, len(etas)),
-            num_data=self.num_data,
-            seed=self.seed,
-            compile=self.compile,
-        )
-        return pilot.choose(setup, data, steps=steps, batch_size=batch_size)
 
     def _known_step_size(self) -> StepSize:
         if self._auto:

@@ -20,8 +20,8 @@ ORDER = [
     "models", "likelihoods", "room", "tensorfile", "networks", "fingerprints", "manifest",
     "storage", "stores", "priors", "gradients", "preconditioners", "langevin", "fused", "mixtures",
     "prediction", "export", "distillation", "metrics", "diagnostics", "checkpoint", "engine",
-    "posterior", "collector", "run", "checks", "probe", "sampler", "optim", "experiments",
-    "tabular", "bench", "report", "cli",
+    "posterior", "collector", "run", "checks", "probe", "pilot", "sampler", "optim", "experiments",
+    "sklearn", "tabular", "bench", "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.

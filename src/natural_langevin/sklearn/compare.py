@@ -1,0 +1,191 @@
+"""The comparison with scikit-learn's own networks: ``python -m natural_langevin.sklearn.compare``.
+
+Five data sets that scikit-learn ships, several random splits into training and test data. Ours is
+``NaturalLangevinClassifier()`` / ``NaturalLangevinRegressor()`` with the defaults. Theirs is an
+``MLPClassifier`` / ``MLPRegressor`` on standardised inputs (and targets) whose sizes, weight decay
+and learning rate are chosen by cross-validated grid search on the training part, for log-loss or
+squared error; the regressor's predictive deviation is that of its cross-validated residuals.
+Nothing sees the test part before it is scored. Results are written after every data set, and data
+sets that the file holds already are not run again.
+"""
+
+# ruff: noqa: N803, N806 (scikit-learn calls its inputs X)
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sklearn
+import torch
+from sklearn import datasets
+from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from natural_langevin import metrics
+from natural_langevin.experiments.origin import origin
+from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
+from natural_langevin.sklearn.base import Array
+from natural_langevin.sklearn.table import markdown
+
+log = logging.getLogger("natural_langevin")
+
+#: Data set -> splits.
+DATASETS = {"iris": 5, "wine": 5, "breast_cancer": 5, "diabetes": 5, "digits": 3}
+TEST_PART = 0.3
+#: Levels of the central intervals whose coverage is the calibration of a regression.
+LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
+GRID: dict[str, list[Any]] = {
+    "hidden_layer_sizes": [(50,), (100,), (50, 50)],
+    "alpha": [1e-4, 1e-1, 1.0],
+    "learning_rate_init": [1e-3, 1e-2],
+}
+FOLDS, MOST_EPOCHS = 3, 300
+
+Scored = dict[str, Any]
+
+
+def load(name: str, split: int) -> tuple[Array, Array, Array, Array]:
+    """X_train, X_test, y_train, y_test of one split; classes in proportion."""
+    X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+    labels = None if name == "diabetes" else y
+    parts = train_test_split(X, y, test_size=TEST_PART, random_state=split, stratify=labels)
+    return tuple(parts)  # type: ignore[return-value]
+
+
+def ours(name: str, X: Array, y: Array, split: int) -> Any:
+    kind = NaturalLangevinRegressor if name == "diabetes" else NaturalLangevinClassifier
+    return kind(random_state=split).fit(X, y)
+
+
+def theirs(name: str, X: Array, y: Array, split: int) -> Any:
+    """The tuned network: a fitted GridSearchCV."""
+    options = {"max_iter": MOST_EPOCHS, "random_state": split}
+    if name == "diabetes":
+        network = make_pipeline(StandardScaler(), MLPRegressor(**options))
+        model = TransformedTargetRegressor(network, transformer=StandardScaler())
+        prefix, scoring = "regressor__mlpregressor__", "neg_mean_squared_error"
+    else:
+        model = make_pipeline(StandardScaler(), MLPClassifier(**options))
+        prefix, scoring = "mlpclassifier__", "neg_log_loss"
+    grid = {prefix + setting: values for setting, values in GRID.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the last epoch's network is fine
+        return GridSearchCV(model, grid, scoring=scoring, cv=FOLDS).fit(X, y)
+
+
+def classification_scores(probabilities: Array, y: Array) -> Scored:
+    p, labels = torch.as_tensor(probabilities), torch.as_tensor(y)
+    return {
+        "nll": metrics.nll(p, labels),
+        "accuracy": metrics.accuracy(p, labels),
+        "calibration": metrics.expected_calibration_error(p, labels),
+    }
+
+
+def regression_scores(means: Array, deviation: Array, y: Array) -> Scored:
+    """Of the mixture over networks of N(means[k], deviation[k]^2): means (network, n)."""
+    networks, variance = torch.as_tensor(means), torch.as_tensor(deviation).square()[:, None]
+    target = torch.as_tensor(y)
+    inside = np.abs(2 * mixture_cdf(means, deviation, y) - 1)  # the central level that y lies on
+    gaps = [abs(float((inside <= level).mean()) - level) for level in LEVELS]
+    return {
+        "nll": metrics.regression_nll(networks, variance, target),
+        "rmse": metrics.rmse(networks.mean(0), target),
+        "calibration": float(np.mean(gaps)),
+        "coverage_90": float((inside <= 0.9).mean()),
+    }
+
+
+def mixture_cdf(means: Array, deviation: Array, y: Array) -> Array:
+    """P(target <= y) for every y: (n,)."""
+    z = torch.as_tensor((y - means) / deviation[:, None])
+    found: Array = torch.special.ndtr(z).mean(0).numpy()
+    return found
+
+
+def predictive(name: str, model: Any, train: tuple[Array, Array], X: Array) -> tuple[Array, ...]:
+    """Class probabilities, or (means, deviations) of the predictive mixture's networks."""
+    if name != "diabetes":
+        return (model.predict_proba(X),)
+    if isinstance(model, NaturalLangevinRegressor):
+        return model.predict_networks(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        unseen = cross_val_predict(clone(model.best_estimator_), *train, cv=5)
+    deviation = np.sqrt(np.mean((train[1] - unseen) ** 2, keepdims=True))
+    return model.predict(X)[None], deviation
+
+
+def run(name: str, splits: int) -> list[Scored]:
+    """One row for each of the two methods."""
+    rows = []
+    for method, fit in (("ours", ours), ("mlp", theirs)):
+        found, seconds, chosen = [], [], []
+        for split in range(splits):
+            X, X_test, y, y_test = load(name, split)
+            start = time.process_time()
+            model = fit(name, X, y, split)
+            seconds.append(time.process_time() - start)
+            score = regression_scores if name == "diabetes" else classification_scores
+            found.append(score(*predictive(name, model, (X, y), X_test), y_test))
+            chosen.append(_choice(model))
+            log.info("%s %s split %d: %s", name, method, split, found[-1])
+        rows.append({"dataset": name, "method": method, "splits": splits, "test": len(y_test)})
+        rows[-1] |= {"scores": {k: [f[k] for f in found] for k in found[0]}}
+        rows[-1] |= {"fit_seconds": seconds, "chosen": chosen}
+    return rows
+
+
+def _choice(model: Any) -> dict[str, Any]:
+    if isinstance(model, GridSearchCV):
+        return {k.rsplit("__", 1)[-1]: v for k, v in model.best_params_.items()}
+    sizes = model.posterior_.config["pilot"]["step_sizes"]
+    return {"prior_variance": model.prior_variance_, "step_size": sizes[0]}
+
+
+def configuration() -> dict[str, Any]:
+    return {
+        "ours": NaturalLangevinClassifier().get_params(),
+        "mlp": {"grid": GRID, "folds": FOLDS, "max_iter": MOST_EPOCHS},
+        "test_part": TEST_PART,
+        "levels": LEVELS,
+        "splits": DATASETS,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("results/tabular.json"))
+    parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=list(DATASETS))
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    results: dict[str, Any] = {"rows": []}
+    if options.out.exists():
+        results = json.loads(options.out.read_text())
+        if results["config"] != json.loads(json.dumps(configuration())):
+            parser.error(f"{options.out} holds another configuration: give another --out")
+    done = {row["dataset"] for row in results["rows"]}
+    for name in (n for n in options.datasets if n not in done):
+        rows = run(name, DATASETS[name])
+        results |= {"config": configuration()} | origin("cpu")
+        results["versions"]["scikit-learn"] = sklearn.__version__
+        results["rows"] += rows
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    print(markdown(results))
+
+
+if __name__ == "__main__":
+    main()

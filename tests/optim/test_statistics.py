@@ -26,8 +26,8 @@ def gathered(optimizer: NaturalLangevin) -> Evaluation:
     optimizer._fisher.gather()
     return Evaluation(
         torch.zeros(1, dtype=torch.float64),
-        optimizer._gradient(1.0),
-        optimizer._fisher.statistics(1.0),
+        optimizer._gradient(),
+        optimizer._fisher.statistics(1.0, optimizer._fisher.samples),
         {},
     )
 

@@ -47,7 +47,7 @@ class Fisher:
         self.need, self.targets = preconditioner.need, preconditioner.targets
         # The losses of drawn labels are summed, whatever the user's are.
         self.model, self.reduction = model, "sum" if self.targets == "model" else reduction
-        copied = shadow_copy(model)
+        copied = self._copied(model)
         refuse_dropout(model)
         prepare_model(copied, log)
         self.shadow, self.cotangent = Shadow(copied), Cotangent()
@@ -62,6 +62,13 @@ class Fisher:
         layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.shadow.owned)
         self.capture = Capture(model, list(layers), self._plan_for, self._finished)
         self.forget()
+
+    def _copied(self, model: nn.Module) -> nn.Module:
+        return shadow_copy(model)
+
+    def _like(self) -> Tensor:
+        """A tensor of the precision and on the device of all others."""
+        return next(iter(self.shadow.trainable().values()))
 
     def forget(self) -> None:
         """Drops all that was gathered since the last step."""
@@ -176,7 +183,7 @@ class Fisher:
         assert plan is not None
         if plan.whole and not replayable:
             raise ValueError(self._not_replayable(", ".join(map(repr, sorted(plan.whole)))))
-        inputs, deltas = self._recorded(one, plan, params, scale)
+        inputs, deltas = self._recorded(one, plan, scale)
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
         return layer_statistics(
             self.shadow, plan, self.units, recorded,
@@ -192,7 +199,11 @@ class Fisher:
             return
         chained = {k: p[None] for k, p in params.items()}
         before = self.gradients._distrusted
-        check_statistics(self.gradients, chained, {}, rows, rows)
+        try:
+            check_statistics(self.gradients, chained, {}, rows, rows)
+        except RuntimeError as error:  # what torch.func cannot transform may still have rules
+            reason = str(error).strip().splitlines()[0]
+            log.warning("statistics cannot be checked against single samples: %s", reason)
         if self.gradients._distrusted != before:
             self._plans = {}
             one.plan = self._make_plan(one.arguments)
@@ -203,7 +214,7 @@ class Fisher:
     def _set_cotangent(self, one: Pass, scale: float) -> bool:
         """Whether all gradients came through outputs that have one row per sample."""
         assert one.root is not None
-        dtype = next(iter(self.shadow.trainable().values())).dtype
+        dtype = self._like().dtype
         deltas = one.root.drawn if self.targets == "model" else one.root.deltas
         known = [d for d in deltas if d is not None]
         self.cotangent.deltas = [None if d is None else d.to(dtype) * scale for d in deltas]
@@ -217,15 +228,13 @@ class Fisher:
             "layers that have a rule"
         )
 
-    def _recorded(
-        self, one: Pass, plan: Plan, params: Params, scale: float
-    ) -> tuple[Tensors, Tensors]:
+    def _recorded(self, one: Pass, plan: Plan, scale: float) -> tuple[Tensors, Tensors]:
         """Inputs and output gradients of every call in the plan."""
-        dtype = next(iter(params.values())).dtype
+        dtype = self._like().dtype
         inputs: Tensors = {}
         deltas: Tensors = {}
         for name in sorted(one.wanted & self._opaque):
-            self._look_inside(one, plan, name, params, scale, inputs, deltas)
+            self._look_inside(one, plan, name, scale, inputs, deltas)
         for key, trace in plan.traces.items():
             if key in inputs:
                 continue
@@ -237,17 +246,16 @@ class Fisher:
             if [t.shape for t in inputs[key]] != trace.inputs:
                 raise ValueError(_unexpected(key[0]))
             shapes = [shape for shape, _ in trace.outputs]
-            deltas[key] = self._deltas(record, shapes, params, scale)
-        surplus = {k for k in one.calls if k not in inputs and k[0] not in self._opaque}
+            deltas[key] = self._deltas(record, shapes, scale)
+        planned = {key[0] for key in plan.traces} - self._opaque
+        surplus = {k for k in one.calls if k not in inputs and k[0] in planned}
         if surplus:
             raise ValueError(_unexpected(next(iter(surplus))[0]))
         return inputs, deltas
 
-    def _deltas(
-        self, record: Record, shapes: list[torch.Size], params: Params, scale: float
-    ) -> list[Tensor]:
+    def _deltas(self, record: Record, shapes: list[torch.Size], scale: float) -> list[Tensor]:
         """In full precision; zero for an output that the loss does not depend on."""
-        like = next(iter(params.values()))
+        like = self._like()
         known = record.drawn if self.targets == "model" else record.deltas
         return [
             like.new_zeros(shape) if d is None else d.to(like.dtype) * scale
@@ -259,19 +267,18 @@ class Fisher:
         one: Pass,
         plan: Plan,
         name: str,
-        params: Params,
         scale: float,
         inputs: Tensors,
         deltas: Tensors,
     ) -> None:
         """Runs a layer that torch computes in one kernel again, from plain operations, to find
         what went into its inner maps and the gradients of what came out of them."""
-        module, dtype = self.shadow.model.get_submodule(name), next(iter(params.values())).dtype
-        names = self.shadow.names_within(name)
+        module, like = self.shadow.model.get_submodule(name), self._like()
+        names, params = self.shadow.names_within(name), self.shadow.trainable()
         own = {k: params[full] for k, full in names.items()}
         records = [r for key, r in one.calls.items() if key[0] == name]
         keys = [k for k in plan.traces if k[0] == name or k[0].startswith(f"{name}.")]
-        every = plan.epsilons(next(iter(params.values())).device)
+        every = plan.epsilons(like.device)
         if sum(k[0] == name for k in keys) not in (0, len(records)):
             raise ValueError(_unexpected(name))
 
@@ -279,15 +286,15 @@ class Fisher:
             found = []
             with self.shadow.taping(Tape(epsilons)) as tape:
                 for record in records:
-                    args, kwargs = record.arguments(f"layer {name!r}", dtype)
-                    with vectorised(next(iter(params.values()))):
+                    args, kwargs = record.arguments(f"layer {name!r}", like.dtype)
+                    with vectorised(like):
                         result = functional_call(module, own, args, kwargs)
                     found.append([leaf for leaf in pytree.tree_leaves(result) if is_real(leaf)])
             return found, tape.inputs
 
         made, pullback, seen = vjp(outputs, {k: every[k] for k in keys}, has_aux=True)  # type: ignore[misc]
         cotangents = [
-            self._deltas(record, [o.shape for o in outs], params, scale)
+            self._deltas(record, [o.shape for o in outs], scale)
             for record, outs in zip(records, made, strict=True)
         ]
         (pulled,) = pullback(cotangents)
@@ -296,14 +303,17 @@ class Fisher:
 
     # At the step ----------------------------------------------------------------------------------
 
-    def check_seen(self) -> None:
-        """Refuses a step whose gradients did not come through ``model(...)``."""
+    def check_strays(self) -> None:
+        """Refuses gradients that reached a layer outside of ``model(...)``."""
         if self.capture.stray is not None:
             raise RuntimeError(
                 f"layer {self.capture.stray!r} was called outside of model(...), or inside a "
                 "checkpoint with use_reentrant=True, so its samples cannot be told apart: call the "
                 "model that the optimizer was given, and use checkpoint(..., use_reentrant=False)"
             )
+
+    def check_seen(self) -> None:
+        """Refuses a step without a pass of the model that gradients came through."""
         if self.samples == 0 and (self.need != "gradient" or self.reduction == "sum"):
             raise RuntimeError(
                 "no forward and backward pass of the model was seen since the last step: make the "
@@ -311,14 +321,16 @@ class Fisher:
                 "optimizer.zero_grad() before backward(), not after"
             )
 
-    def statistics(self, loss_scale: float) -> Statistics:
-        """Means over the samples since the last step, with a leading chain axis of one."""
+    def statistics(self, loss_scale: float, everywhere: float) -> Statistics:
+        """Means over the samples since the last step, with a leading chain axis of one.
+
+        ``everywhere`` counts them on all ranks whose sums are in these sums."""
         if self.need == "gradient":
             return Statistics()
         if self.targets == "model":
             loss_scale = 1.0
         unit = (self.samples if self.reduction == "mean" else 1.0) / loss_scale
-        factor = unit**2 / self.samples
+        factor = unit**2 / everywhere
         samples: Params = {}
         if self._samples:
             names = self._samples[0]

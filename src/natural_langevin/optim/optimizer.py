@@ -19,12 +19,14 @@ from natural_langevin.checks import check_arguments, check_counts, check_paramet
 from natural_langevin.fingerprints import words
 from natural_langevin.gradients import Evaluation, Params, Statistics
 from natural_langevin.langevin import Dynamics, Rates, State
+from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
 from natural_langevin.optim.fisher import Fisher, Reduction
 from natural_langevin.optim.groups import Names, as_groups
 from natural_langevin.optim.labels import Labels
 from natural_langevin.optim.metric_state import Layout
+from natural_langevin.optim.noise import LocalDynamics
 from natural_langevin.optim.scaling import Scaling
 from natural_langevin.run import DivergenceError
 
@@ -100,7 +102,12 @@ class NaturalLangevin(torch.optim.Optimizer):
         self.mean_rate, self._lr = mean_rate, lr
         check_parameters(model)
         self._names = Names(model)
-        self._fisher = Fisher(model, preconditioner, reduction=reduction)
+        watching = Fisher
+        if shards.any_sharded(self._names.params.values()):
+            from natural_langevin.optim.sharded import ShardedFisher
+
+            watching = ShardedFisher
+        self._fisher = watching(model, preconditioner, reduction=reduction)
         self._labels = Labels(self, self._fisher)
         self._scaling = Scaling(scaler)
         self._prior_like, self._group_priors = prior, dict[str, priors.Prior]()
@@ -135,6 +142,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         units = {b: tuple(w for w in ws if w in sampled) for b, ws in self._fisher.units.items()}
         units = {b: ws for b, ws in units.items() if b in sampled and ws}
         shapes = {n: p.shape for n, p in self._names.params.items() if n in sampled}
+        if shards.any_sharded(self.sampled().values()):
+            shards.check_shards(self.sampled(), units, self._prior)
         self._layout = Layout(self.preconditioner, shapes, units)
         self._dynamics_of = {}
 
@@ -177,10 +186,15 @@ class NaturalLangevin(torch.optim.Optimizer):
             self._fisher.forget()
             self._labels.forget()
             return loss
+        self._fisher.check_strays()
         self._fisher.gather()
-        gradient = self._gradient(scale.gradient)
-        statistics = self._fisher.statistics(scale.statistics)
-        self._check_finite(gradient)
+        gradient = self._gradient()
+        samples, ranks = self._agree(gradient)
+        if self.reduction == "sum":  # DTensors' gradients are means over the ranks
+            scale = scale._replace(gradient=scale.gradient * samples / ranks)
+        if scale.gradient != 1.0:
+            gradient = {k: g / scale.gradient for k, g in gradient.items()}
+        statistics = self._fisher.statistics(scale.statistics, samples)
         step = self.steps
         self._follow_schedule(step)
         assert self._layout is not None
@@ -193,8 +207,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._fisher.forget()
         return loss
 
-    def _gradient(self, scale: float) -> Params:
-        """The mean loss gradient of every parameter, with a leading chain axis of one."""
+    def _gradient(self) -> Params:
+        """What ``backward()`` left, this rank's rows, with a leading chain axis of one."""
         sampled = {n: p for n, p in self.sampled().items() if p.requires_grad}
         missing = [n for n, p in sampled.items() if p.grad is None]
         if len(missing) == len(sampled):
@@ -210,30 +224,30 @@ class NaturalLangevin(torch.optim.Optimizer):
                 'requires_grad_(False), or leave it out of params=["pattern", ...]'
             )
         self._fisher.check_seen()
-        if self.reduction == "sum":
-            scale = scale * self._fisher.samples
-        found = {n: p.grad for n, p in sampled.items()}
-        for name, g in found.items():
-            if g is not None and g.is_sparse:
-                raise TypeError(
-                    f"the gradient of {name!r} is sparse, but noise moves every row at every step: "
-                    "use sparse=False"
-                )
-        return {
-            n: (g / scale if scale != 1.0 else g)[None] for n, g in found.items() if g is not None
-        }
+        return {n: shards.local(p.grad)[None] for n, p in sampled.items()}
 
-    def _check_finite(self, gradient: Params) -> None:
-        norms = torch.stack([n.to(torch.float32) for n in _norms(list(gradient.values()))])
-        if bool(torch.isfinite(norms).all()):
-            return
-        bad = list(gradient)[int((~torch.isfinite(norms)).nonzero()[0])]
-        self._fisher.forget()
-        raise DivergenceError(
-            f"the gradient of {bad!r} is not finite at step {self.steps}; the parameters were left "
-            "as they are. The step size is most likely too large: try a tenth of it; more damping "
-            "or a prior of smaller variance also help"
-        )
+    def _agree(self, gradient: Params) -> tuple[float, float]:
+        """Samples of this step on all ranks, and how many ranks there are; or none steps at all."""
+        norms = torch.stack([n.float() for n in torch._foreach_norm(list(gradient.values()))])
+        bad = [k for k, ok in zip(gradient, torch.isfinite(norms).tolist(), strict=True) if not ok]
+        seen = float(self._fisher.samples)
+        first = next(iter(self.sampled().values()))
+        samples, squares, broken, ranks = shards.total([seen, seen**2, len(bad), 1.0], first)
+        if broken:
+            self._fisher.forget()
+            where = repr(bad[0]) if bad else "a parameter on another rank"
+            raise DivergenceError(
+                f"the gradient of {where} is not finite at step {self.steps}; the parameters were "
+                "left as they are. The step size is most likely too large: try a tenth of it; more "
+                "damping or a prior of smaller variance also help"
+            )
+        if self.reduction == "mean" and samples**2 != ranks * squares:
+            raise ValueError(
+                f"the ranks saw different numbers of samples (this one {seen:g} of {samples:g} on "
+                f'{ranks:g} ranks), so means over them do not add up: use reduction="sum", or a '
+                "DistributedSampler with drop_last=True"
+            )
+        return samples, ranks
 
     def _follow_schedule(self, step: int) -> None:
         if callable(self._lr):
@@ -251,16 +265,21 @@ class NaturalLangevin(torch.optim.Optimizer):
         """Algorithm 1 for parameters that belong together; ``rates`` by lr, as far as known."""
         assert self._layout is not None
         params = {k: self._names.params[k] for k in block}
-        if not any(k in gradient for k in block):
-            return  # frozen since the optimizer was made
+        frozen = [k for k in block if k not in gradient]
+        if len(frozen) == len(block):
+            return
+        if frozen:
+            raise ValueError(
+                f"{frozen[0]!r} was frozen after the optimizer was made, but the metric couples it "
+                f"with {', '.join(repr(k) for k in block if k not in frozen)}: freeze all of them, "
+                "or make a new optimizer"
+            )
         lr, temperature = self._settings(block)
         first = next(iter(params.values()))
-        theta = {k: p.detach()[None] for k, p in params.items()}
+        theta = {k: shards.local(p.detach())[None] for k, p in params.items()}
         own = {k: self._state_of(k) for k in block}
-        if "mean" not in own[block[0]]:
-            for k in block:
-                own[k]["mean"] = theta[k][0].clone()
-            self._layout.write(own, block, self._layout.init(theta))
+        if not any(p.numel() for p in theta.values()):
+            return  # more ranks than rows
         state = State(
             step=torch.tensor(step, device=first.device),
             params=theta,
@@ -276,9 +295,11 @@ class NaturalLangevin(torch.optim.Optimizer):
         dynamics = self._dynamics(first, temperature)
         new = dynamics.update(state, evaluation, rates[lr], self.num_data)
         for k, p in params.items():
-            p.copy_(new.params[k][0])
+            shards.local(p).copy_(new.params[k][0])
             own[k]["mean"] = new.mean[k][0]
         self._layout.write(own, block, new.metric)
+        for k, p in params.items():
+            self.state[p].update({key: shards.like(p, rows) for key, rows in own[k].items()})
 
     def _settings(self, block: tuple[str, ...]) -> tuple[float, float]:
         """lr and temperature of parameters that belong together."""
@@ -293,14 +314,29 @@ class NaturalLangevin(torch.optim.Optimizer):
             )
         return found.pop()
 
+    @torch.no_grad()
+    def init_state(self) -> None:
+        """Makes the state that the first step would make: the mean at the parameters themselves,
+        and a metric of ones. Needed before ``torch.distributed.checkpoint`` loads into it."""
+        assert self._layout is not None
+        for block in self._layout.blocks:
+            for k in block:
+                self._state_of(k)
+
     def _state_of(self, name: str) -> dict[str, Any]:
-        """The optimizer's state of a parameter, on its device."""
+        """This rank's rows of a parameter's state, on its device."""
+        assert self._layout is not None
         p = self._names.params[name]
-        state: dict[str, Any] = self.state[p]
-        for key, value in state.items():
-            if value.device != p.device or value.dtype != p.dtype:
-                state[key] = value.to(device=p.device, dtype=p.dtype)
-        return state
+        if "mean" not in self.state[p]:
+            block = next(b for b in self._layout.blocks if name in b)
+            params = {k: self._names.params[k] for k in block}
+            theta = {k: shards.local(q.detach())[None] for k, q in params.items()}
+            new: dict[str, dict[str, Any]] = {k: {"mean": theta[k][0].clone()} for k in block}
+            self._layout.write(new, block, self._layout.init(theta))
+            for k, q in params.items():
+                self.state[q].update({key: shards.like(q, rows) for key, rows in new[k].items()})
+        rows = {key: shards.local(value) for key, value in self.state[p].items()}
+        return {key: v.to(device=p.device, dtype=p.dtype) for key, v in rows.items()}
 
     def _rates(self, step: int, lr: float) -> Rates:
         first = next(iter(self._names.params.values()))
@@ -316,13 +352,14 @@ class NaturalLangevin(torch.optim.Optimizer):
         key = (like.device, like.dtype, temperature)
         if key not in self._dynamics_of:
             chain = torch.tensor([self.chain], device=like.device)
-            self._dynamics_of[key] = Dynamics(
+            self._dynamics_of[key] = LocalDynamics(
                 gradients=self._fisher.gradients,
                 preconditioner=self.preconditioner,
                 prior=self._prior,
                 temperature=torch.tensor([temperature], dtype=like.dtype, device=like.device),
                 noise=random.origin(self.seed, random.NOISE, chain),
                 labels=random.origin(self.seed, random.LABELS, chain),
+                offsets={k: shards.offset(p) for k, p in self.sampled().items()},
             )
         return self._dynamics_of[key]
 
@@ -369,15 +406,12 @@ class NaturalLangevin(torch.optim.Optimizer):
             "mean_rate": words(self.mean_rate),
             "temperature": [float(self.param_groups[0]["temperature"])],
             "chains": 1,
+            "optimizer": type(self).__name__,
             "init": "model",
             "seed": self.seed,
             "num_data": self.num_data,
             "steps": self.steps,
         }
-
-
-def _norms(tensors: list[Tensor]) -> list[Tensor]:
-    return list(torch._foreach_norm(tensors))
 
 
 def _number(name: str, value: Any) -> None:

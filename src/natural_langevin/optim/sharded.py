@@ -1,0 +1,164 @@
+"""Statistics of a network that no rank holds as a whole: FSDP2's ``fully_shard``.
+
+Every rank runs its own part of the minibatch. FSDP2 gathers a layer's parameters while it runs, and
+reduces gradients onto the shards. A layer's statistics are formed from the rank's own samples, one
+layer at a time, and reduced onto the shards in the same way: no rank ever holds those of two layers
+in full. The shadow has no parameters at all (they are on the meta device), so the network can be
+rehearsed but not run again: every layer needs a rule.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin.gradients import Params
+from natural_langevin.gradients.moments import CHUNK_NUMBERS, Moments, layer_moments
+from natural_langevin.gradients.plan import Plan, make_plan
+from natural_langevin.gradients.statistics import Recorded, ruled_gradients
+from natural_langevin.optim import shards
+from natural_langevin.optim.capture import Pass
+from natural_langevin.optim.fisher import Fisher
+from natural_langevin.optim.shadow import Arguments
+
+
+class ShardedFisher(Fisher):
+    """``Fisher`` for a model whose parameters are DTensors."""
+
+    def _copied(self, model: nn.Module) -> nn.Module:
+        if self.need == "samples" or self.targets == "model":
+            raise ValueError(
+                "a sharded network cannot be run sample by sample, nor backward twice: use "
+                'QuasiDiagonalFisher(targets="data"), DiagonalFisher(targets="data"), RMSProp() '
+                "or Euclidean()"
+            )
+        self._whose = dict(model.named_parameters())
+        return skeleton(model)
+
+    def _make_plan(self, arguments: Arguments) -> Plan:
+        leaves = [x.to("meta") if isinstance(x, Tensor) else x for x in arguments.leaves]
+        with (
+            _meta_buffers(self.shadow.model),
+            self.shadow.called_with(arguments._replace(leaves=leaves)),
+        ):
+            rows = torch.arange(arguments.size, device="meta")
+            plan = make_plan(self.shadow, self.shadow.trainable(), rows, frozenset())
+        inside = [key[0] for key in plan.traces if self._inside_opaque(key[0])]
+        dear = [*plan.replayed, *sorted(plan.whole), *inside]
+        dear += [name for name in plan.ruled if name in self._opaque]
+        if dear:
+            raise NotImplementedError(
+                f"{dear[0]!r} has no rule for its statistics, or is used outside of its layer, so "
+                "it would have to be run again, which a sharded network cannot be: register a rule "
+                "(gradients.register_rule), build attention from nn.Linear layers, or use "
+                "preconditioners.RMSProp() for this network"
+            )
+        return plan
+
+    def _like(self) -> Tensor:
+        return shards.local(next(iter(self._whose.values())))
+
+    def _moments(
+        self, one: Pass, params: Params, rows: Tensor, scale: float, replayable: bool
+    ) -> Moments:
+        plan = one.plan
+        assert plan is not None
+        inputs, deltas = self._recorded(one, plan, scale)
+        recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
+        result = Moments({}, {})
+        for layers in _sharing(self.shadow.owned, plan.ruled):
+            gradients = ruled_gradients(self.shadow, replace(plan, ruled=layers), recorded)
+            found = layer_moments(
+                gradients, self.units, samples=len(rows),
+                sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,
+            )  # fmt: skip
+            for k, value in found.second.items():
+                result.second[k] = self._shard(k, value)
+            for bias, row in found.cross.items():
+                result.cross[bias] = {k: self._shard(k, value) for k, value in row.items()}
+        for k in params.keys() - result.second.keys():  # a layer that was never called
+            result.second[k] = torch.zeros_like(shards.local(self._whose[k]))
+        for bias, weights in self.units.items():
+            if bias not in result.cross:
+                result.cross[bias] = {
+                    w: torch.zeros_like(shards.local(self._whose[w])) for w in weights
+                }
+        return result
+
+    def _shard(self, name: str, whole: Tensor) -> Tensor:
+        return shards.reduced(whole.reshape(self._whose[name].shape), self._whose[name])
+
+
+def _sharing(owned: dict[str, dict[str, str]], layers: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Layers that share a parameter go together."""
+    groups: list[tuple[set[str], list[str]]] = []
+    for name in layers:
+        names, members = set(owned[name].values()), [name]
+        for other in [g for g in groups if g[0] & names]:
+            groups.remove(other)
+            names |= other[0]
+            members = other[1] + members
+        groups.append((names, members))
+    return [tuple(members) for _, members in groups]
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy of a sharded model's modules, of their own classes, with parameters on ``meta``.
+
+    FSDP2 gives every module it wraps a class of its own, hooks, and no way to be copied."""
+    from torch.distributed.fsdp import FSDPModule
+
+    params: dict[int, nn.Parameter] = {}
+    copies: dict[int, nn.Module] = {}
+
+    def parameter(p: nn.Parameter) -> nn.Parameter:
+        if id(p) not in params:
+            empty = torch.empty(p.shape, dtype=p.dtype, device="meta")
+            params[id(p)] = nn.Parameter(empty, requires_grad=p.requires_grad)
+        return params[id(p)]
+
+    def copied(module: nn.Module) -> nn.Module:
+        if id(module) in copies:
+            return copies[id(module)]
+        # The class that FSDP2 made has two bases: its own, and the one the module had before.
+        kind = type(module).__mro__[2] if isinstance(module, FSDPModule) else type(module)
+        new = copies[id(module)] = kind.__new__(kind)
+        new.__dict__.update(module.__dict__)
+        for table in ("_forward_hooks", "_forward_pre_hooks"):
+            hooks = getattr(module, table)
+            new.__dict__[table] = OrderedDict(
+                (k, h)
+                for k, h in hooks.items()
+                if type(getattr(h, "__self__", 0)).__name__ != "FSDPState"
+            )
+        new.__dict__["_buffers"] = dict(module._buffers)
+        new.__dict__["_parameters"] = {
+            k: None if p is None else parameter(p) for k, p in module._parameters.items()
+        }
+        new.__dict__["_modules"] = {
+            k: None if m is None else copied(m) for k, m in module._modules.items()
+        }
+        return new
+
+    return copied(model)
+
+
+@contextmanager
+def _meta_buffers(model: nn.Module) -> Iterator[None]:
+    """For a rehearsal on the meta device."""
+    saved: list[tuple[nn.Module, dict[str, Any]]] = []
+    for module in model.modules():
+        saved.append((module, dict(module._buffers)))
+        for name, value in module._buffers.items():
+            module._buffers[name] = None if value is None else value.to("meta")
+    try:
+        yield
+    finally:
+        for module, buffers in saved:
+            module._buffers.update(buffers)

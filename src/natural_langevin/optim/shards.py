@@ -1,0 +1,113 @@
+"""Shards: parameters of which every rank holds some rows (DTensors, as FSDP2 makes them).
+
+An ordinary tensor is its own only shard, so that the optimizer need not ask which it has. Rows are
+output units, so a unit and its bias lie on one rank, and the shards of a tensor are consecutive
+runs of its elements, which is what the noise is addressed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natural_langevin.priors import Flat, Gaussian, Prior
+
+
+def is_sharded(value: Any) -> bool:
+    """By attribute: importing the class takes a second, which users of one device need not wait."""
+    return hasattr(value, "device_mesh") and hasattr(value, "to_local")
+
+
+def local(value: Any) -> Tensor:
+    """This rank's rows."""
+    return value.to_local() if is_sharded(value) else value
+
+
+def like(parameter: Any, rows: Tensor) -> Tensor:
+    """``rows`` as this rank's shard of a tensor of the parameter's shape."""
+    if not is_sharded(parameter):
+        return rows
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        rows, parameter.device_mesh, parameter.placements, run_check=False,
+        shape=parameter.shape, stride=parameter.stride(),
+    )  # fmt: skip
+
+
+def offset(parameter: Any) -> int:
+    """How many elements of the whole tensor come before this rank's shard."""
+    if not is_sharded(parameter):
+        return 0
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, start = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return int(start[0]) * (parameter.numel() // parameter.shape[0]) if parameter.ndim else 0
+
+
+def reduced(whole: Tensor, parameter: Any) -> Tensor:
+    """The sum over all ranks of tensors of the parameter's shape: this rank's rows of it."""
+    from torch.distributed.tensor import DTensor, Partial
+
+    mesh = parameter.device_mesh
+    parts = DTensor.from_local(whole, mesh, [Partial()] * mesh.ndim, run_check=False)
+    return parts.redistribute(mesh, parameter.placements).to_local()
+
+
+def total(values: list[float], parameter: Any) -> list[float]:
+    """Sums over all ranks that share the parameter; the same on every one of them."""
+    if not is_sharded(parameter):
+        return values
+    import torch.distributed as dist
+
+    mesh = parameter.device_mesh
+    found = torch.tensor(values, dtype=torch.float64, device=mesh.device_type)
+    for dimension in range(mesh.ndim):
+        dist.all_reduce(found, group=mesh.get_group(dimension))
+    return [float(v) for v in found.tolist()]
+
+
+def check_shards(
+    params: dict[str, Any], units: dict[str, tuple[str, ...]], prior: dict[str, Prior]
+) -> None:
+    """Refuses what would need rows of other ranks."""
+    for name, p in params.items():
+        if not is_sharded(p):
+            raise TypeError(
+                f"parameter {name!r} is not sharded while others are: apply fully_shard to the "
+                "root module too, before the optimizer is made"
+            )
+        if any(not (one.is_replicate() or one.is_shard(0)) for one in p.placements):
+            raise ValueError(
+                f"parameter {name!r} is placed as {p.placements}: only rows may be sharded "
+                "(Shard(0), output units), so that units stay whole. Leave out the "
+                "shard_placement_fn, and use no tensor parallelism"
+            )
+        if not isinstance(prior[name], Gaussian | Flat):
+            raise ValueError(
+                f"{type(prior[name]).__name__} of {name!r} looks at the whole tensor, of which a "
+                "rank has only some rows: use priors.Gaussian(...)"
+            )
+    for bias, weights in units.items():
+        for weight in weights:
+            refuse_torn_units(bias, params[bias], weight, params[weight])
+
+
+def refuse_torn_units(bias: str, b: Any, weight: str, w: Any) -> None:
+    """A unit's bias and weights must lie on the same rank."""
+    same = (b.device_mesh, b.placements, b.shape[:1]) == (w.device_mesh, w.placements, w.shape[:1])
+    if not same:
+        raise ValueError(
+            f"the units of {weight!r} {tuple(w.shape)} and their biases {bias!r} {tuple(b.shape)} "
+            "are cut in different places, so that a unit would lie on two ranks: shard both in one "
+            "fully_shard(layer) call, or use DiagonalFisher()"
+        )
+
+
+def any_sharded(params: Iterable[Any]) -> bool:
+    return any(is_sharded(p) for p in params)

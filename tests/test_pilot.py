@@ -169,9 +169,14 @@ def test_chains_that_differ_choose_for_themselves():
         assert eta == min(own, key=lambda row: row["nll"])["step_size"]
     assert len(choice["step_sizes"]) == 3
 
-    prior = priors.Gaussian(variance=torch.tensor([0.1, 1.0]))
-    posterior = auto(2, prior=prior, init="prior").sample(small_run.data(), 50, **RUN)
-    assert len(posterior.config["pilot"]["table"]) == 2 * 8
+
+def test_chains_that_are_alike_share_a_choice():
+    prior = priors.Gaussian(variance=torch.tensor([0.1, 1.0, 0.1]))
+    posterior = auto(3, prior=prior, init="prior").sample(small_run.data(), 50, **RUN)
+    choice = posterior.config["pilot"]
+    assert [row["chain"] for row in choice["table"]] == 8 * [0] + 8 * [1]
+    assert len(choice["step_sizes"]) == 3
+    assert choice["step_sizes"][2] == choice["step_sizes"][0]
 
 
 def test_equal_values_for_every_chain_are_one_choice():

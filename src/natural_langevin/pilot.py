@@ -112,12 +112,12 @@ def choose(setup: Setup, data: Any, *, steps: int, batch_size: int, splits: int 
 
     The data are in memory and have been checked."""
     x, y = split_pair(data.tensors if isinstance(data, TensorDataset) else data)
-    rows = _differing_chains(setup.dynamics)
-    chains = len(setup.dynamics.temperature)
+    like = _like_chains(setup.dynamics)
+    rows = sorted(set(like))
     kept = 1 - len(split(len(x), setup.seed)[1]) / len(x)
     num_data = kept * (setup.num_data or len(x))
     etas = candidates(setup.dynamics, num_data)
-    count = pilot_steps(steps, chains, len(etas) * len(rows))
+    count = pilot_steps(steps, len(like), len(etas) * len(rows))
     scores = []
     for part in range(splits):
         inside, outside = split(len(x), setup.seed, part)
@@ -127,6 +127,9 @@ def choose(setup: Setup, data: Any, *, steps: int, batch_size: int, splits: int 
     nll = torch.stack([s[0].mean(-1) for s in scores]).mean(0).unflatten(0, (len(rows), -1))
     running = torch.stack([s[1] for s in scores]).all(0).unflatten(0, (len(rows), -1))
     choice = _decide(etas, nll, running, rows, count, held_out=len(outside) * splits)
+    if len(rows) > 1:
+        sizes = tuple(choice.step_sizes[rows.index(first)] for first in like)
+        choice = dataclasses.replace(choice, step_sizes=sizes)
     log.info("step_size=%s", choice.reason)
     return choice
 
@@ -196,14 +199,13 @@ def _take(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     return taken, taken if y is x else y[index.to(y.device)]
 
 
-def _differing_chains(dynamics: Dynamics) -> list[int]:
-    """The chains that need a choice of their own: the first for all, unless settings differ."""
+def _like_chains(dynamics: Dynamics) -> list[int]:
+    """For every chain the first one that has its settings: all 0, unless some differ."""
     values = [dynamics.temperature]
     for prior in dynamics.prior.values():
         values += [v for v in prior.chain_values().values() if isinstance(v, Tensor) and v.ndim]
-    if all(bool((v == v[0]).all()) for v in values):
-        return [0]
-    return list(range(len(dynamics.temperature)))
+    settings = torch.stack([v.double() for v in values], dim=1).tolist()
+    return [settings.index(own) for own in settings]
 
 
 def _for_chains(dynamics: Dynamics, ids: Tensor, seed: int) -> Dynamics:

@@ -2,7 +2,8 @@
 
 Inputs are standardised with the training data's means and deviations. The metric's damping is
 1 / (N variance): the prior's own curvature on the scale of the mean loss, so that C is the inverse
-of (Fisher + prior) and step sizes up to 1 are stable in directions that the data do not see.
+of (Fisher + prior) and step sizes up to 1 are stable in directions that the data do not see. By
+default every layer's prior variance is unknown and integrated out (``NormalInverseGamma``).
 """
 
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
@@ -25,7 +26,6 @@ from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior import Posterior
 from natural_langevin.prediction import Prediction
 from natural_langevin.sampler import Langevin
-from natural_langevin.sklearn.selection import choose_prior
 
 Array = NDArray[Any]
 
@@ -39,8 +39,8 @@ PRECONDITIONERS: dict[str, Callable[[float], preconditioners.Preconditioner]] = 
 }
 #: Networks kept of every chain.
 DRAWS = 25
-#: What "auto" chooses from: the paper's grid and what standardised tables need besides.
-VARIANCES = (0.1, 0.3, 1.0, 3.0)
+#: Of weights whose prior variance is integrated out; only the damping depends on it.
+SUPPOSED_VARIANCE = 0.5
 #: Where there are too few data to hold some out for the choice of a step size.
 STEP_SIZE_OF_FEW = 0.03
 
@@ -53,7 +53,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         hidden_layer_sizes: Sequence[int] = (50,),
         *,
         activation: str = "relu",
-        prior_variance: float | str = "auto",
+        prior_variance: float | str = "learned",
         preconditioner: str = "qdop",
         step_size: float | str = "auto",
         steps: int = 300,
@@ -92,35 +92,25 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         )
         steps, batch_size = self._count("steps"), min(self._count("batch_size"), len(x))
 
-        def build(variance: float, step_size: Any = "auto") -> Langevin:
-            return Langevin(
-                network.double(),  # overhead, not arithmetic, is what small networks cost
-                likelihood,
-                prior=priors.Gaussian(variance=variance),
-                preconditioner=self._named("preconditioner", PRECONDITIONERS)(
-                    1 / (len(x) * variance)
-                ),
-                step_size=step_size,
-                temperature=self.temperature,
-                chains=self.chains,
-                init="fan_in",
-                seed=seed,
-                device=self.device,
-            )
-
-        variances, choice = self._variances(), None
         step_size: Any = self.step_size
-        automatic = isinstance(step_size, str) and step_size == "auto"
-        if len(x) < pilot.FEWEST_DATA:
-            step_size = STEP_SIZE_OF_FEW if automatic else step_size
-            variances = variances[len(variances) // 2 :][:1]
-        elif automatic or len(variances) > 1:
-            variance, choice = choose_prior(
-                build, variances, (x, y), steps=steps, batch_size=batch_size
-            )
-            variances, step_size = [variance], choice.schedule if automatic else step_size
+        if isinstance(step_size, str) and step_size == "auto" and len(x) < pilot.FEWEST_DATA:
+            step_size = STEP_SIZE_OF_FEW
+        prior, variance = self._prior()
+        damping = 1 / (len(x) * variance)
+        sampler = Langevin(
+            network.double(),  # overhead, not arithmetic, is what small networks cost
+            likelihood,
+            prior=prior,
+            preconditioner=self._named("preconditioner", PRECONDITIONERS)(damping),
+            step_size=step_size,
+            temperature=self.temperature,
+            chains=self.chains,
+            init="fan_in",
+            seed=seed,
+            device=self.device,
+        )
         burn_in = steps // 3
-        self.posterior_: Posterior = build(variances[0], step_size).sample(
+        self.posterior_: Posterior = sampler.sample(
             (x, y),
             steps,
             batch_size=batch_size,
@@ -128,16 +118,14 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             thin=max(1, (steps - burn_in) // DRAWS),
             progress=self.verbose,
         )
-        self.prior_variance_ = variances[0]
         self.n_iter_ = steps
-        if choice is not None:
-            self.posterior_.config["pilot"] = choice.as_dict()
 
-    def _variances(self) -> list[float]:
-        """Those to choose from."""
-        if isinstance(self.prior_variance, str) and self.prior_variance == "auto":
-            return list(VARIANCES)
-        return [self._positive("prior_variance")]
+    def _prior(self) -> tuple[priors.Prior, float]:
+        """The prior, and the variance that the damping supposes."""
+        if isinstance(self.prior_variance, str) and self.prior_variance == "learned":
+            return priors.NormalInverseGamma(), SUPPOSED_VARIANCE
+        variance = self._positive("prior_variance", 'or "learned"')
+        return priors.Gaussian(variance=variance), variance
 
     def _standardise(self, X: Array) -> None:
         self.input_mean_ = X.mean(axis=0)
@@ -179,14 +167,14 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{setting} must be one of {sorted(table)}, got {value!r}")
         return table[value]
 
-    def _positive(self, setting: str) -> float:
+    def _positive(self, setting: str, remedy: str) -> float:
         value: Any = getattr(self, setting)
         if (
             isinstance(value, bool)
             or not isinstance(value, numbers.Real)
             or not 0 < float(value) < np.inf
         ):
-            raise ValueError(f"{setting} must be a positive number, got {value!r}")
+            raise ValueError(f"{setting} must be a positive number {remedy}, got {value!r}")
         return float(value)
 
     def _count(self, setting: str) -> int:

@@ -72,3 +72,28 @@ def test_active_learning_figures_are_the_results():
         values = [float(cell) for cell in row.split("|")[2:-1]]
         assert values == [round(v, 3) for v in found["mean over seeds"][choice]]
         assert len(found["held-out nll"][choice]) == len(found["seeds"]) == 5
+
+
+def test_figures_quoted_beside_the_pictures_are_the_results():
+    grids = json.loads((ROOT / "results" / "choosing.json").read_text())["grids"]
+
+    def mean(title, value, what="nll"):
+        chains = grids[title]["chains"][grids[title]["values"].index(value)]
+        return sum(chain[what] for chain in chains) / len(chains)
+
+    natural, plain = "step_size, QuasiDiagonalFisher", "step_size, Euclidean"
+    quoted = {
+        "NLL 0.110": mean(natural, 0.01), "the NLL is 0.088": mean(natural, 0.03),
+        "NLL of 0.104": mean(plain, 1.0), "NLL 0.37": mean("variance", 0.03),
+        "best (0.098)": mean("variance", 1.0), "NLL is 0.097": mean("temperature", 1.0),
+        "are worth 22": mean(natural, 0.01, "ess"), "are worth 70": mean(natural, 0.03, "ess"),
+        "then worth 16": mean(plain, 1.0, "ess"),
+    }  # fmt: skip
+    text = " ".join((ROOT / "docs" / "choosing.md").read_text().split())
+    for words, value in quoted.items():
+        assert words in text
+        number = re.search(r"[\d.]+\d", words)[0]
+        assert float(number) == round(value, len(number.partition(".")[2]))
+    cold = [mean("temperature", t) for t in (0.001, 0.01, 0.03, 0.1)]
+    assert "between 0.077 and 0.081" in text
+    assert (round(min(cold), 3), round(max(cold), 3)) == (0.077, 0.081)

@@ -56,7 +56,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         prior_variance: float | str = "learned",
         preconditioner: str = "qdop",
         step_size: float | str = "auto",
-        steps: int = 300,
+        steps: int = 500,
         chains: int = 8,
         batch_size: int = 256,
         temperature: float = 1.0,
@@ -109,7 +109,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             seed=seed,
             device=self.device,
         )
-        burn_in = steps // 3
+        burn_in = steps // 2
         self.posterior_: Posterior = sampler.sample(
             (x, y),
             steps,

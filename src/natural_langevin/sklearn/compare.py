@@ -36,7 +36,7 @@ from natural_langevin import metrics
 from natural_langevin.experiments.origin import origin
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
 from natural_langevin.sklearn.base import Array
-from natural_langevin.sklearn.table import markdown
+from natural_langevin.sklearn.table import markdown, with_table
 
 log = logging.getLogger("natural_langevin")
 
@@ -174,6 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/tabular.json"))
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=list(DATASETS))
+    parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -191,6 +192,9 @@ def main() -> None:
         results["rows"].append(row)
         options.out.write_text(json.dumps(results, indent=1) + "\n")
     print(markdown(results))
+    if options.page is not None:
+        text = options.page.read_text(encoding="utf-8")
+        options.page.write_text(with_table(text, results), encoding="utf-8")
 
 
 if __name__ == "__main__":

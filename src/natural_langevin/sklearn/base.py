@@ -46,7 +46,18 @@ STEP_SIZE_OF_FEW = 0.03
 
 
 class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
-    """The base of both; not for use by itself."""
+    """The base of both; not for use by itself.
+
+    ``hidden_layer_sizes``: units of every hidden layer; ``activation``: "relu", "tanh" or "silu".
+    ``prior_variance``: a number, or "learned" (a layer's own, integrated out).
+    ``preconditioner``: "qdop", "dop", "rmsprop" or "sgld".
+    ``step_size``: "auto", or a number or schedule (see ``Langevin``).
+    ``steps``, ``chains``, ``batch_size``, ``temperature``: of the run; the first half is burn-in.
+    ``random_state``: a number for the same result every time. ``verbose``: shows progress.
+
+    Fitted: ``posterior_`` (on standardised inputs), ``n_iter_``, ``n_features_in_``,
+    ``feature_names_in_``, ``input_mean_``, ``input_scale_``.
+    """
 
     def __init__(
         self,
@@ -56,7 +67,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         prior_variance: float | str = "learned",
         preconditioner: str = "qdop",
         step_size: float | str = "auto",
-        steps: int = 300,
+        steps: int = 500,
         chains: int = 8,
         batch_size: int = 256,
         temperature: float = 1.0,
@@ -109,7 +120,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             seed=seed,
             device=self.device,
         )
-        burn_in = steps // 3
+        burn_in = steps // 2
         self.posterior_: Posterior = sampler.sample(
             (x, y),
             steps,

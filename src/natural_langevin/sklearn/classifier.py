@@ -15,7 +15,7 @@ from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
 
 
 class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # type: ignore[misc]
-    """A Bayesian network for classes.
+    """A Bayesian network for classes; the settings are those of ``NaturalLangevinEstimator``.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)

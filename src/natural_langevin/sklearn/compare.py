@@ -5,8 +5,8 @@ Five data sets that scikit-learn ships, several random splits into training and 
 ``MLPClassifier`` / ``MLPRegressor`` on standardised inputs (and targets) whose sizes, weight decay
 and learning rate are chosen by cross-validated grid search on the training part, for log-loss or
 squared error; the regressor's predictive deviation is that of its cross-validated residuals.
-Nothing sees the test part before it is scored. Results are written after every data set, and data
-sets that the file holds already are not run again.
+Nothing sees the test part before it is scored. Results are written row by row, and rows that the
+file holds already are not run again.
 """
 
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
@@ -36,12 +36,12 @@ from natural_langevin import metrics
 from natural_langevin.experiments.origin import origin
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
 from natural_langevin.sklearn.base import Array
-from natural_langevin.sklearn.table import markdown
+from natural_langevin.sklearn.table import markdown, with_table
 
 log = logging.getLogger("natural_langevin")
 
 #: Data set -> splits.
-DATASETS = {"iris": 5, "wine": 5, "breast_cancer": 5, "diabetes": 5, "digits": 3}
+DATASETS = {"iris": 3, "wine": 3, "breast_cancer": 3, "diabetes": 3, "digits": 2}
 TEST_PART = 0.3
 #: Levels of the central intervals whose coverage is the calibration of a regression.
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
@@ -82,6 +82,9 @@ def theirs(name: str, X: Array, y: Array, split: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the last epoch's network is fine
         return GridSearchCV(model, grid, scoring=scoring, cv=FOLDS).fit(X, y)
+
+
+METHODS = {"ours": ours, "mlp": theirs}
 
 
 def classification_scores(probabilities: Array, y: Array) -> Scored:
@@ -127,24 +130,28 @@ def predictive(name: str, model: Any, train: tuple[Array, Array], X: Array) -> t
     return model.predict(X)[None], deviation
 
 
-def run(name: str, splits: int) -> list[Scored]:
-    """One row for each of the two methods."""
-    rows = []
-    for method, fit in (("ours", ours), ("mlp", theirs)):
-        found, seconds, chosen = [], [], []
-        for split in range(splits):
-            X, X_test, y, y_test = load(name, split)
-            start = time.process_time()
-            model = fit(name, X, y, split)
-            seconds.append(time.process_time() - start)
-            score: Any = regression_scores if name == "diabetes" else classification_scores
-            found.append(score(*predictive(name, model, (X, y), X_test), y_test))
-            chosen.append(_choice(model))
-            log.info("%s %s split %d: %s", name, method, split, found[-1])
-        rows.append({"dataset": name, "method": method, "splits": splits, "test": len(y_test)})
-        rows[-1] |= {"scores": {k: [f[k] for f in found] for k in found[0]}}
-        rows[-1] |= {"fit_seconds": seconds, "chosen": chosen}
-    return rows
+def run(name: str, method: str, splits: int) -> Scored:
+    """The row of a data set and a method."""
+    found, seconds, chosen, count = [], [], [], 0
+    for split in range(splits):
+        X, X_test, y, y_test = load(name, split)
+        start = time.process_time()
+        model = METHODS[method](name, X, y, split)
+        seconds.append(time.process_time() - start)
+        score: Any = regression_scores if name == "diabetes" else classification_scores
+        found.append(score(*predictive(name, model, (X, y), X_test), y_test))
+        chosen.append(_choice(model))
+        count = len(y_test)
+        log.info("%s %s split %d: %s", name, method, split, found[-1])
+    return {
+        "dataset": name,
+        "method": method,
+        "splits": list(range(splits)),
+        "test": count,
+        "scores": {k: [f[k] for f in found] for k in found[0]},
+        "fit_seconds": seconds,
+        "chosen": chosen,
+    }
 
 
 def _choice(model: Any) -> dict[str, Any]:
@@ -164,11 +171,11 @@ def configuration() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/tabular.json"))
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=list(DATASETS))
+    parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     results: dict[str, Any] = {"rows": []}
@@ -176,14 +183,18 @@ def main() -> None:
         results = json.loads(options.out.read_text())
         if results["config"] != json.loads(json.dumps(configuration())):
             parser.error(f"{options.out} holds another configuration: give another --out")
-    done = {row["dataset"] for row in results["rows"]}
-    for name in (n for n in options.datasets if n not in done):
-        rows = run(name, DATASETS[name])
+    done = {(row["dataset"], row["method"]) for row in results["rows"]}
+    wanted = [(n, m) for n in options.datasets for m in options.methods]
+    for name, method in (one for one in wanted if one not in done):
+        row = run(name, method, DATASETS[name])
         results |= {"config": configuration()} | origin("cpu")
         results["versions"]["scikit-learn"] = sklearn.__version__
-        results["rows"] += rows
+        results["rows"].append(row)
         options.out.write_text(json.dumps(results, indent=1) + "\n")
     print(markdown(results))
+    if options.page is not None:
+        text = options.page.read_text(encoding="utf-8")
+        options.page.write_text(with_table(text, results), encoding="utf-8")
 
 
 if __name__ == "__main__":

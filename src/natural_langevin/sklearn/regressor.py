@@ -14,7 +14,8 @@ from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
 
 
 class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # type: ignore[misc]
-    """A Bayesian network for real targets, one or several.
+    """A Bayesian network for real targets, one or several; the settings are those of
+    ``NaturalLangevinEstimator``.
 
     Targets are standardised, and the noise level, common to all targets on that scale, follows
     the residuals (``likelihoods.Gaussian("rmse")``).

@@ -14,10 +14,19 @@ HEAD = [
 ]
 
 
+BEGIN, END = "<!-- table:begin -->\n", "<!-- table:end -->"
+
+
+def with_table(page: str, results: Mapping[str, Any]) -> str:
+    """The page's text with the table between its markers."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + markdown(results) + "\n" + END + rest.split(END)[1]
+
+
 def markdown(results: Mapping[str, Any]) -> str:
-    """One row per data set and method: means over splits ± standard error; best NLL bold."""
+    """One row per data set and method: means over splits ± standard error; best bold."""
     lines = list(HEAD)
-    for row in results["rows"]:
+    for row in sorted(results["rows"], key=lambda row: (row["dataset"], row["method"] != "ours")):
         lines.append(_line(row, results["rows"]))
     return "\n".join(lines)
 

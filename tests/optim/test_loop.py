@@ -263,8 +263,11 @@ def test_copies_of_the_model_are_models_of_their_own() -> None:
         assert_same(one, model, 0.0)
     mean = optimizer.mean_network()
     assert not any(m._forward_hooks for m in mean.modules())
+    with optimizer.at_mean():
+        assert_same(mean, model, 0.0)
     for k, p in mean.named_parameters():
         assert torch.equal(p, optimizer.mean()[k])
+        assert not torch.equal(p, optimizer.sampled()[k]) or optimizer.steps == 1
 
 
 def test_a_model_that_is_converted_after_the_optimizer_is_made() -> None:
@@ -392,7 +395,7 @@ def test_divergence_is_reported_and_nothing_moves() -> None:
     start = copy.deepcopy(model)
     x, y = batches()[1]
     (F.cross_entropy(model(x), y) * float("nan")).backward()
-    with pytest.raises(DivergenceError, match=r"not finite at step 1.*try a tenth"):
+    with pytest.raises(DivergenceError, match=r"step 1: .*not finite.*try a tenth"):
         optimizer.step()
     assert_same(model, start, 0.0)
     assert len(collector) == 1

@@ -50,8 +50,11 @@ def batches(count: int, size: int = 6) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x, torch.randint(0, 3, (count, size), generator=generator), strict=True))
 
 
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("name", NETWORKS)
+#: Drawn labels do not depend on the layers: the mixed network is run with the data's own.
+CASES = [(n, m) for n in NETWORKS for m in METRICS if n == "linear" or "model" not in m]
+
+
+@pytest.mark.parametrize(("name", "metric"), CASES)
 def test_the_same_iterates(name: str, metric: str) -> None:
     model = NETWORKS[name]().double()
     preconditioner, eta = METRICS[metric]

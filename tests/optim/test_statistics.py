@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradients.test_every_layer import assert_exact
 from natural_langevin import likelihoods, preconditioners
 from natural_langevin.gradients import Evaluation
 from natural_langevin.optim import NaturalLangevin
-from oracle import cross_entropy, per_sample_loop
+from natural_langevin.optim.reading import local_gradient
+from oracle import Twice, cross_entropy, per_sample_loop
 from registry import CASES, batch, make
 
 
@@ -26,7 +32,7 @@ def gathered(optimizer: NaturalLangevin) -> Evaluation:
     optimizer._fisher.gather()
     return Evaluation(
         torch.zeros(1, dtype=torch.float64),
-        optimizer._gradient(),
+        local_gradient(optimizer.sampled()),
         optimizer._fisher.statistics(1.0, optimizer._fisher.samples),
         {},
     )
@@ -45,3 +51,66 @@ def test_every_layer_in_unequal_micro_batches(name: str) -> None:
     optimizer = optimizer_for(model)
     backward_in_pieces(model, x[0], y[0], [3, 1])
     assert_exact(gathered(optimizer), 0, expected.samples)
+
+
+class MixedUp(nn.Module):
+    """Folds positions into the batch with the samples last: no rule can tell them apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.transpose(0, 1).reshape(-1, 3)  # position first
+        h = torch.tanh(self.inner(rows)).reshape(x.shape[1], len(x), 4)
+        return self.head(h.mean(0))
+
+
+def test_a_layer_whose_rule_does_not_fit() -> None:
+    """The check against single samples notices, and the whole network is asked from then on."""
+    model = MixedUp().double()
+    x, y = torch.randn(4, 2, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    expected = per_sample_loop(model, cross_entropy, x, y)
+    optimizer = optimizer_for(model)
+    backward_in_pieces(model, x, y, [3, 1])
+    assert_exact(gathered(optimizer), 0, expected.samples)
+
+
+class OwnLoss(nn.Module):
+    """Computes the mean loss itself, from arguments by keyword, some of which are no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = make("bilinear", torch.float64)
+
+    def forward(self, *, inputs: dict[str, Tensor], labels: Tensor, kind: str) -> dict[str, Tensor]:
+        logits = self.body(inputs["x"])
+        return {"logits": logits, kind: F.cross_entropy(logits, labels)}
+
+
+def test_a_network_that_computes_its_own_loss() -> None:
+    (x,), (y,) = batch("bilinear", 4, 1, torch.float64)
+    model = OwnLoss()
+    expected = per_sample_loop(copy.deepcopy(model.body), cross_entropy, x, y)
+    optimizer = optimizer_for(model)
+    model(inputs={"x": x}, labels=y, kind="loss")["loss"].backward()
+    samples = {f"body.{k}": g for k, g in expected.samples.items()}
+    assert_exact(gathered(optimizer), 0, samples)
+
+
+def test_activations_go_with_their_graph() -> None:
+    """A pass that no backward follows keeps nothing alive, without the garbage collector."""
+    model = nn.Sequential(nn.Linear(3, 4), Twice(), nn.Linear(4, 3))
+    optimizer = optimizer_for(model)
+    x = torch.randn(5, 3)
+    gc.collect()
+    gc.disable()
+    try:
+        outputs = model(x)
+        (one,) = [o for o in gc.get_objects() if type(o).__name__ == "Pass"]
+        seen = weakref.ref(one)
+        del one, outputs
+        assert seen() is None
+    finally:
+        gc.enable()
+    assert optimizer.steps == 0

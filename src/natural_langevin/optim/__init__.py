@@ -10,7 +10,7 @@
 """
 
 from natural_langevin.optim.collector import Collector
-from natural_langevin.optim.fisher import without_dropout
+from natural_langevin.optim.dropout import without_dropout
 from natural_langevin.optim.optimizer import NaturalLangevin
 
 __all__ = ["Collector", "NaturalLangevin", "without_dropout"]

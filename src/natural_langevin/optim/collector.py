@@ -6,9 +6,11 @@ import logging
 from typing import Any
 
 import torch
+from torch import nn
 
 from natural_langevin.checks import check_sample_dtype, whole_number
 from natural_langevin.gradients import Params, plain_copy, prepare_model
+from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.posterior import Posterior
 from natural_langevin.run import DivergenceError
@@ -71,7 +73,7 @@ class Collector:
             return
         values = {}
         for name, p in self._optimizer.sampled().items():
-            value = p.detach().to(self._dtype, copy=True)
+            value = p.detach().clone().to(self._dtype)
             values[name] = value.cpu() if self._store == "cpu" else value
         self._refuse_infinite(values, step)
         self._kept[step] = values
@@ -82,7 +84,7 @@ class Collector:
             }
 
     def _refuse_infinite(self, values: Params, step: int) -> None:
-        sums = torch.stack([v.sum(dtype=torch.float32).cpu() for v in values.values()])
+        sums = torch.stack([shards.whole(v.float().sum()).cpu() for v in values.values()])
         if not bool(torch.isfinite(sums).all()):
             bad = list(values)[int((~torch.isfinite(sums)).nonzero()[0])]
             raise DivergenceError(
@@ -91,25 +93,35 @@ class Collector:
                 "large: try a tenth of it"
             )
 
-    def posterior(self) -> Posterior:
-        """The iterates kept so far, their running mean and the last one, as one chain."""
+    def posterior(self, model: nn.Module | None = None) -> Posterior:
+        """The iterates kept so far, their running mean and the last one, as one chain.
+
+        A sharded network cannot be copied: give a ``model`` of the same kind that is not sharded.
+        Its parameters are then gathered on every rank, all of which must call this."""
         optimizer = self._optimizer
         if not self._kept:
             raise ValueError(
                 f"no iterate has been kept after {optimizer.steps} steps: burn_in={self.burn_in} "
                 f"and thin={self.thin} keep the first one after {self.burn_in + self.thin}"
             )
-        model = plain_copy(optimizer.model).eval()
+        sharded = shards.any_sharded(optimizer.sampled().values())
+        if sharded and model is None:
+            raise ValueError(
+                "the network is sharded: give posterior(model) a network of the same kind that is "
+                "not, small enough for one rank"
+            )
+        model = plain_copy(optimizer.model if model is None else model).eval()
         remove_hooks(model)
         prepare_model(model, log)
         sampled = optimizer.sampled()
-        last = {n: p.detach().clone()[None] for n, p in sampled.items()}
+        last = {n: shards.whole(p.detach().clone())[None] for n, p in sampled.items()}
+        kept = {n: [shards.whole(v[n]) for v in self._kept.values()] for n in sampled}
         finite = all(bool(torch.isfinite(p).all()) for p in last.values())
         posterior = Posterior(
             model=model,
             likelihood=optimizer.likelihood,
-            samples={n: torch.stack([v[n] for v in self._kept.values()])[None] for n in sampled},
-            mean={n: m.clone()[None] for n, m in optimizer.mean().items()},
+            samples={n: torch.stack(values)[None] for n, values in kept.items()},
+            mean={n: shards.whole(m.clone())[None] for n, m in optimizer.mean().items()},
             last=last,
             diverged=torch.tensor([-1 if finite else optimizer.steps]),
             learned=optimizer.learned(),

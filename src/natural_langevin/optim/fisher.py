@@ -28,7 +28,9 @@ from natural_langevin.gradients.rules.tapped import Tapped
 from natural_langevin.gradients.selfcheck import check_statistics
 from natural_langevin.gradients.statistics import Recorded, layer_statistics
 from natural_langevin.gradients.tape import CallKey, Tape, is_real
+from natural_langevin.optim import shards
 from natural_langevin.optim.capture import Capture, Pass, Record
+from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.shadow import Arguments, Cotangent, Shadow, shadow_copy
 from natural_langevin.preconditioners import Preconditioner
 
@@ -58,6 +60,7 @@ class Fisher:
         self._opaque = {n for n, m in copied.named_modules() if isinstance(m, Tapped)}
         self._plans: dict[Any, tuple[bool, Plan | None, frozenset[str]]] = {}
         self._checked = False
+        self.group: Any = None  # of the ranks that run replicas of the model
         self.draw: Any = None  # given by whoever knows how to draw labels from the model
         layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.shadow.owned)
         self.capture = Capture(model, list(layers), self._plan_for, self._finished)
@@ -85,6 +88,11 @@ class Fisher:
     def _plan_for(self, arguments: Arguments) -> tuple[Arguments, Plan | None, frozenset[str]]:
         """How the statistics of such a call are found; rehearsed once for every kind of call."""
         self.gather()  # of earlier passes: their activations can go
+        self.group = shards.replicas()
+        if self.group is not None and self.need == "samples":
+            raise ValueError(
+                "FullFisher does not go with DistributedDataParallel: use QuasiDiagonalFisher()"
+            )
         kind = (arguments.kind, self.model.training)
         if kind not in self._plans:
             refuse_dropout(self.model)
@@ -105,6 +113,7 @@ class Fisher:
             except (RuntimeError, ValueError, TypeError) as error:
                 errors.append(error)
                 continue
+            self._accept(plan)
             return alone, plan, self._wanted(plan)
         raise ValueError(
             f"the model cannot be called with one sample more: {errors[0]}. The first axis of its "
@@ -121,6 +130,9 @@ class Fisher:
         ):
             params, distrusted = self.shadow.trainable(), self.gradients._distrusted
             return make_plan(self.shadow, params, arguments.every_row, distrusted)
+
+    def _accept(self, plan: Plan) -> None:
+        """Every plan can be followed here."""
 
     def _wanted(self, plan: Plan) -> frozenset[str]:
         """The layers whose calls are kept: what happens inside opaque ones is found later."""
@@ -331,6 +343,9 @@ class Fisher:
             loss_scale = 1.0
         unit = (self.samples if self.reduction == "mean" else 1.0) / loss_scale
         factor = unit**2 / everywhere
+        if self.group is not None:
+            rows = [v for row in self._cross.values() for v in row.values()]
+            shards.add_up([*self._second.values(), *rows], self.group)
         samples: Params = {}
         if self._samples:
             names = self._samples[0]
@@ -352,30 +367,3 @@ def _unexpected(name: str) -> str:
         "network choose its layers by the values of its inputs, or call them without gradients? "
         "Use preconditioners.RMSProp() or Euclidean() for such a network"
     )
-
-
-def refuse_dropout(model: nn.Module) -> None:
-    """The likelihood of a parameter must be one number."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            rate = module.p
-        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            rate = module.dropout
-        else:
-            continue
-        if module.training and rate > 0:
-            raise ValueError(
-                f"dropout in layer {name!r} is active (p={rate}), but the likelihood needs a "
-                "deterministic network, and sampling replaces dropout. Switch it off with "
-                "natural_langevin.optim.without_dropout(model)"
-            )
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    """Sets the rate of every dropout layer to 0, in place, and returns the model."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            module.dropout = 0.0
-    return model

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from natural_langevin import schedules
+
 
 class Names:
     """The trainable parameters of a model, by name, in the model's own order."""
@@ -69,3 +71,25 @@ def as_groups(params: Any, names: Names) -> list[dict[str, Any]]:
         taken |= {id(p) for p in chosen}
         groups.append({**one, "params": chosen})
     return groups
+
+
+def check_number(name: str, value: Any) -> None:
+    """A rate of a group, checked where it enters."""
+    if callable(value):
+        raise TypeError(f"{name} of a group must be a number, got {value!r}: use a lr_scheduler")
+    schedules.tabulate(float(value), 0, 1, name=name, chains=1)
+
+
+def common_settings(
+    groups: list[dict[str, Any]], block: Mapping[str, nn.Parameter], preconditioner: Any
+) -> tuple[float, float]:
+    """lr and temperature of parameters that the metric couples."""
+    group_of = {id(p): group for group in groups for p in group["params"]}
+    own = [group_of[id(p)] for p in block.values()]
+    found = {(float(group["lr"]), float(group["temperature"])) for group in own}
+    if len(found) > 1:
+        raise ValueError(
+            f"{', '.join(map(repr, block))} are coupled by {preconditioner!r} but have different "
+            f"(lr, temperature): {sorted(found)}. Put them into one group, or use DiagonalFisher()"
+        )
+    return found.pop()

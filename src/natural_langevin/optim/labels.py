@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
+from natural_langevin.optim import shards
 from natural_langevin.optim.fisher import Fisher
 
 
@@ -68,14 +69,17 @@ class Labels:
 
     def _draw(self, outputs: Any, index: int) -> None:
         """Gradients of the loss of labels y~ drawn from the model, by a backward pass of their
-        own. ``index`` counts the forward passes since the last step: each has its own stream."""
+        own. ``index`` counts the forward passes since the last step: each has its own stream, and
+        so has each rank."""
         if not isinstance(outputs, Tensor):
             raise TypeError(
                 f'targets="model" draws labels from the network\'s output, which must be a tensor, '
                 f'got {type(outputs).__name__}: use targets="data"'
             )
         optimizer = self._optimizer
-        chain = torch.tensor([optimizer.chain + (index << 32)], device=outputs.device)
+        rank, ranks = shards.place(self._fisher.group)
+        stream = optimizer.chain + ((index * ranks + rank) << 32)
+        chain = torch.tensor([stream], device=outputs.device)
         origin = random.origin(optimizer.seed, random.LABELS, chain)
         leaf = outputs.detach().requires_grad_()
         with torch.no_grad():

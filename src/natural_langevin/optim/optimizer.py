@@ -8,7 +8,8 @@ and statistics come from: the user's own forward and backward passes (see ``fish
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,10 +24,11 @@ from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
 from natural_langevin.optim.fisher import Fisher, Reduction
-from natural_langevin.optim.groups import Names, as_groups
+from natural_langevin.optim.groups import Names, as_groups, check_number, common_settings
 from natural_langevin.optim.labels import Labels
 from natural_langevin.optim.metric_state import Layout
 from natural_langevin.optim.noise import LocalDynamics
+from natural_langevin.optim.reading import agreed, local_gradient
 from natural_langevin.optim.scaling import Scaling
 from natural_langevin.run import DivergenceError
 
@@ -75,6 +77,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         scaler: Any = None,
     ) -> None:
         """``model`` is the module that the loop calls; hooks on its layers read off the statistics.
+        It may be wrapped in DistributedDataParallel, or sharded by FSDP2's ``fully_shard``.
 
         ``num_data``: N, the size of the training set. ``lr``: eta, a number or a schedule of
         ``natural_langevin.schedules``. ``params``: what to sample, by default every trainable
@@ -88,6 +91,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         """
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
         check_arguments(model, likelihood, prior, preconditioner, "model")
         if reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", got {reduction!r}')
@@ -130,8 +135,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         added = self.param_groups[-1]
         added["step"] = self.param_groups[0].get("step", 0)
         names = [self._names.of(p) for p in group["params"]]
-        _number("temperature", added["temperature"])
-        _number("lr", added["lr"])
+        check_number("temperature", added["temperature"])
+        check_number("lr", added["lr"])
         if prior is not None:
             self._group_priors |= priors.resolve(prior, names, 1)
         sampled = [self._names.of(p) for g in self.param_groups for p in g["params"]]
@@ -188,9 +193,17 @@ class NaturalLangevin(torch.optim.Optimizer):
             return loss
         self._fisher.check_strays()
         self._fisher.gather()
-        gradient = self._gradient()
-        samples, ranks = self._agree(gradient)
-        if self.reduction == "sum":  # DTensors' gradients are means over the ranks
+        sampled = self.sampled()
+        gradient = local_gradient(sampled)
+        self._fisher.check_seen()
+        try:
+            samples, ranks = agreed(
+                gradient, sampled, self._fisher.samples, self.reduction, self._fisher.group
+            )
+        except DivergenceError as error:
+            self._fisher.forget()
+            raise DivergenceError(f"step {self.steps}: {error}") from None
+        if self.reduction == "sum":  # gradients have been averaged over the ranks
             scale = scale._replace(gradient=scale.gradient * samples / ranks)
         if scale.gradient != 1.0:
             gradient = {k: g / scale.gradient for k, g in gradient.items()}
@@ -206,48 +219,6 @@ class NaturalLangevin(torch.optim.Optimizer):
             group["step"] = step + 1
         self._fisher.forget()
         return loss
-
-    def _gradient(self) -> Params:
-        """What ``backward()`` left, this rank's rows, with a leading chain axis of one."""
-        sampled = {n: p for n, p in self.sampled().items() if p.requires_grad}
-        missing = [n for n, p in sampled.items() if p.grad is None]
-        if len(missing) == len(sampled):
-            raise RuntimeError(
-                "no parameter has a gradient: call loss.backward() between zero_grad() and step(), "
-                "on a loss of what this very model gave (a model whose parameters were replaced "
-                "needs a new optimizer)"
-            )
-        if missing:
-            raise RuntimeError(
-                f"parameter {missing[0]!r} has no gradient (and {len(missing) - 1} others): it "
-                "took no part in the loss. If that is meant, do not sample it: freeze it with "
-                'requires_grad_(False), or leave it out of params=["pattern", ...]'
-            )
-        self._fisher.check_seen()
-        return {n: shards.local(p.grad)[None] for n, p in sampled.items()}
-
-    def _agree(self, gradient: Params) -> tuple[float, float]:
-        """Samples of this step on all ranks, and how many ranks there are; or none steps at all."""
-        norms = torch.stack([n.float() for n in torch._foreach_norm(list(gradient.values()))])
-        bad = [k for k, ok in zip(gradient, torch.isfinite(norms).tolist(), strict=True) if not ok]
-        seen = float(self._fisher.samples)
-        first = next(iter(self.sampled().values()))
-        samples, squares, broken, ranks = shards.total([seen, seen**2, len(bad), 1.0], first)
-        if broken:
-            self._fisher.forget()
-            where = repr(bad[0]) if bad else "a parameter on another rank"
-            raise DivergenceError(
-                f"the gradient of {where} is not finite at step {self.steps}; the parameters were "
-                "left as they are. The step size is most likely too large: try a tenth of it; more "
-                "damping or a prior of smaller variance also help"
-            )
-        if self.reduction == "mean" and samples**2 != ranks * squares:
-            raise ValueError(
-                f"the ranks saw different numbers of samples (this one {seen:g} of {samples:g} on "
-                f'{ranks:g} ranks), so means over them do not add up: use reduction="sum", or a '
-                "DistributedSampler with drop_last=True"
-            )
-        return samples, ranks
 
     def _follow_schedule(self, step: int) -> None:
         if callable(self._lr):
@@ -274,7 +245,7 @@ class NaturalLangevin(torch.optim.Optimizer):
                 f"with {', '.join(repr(k) for k in block if k not in frozen)}: freeze all of them, "
                 "or make a new optimizer"
             )
-        lr, temperature = self._settings(block)
+        lr, temperature = common_settings(self.param_groups, params, self.preconditioner)
         first = next(iter(params.values()))
         theta = {k: shards.local(p.detach())[None] for k, p in params.items()}
         own = {k: self._state_of(k) for k in block}
@@ -300,19 +271,6 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._layout.write(own, block, new.metric)
         for k, p in params.items():
             self.state[p].update({key: shards.like(p, rows) for key, rows in own[k].items()})
-
-    def _settings(self, block: tuple[str, ...]) -> tuple[float, float]:
-        """lr and temperature of parameters that belong together."""
-        group_of = {id(p): g for g in self.param_groups for p in g["params"]}
-        groups = [group_of[id(self._names.params[k])] for k in block]
-        found = {(float(g["lr"]), float(g["temperature"])) for g in groups}
-        if len(found) > 1:
-            raise ValueError(
-                f"{', '.join(map(repr, block))} are coupled by {self.preconditioner!r} but have "
-                f"different (lr, temperature): {sorted(found)}. Put them into one group, or use "
-                "DiagonalFisher()"
-            )
-        return found.pop()
 
     @torch.no_grad()
     def init_state(self) -> None:
@@ -382,8 +340,27 @@ class NaturalLangevin(torch.optim.Optimizer):
         """The running mean theta_mean of every sampled parameter, by name."""
         return {n: self.state[p].get("mean", p.detach()) for n, p in self.sampled().items()}
 
+    @contextmanager
+    def at_mean(self) -> Iterator[None]:
+        """Inside, the model's parameters are the running mean. No step may be taken meanwhile."""
+        mean, sampled = self.mean(), self.sampled()
+        with torch.no_grad():
+            saved = {n: p.detach().clone() for n, p in sampled.items()}
+            for n, p in sampled.items():
+                p.copy_(mean[n])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for n, p in sampled.items():
+                    p.copy_(saved[n])
+
     def mean_network(self) -> nn.Module:
         """A copy of the model at the running mean."""
+        if shards.any_sharded(self.sampled().values()):
+            raise ValueError(
+                "a sharded network cannot be copied: use it `with optimizer.at_mean()`"
+            )
         model, mean = copy.deepcopy(self.model), self.mean()
         remove_hooks(model)
         with torch.no_grad():
@@ -412,10 +389,3 @@ class NaturalLangevin(torch.optim.Optimizer):
             "num_data": self.num_data,
             "steps": self.steps,
         }
-
-
-def _number(name: str, value: Any) -> None:
-    """A rate of a group: a number, checked where it enters."""
-    if callable(value):
-        raise TypeError(f"{name} of a group must be a number, got {value!r}: use a lr_scheduler")
-    schedules.tabulate(float(value), 0, 1, name=name, chains=1)

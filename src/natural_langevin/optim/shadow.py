@@ -107,11 +107,11 @@ class Shadow(Network):
 
     @contextmanager
     def called_with(self, arguments: Arguments) -> Iterator[None]:
-        self.arguments = arguments
+        before, self.arguments = self.arguments, arguments
         try:
             yield
         finally:
-            self.arguments = None
+            self.arguments = before
 
     def call(self, params: Params, x: Tensor) -> Any:
         assert self.arguments is not None

@@ -48,7 +48,9 @@ class ShardedFisher(Fisher):
             self.shadow.called_with(arguments._replace(leaves=leaves)),
         ):
             rows = torch.arange(arguments.size, device="meta")
-            plan = make_plan(self.shadow, self.shadow.trainable(), rows, frozenset())
+            return make_plan(self.shadow, self.shadow.trainable(), rows, frozenset())
+
+    def _accept(self, plan: Plan) -> None:
         inside = [key[0] for key in plan.traces if self._inside_opaque(key[0])]
         dear = [*plan.replayed, *sorted(plan.whole), *inside]
         dear += [name for name in plan.ruled if name in self._opaque]
@@ -59,7 +61,6 @@ class ShardedFisher(Fisher):
                 "(gradients.register_rule), build attention from nn.Linear layers, or use "
                 "preconditioners.RMSProp() for this network"
             )
-        return plan
 
     def _like(self) -> Tensor:
         return shards.local(next(iter(self._whose.values())))
@@ -79,9 +80,9 @@ class ShardedFisher(Fisher):
                 sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,
             )  # fmt: skip
             for k, value in found.second.items():
-                result.second[k] = self._shard(k, value)
+                result.second[k] = self._shard(k, value, len(rows))
             for bias, row in found.cross.items():
-                result.cross[bias] = {k: self._shard(k, value) for k, value in row.items()}
+                result.cross[bias] = {k: self._shard(k, v, len(rows)) for k, v in row.items()}
         for k in params.keys() - result.second.keys():  # a layer that was never called
             result.second[k] = torch.zeros_like(shards.local(self._whose[k]))
         for bias, weights in self.units.items():
@@ -91,8 +92,10 @@ class ShardedFisher(Fisher):
                 }
         return result
 
-    def _shard(self, name: str, whole: Tensor) -> Tensor:
-        return shards.reduced(whole.reshape(self._whose[name].shape), self._whose[name])
+    def _shard(self, name: str, mean: Tensor, samples: int) -> Tensor:
+        """This rank's rows of the sum over all ranks' samples, in units of a mean over its own."""
+        parameter = self._whose[name]
+        return shards.reduced(mean.reshape(parameter.shape) * samples, parameter) / samples
 
 
 def _sharing(owned: dict[str, dict[str, str]], layers: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -127,7 +130,7 @@ def skeleton(model: nn.Module) -> nn.Module:
         if id(module) in copies:
             return copies[id(module)]
         # The class that FSDP2 made has two bases: its own, and the one the module had before.
-        kind = type(module).__mro__[2] if isinstance(module, FSDPModule) else type(module)
+        kind: Any = type(module).__mro__[2] if isinstance(module, FSDPModule) else type(module)
         new = copies[id(module)] = kind.__new__(kind)
         new.__dict__.update(module.__dict__)
         for table in ("_forward_hooks", "_forward_pre_hooks"):
@@ -147,6 +150,10 @@ def skeleton(model: nn.Module) -> nn.Module:
         return new
 
     return copied(model)
+
+
+def _of_fsdp(hook: Any) -> bool:
+    return type(getattr(hook, "__self__", None)).__name__ == "FSDPState"
 
 
 @contextmanager

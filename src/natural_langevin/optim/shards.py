@@ -26,6 +26,11 @@ def local(value: Any) -> Tensor:
     return value.to_local() if is_sharded(value) else value
 
 
+def whole(value: Any) -> Tensor:
+    """All rows, gathered: every rank must ask."""
+    return value.full_tensor() if is_sharded(value) else value
+
+
 def like(parameter: Any, rows: Tensor) -> Tensor:
     """``rows`` as this rank's shard of a tensor of the parameter's shape."""
     if not is_sharded(parameter):
@@ -59,17 +64,38 @@ def reduced(whole: Tensor, parameter: Any) -> Tensor:
     return parts.redistribute(mesh, parameter.placements).to_local()
 
 
-def total(values: list[float], parameter: Any) -> list[float]:
-    """Sums over all ranks that share the parameter; the same on every one of them."""
-    if not is_sharded(parameter):
-        return values
+def total(values: list[float], parameter: Any, group: Any = None) -> list[float]:
+    """Sums over all ranks that share the parameter; the same on every one of them.
+
+    ``group``: those that DistributedDataParallel averages gradients over."""
+    found = torch.tensor(values, dtype=torch.float64, device=parameter.device)
+    if is_sharded(parameter):
+        mesh = parameter.device_mesh
+        for dimension in range(mesh.ndim):
+            add_up([found], mesh.get_group(dimension))
+    elif group is not None:
+        add_up([found], group)
+    return [float(v) for v in found.tolist()]
+
+
+def add_up(tensors: Iterable[Tensor], group: Any) -> None:
+    """Sums over the ranks of a group, in place."""
     import torch.distributed as dist
 
-    mesh = parameter.device_mesh
-    found = torch.tensor(values, dtype=torch.float64, device=mesh.device_type)
-    for dimension in range(mesh.ndim):
-        dist.all_reduce(found, group=mesh.get_group(dimension))
-    return [float(v) for v in found.tolist()]
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+
+
+def replicas() -> Any:
+    """The process group of the DistributedDataParallel whose forward pass is running, or None."""
+    wrapper = torch.nn.parallel.DistributedDataParallel
+    active = getattr(wrapper, "_active_ddp_module", None)
+    return None if active is None else active.process_group
+
+
+def place(group: Any) -> tuple[int, int]:
+    """This rank in a group, and how many there are."""
+    return (0, 1) if group is None else (group.rank(), group.size())
 
 
 def check_shards(

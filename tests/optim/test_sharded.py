@@ -1,0 +1,79 @@
+"""Networks that no process holds as a whole: FSDP2 on two processes, in one launch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+import natural_langevin
+from optim.sharded_worker import METRICS, Gated, Plain, network, optimizer_of, run
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What the processes said, and the folder they wrote to."""
+    folder = tmp_path_factory.mktemp("sharded")
+    paths = [str(Path(natural_langevin.__file__).parent.parent), str(HERE.parent)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    done = subprocess.run(
+        [*command, str(HERE / "sharded_worker.py"), str(folder)],
+        capture_output=True, text=True, env=environment, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, folder
+
+
+def test_a_sharded_run_equals_that_of_one_process(launched: tuple[str, Path]) -> None:
+    """The workers compare every metric over a hundred steps, and assert the refusals."""
+    said = launched[0]
+    for name in METRICS:
+        assert f"{Plain.__name__}, {name}:" in said
+    assert f"{Gated.__name__}, quasi-diagonal:" in said
+    assert "rank 0 is done" in said
+    assert "rank 1 is done" in said
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of a checkpoint without a process group
+def test_its_checkpoint_is_read_by_one_process(launched: tuple[str, Path]) -> None:
+    model = network(Gated)
+    optimizer = optimizer_of(model, "quasi-diagonal")
+    optimizer.init_state()
+    state = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
+    dcp.load(state, checkpoint_id=launched[1] / "checkpoint", no_dist=True)
+    model.load_state_dict(state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    alone = network(Gated)
+    reference = optimizer_of(alone, "quasi-diagonal")
+    run(alone, reference, 10, None)
+    assert optimizer.steps == reference.steps == 10
+    for one, its in ((model, optimizer), (alone, reference)):
+        run(one, its, 3, None)
+    for k, p in reference.sampled().items():
+        torch.testing.assert_close(optimizer.sampled()[k], p, rtol=1e-12, atol=1e-12)
+        expected, found = reference.state[p], optimizer.state[optimizer.sampled()[k]]
+        assert expected.keys() == found.keys() >= {"mean", "second"}
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint types clean
+.PHONY: run test lint types docs dist clean
 
 # The paper's table at its quick size. Finished work is kept: running it again shows the table,
 # and after an interruption it goes on. Another size: make run ARGS="--preset paper".
@@ -21,6 +21,14 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# The documentation site, in build/site: every link and anchor is checked, nothing is fetched.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
+# A wheel and an sdist, in dist.
+dist: $(READY)
+	$(BIN)/python -m build $(ARGS)
 
 # Installed again only when a file that says what to install has changed.
 $(READY): pyproject.toml constraints.txt

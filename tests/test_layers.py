@@ -20,9 +20,8 @@ ORDER = [
     "models", "likelihoods", "room", "tensorfile", "networks", "fingerprints", "manifest",
     "storage", "stores", "priors", "gradients", "preconditioners", "langevin", "fused", "mixtures",
     "prediction", "export", "distillation", "metrics", "diagnostics", "checkpoint", "engine",
-    "holding", "posterior", "collector", "run", "checks", "probe", "distributed", "sampler",
-    "optim", "experiments",
-    "tabular", "bench", "report", "cli",
+    "holding", "posterior", "collector", "run", "checks", "probe", "pilot", "distributed",
+    "sampler", "optim", "experiments", "sklearn", "tabular", "bench", "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.

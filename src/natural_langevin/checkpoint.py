@@ -53,7 +53,7 @@ def _metadata(path: Path) -> dict[str, str]:
 #: The names that a ``RunCheckpoint`` has in its folder, the newest first.
 NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 #: How the checkpoints of several processes begin (``distributed.checkpoint``).
-SHARDED = "sharded-"
+SHARDED, SHARDED_INDEX = "sharded-", "index.json"
 
 
 class Saved(Protocol):
@@ -128,6 +128,23 @@ def check_same_run(folder: Path, found: dict[str, Any], config: dict[str, Any]) 
             f"({key}: {found.get(key)!r} there, {config.get(key)!r} here). Use another folder, or "
             "the same settings and data"
         )
+
+
+def config_in(folder: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """What the folder's checkpoint says of its run; {} where there is none that can be read."""
+    if folder is None:
+        return {}
+    here = Path(folder)
+    indices = sorted(here.glob(f"{SHARDED}*/{SHARDED_INDEX}"), reverse=True)
+    for path in (*indices, here / NEWEST, here / PREVIOUS):
+        try:
+            sharded = path.name == SHARDED_INDEX
+            found = json.loads(path.read_bytes())["config"] if sharded else read_config(path)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, StorageError):
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def copy_tree_(into: Any, values: Any) -> None:

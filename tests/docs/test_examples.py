@@ -5,12 +5,16 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import typer
+from torch.utils.data import DataLoader, TensorDataset
 
+from natural_langevin import likelihoods
 from natural_langevin.cli.app import app
+from natural_langevin.optim import NaturalLangevin
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
@@ -41,6 +45,17 @@ def commands() -> list[tuple[Path, list[str]]]:
     return found
 
 
+def versions(diff: str) -> tuple[str, str]:
+    """The code before and after a change.
+
+    >>> versions(" a\\n-b\\n+c\\n")
+    ('a\\nb\\n', 'a\\nc\\n')
+    """
+    lines = diff.splitlines()
+    old, new = ([line[1:] for line in lines if line[:1] != drop] for drop in "+-")
+    return "\n".join(old) + "\n", "\n".join(new) + "\n"
+
+
 PYTHON = [page for page in PAGES if blocks(page, "python")]
 SHELL = commands()
 OURS = [words[1:] for _, words in SHELL if words[0] == "natural-langevin"]
@@ -59,6 +74,26 @@ def test_python_blocks_run(
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_readmes_diff_runs_before_and_after() -> None:
+    """From SGD to a sampler by two lines: both versions train the same network."""
+    ((diff, _),) = blocks(ROOT / "README.md", "diff")
+    assert sum(line[:1] == "+" for line in diff.splitlines()) == 2
+    torch.manual_seed(0)
+    x = torch.rand(500, 2)
+    names = {
+        "x": x, "y": (x.sum(1) > 1).long(), "torch": torch, "F": torch.nn.functional,
+        "DataLoader": DataLoader, "TensorDataset": TensorDataset, "likelihoods": likelihoods,
+        "NaturalLangevin": NaturalLangevin,
+    }  # fmt: skip
+    for code in versions(diff):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        namespace = {**names, "model": model}
+        before = model[0].weight.detach().clone()
+        exec(code, namespace)
+        assert not torch.equal(before, model[0].weight)
+    assert namespace["collector"].posterior().draws == 6
 
 
 @pytest.mark.parametrize("words", OURS, ids=" ".join)

@@ -24,7 +24,7 @@ def test_the_whole_table_is_the_results():
 
 def test_the_readmes_rows_are_rows_of_the_results():
     rows = between_markers("README.md")
-    assert len(rows) == 15
+    assert len(rows) == 11
     assert set(rows) <= set(markdown_table(RESULTS).splitlines())
 
 
@@ -54,7 +54,7 @@ def test_the_committed_run_is_at_least_as_good_as_the_papers_nll(method, estimat
 
 
 def test_pictures_that_pages_show_exist():
-    for page in [*ROOT.glob("docs/*.md"), ROOT / "README.md"]:
+    for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
         for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / picture).exists(), f"{page.name}: {picture}"
 
@@ -63,3 +63,37 @@ def test_more_seeds_hold_as_many_values_as_they_say():
     more = json.loads((ROOT / "results" / "table1-h200-more-seeds.json").read_text())
     for row in more["rows"]:
         assert len(row["test"]["accuracy"]["values"]) == row["seeds"]
+
+
+def test_active_learning_figures_are_the_results():
+    found = json.loads((ROOT / "results" / "active_learning.json").read_text())
+    rows = between_markers("docs/recipes/active_learning.md")
+    for row, choice in zip(rows[2:], ("most_uncertain", "at_random"), strict=True):
+        values = [float(cell) for cell in row.split("|")[2:-1]]
+        assert values == [round(v, 3) for v in found["mean over seeds"][choice]]
+        assert len(found["held-out nll"][choice]) == len(found["seeds"]) == 5
+
+
+def test_figures_quoted_beside_the_pictures_are_the_results():
+    grids = json.loads((ROOT / "results" / "choosing.json").read_text())["grids"]
+
+    def mean(title, value, what="nll"):
+        chains = grids[title]["chains"][grids[title]["values"].index(value)]
+        return sum(chain[what] for chain in chains) / len(chains)
+
+    natural, plain = "step_size, QuasiDiagonalFisher", "step_size, Euclidean"
+    quoted = {
+        "NLL 0.110": mean(natural, 0.01), "the NLL is 0.088": mean(natural, 0.03),
+        "NLL of 0.104": mean(plain, 1.0), "NLL 0.37": mean("variance", 0.03),
+        "best (0.098)": mean("variance", 1.0), "NLL is 0.097": mean("temperature", 1.0),
+        "are worth 22": mean(natural, 0.01, "ess"), "are worth 70": mean(natural, 0.03, "ess"),
+        "then worth 16": mean(plain, 1.0, "ess"),
+    }  # fmt: skip
+    text = " ".join((ROOT / "docs" / "choosing.md").read_text().split())
+    for words, value in quoted.items():
+        assert words in text
+        number = re.search(r"[\d.]+\d", words)[0]
+        assert float(number) == round(value, len(number.partition(".")[2]))
+    cold = [mean("temperature", t) for t in (0.001, 0.01, 0.03, 0.1)]
+    assert "between 0.077 and 0.081" in text
+    assert (round(min(cold), 3), round(max(cold), 3)) == (0.077, 0.081)

@@ -28,9 +28,9 @@ from torch.futures import Future
 
 from natural_langevin import tensorfile
 from natural_langevin.atomic import staged
+from natural_langevin.checkpoint import SHARDED_INDEX as INDEX
 from natural_langevin.tensorfile import Spec, StorageError
 
-INDEX = "index.json"
 _BY_NAME = {code: dtype for dtype, code in tensorfile.DTYPES.items()}
 
 

@@ -1,0 +1,17 @@
+"""scikit-learn estimators: a Bayesian network by ``fit`` and ``predict_proba``, nothing to tune.
+
+* ``NaturalLangevinClassifier``, ``NaturalLangevinRegressor``: see ``estimators``
+* ``python -m natural_langevin.sklearn.compare``: the comparison with scikit-learn's own networks
+"""
+
+try:
+    import sklearn  # noqa: F401 (the real one: imports are absolute)
+except ImportError as error:
+    raise ImportError(
+        "the estimators need scikit-learn: pip install 'natural-langevin[sklearn]'"
+    ) from error
+
+from natural_langevin.sklearn.classifier import NaturalLangevinClassifier
+from natural_langevin.sklearn.regressor import NaturalLangevinRegressor
+
+__all__ = ["NaturalLangevinClassifier", "NaturalLangevinRegressor"]

@@ -1,0 +1,46 @@
+"""``NaturalLangevinClassifier``: class probabilities averaged over networks of the posterior."""
+
+# ruff: noqa: N803 (scikit-learn calls its inputs X)
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+
+from natural_langevin.likelihoods import Categorical
+from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
+
+
+class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # type: ignore[misc]
+    """A Bayesian network for classes; the settings are those of ``NaturalLangevinEstimator``.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = NaturalLangevinClassifier(steps=40, random_state=0).fit(X, y)
+    >>> model.predict_proba(X[:2]).shape
+    (2, 3)
+    """
+
+    def fit(self, X: Any, y: Any) -> NaturalLangevinClassifier:
+        """``X``: (n, features), dense or sparse; ``y``: (n,) labels of any kind."""
+        X, y = self._validated(X, y)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        self._sample(X, torch.as_tensor(labels), len(self.classes_), Categorical())
+        return self
+
+    def predict_proba(self, X: Any) -> Array:
+        """(n, classes), in the order of ``classes_``: averages over the posterior's networks."""
+        p: Array = self._predictions(X).mean.cpu().numpy()
+        return p / p.sum(axis=1, keepdims=True)
+
+    def predict_log_proba(self, X: Any) -> Array:
+        return np.log(self.predict_proba(X))
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class of every row."""
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(axis=1)]

@@ -1,0 +1,65 @@
+"""The comparison's results as a Markdown table: results/tabular.json -> docs/tabular.md."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+NAMES = {"ours": "Natural Langevin, defaults", "mlp": "scikit-learn MLP, tuned"}
+HEAD = [
+    "| data | method | NLL | accuracy or RMSE | calibration error | fit, CPU s |",
+    "|---|---|---|---|---|---|",
+]
+
+
+BEGIN, END = "<!-- table:begin -->\n", "<!-- table:end -->"
+
+
+def with_table(page: str, results: Mapping[str, Any]) -> str:
+    """The page's text with the table between its markers."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + markdown(results) + "\n" + END + rest.split(END)[1]
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """One row per data set and method: means over splits ± standard error; best bold."""
+    lines = list(HEAD)
+    for row in sorted(results["rows"], key=lambda row: (row["dataset"], row["method"] != "ours")):
+        lines.append(_line(row, results["rows"]))
+    return "\n".join(lines)
+
+
+def _line(row: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> str:
+    scores = row["scores"]
+    rivals = [other for other in rows if other["dataset"] == row["dataset"]]
+
+    def cell(score: str, digits: int) -> str:
+        text = spread(scores[score], digits)
+        best = min(mean(other["scores"][score]) for other in rivals)
+        return f"**{text}**" if mean(scores[score]) == best else text
+
+    quality = (
+        f"{100 * mean(scores['accuracy']):.1f} %"
+        if "accuracy" in scores
+        else spread(scores["rmse"], 1)
+    )
+    return (
+        f"| {row['dataset'].replace('_', ' ')} | {NAMES[row['method']]} | {cell('nll', 3)} | "
+        f"{quality} | {cell('calibration', 3)} | {mean(row['fit_seconds']):.0f} |"
+    )
+
+
+def mean(values: list[float]) -> float:
+    return statistics.fmean(values)
+
+
+def spread(values: list[float], digits: int) -> str:
+    """mean ± standard error of the mean.
+
+    >>> spread([1.0, 2.0, 3.0], 2)
+    '2.00 ± 0.58'
+    """
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{mean(values):.{digits}f} ± {error:.{digits}f}"

@@ -1,0 +1,36 @@
+"""Notebooks run from top to bottom, and the outputs they are published with are theirs."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from notebooks import NOTEBOOKS, ROOT, executed
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_there_are_notebooks() -> None:
+    assert NOTEBOOKS
+
+
+@pytest.mark.filterwarnings("ignore")  # the machinery's own, about sockets and event loops
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_notebook_runs(path: Path, tmp_path: Path) -> None:
+    book = executed(path, tmp_path)  # raises where a cell does
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not any(o.output_type == "error" for cell in code for o in cell.outputs)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_published_outputs_are_complete_and_say_nothing_of_the_machine(path: Path) -> None:
+    """Every cell that shows something was run; python tests/docs/notebooks.py does it again."""
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert sum("image/png" in o.get("data", {}) for cell in code for o in cell.outputs) >= 3
+    assert "site-packages" not in path.read_text()

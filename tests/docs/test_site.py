@@ -1,0 +1,160 @@
+"""The documentation site: built strictly, complete, every link leads somewhere, nothing outside."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+import natural_langevin
+from natural_langevin import likelihoods, preconditioners, priors, schedules
+
+ROOT = Path(__file__).parents[2]
+HOOKS = ROOT / "docs" / "hooks"
+OUTSIDE = re.compile(r"^(?:[a-z]+:)?//")
+
+
+def mkdocs(*options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", *options], cwd=cwd, capture_output=True,
+        text=True, timeout=300, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+
+
+class Links(HTMLParser):
+    """The anchors of a page, where it links to, and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.targets: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = {key: value or "" for key, value in attributes}
+        self.anchors |= {found[key] for key in ("id", "name") if key in found}
+        if tag == "a" and "href" in found:
+            self.targets.append(found["href"])
+        if "src" in found:
+            self.loaded.append(found["src"])
+        if tag == "link" and found.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loaded.append(found["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = mkdocs("--strict", "--site-dir", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Links]:
+    return {path: Links(path) for path in sorted(site.rglob("*.html"))}
+
+
+def test_every_page_of_docs_is_there(site: Path) -> None:
+    sources = [p for kind in ("md", "ipynb") for p in (ROOT / "docs").rglob(f"*.{kind}")]
+    assert len(sources) > 25
+    for source in sources:
+        assert (site / source.relative_to(ROOT / "docs")).with_suffix(".html").exists()
+
+
+def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Links]) -> None:
+    """Inside the site: also into the numbered lines of source files, which mkdocs cannot check."""
+    checked = 0
+    for path, page in pages.items():
+        if path.name == "404.html":  # served for any address, it links from the root
+            continue
+        for link in page.targets:
+            if OUTSIDE.match(link) or link.startswith(("mailto:", "javascript:")):
+                continue
+            address, anchor = urldefrag(unquote(link))
+            target = (path.parent / address).resolve() if address else path
+            target = target / "index.html" if target.is_dir() else target
+            assert target.exists(), f"{path.relative_to(site)} links to {link}"
+            if anchor and target in pages and not anchor.startswith("__"):
+                assert anchor in pages[target].anchors, f"{path.relative_to(site)}: {link}"
+                checked += 1
+    assert checked > 500
+
+
+def test_sources_come_along_with_numbered_lines(site: Path, pages: dict[Path, Links]) -> None:
+    source = site / "repository" / "src" / "natural_langevin" / "langevin.py.html"
+    lines = (ROOT / "src" / "natural_langevin" / "langevin.py").read_text().count("\n")
+    assert {f"L-{n}" for n in range(1, lines + 1)} <= pages[source].anchors
+    results = "results/table1-h200.json"
+    assert (site / "repository" / results).read_bytes() == (ROOT / results).read_bytes()
+
+
+def test_nothing_is_loaded_from_outside(site: Path, pages: dict[Path, Links]) -> None:
+    for path, page in pages.items():
+        assert [u for u in page.loaded if OUTSIDE.match(u)] == [], path.relative_to(site)
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\(\s*['\"]?(?:https?:)?//", sheet.read_text(errors="replace"))
+
+
+def public(module: ModuleType) -> list[str]:
+    """The public classes that a module defines (schedules are classes too)."""
+    return [
+        f"{module.__name__}.{name}"
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__.startswith(module.__name__)
+        if not name.startswith("_") and name != "FisherPreconditioner"
+    ]
+
+
+def test_the_reference_has_every_public_name(pages: dict[Path, Links], site: Path) -> None:
+    anchors = set().union(*(p.anchors for path, p in pages.items() if path.parent == site / "api"))
+    names = [
+        f"natural_langevin.{name}"
+        for name in natural_langevin.__all__
+        if inspect.isclass(getattr(natural_langevin, name))
+    ]
+    for module in (likelihoods, priors, preconditioners, schedules):
+        names += public(module)
+    names += ["natural_langevin.metrics.nll", "natural_langevin.data.digits.digits"]
+    names += ["natural_langevin.models.mlp", "natural_langevin.gradients.register_rule"]
+    assert len(names) > 25
+    assert [name for name in names if name not in anchors] == []
+
+
+@pytest.mark.parametrize("name", ["leaving", "offline", "doctests"])
+def test_examples_of_the_hooks(name: str) -> None:
+    spec = importlib.util.spec_from_file_location(name, HOOKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_a_broken_link_or_anchor_would_be_noticed(tmp_path: Path) -> None:
+    """With the site's own settings, and none of its plugins."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "mkdocs.yml").write_text(
+        f"INHERIT: {ROOT / 'mkdocs.yml'}\nplugins: []\nhooks: []\nnav: [index.md]\n"
+        "theme: {name: mkdocs}\ndocs_dir: docs\nextra_css: []\n"
+    )
+    text = "# Title\n\n[there](#title) [nowhere](missing.md) [no such place](#elsewhere)\n"
+    (tmp_path / "docs" / "index.md").write_text(text)
+    done = mkdocs("--site-dir", str(tmp_path / "site"), cwd=tmp_path)
+    assert done.returncode != 0
+    assert "missing.md" in done.stderr
+    assert "#elsewhere" in done.stderr
+    assert "#title" not in done.stderr

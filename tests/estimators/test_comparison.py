@@ -1,0 +1,68 @@
+"""The comparison with scikit-learn's networks: the committed results, and a part of them anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from natural_langevin.sklearn import compare
+from natural_langevin.sklearn.table import mean, with_table
+
+ROOT = Path(__file__).parents[2]
+RESULTS = json.loads((ROOT / "results" / "tabular.json").read_text())
+ROWS = {(row["dataset"], row["method"]): row for row in RESULTS["rows"]}
+
+
+def test_the_page_shows_the_committed_results():
+    page = (ROOT / "docs" / "tabular.md").read_text()
+    assert with_table(page, RESULTS) == page
+
+
+def test_results_name_their_configuration_splits_and_machine():
+    assert set(ROWS) == {(d, m) for d in compare.DATASETS for m in ("ours", "mlp")}
+    assert RESULTS["config"] == json.loads(json.dumps(compare.configuration()))
+    assert RESULTS["commit"]
+    assert RESULTS["machine"]["cpu"]
+    assert RESULTS["versions"]["scikit-learn"]
+    for (name, _), row in ROWS.items():
+        assert all(len(v) == compare.DATASETS[name] for v in row["scores"].values())
+
+
+def test_regression_scores_by_hand():
+    """Two networks, one datum: a mixture of N(0, 1) and N(2, 4) at y = 1."""
+    means, deviation, y = np.array([[0.0], [2.0]]), np.array([1.0, 2.0]), np.array([1.0])
+    found = compare.regression_scores(means, deviation, y)
+    density = (stats.norm.pdf(1, 0, 1) + stats.norm.pdf(1, 2, 2)) / 2
+    assert found["nll"] == pytest.approx(-np.log(density))
+    assert found["rmse"] == pytest.approx(0, abs=1e-12)
+    below = (stats.norm.cdf(1, 0, 1) + stats.norm.cdf(1, 2, 2)) / 2
+    assert compare.mixture_cdf(means, deviation, y)[0] == pytest.approx(below)
+    level = abs(2 * below - 1)
+    inside = [float(level <= one) for one in compare.LEVELS]
+    gaps = [abs(a - b) for a, b in zip(inside, compare.LEVELS, strict=True)]
+    assert found["calibration"] == pytest.approx(np.mean(gaps))
+
+
+def test_a_right_distribution_is_calibrated():
+    generator = np.random.default_rng(0)
+    y = generator.normal(size=4000)
+    found = compare.regression_scores(np.zeros((1, 4000)), np.ones(1), y)
+    assert found["calibration"] < 3 * np.sqrt(0.25 / 4000)  # three standard errors of a coverage
+    assert found["coverage_90"] == pytest.approx(0.9, abs=3 * np.sqrt(0.09 / 4000))
+
+
+@pytest.mark.parametrize("name", ["wine", "diabetes"])
+def test_the_first_split_anew_is_as_good_as_the_tuned_network(name):
+    """The whole comparison takes minutes; this is its first split, against the committed rival."""
+    X, X_test, y, y_test = compare.load(name, 0)
+    model = compare.ours(name, X, y, 0)
+    score = compare.regression_scores if name == "diabetes" else compare.classification_scores
+    found = score(*compare.predictive(name, model, (X, y), X_test), y_test)
+    committed = ROWS[name, "ours"]["scores"]["nll"]
+    assert found["nll"] == pytest.approx(committed[0], rel=0.05)  # another machine rounds otherwise
+    assert found["nll"] <= ROWS[name, "mlp"]["scores"]["nll"][0]
+    assert mean(committed) <= mean(ROWS[name, "mlp"]["scores"]["nll"])

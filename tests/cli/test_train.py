@@ -44,8 +44,9 @@ def test_the_scores_shown_are_those_written_and_beat_a_guess(classes, numbers):
 
 def test_the_folder_holds_no_pickle_and_no_checkpoint(classes):
     names = sorted(str(p.relative_to(classes)) for p in classes.rglob("*") if p.is_file())
+    assert names[0] == "how_sure.png"
     assert names[-2:] == ["quality.json", "run.json"]
-    assert all(name.endswith((".json", ".safetensors")) for name in names)
+    assert all(name.endswith((".json", ".safetensors")) for name in names[1:])
     assert isinstance(load_posterior(classes, load_run(classes)), Posterior)
 
 
@@ -134,9 +135,13 @@ def test_nothing_held_out_is_said(tmp_path):
     ("options", "part"),
     [
         ((), "--target with one of size, weight, colour, garden, kind"),
-        (("--target", "sort"), "there is no column 'sort'"),
+        (("--target", "Kind"), "there is no column 'Kind' (--target): did you mean 'kind'?"),
+        (("--target", "kind", "--drop", "kind"), "is the target and cannot be left out"),
+        (("--target", "kind", "--steps", "2"), "--steps must be at least 8, got 2"),
+        (("--target", "kind", "--chains", "0"), "--chains must be at least 1, got 0"),
+        (("--target", "kind", "--seed", "-1"), "--seed"),
         (("--target", "kind", "--task", "guess"), "classification or regression"),
-        (("--target", "kind", "--task", "regression"), "no number"),
+        (("--target", "kind", "--task", "regression"), "holds words such as"),
         (("--target", "kind", "--drop", "no"), "no column 'no' to leave out"),
         (("--target", "kind", "--categorical", "no"), "no column 'no'"),
         (("--target", "kind", "--categorical", "weight"), "--drop weight"),

@@ -35,6 +35,7 @@ class Prepared:
     train: Table
     held_out: Table | None
     reason: str  # why this task
+    skipped: int = 0  # rows that lacked a cell and were left out
 
 
 def prepare(
@@ -76,7 +77,7 @@ def prepare(
         settings=choose_settings(len(train), seed=seed, **settings),
         hold_out=hold_out if data.test is None else 0.0,
     )
-    return Prepared(run, train, held_out, reason)
+    return Prepared(run, train, held_out, reason, data.skipped)
 
 
 def split(

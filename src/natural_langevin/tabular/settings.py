@@ -86,11 +86,13 @@ def choose_settings(
         raise DataError(f"--hidden must be sizes of at least 1 such as 50 or 50,50, got {layers}")
     # Twenty passes over the data, within limits that take seconds to minutes on a processor.
     default_steps = min(10_000, max(2000, 20 * rows // 100))
+    if not 0 <= seed < 2**63:
+        raise DataError(f"--seed must be a number from 0 to 2**63 - 1, got {seed}")
     return Settings(
         hidden=layers,
-        steps=default_steps if steps is None else steps,
-        chains=4 if chains is None else chains,
-        batch_size=min(100 if batch_size is None else batch_size, rows),
+        steps=_at_least("--steps", steps, default_steps, least=8),
+        chains=_at_least("--chains", chains, 4),
+        batch_size=min(_at_least("--batch-size", batch_size, 100), rows),
         step_size=eta,
         prior_variance=variance,
         damping=max(1e-4, 2 * eta / (rows * variance)),
@@ -103,6 +105,14 @@ def _positive(name: str, value: float | None, default: float) -> float:
         return default
     if not 0 < value < math.inf:
         raise DataError(f"{name} must be a positive number, got {value!r}")
+    return value
+
+
+def _at_least(name: str, value: int | None, default: int, least: int = 1) -> int:
+    if value is None:
+        return default
+    if value < least:
+        raise DataError(f"{name} must be at least {least}, got {value}: leave it out for {default}")
     return value
 
 

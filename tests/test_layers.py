@@ -20,7 +20,7 @@ ORDER = [
     "models", "likelihoods", "room", "tensorfile", "networks", "fingerprints", "manifest",
     "storage", "stores", "priors", "gradients", "preconditioners", "langevin", "fused", "mixtures",
     "prediction", "export", "distillation", "metrics", "diagnostics", "checkpoint", "engine",
-    "posterior", "collector", "run", "checks", "probe", "sampler", "experiments",
+    "posterior", "collector", "run", "checks", "probe", "pilot", "sampler", "experiments",
     "tabular", "bench", "report", "cli",
 ]  # fmt: skip
 

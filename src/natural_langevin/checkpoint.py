@@ -106,6 +106,18 @@ class RunCheckpoint:
             )
 
 
+def config_in(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the folder's checkpoint says of its run; {} where there is none that can be read."""
+    for name in ("checkpoint.safetensors", "previous.safetensors"):
+        try:
+            found = json.loads(_metadata(Path(folder) / name).get("config", "{}"))
+        except (OSError, ValueError, RecursionError, StorageError):
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
 def copy_tree_(into: Any, values: Any) -> None:
     """Overwrites the tensors of one tree with another's, so that captured buffers stay valid."""
 

@@ -155,26 +155,32 @@ def check_run(steps: int, burn_in: int, thin: int) -> int:
     return kept
 
 
-def warn_if_stiff(
-    preconditioner: Preconditioner, prior: dict[str, Prior], step_size: float, num_data: float
-) -> None:
+def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_data: float) -> float:
     """Where the metric vanishes, the prior's own pull is a linear map of rate eta / damping.
 
-    Above 2 it overshoots ever further, whatever the data say: a chain will diverge."""
+    Beyond damping N variance it overshoots, and beyond twice that ever further, whatever the data
+    say: a chain will diverge. Infinite where the metric or the prior sets no such limit."""
     damping = getattr(preconditioner, "damping", None)
     variances = [
         float(torch.as_tensor(p.variance).min()) for p in prior.values() if isinstance(p, Gaussian)
     ]
     if preconditioner.need == "gradient" or not damping or not variances:
-        return
-    pull = step_size / (damping * num_data * min(variances))
+        return math.inf
+    return damping * num_data * min(variances)
+
+
+def warn_if_stiff(
+    preconditioner: Preconditioner, prior: dict[str, Prior], step_size: float, num_data: float
+) -> None:
+    """Says before the run what ``largest_step`` knows of it."""
+    pull = step_size / largest_step(preconditioner, prior, num_data)
     if pull > 1:
         log.warning(
             "step_size / (damping N variance) = %.2g is above 1: with %d data the prior alone "
             "can make a chain diverge. Use a damping of at least %.1g or a smaller step size",
             pull,
             num_data,
-            damping * pull,
+            getattr(preconditioner, "damping", 0.0) * pull,
         )
 
 

@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from natural_langevin import (
     likelihoods,
     models,
     networks,
+    pilot,
     preconditioners,
     priors,
     probe,
@@ -22,7 +23,7 @@ from natural_langevin import (
     schedules,
     stores,
 )
-from natural_langevin.checkpoint import RunCheckpoint
+from natural_langevin.checkpoint import RunCheckpoint, config_in
 from natural_langevin.checks import (
     batch_check,
     check_arguments,
@@ -57,6 +58,8 @@ from natural_langevin.run import DivergenceError, Plan, run
 
 log = logging.getLogger("natural_langevin")
 
+StepSize = float | Tensor | schedules.Schedule
+
 
 class Langevin:
     """Natural Langevin dynamics on a network's weights (see ``langevin`` for the equation).
@@ -77,7 +80,7 @@ class Langevin:
         *,
         prior: priors.PriorLike = priors.Gaussian(variance=0.1),
         preconditioner: preconditioners.Preconditioner | None = None,
-        step_size: float | Tensor | schedules.Schedule = schedules.halving(1e-3, every=10_000),
+        step_size: StepSize | Literal["auto"] = schedules.halving(1e-3, every=10_000),
         temperature: float | Tensor = 1.0,
         chains: int = 4,
         num_data: int | None = None,
@@ -92,6 +95,8 @@ class Langevin:
     ) -> None:
         """``mean_rate`` is mu_t of the running mean; the other arguments are in the README.
 
+        ``step_size="auto"``: ``sample`` chooses it by a short run (see ``pilot``), and says so in
+        the log and in ``posterior.config["pilot"]``.
         ``microbatch``: every chain's minibatch in pieces of at most so many samples, for less
         memory and the same result. ``autocast``: torch.bfloat16 or torch.float16 for the forward
         pass. ``clip``: the largest norm of a chain's likelihood gradient; the chain then no longer
@@ -109,7 +114,9 @@ class Langevin:
         self.likelihood, self.preconditioner = likelihood, preconditioner
         self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
         choose_mode(compile, work=0.0, steps=0)
-        self._rates_table(0, 1)  # wrong rates fail here rather than at the first step
+        self._auto = isinstance(step_size, str) and step_size == "auto"
+        # Wrong rates fail here rather than at the first step.
+        self._rates_table(0, 1, 0.0 if self._auto else None)
 
         self.chain_ids = torch.arange(self.chains, device=self.device)
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
@@ -138,22 +145,25 @@ class Langevin:
 
     def init(self) -> State:
         """The state before the first update."""
-        params = self._dynamics.gradients.network.trainable()
-        chain = self.chain_ids
+        return self._start_of(self._dynamics, self.chain_ids)
+
+    def _start_of(self, dynamics: Dynamics, chain: Tensor) -> State:
+        """The same for chains of these identities under these dynamics."""
+        params = dynamics.gradients.network.trainable()
         if self._start == "fan_in":
             start = models.fan_in_init(params, chain=chain, seed=self.seed)
         elif self._start == "prior":
             start = {}
             for index, (name, p) in enumerate(params.items()):
                 key = random.stream(random.origin(self.seed, random.INIT, chain), index)
-                start[name] = self._dynamics.prior[name].sample(key, tuple(p.shape), p.dtype)
+                start[name] = dynamics.prior[name].sample(key, tuple(p.shape), p.dtype)
         else:
             # Row by row, whatever the strides of the model's own: kernels read memory as it lies.
             start = {
-                k: p.expand(self.chains, *p.shape).clone(memory_format=torch.contiguous_format)
+                k: p.expand(len(chain), *p.shape).clone(memory_format=torch.contiguous_format)
                 for k, p in params.items()
             }
-        return self._dynamics.init(start)
+        return dynamics.init(start)
 
     def step(
         self, state: State, batch: tuple[Tensor, Tensor], *, chain_axis: bool = False
@@ -218,7 +228,9 @@ class Langevin:
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
         check_memory(specs, where, self.device)
-        engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
+        chosen = self._pilot(data, steps, batch_size, checkpoint) if self._auto else None
+        step_size = chosen.schedule if chosen else None
+        engine, state = self.prepare(data, steps=steps, batch_size=batch_size, step_size=step_size)
         config = self.describe() | {
             "steps": steps,
             "batch_size": batch_size,
@@ -229,6 +241,8 @@ class Langevin:
             "num_data": engine.num_data,
             "data": engine.stream.fingerprint(),
         }
+        if chosen:
+            config |= {"step_size": words(step_size), "pilot": chosen.as_dict()}
         identity = config
         if checkpoint is not None or isinstance(where, Path):
             identity = config | _exactly(engine, self._template, self._dynamics.prior)
@@ -266,8 +280,12 @@ class Langevin:
             raise DivergenceError("no chain is running: there is no step to measure")
         return found
 
-    def prepare(self, data: Any, *, steps: int, batch_size: int = 100) -> tuple[Engine, State]:
-        """Everything ``sample`` does before its first step: an engine on this data, and a state."""
+    def prepare(
+        self, data: Any, *, steps: int, batch_size: int = 100, step_size: StepSize | None = None
+    ) -> tuple[Engine, State]:
+        """Everything ``sample`` does before its first step: an engine on this data, and a state.
+
+        ``step_size`` is needed where the sampler's own is "auto"."""
         steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
         dynamics, state = self._dynamics, self.init()
         stream = as_stream(
@@ -283,7 +301,7 @@ class Langevin:
         if isinstance(stream, Loader):
             stream.check = batch_check(dynamics.gradients, state.params)
             _log_shared_batches(self.chains)
-        rates = self._rates_table(0, steps)
+        rates = self._rates_table(0, steps, step_size)
         warn_if_stiff(self.preconditioner, dynamics.prior, float(rates[:, :-2].max()), num_data)
         per_step = 6.0 * self.chains * batch_size * sum(p[0].numel() for p in state.params.values())
         mode = choose_mode(self.compile, work=per_step * steps, steps=steps)
@@ -303,10 +321,40 @@ class Langevin:
             "seed": self.seed,
         } | self._training
 
-    def _rates_table(self, start: int, stop: int) -> Tensor:
+    def _pilot(
+        self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None
+    ) -> pilot.Choice:
+        """The pilot's choice, or the one that the run to go on with was started with."""
+        found = {} if checkpoint is None else config_in(checkpoint)
+        if (known := pilot.Choice.from_config(found, self.chains)) is not None:
+            return known
+        pilot.refuse_loader(data)
+        self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
+        setup = pilot.Setup(
+            self._dynamics,
+            start=self._start_of,
+            rates=lambda etas, count: self._rates_table(0, count, etas, len(etas)),
+            num_data=self.num_data,
+            seed=self.seed,
+            compile=self.compile,
+        )
+        return pilot.choose(setup, data, steps=steps, batch_size=batch_size)
+
+    def _known_step_size(self) -> StepSize:
+        if self._auto:
+            raise ValueError(
+                'step_size="auto" is chosen by sample(), which sees all the data: give Langevin a '
+                'number here, such as the posterior.config["pilot"]["step_sizes"] of a short run'
+            )
+        return cast(StepSize, self.step_size)
+
+    def _rates_table(
+        self, start: int, stop: int, step_size: StepSize | None = None, chains: int | None = None
+    ) -> Tensor:
         """A row per step: eta of every chain, gamma, mu."""
+        eta = self._known_step_size() if step_size is None else step_size
         columns = [
-            schedules.tabulate(self.step_size, start, stop, name="step_size", chains=self.chains),
+            schedules.tabulate(eta, start, stop, name="step_size", chains=chains or self.chains),
             schedules.tabulate(
                 self.preconditioner.decay, start, stop, name="decay", chains=1, high=1.0
             ),

@@ -20,7 +20,7 @@ from tables import TOY, run
 
 COMMANDS = [command.name for command in app.registered_commands]
 SHORTER = {
-    "train": ("--steps", "20", "--hidden", "8", "--chains", "2"),
+    "train": ("--steps", "20", "--hidden", "8", "--chains", "2", "--step-size", "0.003"),
     "bench": ("--only", "randn", "--repeats", "1", "--threads", "1"),
 }
 #: What the examples leave behind, so that a line which silently does nothing is noticed.
@@ -47,7 +47,7 @@ def shown(command: str) -> list[str]:
 
 
 def paste(line: str) -> str:
-    """What the shell would print. Our own command runs in this process, its neighbours in theirs."""
+    """What the shell would print. Our own command runs in this process, others in theirs."""
     ours, bar, rest = line.partition(" | ")
     words = shlex.split(ours)
     if words[0] != "natural-langevin":

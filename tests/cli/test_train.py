@@ -77,9 +77,13 @@ def interrupted(monkeypatch, at: int):
 
 def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
     table = flowers(tmp_path / "flowers.csv", rows=40)
-    words = ["train", table, "--target", "kind", *SMALL, "--steps", "100"]
+    words = ["train", table, "--target", "kind", "--hidden", "8", "--chains", "2", "--steps", "100"]
     whole = run(*words, "--out", tmp_path / "whole")
     assert whole.exit_code == 0, whole.output
+    # The step size was found by a pilot, and the folder says so.
+    assert load_run(tmp_path / "whole").settings.step_size == "auto"
+    assert "Step size  " in whole.output
+    assert "held-out NLL" in json.loads((tmp_path / "whole/quality.json").read_text())["step_size"]
     with monkeypatch.context() as patch:
         interrupted(patch, at=60)
         stopped = run(*words, "--out", tmp_path / "part")
@@ -148,6 +152,7 @@ def test_nothing_held_out_is_said(tmp_path):
         (("--target", "kind", "--hidden", "a,b"), "--hidden"),
         (("--target", "kind", "--hidden", "0"), "--hidden"),
         (("--target", "kind", "--step-size", "-1"), "--step-size"),
+        (("--target", "kind", "--step-size", "fast"), "auto or a number such as 0.003, got 'fast'"),
         (("--target", "kind", "--prior-variance", "0"), "--prior-variance"),
         (("--target", "kind", "--hold-out", "2"), "--hold-out"),
         (("--target", "kind", "--device", "warp"), "unknown device"),

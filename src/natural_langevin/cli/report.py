@@ -50,8 +50,8 @@ def report(
         results = source / "results.json" if source.is_dir() else source
         if not source.exists():
             raise RunFolderError(
-                f"there is no file or folder {source}: give a folder of train --out or Posterior.save, or a "
-                "results.json of reproduce"
+                f"there is no file or folder {source}: give a folder of train --out or "
+                "Posterior.save, or a results.json of reproduce"
             )
         if is_run(source):
             if model is not None or data is not None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from natural_langevin.tabular.features import Category, Number
 from natural_langevin.tabular.fit import Prepared
 from natural_langevin.tabular.run import Run
+from natural_langevin.tabular.settings import AUTO
 
 NAMES = {
     "accuracy": "accuracy",
@@ -110,11 +111,17 @@ def _network(run: Run) -> str:
 def _sampler(run: Run) -> str:
     s = run.settings
     kept = s.chains * ((s.steps - s.burn_in) // s.thin)
+    eta = "found by a pilot run" if s.step_size == AUTO else f"{s.step_size:g}"
     return (
         f"quasi-diagonal natural Langevin, {s.chains} chains of {s.steps:,} steps, step size "
-        f"{s.step_size:g}, damping {s.damping:.2g}, prior variance {s.prior_variance:g}; "
-        f"{kept} networks kept"
+        f"{eta}, damping {s.damping:.2g}, prior variance {s.prior_variance:g}; {kept} networks kept"
     )
+
+
+def step_size(quality: Mapping[str, Any], console: Console) -> None:
+    """What the pilot chose and why, where there was one."""
+    if quality.get("step_size"):
+        console.print(f"\n[bold]Step size[/]  {escape(quality['step_size'])}", highlight=False)
 
 
 def scores(quality: Mapping[str, Any], console: Console) -> None:

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import UsageError, one_line_errors
 from natural_langevin.data.tables import read_training
 from natural_langevin.tabular.fit import fit, open_folder, prepare
+from natural_langevin.tabular.settings import AUTO
 
 INTERRUPTED = 130  # what a shell expects of a program stopped by Ctrl-C
 
@@ -52,8 +53,8 @@ def train(
     batch_size: int | None = typer.Option(
         None, metavar="N", help="Rows per update [default: 100]."
     ),
-    step_size: float | None = typer.Option(
-        None, metavar="NUMBER", help="Step size [default: 0.003, deep: 0.001]."
+    step_size: str | None = typer.Option(
+        None, metavar="NUMBER", help="A number, or auto: found by a short pilot run [default]."
     ),
     prior_variance: float | None = typer.Option(
         None, metavar="NUMBER", help="Variance of every weight [default: 0.5]."
@@ -98,7 +99,12 @@ def train(
             categorical=frozenset(categorical),
             hold_out=hold_out,
             seed=seed,
-            **_settings(hidden, steps, chains, batch_size, step_size, prior_variance),
+            steps=steps,
+            chains=chains,
+            batch_size=batch_size,
+            prior_variance=prior_variance,
+            hidden=_sizes(hidden),
+            step_size=_step_size(step_size),
         )
         chosen = choose_device(device)
         open_folder(out, prepared.run, resume=resume)
@@ -110,20 +116,30 @@ def train(
             again = command if resume else f"{command} --resume"
             typer.echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
             raise typer.Exit(INTERRUPTED) from None
+        tell.step_size(quality, console)
         sure.answer(quality, console)
         sure.picture(quality, out, tell.title(prepared.run), console)
     tell.scores(quality, console)
     tell.next_commands(out, console)
 
 
-def _settings(hidden: str | None, *numbers: Any) -> dict[str, Any]:
-    names = ("steps", "chains", "batch_size", "step_size", "prior_variance")
-    sizes = None
-    if hidden is not None:
-        try:
-            sizes = tuple(int(part) for part in hidden.split(",")) if hidden.strip() else ()
-        except ValueError:
-            raise UsageError(
-                f"--hidden must be sizes such as 50 or 100,100, got {hidden!r}"
-            ) from None
-    return {"hidden": sizes} | dict(zip(names, numbers, strict=True))
+def _sizes(hidden: str | None) -> tuple[int, ...] | None:
+    if hidden is None:
+        return None
+    try:
+        return tuple(int(part) for part in hidden.split(",")) if hidden.strip() else ()
+    except ValueError:
+        raise UsageError(f"--hidden must be sizes such as 50 or 100,100, got {hidden!r}") from None
+
+
+def _step_size(words: str | None) -> float | Literal["auto"] | None:
+    if words is None:
+        return None
+    if words == AUTO:
+        return AUTO
+    try:
+        return float(words)
+    except ValueError:
+        raise UsageError(
+            f"--step-size must be auto or a number such as 0.003, got {words!r}"
+        ) from None

@@ -139,6 +139,7 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
     posterior.save(folders.posterior_folder(folder))
     label = f"held-out rows of {run.source}" if run.hold_out else f"{run.source}, test part"
     found = quality(posterior, run.target, held_out, label=label)
+    found["step_size"] = posterior.config.get("pilot", {}).get("reason", "")
     folders.write_json(folder / "quality.json", found)
     shutil.rmtree(folders.checkpoint_folder(folder), ignore_errors=True)
     return found

@@ -1,8 +1,8 @@
 """How a table is sampled, unless somebody says otherwise.
 
 With standardised inputs one choice serves most tables: the quasi-diagonal metric, one hidden layer
-of 50 units, a prior variance between the paper's 0.1 and 1, and a step size of 0.003, or of 0.001
-with more layers (0.01 is faster, and diverges with two).
+of 50 units and a prior variance between the paper's 0.1 and 1. The step size is found by a short
+pilot run (``pilot``); where there are too few rows for one it is 0.003, or 0.001 with more layers.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from natural_langevin import models, preconditioners, priors
 from natural_langevin.data.errors import DataError
 from natural_langevin.likelihoods import Categorical, Gaussian, Likelihood
+from natural_langevin.pilot import FEWEST_DATA
 from natural_langevin.sampler import Langevin
 from natural_langevin.tabular.target import Target
 
+AUTO: Literal["auto"] = "auto"
 #: Networks kept of every chain, unless the run is shorter.
 DRAWS = 50
 #: 400 MB for every network that is kept; beyond it, a table is not what one has.
@@ -35,7 +37,7 @@ class Settings:
     steps: int
     chains: int
     batch_size: int
-    step_size: float
+    step_size: float | Literal["auto"]
     prior_variance: float
     damping: float
     seed: int
@@ -55,7 +57,9 @@ class Settings:
     def from_json(value: Mapping[str, Any]) -> Settings:
         found = Settings(**value)
         for field in fields(Settings):
-            kind = {"int": int, "float": float}.get(str(field.type), list)
+            if field.name == "step_size" and found.step_size == AUTO:
+                continue
+            kind = {"int": int, "tuple[int, ...]": list}.get(str(field.type), float)
             if type(getattr(found, field.name)) is not kind:
                 raise TypeError(f"{field.name} is {getattr(found, field.name)!r}")
         if not all(type(units) is int and units > 0 for units in found.hidden):
@@ -70,18 +74,25 @@ def choose_settings(
     steps: int | None = None,
     chains: int | None = None,
     batch_size: int | None = None,
-    step_size: float | None = None,
+    step_size: float | Literal["auto"] | None = None,
     prior_variance: float | None = None,
     seed: int = 0,
 ) -> Settings:
     """What was given, and for the rest what suits this many training rows.
 
     The prior's own pull, step_size / (damping rows variance), must stay below 1 (docs/scaling.md):
-    the damping is the paper's 1e-4 or, for small tables, what brings the pull to one half.
+    the damping is the paper's 1e-4 or, for small tables, what brings the pull to one half. Before
+    a step size is known it is the prior's own curvature, 1 / (rows variance), which allows all up
+    to 1.
     """
     layers = (50,) if hidden is None else hidden
-    eta = _positive("--step-size", step_size, 0.003 if len(layers) < 2 else 0.001)
     variance = _positive("--prior-variance", prior_variance, 0.5)
+    if step_size is None and rows < FEWEST_DATA:
+        step_size = 0.003 if len(layers) < 2 else 0.001
+    eta: float | Literal["auto"] = AUTO
+    if step_size is not None and step_size != AUTO:
+        eta = _positive("--step-size", step_size, step_size)
+    pull = 1.0 if eta == AUTO else 2 * eta
     if any(units < 1 for units in layers):
         raise DataError(f"--hidden must be sizes of at least 1 such as 50 or 50,50, got {layers}")
     # Twenty passes over the data, within limits that take seconds to minutes on a processor.
@@ -95,7 +106,7 @@ def choose_settings(
         batch_size=min(_at_least("--batch-size", batch_size, 100), rows),
         step_size=eta,
         prior_variance=variance,
-        damping=max(1e-4, 2 * eta / (rows * variance)),
+        damping=max(1e-4, pull / (rows * variance)),
         seed=seed,
     )
 

@@ -20,14 +20,15 @@ ORDER = [
     "models", "likelihoods", "room", "tensorfile", "networks", "fingerprints", "manifest",
     "storage", "stores", "priors", "gradients", "preconditioners", "langevin", "fused", "mixtures",
     "prediction", "export", "distillation", "metrics", "diagnostics", "checkpoint", "engine",
-    "posterior", "collector", "run", "checks", "probe", "pilot", "sampler", "experiments",
+    "posterior", "collector", "run", "checks", "probe", "pilot", "sampler", "optim",
+    "integrations", "experiments",
     "tabular", "bench", "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.
 OPTIONAL = [
     "sklearn", "rich", "typer", "matplotlib", "jinja2", "torchmetrics", "arviz", "scipy", "pandas",
-    "onnx",
+    "onnx", "lightning", "transformers", "accelerate",
 ]  # fmt: skip
 
 

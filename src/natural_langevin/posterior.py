@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 from natural_langevin import diagnostics, distillation, export, networks, storage
 from natural_langevin.data.streams import split_pair
 from natural_langevin.gradients import plain_copy, prepare_model, restore_layers, vectorised
+from natural_langevin.gradients.capture import Places
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.metrics.summary import (
     ClassificationScores,
@@ -58,7 +59,7 @@ class Posterior:
         self.trace = trace if trace is not None else torch.empty(0, len(diverged) + 1)
         self.config = config or {}
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
-        self._model = model
+        self._model, self._places = model, Places(model)
 
     @property
     def chains(self) -> int:
@@ -319,7 +320,8 @@ class Posterior:
 
     def _call(self, params: Params, x: Tensor) -> Any:
         with vectorised(x):
-            return functional_call(self._model, params, (x,))
+            filled = self._places.fill(params)
+            return functional_call(self._model, filled, (x,), tie_weights=False)
 
     def to_arviz(self, x: Tensor | None = None) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter

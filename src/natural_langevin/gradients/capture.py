@@ -19,6 +19,28 @@ from natural_langevin.gradients.vectorised import vectorised
 Params = dict[str, Tensor]
 
 
+class Places:
+    """Where a network keeps its parameters: every (module, attribute) once, whatever its names.
+
+    ``functional_call`` finds tied weights by itself, but where one submodule has two names it
+    puts back the second time what it had put in the first, and the parameter is lost."""
+
+    def __init__(self, model: nn.Module) -> None:
+        first = {id(p): name for name, p in model.named_parameters()}
+        self._first: dict[str, str] = {}
+        seen = set()
+        for name, p in model.named_parameters(remove_duplicate=False):
+            path, _, attribute = name.rpartition(".")
+            place = (id(model.get_submodule(path)), attribute)
+            if place not in seen:
+                seen.add(place)
+                self._first[name] = first[id(p)]
+
+    def fill(self, params: Params) -> Params:
+        """``params``, by the first name of each, at every place."""
+        return {place: params[name] for place, name in self._first.items() if name in params}
+
+
 class Network:
     """A private copy of a model: hooks stay on it for good."""
 
@@ -29,6 +51,7 @@ class Network:
         self.rules: dict[str, Rule] = {}  # of the layers that have one
         self.owned: dict[str, dict[str, str]] = {}  # layer -> own name -> full name, trainable
         self._tape: Tape | None = None
+        self.places = Places(model)
 
     def trainable(self) -> Params:
         """Parameters with ``requires_grad``, detached, by name (a tied one once)."""
@@ -72,10 +95,15 @@ class Network:
         """The outputs; recorded where a tape is running."""
         if self.dtype is None:
             with vectorised(x):
-                return functional_call(self.model, params, (x,), tie_weights=True)
+                return self.evaluate(params, (x,))
         with vectorised(x), self.reduced(x):
-            outputs = functional_call(self.model, params, (x,), tie_weights=True)
+            outputs = self.evaluate(params, (x,))
         return pytree.tree_map(lambda o: o.to(self.dtype) if is_real(o) else o, outputs)
+
+    def evaluate(self, params: Params, args: Any, kwargs: Any = None) -> Any:
+        """The model at these parameters."""
+        filled = self.places.fill(params)
+        return functional_call(self.model, filled, args, kwargs, tie_weights=False)
 
     @property
     def dtype(self) -> torch.dtype | None:

@@ -1,0 +1,16 @@
+"""A ``torch.optim.Optimizer`` for a loop of one's own: the diff from SGD is two lines.
+
+-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
++optimizer = NaturalLangevin(model, likelihoods.Categorical(), num_data=len(data), lr=1e-3)
++collector = optimizer.collector(burn_in=500, thin=100)
+ for x, y in loader:
+     optimizer.zero_grad()
+     F.cross_entropy(model(x), y).backward()
+     optimizer.step()
+"""
+
+from natural_langevin.optim.collector import Collector
+from natural_langevin.optim.fisher import without_dropout
+from natural_langevin.optim.optimizer import NaturalLangevin
+
+__all__ = ["Collector", "NaturalLangevin", "without_dropout"]

@@ -1,0 +1,235 @@
+"""Capture: what the user's own forward and backward passes say of every layer's calls.
+
+A forward hook on every layer keeps the tensors that went in, and a hook on what came out waits for
+its gradient. Both belong to the autograd graph: a forward pass that no backward follows (an
+evaluation, a second look) is forgotten with its graph. Passes that a gradient did reach are
+``touched`` until their statistics have been taken.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from natural_langevin.gradients.plan import Plan
+from natural_langevin.gradients.tape import CallKey, is_real
+from natural_langevin.optim.shadow import Arguments
+
+
+class Record:
+    """One call of a layer: its arguments, and the gradients of its floating-point outputs."""
+
+    def __init__(self, owner: Pass | None, args: Any, kwargs: Any) -> None:
+        # Weakly: a pass and its records go when their graph goes, not at the next collection.
+        self._owner = None if owner is None else weakref.ref(owner)
+        leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        # Detached, a tensor still counts how often it was changed in place.
+        self._leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._versions = [leaf._version for leaf in self._leaves if isinstance(leaf, Tensor)]
+        self.deltas: list[Tensor | None] = []
+        self.drawn: list[Tensor | None] = []  # for labels drawn from the model
+
+    @property
+    def owner(self) -> Pass | None:
+        return None if self._owner is None else self._owner()
+
+    def tensors(self, what: str) -> list[Tensor]:
+        """The tensors among the arguments, as they were when the layer was called."""
+        found = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+        if [t._version for t in found] != self._versions:
+            raise RuntimeError(
+                f"an input of {what} was changed in place after its forward pass, and before its "
+                "statistics were taken at step(): work on a copy (x = x.clone())"
+            )
+        return found
+
+    def arguments(self, what: str, dtype: torch.dtype) -> Any:
+        """(args, kwargs), floating-point tensors as ``dtype``."""
+        self.tensors(what)
+        leaves = [leaf.to(dtype) if is_real(leaf) else leaf for leaf in self._leaves]
+        return pytree.tree_unflatten(leaves, self._spec)
+
+    def watch(
+        self, output: Any, arrived: Callable[[Record, int, Tensor], None], *, keep: Any = None
+    ) -> Any:
+        """The output to hand on, whose gradients will be told to ``arrived``. Its graph keeps
+        ``keep`` alive."""
+        leaves, spec = pytree.tree_flatten(output)
+        places = [i for i, leaf in enumerate(leaves) if is_real(leaf)]
+        self.deltas, self.drawn = [None] * len(places), [None] * len(places)
+        changed = False
+        for index, place in enumerate(places):
+            if not leaves[place].requires_grad:
+                continue
+            # An in-place operation on a view would lose its hooks; and one of several outputs may
+            # have been made from another one, whose gradient would then count that use as well.
+            if leaves[place]._is_view() or len(places) > 1:
+                leaves[place], changed = leaves[place].clone(), True
+            leaves[place].register_hook(_Arrival(self, index, arrived, keep))
+        return pytree.tree_unflatten(leaves, spec) if changed else output
+
+
+class _Arrival:
+    """The hook on an output. It returns nothing: the gradient stays as it is."""
+
+    def __init__(
+        self,
+        record: Record,
+        index: int,
+        arrived: Callable[[Record, int, Tensor], None],
+        keep: Any,
+    ) -> None:
+        self.record, self.index, self.arrived, self.keep = record, index, arrived, keep
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.arrived(self.record, self.index, gradient.detach())
+
+
+class Pass:
+    """One forward pass of the whole network with gradients enabled."""
+
+    def __init__(self, arguments: Arguments, plan: Plan | None, wanted: frozenset[str]) -> None:
+        self.arguments, self.plan, self.wanted = arguments, plan, wanted
+        self.calls: dict[CallKey, Record] = {}
+        self.root: Record | None = None
+        self.counted = False
+        self._counts: dict[str, int] = {}
+
+    def begin(self, name: str) -> CallKey:
+        count = self._counts.get(name, 0)
+        self._counts[name] = count + 1
+        return (name, count)
+
+
+class Hook:
+    """A module's hook, which works for that module alone: copies of the module are not watched,
+    and can be pickled."""
+
+    def __init__(self, target: Any, method: str, module: nn.Module | None, name: str = "") -> None:
+        self._target = None if target is None else weakref.ref(target)
+        self._module = None if module is None else weakref.ref(module)
+        self._method, self._name = method, name
+
+    def __call__(self, module: nn.Module, *args: Any) -> Any:
+        if self._target is None or self._module is None or self._module() is not module:
+            return None
+        target = self._target()
+        return None if target is None else getattr(target, self._method)(self._name, *args)
+
+    def __deepcopy__(self, memo: Any) -> Hook:
+        return Hook(None, self._method, None, self._name)
+
+    def __reduce__(self) -> Any:
+        return Hook, (None, self._method, None, self._name)
+
+
+def remove_hooks(model: nn.Module) -> None:
+    """Takes all such hooks off a module, and off whatever is inside it."""
+    for module in model.modules():
+        tables: tuple[dict[int, Any], ...] = (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._forward_hooks_with_kwargs,
+            module._forward_hooks_always_called,
+            module._forward_pre_hooks_with_kwargs,
+        )
+        ours = [k for t in tables[:2] for k, hook in t.items() if isinstance(hook, Hook)]
+        for key in ours:
+            for table in tables:
+                table.pop(key, None)
+
+
+class Capture:
+    """Watches a model's passes. ``plan_for(arguments)`` is asked before each of them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: list[str],
+        plan_for: Callable[[Arguments], tuple[Arguments, Plan | None, frozenset[str]]],
+        finished: Callable[[Pass, Any], None] | None,
+    ) -> None:
+        """``finished(pass, outputs)``: told of every pass, while its graph is whole."""
+        self.touched: list[Pass] = []
+        self.stray: str | None = None  # a layer that a gradient reached outside model(...)
+        self._plan_for, self._finished = plan_for, finished
+        self._running: list[Pass | None] = []
+        self._drawing = False
+        # First of all hooks: a user's own hook may change the output afterwards.
+        for name in layers:
+            module = model.get_submodule(name)
+            hook = Hook(self, "_layer_called", module, name)
+            module.register_forward_hook(hook, with_kwargs=True, prepend=True)
+        before, after = Hook(self, "_begin", model), Hook(self, "_end", model)
+        model.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+        model.register_forward_hook(after, with_kwargs=True, always_call=True)
+
+    def forget(self) -> None:
+        """Drops what has been seen of passes that a gradient reached."""
+        for one in self.touched:
+            for record in (one.root, *one.calls.values()):
+                if record is not None:
+                    record.deltas = [None] * len(record.deltas)
+        self.touched, self.stray = [], None
+
+    def draw(self, backward: Callable[[], Any]) -> None:
+        """Runs a backward pass whose gradients count as those of drawn labels."""
+        self._drawing = True
+        try:
+            backward()
+        finally:
+            self._drawing = False
+
+    def _begin(self, _: str, args: Any, kwargs: Any) -> None:
+        self._running.append(None)
+        if torch.is_grad_enabled():
+            self._running[-1] = Pass(*self._plan_for(Arguments.of(args, kwargs)))
+
+    def _end(self, _: str, args: Any, kwargs: Any, output: Any) -> Any:
+        running = self._running.pop() if self._running else None
+        if running is None or output is None:
+            return None
+        running.root = Record(running, args, kwargs)
+        output = running.root.watch(output, self._arrived, keep=running)
+        if self._finished is not None:
+            self._finished(running, output)
+        return output
+
+    def _layer_called(self, name: str, args: Any, kwargs: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return None
+        running = self._running[-1] if self._running else None
+        if running is None:  # perhaps a checkpoint's second pass, which no gradient reaches
+            stray = Record(None, (), {})
+            return stray.watch(output, lambda *_: self._strayed(name))
+        key = running.begin(name)
+        if name not in running.wanted:
+            return None
+        record = running.calls[key] = Record(running, args, kwargs)
+        return record.watch(output, self._arrived)
+
+    def _strayed(self, name: str) -> None:
+        self.stray = name
+
+    def _arrived(self, record: Record, index: int, gradient: Tensor) -> None:
+        owner = record.owner
+        if self._drawing:
+            record.drawn[index] = gradient
+            return
+        if owner is None:  # the outputs of the network are gone: what is this the gradient of?
+            self._strayed("one of its layers")
+            return
+        if owner.counted:
+            raise RuntimeError(
+                "a second backward pass went through outputs whose statistics have been counted "
+                "already: add up the losses of one forward pass and call backward() once"
+            )
+        if not any(one is owner for one in self.touched):
+            self.touched.append(owner)
+        before = record.deltas[index]
+        record.deltas[index] = gradient if before is None else before + gradient

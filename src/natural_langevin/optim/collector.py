@@ -1,0 +1,144 @@
+"""The collector: keeps iterates of a loop of one's own, and makes a ``Posterior`` of them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from natural_langevin.checks import check_sample_dtype, whole_number
+from natural_langevin.gradients import Params, plain_copy, prepare_model
+from natural_langevin.optim.capture import remove_hooks
+from natural_langevin.posterior import Posterior
+from natural_langevin.run import DivergenceError
+
+log = logging.getLogger("natural_langevin")
+
+
+class Collector:
+    """Keeps iterates burn_in + thin, burn_in + 2 thin, ... of an optimizer, after its own steps.
+
+    Iterate k is the parameter after k updates. The collector listens to ``optimizer.step()``, so
+    the loop need not call it; ``posterior()`` may be asked for at any time.
+
+    ``keep=M`` holds at most M iterates: when there would be more, every second is dropped and
+    ``thin`` doubles. ``store``: "device", or "cpu" for the machine's memory. ``sample_dtype``:
+    torch.bfloat16 (or float16) halves what a float32 iterate takes.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        burn_in: int = 0,
+        thin: int = 1,
+        keep: int | None = None,
+        store: str = "device",
+        sample_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.burn_in, self.thin = whole_number("burn_in", burn_in), whole_number("thin", thin)
+        if self.burn_in < 0 or self.thin < 1:
+            raise ValueError(f"burn_in must be >= 0 and thin >= 1, got {burn_in} and {thin}")
+        if keep is not None and whole_number("keep", keep) < 1:
+            raise ValueError(f"keep must be a positive integer or None, got {keep!r}")
+        if store not in ("device", "cpu"):
+            raise ValueError(f'store must be "device" or "cpu", got {store!r}')
+        self._optimizer, self.keep, self._store = optimizer, keep, store
+        first = next(iter(optimizer.sampled().values()))
+        self._dtype = check_sample_dtype(sample_dtype, first.dtype)
+        self._kept: dict[int, Params] = {}
+        self._trace: list[tuple[int, float]] = []
+        self._handle = optimizer.register_step_post_hook(lambda *_: self.update())
+
+    def __len__(self) -> int:
+        """How many iterates are held."""
+        return len(self._kept)
+
+    @property
+    def kept(self) -> list[int]:
+        """Which iterates are held."""
+        return list(self._kept)
+
+    def update(self, loss: Any = None) -> None:
+        """Keeps the current iterate if it is one to keep; called after every step by itself.
+
+        Call it with the ``loss`` too if the posterior's trace shall show it."""
+        step = self._optimizer.steps
+        if loss is not None:
+            self._trace.append((step, float(loss)))
+        if step <= self.burn_in or (step - self.burn_in) % self.thin or step in self._kept:
+            return
+        values = {}
+        for name, p in self._optimizer.sampled().items():
+            value = p.detach().to(self._dtype, copy=True)
+            values[name] = value.cpu() if self._store == "cpu" else value
+        self._refuse_infinite(values, step)
+        self._kept[step] = values
+        while self.keep is not None and len(self._kept) > self.keep:
+            self.thin *= 2
+            self._kept = {
+                k: v for k, v in self._kept.items() if (k - self.burn_in) % self.thin == 0
+            }
+
+    def _refuse_infinite(self, values: Params, step: int) -> None:
+        sums = torch.stack([v.sum(dtype=torch.float32).cpu() for v in values.values()])
+        if not bool(torch.isfinite(sums).all()):
+            bad = list(values)[int((~torch.isfinite(sums)).nonzero()[0])]
+            raise DivergenceError(
+                f"parameter {bad!r} is not finite after step {step} (or does not fit "
+                f"{self._dtype}): this iterate is not kept. The step size is most likely too "
+                "large: try a tenth of it"
+            )
+
+    def posterior(self) -> Posterior:
+        """The iterates kept so far, their running mean and the last one, as one chain."""
+        optimizer = self._optimizer
+        if not self._kept:
+            raise ValueError(
+                f"no iterate has been kept after {optimizer.steps} steps: burn_in={self.burn_in} "
+                f"and thin={self.thin} keep the first one after {self.burn_in + self.thin}"
+            )
+        model = plain_copy(optimizer.model).eval()
+        remove_hooks(model)
+        prepare_model(model, log)
+        sampled = optimizer.sampled()
+        last = {n: p.detach().clone()[None] for n, p in sampled.items()}
+        finite = all(bool(torch.isfinite(p).all()) for p in last.values())
+        posterior = Posterior(
+            model=model,
+            likelihood=optimizer.likelihood,
+            samples={n: torch.stack([v[n] for v in self._kept.values()])[None] for n in sampled},
+            mean={n: m.clone()[None] for n, m in optimizer.mean().items()},
+            last=last,
+            diverged=torch.tensor([-1 if finite else optimizer.steps]),
+            learned=optimizer.learned(),
+            trace=torch.tensor(self._trace, dtype=torch.float64).reshape(-1, 2),
+            config=optimizer.describe()
+            | {"burn_in": self.burn_in, "thin": self.thin, "sample_dtype": str(self._dtype)},
+        )
+        posterior.prior = optimizer.prior
+        return posterior
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything kept so far, for ``torch.save`` beside the optimizer's own."""
+        kept = {str(step): values for step, values in self._kept.items()}
+        trace = torch.tensor(self._trace, dtype=torch.float64).reshape(-1, 2)
+        return {"burn_in": self.burn_in, "thin": self.thin, "kept": kept, "trace": trace}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what ``state_dict`` gave."""
+        names = set(self._optimizer.sampled())
+        for values in state["kept"].values():
+            if set(values) != names:
+                raise ValueError(
+                    f"these iterates are of other parameters, {sorted(values)}: load them into a "
+                    f"collector of the optimizer they came from (this one has {sorted(names)})"
+                )
+        self.burn_in, self.thin = int(state["burn_in"]), int(state["thin"])
+        self._kept = {int(step): dict(values) for step, values in state["kept"].items()}
+        self._trace = [(int(step), loss) for step, loss in state["trace"].tolist()]
+
+    def close(self) -> None:
+        """Stops listening to the optimizer."""
+        self._handle.remove()

@@ -1,0 +1,369 @@
+"""Fisher statistics of the user's own passes, added up between two steps.
+
+With n samples since the last step and L what ``backward()`` was called on, all in all, the
+gradient of an output of sample k is dL/do_k = delta_k / n where L is the mean over these samples
+(``reduction="mean"``), and delta_k where it is their sum. Per-sample gradients are linear in it, so
+the sums of their squares are kept in units of L and brought to scale at the step:
+
+    second = (1/n) sum_k (n dL/dw_k)^2      or      (1/n) sum_k (dL/dw_k)^2
+
+Micro-batches of any sizes therefore add up to what the whole minibatch would have given.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp
+from torch.utils import _pytree as pytree
+
+from natural_langevin.gradients import Gradients, Params, Statistics, prepare_model, vectorised
+from natural_langevin.gradients import samples as per_sample
+from natural_langevin.gradients.moments import CHUNK_NUMBERS
+from natural_langevin.gradients.plan import Plan, make_plan
+from natural_langevin.gradients.rules.tapped import Tapped
+from natural_langevin.gradients.selfcheck import check_statistics
+from natural_langevin.gradients.statistics import Recorded, layer_statistics
+from natural_langevin.gradients.tape import CallKey, Tape, is_real
+from natural_langevin.optim.capture import Capture, Pass, Record
+from natural_langevin.optim.shadow import Arguments, Cotangent, Shadow, shadow_copy
+from natural_langevin.preconditioners import Preconditioner
+
+log = logging.getLogger("natural_langevin")
+
+Reduction = Literal["mean", "sum"]
+Tensors = dict[CallKey, list[Tensor]]
+
+
+class Fisher:
+    """Watches ``model`` and turns its passes into what a preconditioner needs."""
+
+    def __init__(
+        self, model: nn.Module, preconditioner: Preconditioner, *, reduction: Reduction
+    ) -> None:
+        self.need, self.targets = preconditioner.need, preconditioner.targets
+        # The losses of drawn labels are summed, whatever the user's are.
+        self.model, self.reduction = model, "sum" if self.targets == "model" else reduction
+        copied = shadow_copy(model)
+        refuse_dropout(model)
+        prepare_model(copied, log)
+        self.shadow, self.cotangent = Shadow(copied), Cotangent()
+        self.gradients = Gradients(
+            self.shadow, self.cotangent, need=self.need, sharing=preconditioner.sharing
+        )
+        self.units = self.shadow.units()
+        self._opaque = {n for n, m in copied.named_modules() if isinstance(m, Tapped)}
+        self._plans: dict[Any, tuple[bool, Plan | None, frozenset[str]]] = {}
+        self._checked = False
+        self.draw: Any = None  # given by whoever knows how to draw labels from the model
+        layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.shadow.owned)
+        self.capture = Capture(model, list(layers), self._plan_for, self._finished)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops all that was gathered since the last step."""
+        self.samples = 0
+        self._second: Params = {}
+        self._cross: dict[str, Params] = {}
+        self._samples: list[Params] = []
+        self.passes = 0  # forward passes that labels were drawn for
+        if hasattr(self, "capture"):
+            self.capture.forget()
+
+    # A forward pass -------------------------------------------------------------------------------
+
+    def _plan_for(self, arguments: Arguments) -> tuple[Arguments, Plan | None, frozenset[str]]:
+        """How the statistics of such a call are found; rehearsed once for every kind of call."""
+        self.gather()  # of earlier passes: their activations can go
+        kind = (arguments.kind, self.model.training)
+        if kind not in self._plans:
+            refuse_dropout(self.model)
+            self.shadow.follow(self.model)
+            prepare_model(self.shadow.model, log)
+            self._plans[kind] = self._rehearsed(arguments)
+        alone, plan, wanted = self._plans[kind]
+        return arguments.first_alone() if alone else arguments, plan, wanted
+
+    def _rehearsed(self, arguments: Arguments) -> tuple[bool, Plan | None, frozenset[str]]:
+        if self.need != "diagonal":
+            return False, None, frozenset()
+        errors = []
+        for alone in (False, True):
+            attempt = arguments.first_alone() if alone else arguments
+            try:
+                plan = self._make_plan(attempt)
+            except (RuntimeError, ValueError, TypeError) as error:
+                errors.append(error)
+                continue
+            return alone, plan, self._wanted(plan)
+        raise ValueError(
+            f"the model cannot be called with one sample more: {errors[0]}. The first axis of its "
+            f"first tensor ({arguments.size} long) must be the batch. Use "
+            "preconditioners.RMSProp() or Euclidean() for a network that cannot be called so"
+        ) from errors[0]
+
+    def _make_plan(self, arguments: Arguments) -> Plan:
+        devices = {p.device for p in self.model.parameters() if p.is_cuda}
+        with (
+            torch.random.fork_rng(devices=list(devices)),  # the user's generators stay as they are
+            torch.autocast(arguments.every_row.device.type, enabled=False),
+            self.shadow.called_with(arguments),
+        ):
+            params, distrusted = self.shadow.trainable(), self.gradients._distrusted
+            return make_plan(self.shadow, params, arguments.every_row, distrusted)
+
+    def _wanted(self, plan: Plan) -> frozenset[str]:
+        """The layers whose calls are kept: what happens inside opaque ones is found later."""
+        return frozenset(self._inside_opaque(key[0]) or key[0] for key in plan.traces)
+
+    def _inside_opaque(self, name: str) -> str | None:
+        return next((o for o in self._opaque if name.startswith(f"{o}.")), None)
+
+    def _finished(self, one: Pass, outputs: Any) -> None:
+        if self.draw is not None:
+            self.draw(outputs, self.passes)
+            self.passes += 1
+
+    # After backward passes ------------------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Adds the statistics of all passes that a gradient has reached."""
+        for one in self.capture.touched:
+            if one.counted:
+                continue
+            with torch.no_grad():
+                self._add(one)
+            one.counted = True
+            one.calls.clear()
+        self.capture.touched = []
+
+    def _add(self, one: Pass) -> None:
+        self.samples += one.arguments.size
+        if self.need == "gradient":
+            return
+        # Of order one before anything is squared; the scale is put right afterwards.
+        scale = float(one.arguments.size) if self.reduction == "mean" else 1.0
+        with (
+            torch.autocast(one.arguments.every_row.device.type, enabled=False),
+            self.shadow.called_with(one.arguments),
+        ):
+            params, rows = self.shadow.trainable(), one.arguments.every_row
+            replayable = self._set_cotangent(one, scale)
+            if self.need == "samples":
+                if not replayable:
+                    raise ValueError(self._not_replayable("FullFisher"))
+                dense, _ = per_sample.whole(self._loss, params, frozenset(params), rows, rows)
+                found = dense(slice(0, len(rows)))
+                self._samples.append({k: g / scale for k, g in found.items()})
+                return
+            moments = self._moments(one, params, rows, scale, replayable)
+        factor = len(rows) / scale**2
+        for k, value in moments.second.items():
+            _add_to(self._second, k, value, factor)
+        for bias, row in moments.cross.items():
+            for k, value in row.items():
+                _add_to(self._cross.setdefault(bias, {}), k, value, factor)
+
+    def _moments(
+        self, one: Pass, params: Params, rows: Tensor, scale: float, replayable: bool
+    ) -> Any:
+        if not self._checked:
+            self._self_check(one, params, rows, replayable)
+        plan = one.plan
+        assert plan is not None
+        if plan.whole and not replayable:
+            raise ValueError(self._not_replayable(", ".join(map(repr, sorted(plan.whole)))))
+        inputs, deltas = self._recorded(one, plan, params, scale)
+        recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
+        return layer_statistics(
+            self.shadow, plan, self.units, recorded,
+            sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,
+        )  # fmt: skip
+
+    def _self_check(self, one: Pass, params: Params, rows: Tensor, replayable: bool) -> None:
+        """The rules against per-sample gradients, on the first batch; what does not fit is found
+        from the whole network from then on."""
+        self._checked = True
+        if not replayable:
+            log.info("statistics are not checked: the loss is not a function of samples' outputs")
+            return
+        chained = {k: p[None] for k, p in params.items()}
+        before = self.gradients._distrusted
+        check_statistics(self.gradients, chained, {}, rows, rows)
+        if self.gradients._distrusted != before:
+            self._plans = {}
+            one.plan = self._make_plan(one.arguments)
+
+    def _loss(self, p: Params, x: Tensor, y: Tensor) -> Tensor:
+        return self.cotangent.log_loss(self.shadow.call(p, x), y, {}).sum()
+
+    def _set_cotangent(self, one: Pass, scale: float) -> bool:
+        """Whether all gradients came through outputs that have one row per sample."""
+        assert one.root is not None
+        dtype = next(iter(self.shadow.trainable().values())).dtype
+        deltas = one.root.drawn if self.targets == "model" else one.root.deltas
+        known = [d for d in deltas if d is not None]
+        self.cotangent.deltas = [None if d is None else d.to(dtype) * scale for d in deltas]
+        return bool(known) and all(d.ndim > 0 and len(d) == one.arguments.size for d in known)
+
+    def _not_replayable(self, who: str) -> str:
+        return (
+            f"{who} needs the gradients of single samples, run through the whole network again, "
+            "but the network's outputs do not have one row per sample (does it compute the loss "
+            "itself?): compute the loss outside of the network, or use DiagonalFisher() with "
+            "layers that have a rule"
+        )
+
+    def _recorded(
+        self, one: Pass, plan: Plan, params: Params, scale: float
+    ) -> tuple[Tensors, Tensors]:
+        """Inputs and output gradients of every call in the plan."""
+        dtype = next(iter(params.values())).dtype
+        inputs: Tensors = {}
+        deltas: Tensors = {}
+        for name in sorted(one.wanted & self._opaque):
+            self._look_inside(one, plan, name, params, scale, inputs, deltas)
+        for key, trace in plan.traces.items():
+            if key in inputs:
+                continue
+            record = one.calls.get(key)
+            if record is None or len(record.deltas) != len(trace.outputs):
+                raise ValueError(_unexpected(key[0]))
+            found = record.tensors(f"layer {key[0]!r}")
+            inputs[key] = [t.to(dtype) if is_real(t) else t for t in found]
+            if [t.shape for t in inputs[key]] != trace.inputs:
+                raise ValueError(_unexpected(key[0]))
+            shapes = [shape for shape, _ in trace.outputs]
+            deltas[key] = self._deltas(record, shapes, params, scale)
+        surplus = {k for k in one.calls if k not in inputs and k[0] not in self._opaque}
+        if surplus:
+            raise ValueError(_unexpected(next(iter(surplus))[0]))
+        return inputs, deltas
+
+    def _deltas(
+        self, record: Record, shapes: list[torch.Size], params: Params, scale: float
+    ) -> list[Tensor]:
+        """In full precision; zero for an output that the loss does not depend on."""
+        like = next(iter(params.values()))
+        known = record.drawn if self.targets == "model" else record.deltas
+        return [
+            like.new_zeros(shape) if d is None else d.to(like.dtype) * scale
+            for d, shape in zip(known, shapes, strict=True)
+        ]
+
+    def _look_inside(
+        self,
+        one: Pass,
+        plan: Plan,
+        name: str,
+        params: Params,
+        scale: float,
+        inputs: Tensors,
+        deltas: Tensors,
+    ) -> None:
+        """Runs a layer that torch computes in one kernel again, from plain operations, to find
+        what went into its inner maps and the gradients of what came out of them."""
+        module, dtype = self.shadow.model.get_submodule(name), next(iter(params.values())).dtype
+        names = self.shadow.names_within(name)
+        own = {k: params[full] for k, full in names.items()}
+        records = [r for key, r in one.calls.items() if key[0] == name]
+        keys = [k for k in plan.traces if k[0] == name or k[0].startswith(f"{name}.")]
+        every = plan.epsilons(next(iter(params.values())).device)
+        if sum(k[0] == name for k in keys) not in (0, len(records)):
+            raise ValueError(_unexpected(name))
+
+        def outputs(epsilons: Tensors) -> tuple[list[list[Tensor]], Tensors]:
+            found = []
+            with self.shadow.taping(Tape(epsilons)) as tape:
+                for record in records:
+                    args, kwargs = record.arguments(f"layer {name!r}", dtype)
+                    with vectorised(next(iter(params.values()))):
+                        result = functional_call(module, own, args, kwargs)
+                    found.append([leaf for leaf in pytree.tree_leaves(result) if is_real(leaf)])
+            return found, tape.inputs
+
+        made, pullback, seen = vjp(outputs, {k: every[k] for k in keys}, has_aux=True)  # type: ignore[misc]
+        cotangents = [
+            self._deltas(record, [o.shape for o in outs], params, scale)
+            for record, outs in zip(records, made, strict=True)
+        ]
+        (pulled,) = pullback(cotangents)
+        inputs |= seen
+        deltas |= pulled
+
+    # At the step ----------------------------------------------------------------------------------
+
+    def check_seen(self) -> None:
+        """Refuses a step whose gradients did not come through ``model(...)``."""
+        if self.capture.stray is not None:
+            raise RuntimeError(
+                f"layer {self.capture.stray!r} was called outside of model(...), or inside a "
+                "checkpoint with use_reentrant=True, so its samples cannot be told apart: call the "
+                "model that the optimizer was given, and use checkpoint(..., use_reentrant=False)"
+            )
+        if self.samples == 0 and (self.need != "gradient" or self.reduction == "sum"):
+            raise RuntimeError(
+                "no forward and backward pass of the model was seen since the last step: make the "
+                "optimizer before the forward pass, call the very model it was given, and call "
+                "optimizer.zero_grad() before backward(), not after"
+            )
+
+    def statistics(self, loss_scale: float) -> Statistics:
+        """Means over the samples since the last step, with a leading chain axis of one."""
+        if self.need == "gradient":
+            return Statistics()
+        if self.targets == "model":
+            loss_scale = 1.0
+        unit = (self.samples if self.reduction == "mean" else 1.0) / loss_scale
+        factor = unit**2 / self.samples
+        samples: Params = {}
+        if self._samples:
+            names = self._samples[0]
+            samples = {k: torch.cat([s[k] for s in self._samples])[None] * unit for k in names}
+        return Statistics(
+            {k: v[None] * factor for k, v in self._second.items()},
+            {b: {k: v[None] * factor for k, v in r.items()} for b, r in self._cross.items()},
+            samples,
+        )
+
+
+def _add_to(sums: Params, name: str, value: Tensor, factor: float) -> None:
+    sums[name] = value * factor if name not in sums else sums[name].add_(value, alpha=factor)
+
+
+def _unexpected(name: str) -> str:
+    return (
+        f"layer {name!r} was not called as in the rehearsal of this batch's shape: does the "
+        "network choose its layers by the values of its inputs, or call them without gradients? "
+        "Use preconditioners.RMSProp() or Euclidean() for such a network"
+    )
+
+
+def refuse_dropout(model: nn.Module) -> None:
+    """The likelihood of a parameter must be one number."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            rate = module.p
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            rate = module.dropout
+        else:
+            continue
+        if module.training and rate > 0:
+            raise ValueError(
+                f"dropout in layer {name!r} is active (p={rate}), but the likelihood needs a "
+                "deterministic network, and sampling replaces dropout. Switch it off with "
+                "natural_langevin.optim.without_dropout(model)"
+            )
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Sets the rate of every dropout layer to 0, in place, and returns the model."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            module.dropout = 0.0
+    return model

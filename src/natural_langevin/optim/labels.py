@@ -1,0 +1,90 @@
+"""The likelihood in a loop of one's own: its loss, what it learns, labels drawn from the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natural_langevin import random
+from natural_langevin.optim.fisher import Fisher
+
+
+class Labels:
+    """Beside an optimizer: everything that needs its likelihood."""
+
+    def __init__(self, optimizer: Any, fisher: Fisher) -> None:
+        self._optimizer, self._fisher, self._likelihood = optimizer, fisher, optimizer.likelihood
+        self._pending: dict[str, Tensor] | None = None
+        start = self._likelihood.init(1, dtype=torch.float64, device=torch.device("cpu"))
+        self._start = {name: float(value) for name, value in start.items()}
+        if fisher.targets == "model":
+            if start:
+                raise ValueError(
+                    f'targets="model" does not go with {self._likelihood!r}, whose state is known '
+                    'only after the loss: give a number for sigma, or use targets="data"'
+                )
+            fisher.draw = self._draw
+
+    def learned(self) -> dict[str, Tensor]:
+        """The likelihood's own state, (chain,) each."""
+        known = self._optimizer.param_groups[0].get("learned", self._start)
+        return {name: torch.tensor([value], dtype=torch.float64) for name, value in known.items()}
+
+    def loss(self, outputs: Any, y: Tensor) -> Tensor:
+        state: dict[str, Tensor] = {
+            name: value[0].to(outputs.dtype).to(outputs.device)
+            for name, value in self.learned().items()
+        }
+        if state and torch.is_grad_enabled() and outputs.requires_grad:
+            if self._pending is not None and (self._fisher.samples or self._fisher.capture.touched):
+                raise RuntimeError(
+                    f"{self._likelihood!r} learns from a whole minibatch: call backward() once per "
+                    "step, or give a number for sigma"
+                )
+            rate = torch.tensor(self._optimizer.steps + 1, dtype=outputs.dtype).rsqrt()
+            state = self._likelihood.update(state, outputs.detach(), y, rate.to(outputs.device))
+            self._pending = state
+        losses: Tensor = self._likelihood.log_loss(outputs, y, state)
+        return losses.mean() if self._optimizer.reduction == "mean" else losses.sum()
+
+    def forget(self) -> None:
+        self._pending = None
+
+    def commit(self) -> None:
+        """At a step: what the likelihood learned from its batch counts from now on."""
+        if not self._start:
+            return
+        if self._pending is None:
+            raise RuntimeError(
+                f"{self._likelihood!r} learns from the outputs, which only optimizer.loss sees: "
+                "compute the loss as optimizer.loss(model(x), y)"
+            )
+        found = {name: float(value) for name, value in self._pending.items()}
+        for group in self._optimizer.param_groups:
+            group["learned"] = dict(found)
+        self._pending = None
+
+    def _draw(self, outputs: Any, index: int) -> None:
+        """Gradients of the loss of labels y~ drawn from the model, by a backward pass of their
+        own. ``index`` counts the forward passes since the last step: each has its own stream."""
+        if not isinstance(outputs, Tensor):
+            raise TypeError(
+                f'targets="model" draws labels from the network\'s output, which must be a tensor, '
+                f'got {type(outputs).__name__}: use targets="data"'
+            )
+        optimizer = self._optimizer
+        chain = torch.tensor([optimizer.chain + (index << 32)], device=outputs.device)
+        origin = random.origin(optimizer.seed, random.LABELS, chain)
+        leaf = outputs.detach().requires_grad_()
+        with torch.no_grad():
+            labels = self._likelihood.sample(leaf, random.stream(origin, optimizer.steps)[0], {})
+        total = self._likelihood.log_loss(leaf, labels, {}).sum()
+        (cotangent,) = torch.autograd.grad(total, leaf)
+        params = [p for p in optimizer.sampled().values() if p.requires_grad]
+        self._fisher.capture.draw(
+            lambda: torch.autograd.grad(
+                outputs, params, cotangent, retain_graph=True, allow_unused=True
+            )
+        )

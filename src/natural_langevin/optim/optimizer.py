@@ -1,0 +1,387 @@
+"""``NaturalLangevin``: Algorithm 1 as a ``torch.optim.Optimizer``, for a loop of one's own.
+
+The equation, the metrics, the priors and the noise are those of ``langevin.Dynamics``: with the
+same minibatches the iterates are those of ``Langevin(chains=1)``. What is new is where gradients
+and statistics come from: the user's own forward and backward passes (see ``fisher``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import likelihoods, preconditioners, priors, random, schedules
+from natural_langevin.checks import check_arguments, check_counts, check_parameters
+from natural_langevin.fingerprints import words
+from natural_langevin.gradients import Evaluation, Params, Statistics
+from natural_langevin.langevin import Dynamics, Rates, State
+from natural_langevin.optim.capture import remove_hooks
+from natural_langevin.optim.collector import Collector
+from natural_langevin.optim.fisher import Fisher, Reduction
+from natural_langevin.optim.groups import Names, as_groups
+from natural_langevin.optim.labels import Labels
+from natural_langevin.optim.metric_state import Layout
+from natural_langevin.optim.scaling import Scaling
+from natural_langevin.run import DivergenceError
+
+
+class NaturalLangevin(torch.optim.Optimizer):
+    """Samples a model's weights in a training loop: two lines differ from SGD.
+
+    >>> from torch.nn import functional as F
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+    >>> data = [(torch.rand(16, 2), torch.arange(16) % 3) for _ in range(4)]
+    >>> optimizer = NaturalLangevin(model, likelihoods.Categorical(), num_data=64, lr=1e-3)
+    >>> collector = optimizer.collector(burn_in=2, thin=2)
+    >>> for x, y in data * 3:
+    ...     optimizer.zero_grad()
+    ...     F.cross_entropy(model(x), y).backward()
+    ...     optimizer.step()
+    >>> collector.posterior().predict(data[0][0]).mean.shape
+    torch.Size([16, 3])
+
+    One ``step()`` is, with g the mean loss gradient over the samples since the last step,
+
+        v     = g - (1/N) d ln alpha(theta)
+        theta = theta - lr C v + sqrt(2 lr T / N) C^{1/2} xi,      xi ~ N(0, Id)
+
+    so ``lr`` is on SGD's scale and may be set by any ``torch.optim.lr_scheduler``.
+    """
+
+    #: GradScaler hands over its scale and whether it found infinities: see ``scaling``.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: likelihoods.Likelihood,
+        *,
+        num_data: float,
+        lr: float | schedules.Schedule = 1e-3,
+        prior: priors.PriorLike = priors.Gaussian(variance=0.1),
+        preconditioner: preconditioners.Preconditioner | None = None,
+        temperature: float = 1.0,
+        params: Any = None,
+        reduction: Reduction = "mean",
+        mean_rate: float | schedules.Schedule = schedules.inverse_sqrt(),
+        seed: int = 0,
+        chain: int = 0,
+        scaler: Any = None,
+    ) -> None:
+        """``model`` is the module that the loop calls; hooks on its layers read off the statistics.
+
+        ``num_data``: N, the size of the training set. ``lr``: eta, a number or a schedule of
+        ``natural_langevin.schedules``. ``params``: what to sample, by default every trainable
+        parameter; tensors, patterns of names, or groups of them with their own ``lr``,
+        ``temperature`` and ``prior``, such as ``[{"params": "*.bias", "lr": 1e-4}, {"params":
+        "*"}]`` (the first match wins). ``reduction``: whether the losses that ``backward()`` is
+        called on between two steps add up to the "mean" or to the "sum" over all their samples.
+        ``mean_rate``: mu_t of the running mean. ``chain``: which of the chains of
+        ``Langevin(seed=seed)`` draws the noise; loops with the same seed and different chains are
+        independent. ``scaler``: the GradScaler, needed only with ``scaler.unscale_(optimizer)``.
+        """
+        if preconditioner is None:
+            preconditioner = preconditioners.QuasiDiagonalFisher()
+        check_arguments(model, likelihood, prior, preconditioner, "model")
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f'reduction must be "mean" or "sum", got {reduction!r}')
+        _, count, self.seed = check_counts(1, num_data, seed)
+        if count is None:
+            raise ValueError(
+                "num_data=None: give the number of training data, num_data=len(dataset). It sets "
+                "the weight of the prior and the size of the noise"
+            )
+        self.num_data, self.chain, self.reduction = count, check_counts(1, 1, chain)[2], reduction
+        self.model, self.likelihood, self.preconditioner = model, likelihood, preconditioner
+        self.mean_rate, self._lr = mean_rate, lr
+        check_parameters(model)
+        self._names = Names(model)
+        self._fisher = Fisher(model, preconditioner, reduction=reduction)
+        self._labels = Labels(self, self._fisher)
+        self._scaling = Scaling(scaler)
+        self._prior_like, self._group_priors = prior, dict[str, priors.Prior]()
+        self._prior: dict[str, priors.Prior] = {}
+        self._layout: Layout | None = None
+        self._dynamics_of: dict[Any, Dynamics] = {}
+        first = lr(0) if callable(lr) else lr
+        defaults = {"lr": first, "temperature": temperature}
+        super().__init__(as_groups(params, self._names), defaults)
+        self._rates(0, self.param_groups[0]["lr"])  # wrong rates fail here, not at the first step
+
+    # Parameter groups -----------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """A group may bring ``lr``, ``temperature`` and ``prior``; ``params`` may be patterns."""
+        group = dict(param_group)
+        group["params"] = self._names.chosen(group["params"])
+        prior = group.pop("prior", None)
+        super().add_param_group(group)
+        added = self.param_groups[-1]
+        added["step"] = self.param_groups[0].get("step", 0)
+        names = [self._names.of(p) for p in group["params"]]
+        _number("temperature", added["temperature"])
+        _number("lr", added["lr"])
+        if prior is not None:
+            self._group_priors |= priors.resolve(prior, names, 1)
+        sampled = [self._names.of(p) for g in self.param_groups for p in g["params"]]
+        rest = [n for n in self._names.params if n in sampled and n not in self._group_priors]
+        self._prior = self._group_priors | (
+            priors.resolve(self._prior_like, rest, 1) if rest else {}
+        )
+        units = {b: tuple(w for w in ws if w in sampled) for b, ws in self._fisher.units.items()}
+        units = {b: ws for b, ws in units.items() if b in sampled and ws}
+        shapes = {n: p.shape for n, p in self._names.params.items() if n in sampled}
+        self._layout = Layout(self.preconditioner, shapes, units)
+        self._dynamics_of = {}
+
+    @property
+    def steps(self) -> int:
+        """Updates done so far."""
+        return int(self.param_groups[0]["step"])
+
+    def sampled(self) -> dict[str, nn.Parameter]:
+        """The parameters that are sampled, by name, in the model's order."""
+        ids = {id(p) for group in self.param_groups for p in group["params"]}
+        return {n: p for n, p in self._names.params.items() if id(p) in ids}
+
+    # The loop -------------------------------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets gradients, and the statistics that came with them."""
+        super().zero_grad(set_to_none)
+        self._fisher.forget()
+
+    def loss(self, outputs: Any, y: Tensor) -> Tensor:
+        """The likelihood's own loss of a batch, reduced as ``reduction`` says.
+
+        ``F.cross_entropy(outputs, y)`` is ``optimizer.loss(outputs, y)`` for ``Categorical()``.
+        A likelihood that learns along the way, ``Gaussian("rmse")``, needs this one."""
+        return self._labels.loss(outputs, y)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update from the gradients in ``.grad``; a ``closure`` computes them first.
+
+        A step that a GradScaler skips draws no noise and changes nothing. Gradients that are not
+        finite are a ``DivergenceError``, and the parameters stay as they were."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale = self._scaling.read(self, statistics=self.preconditioner.need != "gradient")
+        if scale is None:
+            self._fisher.forget()
+            self._labels.forget()
+            return loss
+        self._fisher.gather()
+        gradient = self._gradient(scale.gradient)
+        statistics = self._fisher.statistics(scale.statistics)
+        self._check_finite(gradient)
+        step = self.steps
+        self._follow_schedule(step)
+        assert self._layout is not None
+        rates: dict[float, Rates] = {}
+        for block in self._layout.blocks:
+            self._update(block, gradient, statistics, step, rates)
+        self._labels.commit()
+        for group in self.param_groups:
+            group["step"] = step + 1
+        self._fisher.forget()
+        return loss
+
+    def _gradient(self, scale: float) -> Params:
+        """The mean loss gradient of every parameter, with a leading chain axis of one."""
+        sampled = {n: p for n, p in self.sampled().items() if p.requires_grad}
+        missing = [n for n, p in sampled.items() if p.grad is None]
+        if len(missing) == len(sampled):
+            raise RuntimeError(
+                "no parameter has a gradient: call loss.backward() between zero_grad() and step(), "
+                "on a loss of what this very model gave (a model whose parameters were replaced "
+                "needs a new optimizer)"
+            )
+        if missing:
+            raise RuntimeError(
+                f"parameter {missing[0]!r} has no gradient (and {len(missing) - 1} others): it "
+                "took no part in the loss. If that is meant, do not sample it: freeze it with "
+                'requires_grad_(False), or leave it out of params=["pattern", ...]'
+            )
+        self._fisher.check_seen()
+        if self.reduction == "sum":
+            scale = scale * self._fisher.samples
+        found = {n: p.grad for n, p in sampled.items()}
+        for name, g in found.items():
+            if g is not None and g.is_sparse:
+                raise TypeError(
+                    f"the gradient of {name!r} is sparse, but noise moves every row at every step: "
+                    "use sparse=False"
+                )
+        return {
+            n: (g / scale if scale != 1.0 else g)[None] for n, g in found.items() if g is not None
+        }
+
+    def _check_finite(self, gradient: Params) -> None:
+        norms = torch.stack([n.to(torch.float32) for n in _norms(list(gradient.values()))])
+        if bool(torch.isfinite(norms).all()):
+            return
+        bad = list(gradient)[int((~torch.isfinite(norms)).nonzero()[0])]
+        self._fisher.forget()
+        raise DivergenceError(
+            f"the gradient of {bad!r} is not finite at step {self.steps}; the parameters were left "
+            "as they are. The step size is most likely too large: try a tenth of it; more damping "
+            "or a prior of smaller variance also help"
+        )
+
+    def _follow_schedule(self, step: int) -> None:
+        if callable(self._lr):
+            for group in self.param_groups:
+                group["lr"] = self._lr(step)
+
+    def _update(
+        self,
+        block: tuple[str, ...],
+        gradient: Params,
+        statistics: Statistics,
+        step: int,
+        rates: dict[float, Rates],
+    ) -> None:
+        """Algorithm 1 for parameters that belong together; ``rates`` by lr, as far as known."""
+        assert self._layout is not None
+        params = {k: self._names.params[k] for k in block}
+        if not any(k in gradient for k in block):
+            return  # frozen since the optimizer was made
+        lr, temperature = self._settings(block)
+        first = next(iter(params.values()))
+        theta = {k: p.detach()[None] for k, p in params.items()}
+        own = {k: self._state_of(k) for k in block}
+        if "mean" not in own[block[0]]:
+            for k in block:
+                own[k]["mean"] = theta[k][0].clone()
+            self._layout.write(own, block, self._layout.init(theta))
+        state = State(
+            step=torch.tensor(step, device=first.device),
+            params=theta,
+            mean={k: own[k]["mean"][None] for k in block},
+            metric=self._layout.read(own, block),
+            likelihood={},
+            diverged=torch.full((1,), -1, device=first.device),
+        )
+        loss = torch.zeros(1, device=first.device)
+        evaluation = Evaluation(loss, {k: gradient[k] for k in block}, statistics, {})
+        if lr not in rates:
+            rates[lr] = self._rates(step, lr)
+        dynamics = self._dynamics(first, temperature)
+        new = dynamics.update(state, evaluation, rates[lr], self.num_data)
+        for k, p in params.items():
+            p.copy_(new.params[k][0])
+            own[k]["mean"] = new.mean[k][0]
+        self._layout.write(own, block, new.metric)
+
+    def _settings(self, block: tuple[str, ...]) -> tuple[float, float]:
+        """lr and temperature of parameters that belong together."""
+        group_of = {id(p): g for g in self.param_groups for p in g["params"]}
+        groups = [group_of[id(self._names.params[k])] for k in block]
+        found = {(float(g["lr"]), float(g["temperature"])) for g in groups}
+        if len(found) > 1:
+            raise ValueError(
+                f"{', '.join(map(repr, block))} are coupled by {self.preconditioner!r} but have "
+                f"different (lr, temperature): {sorted(found)}. Put them into one group, or use "
+                "DiagonalFisher()"
+            )
+        return found.pop()
+
+    def _state_of(self, name: str) -> dict[str, Any]:
+        """The optimizer's state of a parameter, on its device."""
+        p = self._names.params[name]
+        state: dict[str, Any] = self.state[p]
+        for key, value in state.items():
+            if value.device != p.device or value.dtype != p.dtype:
+                state[key] = value.to(device=p.device, dtype=p.dtype)
+        return state
+
+    def _rates(self, step: int, lr: float) -> Rates:
+        first = next(iter(self._names.params.values()))
+
+        def at(rate: Any, name: str, high: float = float("inf")) -> Tensor:
+            found = schedules.tabulate(rate, step, step + 1, name=name, chains=1, high=high)[0]
+            return found.to(dtype=first.dtype, device=first.device)
+
+        decay = at(self.preconditioner.decay, "decay", 1.0)[0]
+        return Rates(at(float(lr), "lr"), decay, at(self.mean_rate, "mean_rate", 1.0)[0])
+
+    def _dynamics(self, like: Tensor, temperature: float) -> Dynamics:
+        key = (like.device, like.dtype, temperature)
+        if key not in self._dynamics_of:
+            chain = torch.tensor([self.chain], device=like.device)
+            self._dynamics_of[key] = Dynamics(
+                gradients=self._fisher.gradients,
+                preconditioner=self.preconditioner,
+                prior=self._prior,
+                temperature=torch.tensor([temperature], dtype=like.dtype, device=like.device),
+                noise=random.origin(self.seed, random.NOISE, chain),
+                labels=random.origin(self.seed, random.LABELS, chain),
+            )
+        return self._dynamics_of[key]
+
+    @property
+    def prior(self) -> dict[str, priors.Prior]:
+        """The prior of every sampled parameter, by name."""
+        return dict(self._prior)
+
+    def learned(self) -> dict[str, Tensor]:
+        """What the likelihood has learned, such as a regression's noise variance: (1,) each."""
+        return self._labels.learned()
+
+    # What comes out -------------------------------------------------------------------------------
+
+    def collector(self, *, burn_in: int = 0, thin: int = 1, **options: Any) -> Collector:
+        """Keeps every ``thin``-th iterate after the first ``burn_in``: see ``Collector``."""
+        return Collector(self, burn_in=burn_in, thin=thin, **options)
+
+    def mean(self) -> Params:
+        """The running mean theta_mean of every sampled parameter, by name."""
+        return {n: self.state[p].get("mean", p.detach()) for n, p in self.sampled().items()}
+
+    def mean_network(self) -> nn.Module:
+        """A copy of the model at the running mean."""
+        model, mean = copy.deepcopy(self.model), self.mean()
+        remove_hooks(model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in mean:
+                    parameter.copy_(mean[name])
+        return model
+
+    def remove_hooks(self) -> None:
+        """Takes the hooks off the model; the optimizer is of no use afterwards."""
+        remove_hooks(self.model)
+
+    def describe(self) -> dict[str, Any]:
+        """The configuration in words, for saved posteriors."""
+        return {
+            "preconditioner": words(self.preconditioner),
+            "prior": {name: words(p) for name, p in self._prior.items()},
+            "likelihood": words(self.likelihood),
+            "step_size": words(self._lr),
+            "mean_rate": words(self.mean_rate),
+            "temperature": [float(self.param_groups[0]["temperature"])],
+            "chains": 1,
+            "init": "model",
+            "seed": self.seed,
+            "num_data": self.num_data,
+            "steps": self.steps,
+        }
+
+
+def _norms(tensors: list[Tensor]) -> list[Tensor]:
+    return list(torch._foreach_norm(tensors))
+
+
+def _number(name: str, value: Any) -> None:
+    """A rate of a group: a number, checked where it enters."""
+    if callable(value):
+        raise TypeError(f"{name} of a group must be a number, got {value!r}: use a lr_scheduler")
+    schedules.tabulate(float(value), 0, 1, name=name, chains=1)

@@ -1,0 +1,133 @@
+"""In a loop of one's own the iterates are those of ``Langevin`` with one chain."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, likelihoods, preconditioners, priors, schedules
+from natural_langevin.optim import NaturalLangevin
+from zoo import Apply
+
+STEPS = 50
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
+
+
+def mixed() -> nn.Module:
+    """A convolution, an embedding, a norm and a linear layer over the positions of a sequence."""
+    return nn.Sequential(
+        Apply(lambda x: (x > 0).long()), nn.Embedding(2, 4), nn.LayerNorm(4), nn.Linear(4, 4),
+        nn.ReLU(inplace=True), nn.Conv1d(4, 2, 2, padding=1), nn.Tanh(), nn.Flatten(),
+        nn.Linear(10, 3),
+    )  # fmt: skip
+
+
+NETWORKS = {"linear": linear, "mixed": mixed}
+#: Step sizes at which the chains stay calm: rounding grows no faster than they mix.
+METRICS = {
+    "euclidean": (preconditioners.Euclidean(), 1e-2),
+    "rmsprop": (preconditioners.RMSProp(), 1e-3),
+    "diagonal": (preconditioners.DiagonalFisher(damping=1e-2), 1e-3),
+    "quasi-diagonal": (preconditioners.QuasiDiagonalFisher(damping=1e-2), 1e-3),
+    "quasi-diagonal, model": (
+        preconditioners.QuasiDiagonalFisher(damping=1e-2, targets="model"), 1e-3,
+    ),
+    "full": (preconditioners.FullFisher(damping=1e-2), 1e-3),
+    "full, model": (preconditioners.FullFisher(damping=1e-2, targets="model"), 1e-3),
+}  # fmt: skip
+
+
+def batches(count: int, size: int = 6) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(count, size, 4, generator=generator, dtype=torch.float64)
+    return list(zip(x, torch.randint(0, 3, (count, size), generator=generator), strict=True))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_same_iterates(name: str, metric: str) -> None:
+    model = NETWORKS[name]().double()
+    preconditioner, eta = METRICS[metric]
+    prior = {"*.bias": priors.Gaussian(1.0, mean=0.1), "*": priors.NormalInverseGamma()}
+    options = {"prior": prior, "preconditioner": preconditioner, "num_data": 50, "seed": 5}
+    sampler = Langevin(
+        model, likelihoods.Categorical(), chains=1, step_size=schedules.halving(eta, 20),
+        temperature=0.9, **options,
+    )  # fmt: skip
+    optimizer = NaturalLangevin(
+        model, likelihoods.Categorical(), lr=eta, temperature=0.9, **options
+    )
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[20, 40], gamma=0.5)
+    state = sampler.init()
+    for x, y in batches(STEPS):
+        state, _ = sampler.step(state, (x, y))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        schedule.step()
+    moved = sampler.init().params
+    for k, p in model.named_parameters():
+        assert (p - moved[k][0]).abs().max() > 1e-3, f"{k} did not move"
+        torch.testing.assert_close(p.detach(), state.params[k][0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(optimizer.mean()[k], state.mean[k][0], rtol=1e-12, atol=1e-12)
+
+
+def test_another_chain_of_the_sampler() -> None:
+    model = linear().double()
+    sampler = Langevin(model, likelihoods.Categorical(), chains=3, step_size=1e-4, num_data=50)
+    optimizer = NaturalLangevin(model, likelihoods.Categorical(), num_data=50, lr=1e-4, chain=2)
+    state = sampler.init()
+    for x, y in batches(5):
+        state, _ = sampler.step(state, (x, y))
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        optimizer.step()
+    for k, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), state.params[k][2], rtol=1e-12, atol=1e-12)
+
+
+def test_a_regression_that_learns_its_noise() -> None:
+    """``optimizer.loss`` moves sigma along as the sampler does."""
+    model = linear().double()
+    likelihood = likelihoods.Gaussian("rmse")
+    sampler = Langevin(model, likelihood, chains=1, step_size=1e-4, num_data=50)
+    optimizer = NaturalLangevin(model, likelihood, num_data=50, lr=1e-4)
+    collector = optimizer.collector()
+    state = sampler.init()
+    for x, _ in batches(20):
+        y = x[:, :3] * 2
+        state, _ = sampler.step(state, (x, y))
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        with torch.no_grad():
+            optimizer.loss(model(x), y)  # looking does not count
+        optimizer.step()
+    for k, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), state.params[k][0], rtol=1e-12, atol=1e-12)
+    sigma = collector.posterior().sigma
+    assert sigma is not None
+    torch.testing.assert_close(sigma, state.likelihood["variance"].sqrt())
+
+
+def test_without_noise_it_is_plain_gradient_descent() -> None:
+    model = linear().double()
+    other = copy.deepcopy(model)
+    ours = NaturalLangevin(
+        model, likelihoods.Categorical(), num_data=50, lr=0.1, temperature=0.0,
+        prior=priors.Flat(), preconditioner=preconditioners.Euclidean(),
+    )  # fmt: skip
+    sgd = torch.optim.SGD(other.parameters(), lr=0.1)
+    for x, y in batches(10):
+        for network, optimizer in ((model, ours), (other, sgd)):
+            optimizer.zero_grad()
+            F.cross_entropy(network(x), y).backward()
+            optimizer.step()
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)

@@ -66,7 +66,7 @@ class Collector:
         Call it with the ``loss`` too if the posterior's trace shall show it."""
         step = self._optimizer.steps
         if loss is not None:
-            self._trace.append((step, float(loss)))
+            self._trace.append((step, float(torch.as_tensor(loss).detach())))
         if step <= self.burn_in or (step - self.burn_in) % self.thin or step in self._kept:
             return
         values = {}

@@ -192,7 +192,11 @@ class Fisher:
             return
         chained = {k: p[None] for k, p in params.items()}
         before = self.gradients._distrusted
-        check_statistics(self.gradients, chained, {}, rows, rows)
+        try:
+            check_statistics(self.gradients, chained, {}, rows, rows)
+        except RuntimeError as error:  # what torch.func cannot transform may still have rules
+            reason = str(error).strip().splitlines()[0]
+            log.warning("statistics cannot be checked against single samples: %s", reason)
         if self.gradients._distrusted != before:
             self._plans = {}
             one.plan = self._make_plan(one.arguments)
@@ -296,14 +300,17 @@ class Fisher:
 
     # At the step ----------------------------------------------------------------------------------
 
-    def check_seen(self) -> None:
-        """Refuses a step whose gradients did not come through ``model(...)``."""
+    def check_strays(self) -> None:
+        """Refuses gradients that reached a layer outside of ``model(...)``."""
         if self.capture.stray is not None:
             raise RuntimeError(
                 f"layer {self.capture.stray!r} was called outside of model(...), or inside a "
                 "checkpoint with use_reentrant=True, so its samples cannot be told apart: call the "
                 "model that the optimizer was given, and use checkpoint(..., use_reentrant=False)"
             )
+
+    def check_seen(self) -> None:
+        """Refuses a step without a pass of the model that gradients came through."""
         if self.samples == 0 and (self.need != "gradient" or self.reduction == "sum"):
             raise RuntimeError(
                 "no forward and backward pass of the model was seen since the last step: make the "

@@ -177,6 +177,7 @@ class NaturalLangevin(torch.optim.Optimizer):
             self._fisher.forget()
             self._labels.forget()
             return loss
+        self._fisher.check_strays()
         self._fisher.gather()
         gradient = self._gradient(scale.gradient)
         statistics = self._fisher.statistics(scale.statistics)
@@ -251,8 +252,15 @@ class NaturalLangevin(torch.optim.Optimizer):
         """Algorithm 1 for parameters that belong together; ``rates`` by lr, as far as known."""
         assert self._layout is not None
         params = {k: self._names.params[k] for k in block}
-        if not any(k in gradient for k in block):
-            return  # frozen since the optimizer was made
+        frozen = [k for k in block if k not in gradient]
+        if len(frozen) == len(block):
+            return
+        if frozen:
+            raise ValueError(
+                f"{frozen[0]!r} was frozen after the optimizer was made, but the metric couples it "
+                f"with {', '.join(repr(k) for k in block if k not in frozen)}: freeze all of them, "
+                "or make a new optimizer"
+            )
         lr, temperature = self._settings(block)
         first = next(iter(params.values()))
         theta = {k: p.detach()[None] for k, p in params.items()}
@@ -369,6 +377,7 @@ class NaturalLangevin(torch.optim.Optimizer):
             "mean_rate": words(self.mean_rate),
             "temperature": [float(self.param_groups[0]["temperature"])],
             "chains": 1,
+            "optimizer": type(self).__name__,
             "init": "model",
             "seed": self.seed,
             "num_data": self.num_data,

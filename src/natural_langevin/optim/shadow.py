@@ -99,6 +99,11 @@ class Shadow(Network):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.arguments: Arguments | None = None
+        self._sampled = {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+    def trainable(self) -> Params:
+        """As it was at the start: what is frozen on the way keeps its place in the noise."""
+        return {name: p.detach() for name, p in self._sampled.items()}
 
     @contextmanager
     def called_with(self, arguments: Arguments) -> Iterator[None]:

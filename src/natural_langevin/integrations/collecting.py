@@ -34,8 +34,13 @@ class Collecting:
     ) -> None:
         if whole_number("burn_in", burn_in) < 0 or whole_number("thin", thin) < 1:
             raise ValueError(f"burn_in must be >= 0 and thin >= 1, got {burn_in} and {thin}")
-        self._options = {"burn_in": burn_in, "thin": thin, "keep": keep}
-        self._options |= {"store": store, "sample_dtype": sample_dtype}
+        self._options: dict[str, Any] = {
+            "burn_in": burn_in,
+            "thin": thin,
+            "keep": keep,
+            "store": store,
+            "sample_dtype": sample_dtype,
+        }
         self._collector: Collector | None = None
         self._pending: dict[str, Any] | None = None
 

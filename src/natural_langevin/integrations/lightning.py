@@ -33,7 +33,7 @@ except ImportError as error:
     ) from error
 
 
-class CollectPosterior(Collecting, Callback):  # type: ignore[misc]
+class CollectPosterior(Collecting, Callback):
     """For ``Trainer(callbacks=[...])``; ``posterior`` at any time after training has begun.
 
     Logs ``posterior/kept``, the number of iterates held, with the module's own logger."""

@@ -54,7 +54,7 @@ def sample(found: data.Dataset, options: argparse.Namespace) -> Posterior:
     training = TensorDataset(found.train_x, found.train_y)
     generator = torch.Generator().manual_seed(options.seed)
     loader = DataLoader(training, batch_size=100, shuffle=True, generator=generator)
-    steps, thin = (120, 6) if options.quick else (6_000, 50)
+    steps, thin = (90, 6) if options.quick else (6_000, 50)
     collect = CollectPosterior(burn_in=steps // 3, thin=thin)
     trainer = lightning.Trainer(
         max_steps=steps,

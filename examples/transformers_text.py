@@ -72,11 +72,17 @@ class Sentences(Dataset[dict[str, Tensor]]):
 
 
 def load() -> tuple[Sentences, Sentences, Tensor]:
-    """Sentences to learn from, every fifth to test on, and those of another module."""
+    """Sentences to learn from, every fifth to test on, and those of another module.
+
+    What reads the same counts once: a test sentence must not have been learned."""
     train, test = [], []
+    seen: set[tuple[int, ...]] = set()
     for label, module in enumerate(MODULES):
-        for index, sentence in enumerate(sentences(module)):
-            (test if index % 5 == 4 else train).append((tokens(sentence), label))
+        for sentence in sentences(module):
+            if (codes := tuple(tokens(sentence))) in seen:
+                continue
+            seen.add(codes)
+            (test if len(seen) % 5 == 0 else train).append((codes, label))
     both = [
         Sentences(torch.tensor([x for x, _ in part]), torch.tensor([y for _, y in part]))
         for part in (train, test)
@@ -133,7 +139,7 @@ def sample(network: Logits, train: Sentences, options: argparse.Namespace) -> Po
         preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-3),
         seed=options.seed,
     )
-    steps, thin = (60, 4) if options.quick else (3_000, 25)
+    steps, thin = (40, 4) if options.quick else (3_000, 25)
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     collect = CollectPosterior(burn_in=steps // 3, thin=thin)
     how = {"optimizers": (optimizer, constant), "callbacks": [collect]}
@@ -159,7 +165,7 @@ def main(argv: list[str] | None = None) -> dict[str, object]:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     train, test, odd = load()
     network = build(32 if options.quick else 64, options.seed)
-    trainer(network, train, options, steps=100 if options.quick else 300).train()
+    trainer(network, train, options, steps=60 if options.quick else 300).train()
     network.eval()
     with torch.no_grad():
         fitted = [network(x.to(options.device)).softmax(1).cpu() for x in (test.x, odd)]

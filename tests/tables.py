@@ -29,7 +29,7 @@ TOY = replace(
     step_sizes=1,
     prior_variances=(0.1,),
 )
-SMALL = ("--hidden", "8", "--chains", "2", "--step-size", "0.003")
+SMALL = ("--hidden", "8", "--chains", "2")
 
 
 def run(*words, **options):

@@ -20,7 +20,7 @@ from tables import TOY, run
 
 COMMANDS = [command.name for command in app.registered_commands]
 SHORTER = {
-    "train": ("--steps", "20", "--hidden", "8", "--chains", "2", "--step-size", "0.003"),
+    "train": ("--steps", "20", "--hidden", "8", "--chains", "2"),
     "bench": ("--only", "randn", "--repeats", "1", "--threads", "1"),
 }
 #: What the examples leave behind, so that a line which silently does nothing is noticed.

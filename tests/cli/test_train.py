@@ -77,7 +77,7 @@ def interrupted(monkeypatch, at: int):
 
 def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
     table = flowers(tmp_path / "flowers.csv", rows=40)
-    words = ["train", table, "--target", "kind", "--hidden", "8", "--chains", "2", "--steps", "100"]
+    words = ["train", table, "--target", "kind", *SMALL, "--step-size", "auto", "--steps", "100"]
     whole = run(*words, "--out", tmp_path / "whole")
     assert whole.exit_code == 0, whole.output
     # The step size was found by a pilot, and the folder says so.
@@ -197,6 +197,7 @@ def test_chains_that_all_diverge_are_one_line(tmp_path, monkeypatch):
     assert result.exit_code == 2
     assert "non-finite" in result.output
     assert "a tenth" in result.output
+    assert "--step-size auto" in result.output
     assert "Traceback" not in result.output
 
 

@@ -20,6 +20,7 @@ from natural_langevin.tabular.run import (
     read_json,
     read_quality,
 )
+from natural_langevin.tabular.sureness import sentences
 
 
 def report(
@@ -81,7 +82,7 @@ def _run_page(folder: Path) -> dict[str, Any]:
         raise RunFolderError(
             f"the run in {folder} is not finished: run the same train command with --resume"
         )
-    words = run.to_json()
+    words, quality = run.to_json(), read_quality(folder)
     columns = {
         column["name"]: f"mean {column['mean']:.4g}, scale {column['scale']:.4g}"
         if column["kind"] == "number"
@@ -103,7 +104,8 @@ def _run_page(folder: Path) -> dict[str, Any]:
         "byline": f"{run.target.task} · {run.rows[0]:,} training rows · natural-langevin "
         f"{read_json(folder / 'run.json').get('version')}",
         "command": shlex.join(["natural-langevin", "report", str(folder)]),
-        "quality": read_quality(folder),
+        "quality": quality,
+        "words": sentences(quality),
         "about": {"Data": data, "Settings": words["settings"], "Columns": columns},
     }
 

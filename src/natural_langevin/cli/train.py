@@ -10,6 +10,7 @@ from typing import Literal
 
 import typer
 
+from natural_langevin import DivergenceError
 from natural_langevin.cli import sure, table, tell
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import UsageError, one_line_errors
@@ -54,7 +55,9 @@ def train(
         None, metavar="N", help="Rows per update [default: 100]."
     ),
     step_size: str | None = typer.Option(
-        None, metavar="NUMBER", help="A number, or auto: found by a short pilot run [default]."
+        None,
+        metavar="NUMBER",
+        help="Or auto: found by a short pilot run [default: 0.003, deep: 0.001].",
     ),
     prior_variance: float | None = typer.Option(
         None, metavar="NUMBER", help="Variance of every weight [default: 0.5]."
@@ -111,6 +114,11 @@ def train(
         tell.found(prepared, console)
         try:
             quality = fit(prepared, out, device=chosen)
+        except DivergenceError as error:
+            raise UsageError(
+                f"{str(error).rstrip('.')}; or let a pilot run find one (--step-size auto), in "
+                "another --out"
+            ) from None
         except KeyboardInterrupt:
             command = shlex.join(["natural-langevin", *sys.argv[1:]])
             again = command if resume else f"{command} --resume"

@@ -20,7 +20,7 @@ from natural_langevin.tabular import run as folders
 from natural_langevin.tabular.features import fit_features
 from natural_langevin.tabular.quality import quality
 from natural_langevin.tabular.run import Run, RunFolderError
-from natural_langevin.tabular.settings import choose_settings, sampler
+from natural_langevin.tabular.settings import check_seed, choose_settings, sampler
 from natural_langevin.tabular.target import find_task, fit_classes, fit_target
 
 FEWEST_ROWS = 10
@@ -91,7 +91,7 @@ def split(
     """
     if not 0 <= hold_out <= 0.9:
         raise DataError(f"--hold-out must be a fraction between 0 and 0.9, got {hold_out!r}")
-    order = np.random.default_rng(seed).permutation(rows)
+    order = np.random.default_rng(check_seed(seed)).permutation(rows)
     groups = [order] if labels is None else [order[labels[order] == k] for k in np.unique(labels)]
     # Rounded down, so that a class of one row is learned rather than tested.
     outside = np.concatenate([group[: int(len(group) * hold_out + 1e-9)] for group in groups])

@@ -98,8 +98,6 @@ def choose_settings(
         raise DataError(f"--hidden must be sizes of at least 1 such as 50 or 50,50, got {layers}")
     # Twenty passes over the data, within limits that take seconds to minutes on a processor.
     default_steps = min(10_000, max(2000, 20 * rows // 100))
-    if not 0 <= seed < 2**63:
-        raise DataError(f"--seed must be a number from 0 to 2**63 - 1, got {seed}")
     return Settings(
         hidden=layers,
         steps=_at_least("--steps", steps, default_steps, least=8),
@@ -118,6 +116,12 @@ def _positive(name: str, value: float | None, default: float) -> float:
     if not 0 < value < math.inf:
         raise DataError(f"{name} must be a positive number, got {value!r}")
     return value
+
+
+def check_seed(seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise DataError(f"--seed must be a number from 0 to 2**63 - 1, got {seed}")
+    return seed
 
 
 def _at_least(name: str, value: int | None, default: int, least: int = 1) -> int:

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from typer.testing import CliRunner
 
 from natural_langevin.cli.app import app
+from natural_langevin.experiments.protocol import PRESETS
 
+#: The preset of reproduce that takes seconds.
+TOY = replace(
+    PRESETS["quick"],
+    hidden=(8,),
+    steps=20,
+    select_steps=6,
+    extra_select_steps=6,
+    burn_in=4,
+    thin=4,
+    select_thin=2,
+    batch_size=20,
+    train_scored=100,
+    mc_dropout=1,
+    pooled=2,
+    step_sizes=1,
+    prior_variances=(0.1,),
+)
 SMALL = ("--hidden", "8", "--chains", "2")
 
 

@@ -21,13 +21,14 @@ ORDER = [
     "storage", "stores", "priors", "gradients", "preconditioners", "langevin", "fused", "mixtures",
     "prediction", "export", "distillation", "metrics", "diagnostics", "checkpoint", "engine",
     "holding", "posterior", "collector", "run", "checks", "probe", "pilot", "distributed",
-    "sampler", "optim", "experiments", "sklearn", "tabular", "bench", "report", "cli",
+    "sampler", "optim", "integrations", "experiments", "sklearn", "tabular", "bench", "report",
+    "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.
 OPTIONAL = [
     "sklearn", "rich", "typer", "matplotlib", "jinja2", "torchmetrics", "arviz", "scipy", "pandas",
-    "onnx",
+    "onnx", "lightning", "transformers", "accelerate",
 ]  # fmt: skip
 
 

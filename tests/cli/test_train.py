@@ -44,8 +44,9 @@ def test_the_scores_shown_are_those_written_and_beat_a_guess(classes, numbers):
 
 def test_the_folder_holds_no_pickle_and_no_checkpoint(classes):
     names = sorted(str(p.relative_to(classes)) for p in classes.rglob("*") if p.is_file())
+    assert names[0] == "how_sure.png"
     assert names[-2:] == ["quality.json", "run.json"]
-    assert all(name.endswith((".json", ".safetensors")) for name in names)
+    assert all(name.endswith((".json", ".safetensors")) for name in names[1:])
     assert isinstance(load_posterior(classes, load_run(classes)), Posterior)
 
 
@@ -76,9 +77,13 @@ def interrupted(monkeypatch, at: int):
 
 def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
     table = flowers(tmp_path / "flowers.csv", rows=40)
-    words = ["train", table, "--target", "kind", *SMALL, "--steps", "100"]
+    words = ["train", table, "--target", "kind", *SMALL, "--step-size", "auto", "--steps", "100"]
     whole = run(*words, "--out", tmp_path / "whole")
     assert whole.exit_code == 0, whole.output
+    # The step size was found by a pilot, and the folder says so.
+    assert load_run(tmp_path / "whole").settings.step_size == "auto"
+    assert "Step size  " in whole.output
+    assert "held-out NLL" in json.loads((tmp_path / "whole/quality.json").read_text())["step_size"]
     with monkeypatch.context() as patch:
         interrupted(patch, at=60)
         stopped = run(*words, "--out", tmp_path / "part")
@@ -134,15 +139,20 @@ def test_nothing_held_out_is_said(tmp_path):
     ("options", "part"),
     [
         ((), "--target with one of size, weight, colour, garden, kind"),
-        (("--target", "sort"), "there is no column 'sort'"),
+        (("--target", "Kind"), "there is no column 'Kind' (--target): did you mean 'kind'?"),
+        (("--target", "kind", "--drop", "kind"), "is the target and cannot be left out"),
+        (("--target", "kind", "--steps", "2"), "--steps must be at least 8, got 2"),
+        (("--target", "kind", "--chains", "0"), "--chains must be at least 1, got 0"),
+        (("--target", "kind", "--seed", "-1"), "--seed"),
         (("--target", "kind", "--task", "guess"), "classification or regression"),
-        (("--target", "kind", "--task", "regression"), "no number"),
+        (("--target", "kind", "--task", "regression"), "holds words such as"),
         (("--target", "kind", "--drop", "no"), "no column 'no' to leave out"),
         (("--target", "kind", "--categorical", "no"), "no column 'no'"),
         (("--target", "kind", "--categorical", "weight"), "--drop weight"),
         (("--target", "kind", "--hidden", "a,b"), "--hidden"),
         (("--target", "kind", "--hidden", "0"), "--hidden"),
         (("--target", "kind", "--step-size", "-1"), "--step-size"),
+        (("--target", "kind", "--step-size", "fast"), "auto or a number such as 0.003, got 'fast'"),
         (("--target", "kind", "--prior-variance", "0"), "--prior-variance"),
         (("--target", "kind", "--hold-out", "2"), "--hold-out"),
         (("--target", "kind", "--device", "warp"), "unknown device"),
@@ -187,6 +197,7 @@ def test_chains_that_all_diverge_are_one_line(tmp_path, monkeypatch):
     assert result.exit_code == 2
     assert "non-finite" in result.output
     assert "a tenth" in result.output
+    assert "--step-size auto" in result.output
     assert "Traceback" not in result.output
 
 

@@ -68,8 +68,9 @@ def test_quoted_cells_may_hold_separators_quotes_and_line_ends():
         ('a,b\n1,"x\n', ["line 2", "quotes"]),
         ('a,b\n1,"x"y\n', ["line 2", "quotes"]),
         ("a,b\n1,x\0\n", ["line 2", "NUL"]),
-        (b"a,b\n1,\xe9\n", ["line 2", "0xe9", "UTF-8"]),
-        ("a,b\n1,x\n".encode("utf-16"), ["line 1", "UTF-8"]),
+        (b"a,b\n1,\x81\n", ["line 2", "0x81", "neither UTF-8 nor Windows-1252"]),
+        (b"a,b\n1,\xc3\xa9\n2,\xe9\n", ["line 3", "0xe9", "the lines before are"]),
+        ("a,b\n1,x\n".encode("utf-16"), ["line 1", "this is UTF-16", "UTF-8"]),
         ("", ["empty"]),
         ("\n\n", ["no name"]),
         ("a,b\n", ["no rows"]),
@@ -85,6 +86,37 @@ def test_what_cannot_be_trusted_is_refused_by_place(text, parts):
     for part in parts:
         assert part in message, message
     assert "\n" not in message
+
+
+def test_windows_1252_is_read_and_said(caplog):
+    found = table("a,b\n1,x\n2,Köln\n3,“Zürich” €\n".encode("cp1252"))
+    assert found.words("b") == ["x", "Köln", "“Zürich” €"]
+    (said,) = caplog.messages
+    assert "a.csv, line 3: byte 0xf6 is not UTF-8" in said
+    caplog.clear()
+    assert table("a,b\n1,Köln\n".encode("utf-8-sig")).words("b") == ["Köln"]
+    assert not caplog.messages
+
+
+def test_decimal_commas_are_read_where_somebody_says_so():
+    text = "a;b\n1,5;x,y\n-,25e1;p,q,r\n7;z\n"
+    found = CsvFile(io.BytesIO(text.encode()), decimal_comma=True).table()
+    np.testing.assert_array_equal(found.numbers("a"), [1.5, -2.5, 7])
+    assert found.words("b") == ["x,y", "p,q,r", "z"]
+    with pytest.raises(DataError, match="--decimal-comma"):
+        table(text)
+
+
+def test_rows_that_lack_a_cell_are_left_out_where_somebody_says_so():
+    text = "a,b,id\n1,x,\n,y,1\n3,NA,2\n4,z,3\n"
+    file = CsvFile(io.BytesIO(text.encode()))
+    found = file.table(skip=frozenset({"id"}), skip_missing=True)
+    np.testing.assert_array_equal(found.numbers("a"), [1, 4])
+    assert file.skipped == 2
+    assert found.where(1).endswith("line 5")
+    assert "--skip-missing" in refusal(text)
+    with pytest.raises(DataError, match="every one of its 2 rows lacks a cell"):
+        table("a,b\n1,\n,2\n", skip_missing=True)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path):

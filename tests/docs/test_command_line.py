@@ -1,13 +1,9 @@
-"""docs/command_line.md and the examples of --help, run as they stand."""
+"""docs/command_line.md, run as it stands (the examples of --help: tests/cli/test_help.py)."""
 
 import re
 import shlex
 from pathlib import Path
 
-import pytest
-import typer
-
-from natural_langevin.cli.app import app
 from tables import read_table, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
@@ -42,25 +38,3 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
     # What the page says of the third flat, far from all others.
     assert float(found[2]["epistemic_sd"]) > 2 * float(found[0]["epistemic_sd"])
     assert {"scores.json", "page.html", "runs"} <= {p.name for p in Path().iterdir()}
-
-
-def examples(subcommand: str) -> list[str]:
-    command = typer.main.get_command(app).commands[subcommand]
-    return re.findall(r"^ +(natural-langevin .*)$", command.help, re.MULTILINE)
-
-
-def test_the_first_examples_of_help_work_when_pasted(tmp_path, monkeypatch):
-    """In the order in which somebody would paste them, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    for subcommand in ("train", "predict", "evaluate", "report"):
-        words, _ = ours(examples(subcommand)[0])
-        result = run(*words)
-        assert result.exit_code == 0, result.output
-    assert len(read_table(Path("predictions.csv"))) == 360
-
-
-@pytest.mark.parametrize("subcommand", ["train", "predict", "evaluate", "report"])
-def test_help_shows_its_examples_as_they_are_pasted(subcommand):
-    shown = run(subcommand, "--help").output
-    for example in examples(subcommand):
-        assert example in shown

@@ -48,6 +48,12 @@ def cells(name: str, run: dict) -> tuple[str, str, str]:
     if name == "char_transformer":
         pairs = run["pairs"]
         other = f"counts of pairs: {pairs['accuracy']:.1%}, NLL {pairs['nll']:.3f}"
+    elif single := next((key for key in ("last network", "fitted network") if key in run), None):
+        alone = run[single]
+        other = (
+            f"the {single} alone: {alone['accuracy']:.1%}, NLL {alone['nll']:.3f}, calibration "
+            f"error {alone['calibration_error']:.3f}"
+        )
     else:
         other = f"logistic regression: {run['logistic regression']:.1%}"
     return (

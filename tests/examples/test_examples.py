@@ -18,7 +18,15 @@ import collect  # noqa: E402
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 PAGE = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
 RESULTS = json.loads((ROOT / "results" / "examples.json").read_text(encoding="utf-8"))
-NAMES = ["char_transformer", "cnn_mnist", "poisson_counts", "regression_1d", "resnet_groupnorm"]
+NAMES = [
+    "char_transformer",
+    "cnn_mnist",
+    "lightning_digits",
+    "poisson_counts",
+    "regression_1d",
+    "resnet_groupnorm",
+    "transformers_text",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +48,14 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def run_quick(name, folder, capsys, caplog):
-    """The results of a quick run, checked to be written, printed and drawn."""
+def run_quick(name, folder, capsys, caplog, *, chains: bool = True):
+    """The results of a quick run, checked to be written, printed and drawn; with several
+    ``chains`` it says whether they agree."""
     results = load(name).main(["--quick", "--out", str(folder)])
     printed = capsys.readouterr().out
     assert (folder / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
     assert set(json.loads((folder / f"{name}.json").read_text())) == set(results)
-    assert "R-hat" in printed
+    assert ("R-hat" in printed) == chains
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == []
     return results, printed
 
@@ -78,6 +87,31 @@ def test_transformer(tmp_path, capsys, caplog):
     assert results["scores"]["accuracy"] > 0.15
     assert len(results["text"]) == 24 + 1 + 12
     assert results["text"] in printed
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+@pytest.mark.filterwarnings("ignore::FutureWarning:lightning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_lightning(tmp_path, capsys, caplog):
+    results, printed = run_quick("lightning_digits", tmp_path, capsys, caplog, chains=False)
+    assert results["scores"]["accuracy"] > 0.8
+    assert printed.count("calibration error") == 2  # of the ensemble, and of one network
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.utils.data")
+def test_transformers(tmp_path, capsys, caplog):
+    results, printed = run_quick("transformers_text", tmp_path, capsys, caplog, chains=False)
+    assert results["scores"]["accuracy"] > 0.4  # the commonest of the four modules has 29 %
+    assert printed.count("calibration error") == 2
+
+
+def test_sentences_are_split_once_and_padded():
+    module = load("transformers_text")
+    train, test, odd = module.load()
+    assert set(train.y.tolist()) == set(test.y.tolist()) == set(range(len(module.MODULES)))
+    assert train.x.shape[1] == odd.shape[1] == module.LENGTH
+    assert 0 < int(train.x.max()) < module.WORDS
+    assert not set(map(tuple, train.x.tolist())) & set(map(tuple, test.x.tolist()))
 
 
 def test_windows_do_not_overlap():

@@ -84,6 +84,11 @@ def test_a_stray_word_and_too_many_levels_are_refused_with_the_option_that_helps
     many = "a,y\n" + "".join(f"w{i},{i}\n" for i in range(60))
     with pytest.raises(DataError, match=r"60 different values.*--drop a"):
         fit_features(table(many), target="y")
+    dates = "a,when,y\n" + "".join(f"w{i},{i + 1}.{i % 12 + 1}.2024,{i}\n" for i in range(60))
+    with pytest.raises(DataError) as caught:
+        fit_features(table(dates), target="y")
+    for part in ("'a' has 60 different values", "'when' has 60 dates", "--drop a --drop when"):
+        assert part in str(caught.value)
     with pytest.raises(DataError, match="every other one is constant"):
         fit_features(table("a,y\n1,1\n1,2\n"), target="y")
 
@@ -130,11 +135,11 @@ def test_classes_have_an_order_and_one_name_however_they_are_written():
     ("text", "asked", "part"),
     [
         ("y\n1\n1\n", "classification", "one class only"),
-        ("y\n1\n1\n", "regression", "constant"),
+        ("y\n1\n1\n", "regression", "is 1 in every row"),
         ("y\na\nb\nc\n", "classification", "too many"),
         ("y\n1\nx\n2\n", None, "--task classification"),
         ("y\n1\n2\n", "guessing", "classification or regression"),
-        ("y\na\nb\n", "regression", "no number"),
+        ("y\na\nb\n", "regression", "holds words such as 'a'"),
     ],
 )
 def test_a_target_that_cannot_be_learned_is_refused(text, asked, part):

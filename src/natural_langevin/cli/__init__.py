@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 
@@ -15,4 +16,7 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name it cannot show is no reason to stop
+            stream.reconfigure(errors="backslashreplace")
     app()

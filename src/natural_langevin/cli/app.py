@@ -39,9 +39,10 @@ def common(
         logging.getLogger("natural_langevin").setLevel(logging.INFO)
 
 
-app.command(name="train")(train.train)
-app.command(name="predict")(predict.predict)
-app.command(name="evaluate")(evaluate.evaluate)
+# A command that needs arguments and gets nothing at all shows its help, which has an example.
+app.command(name="train", no_args_is_help=True)(train.train)
+app.command(name="predict", no_args_is_help=True)(predict.predict)
+app.command(name="evaluate", no_args_is_help=True)(evaluate.evaluate)
 app.command(name="reproduce")(reproduce.reproduce)
-app.command(name="report")(report.report)
+app.command(name="report", no_args_is_help=True)(report.report)
 app.command(name="bench")(bench.bench)

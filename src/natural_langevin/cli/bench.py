@@ -18,7 +18,9 @@ def bench(
     ),
     out: Path = typer.Option(Path("bench.json"), help="The results, with every repeat."),
     plot: Path | None = typer.Option(None, help="The picture [default: beside the results]."),
-    quick: bool = typer.Option(False, help="Under a minute: one chain, nothing newly compiled."),
+    quick: bool = typer.Option(
+        False, "--quick", help="Under a minute: one chain, nothing newly compiled."
+    ),
     repeats: int = typer.Option(0, help="Interleaved repeats [default: 10, quick: 3]."),
     sections: list[str] = typer.Option(
         [], help="steps, memory, growth, latency; repeatable [default: all, quick: steps]."
@@ -35,11 +37,11 @@ def bench(
     Everything is measured in one process, interleaved and repeated; results and picture are left
     in files. Peers that are not installed are listed as such.
 
-    Examples:
+    On a GPU: --device cuda --sections steps.
 
-        natural-langevin bench --quick
+    Example (under a minute):
 
-        natural-langevin bench --device cuda --sections steps --out bench-gpu.json
+        natural-langevin bench --quick --out bench.json
     """
     settings = Settings(
         device=device,

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -50,7 +51,15 @@ def one_line_errors(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
     except OSError as error:
-        _stop(f"{error}. {remedy}")
+        _stop(f"{_reason(error)}. {remedy}")
+
+
+def _reason(error: OSError) -> str:
+    """What the system says, of the folder when it is about a file that is only being staged."""
+    if error.strerror is None or not error.filename:
+        return str(error)
+    path = Path(os.fsdecode(error.filename))
+    return f"{error.strerror}: {path.parent if path.suffix == '.part' else path}"
 
 
 def _stop(message: str) -> NoReturn:

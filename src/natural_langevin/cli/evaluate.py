@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from torch import Tensor
 
-from natural_langevin.cli import table, tell
+from natural_langevin.cli import sure, table, tell
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.data.errors import DataError
@@ -20,10 +20,15 @@ from natural_langevin.tabular.run import Run, load_posterior, load_run, write_js
 
 
 def evaluate(
-    folder: Path = typer.Argument(help="Folder of a finished run (train --out)."),
-    data: str = typer.Argument(help="A CSV or NPZ file with the target, - or a dataset."),
-    json: Path | None = typer.Option(None, help="Write scores, curves and diagnosis as JSON too."),
-    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
+    folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished run of train."),
+    data: str = typer.Argument(
+        metavar="DATA", help="A CSV or NPZ file with the target, - or a dataset."
+    ),
+    json: Path | None = typer.Option(
+        None, metavar="FILE", help="Write scores, curves and diagnosis as JSON too."
+    ),
+    decimal_comma: bool = typer.Option(False, "--decimal-comma", help="1,5 is one and a half."),
+    device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
 ) -> None:
     """Score a run on labelled rows that it has not seen.
 
@@ -32,7 +37,8 @@ def evaluate(
 
     Example:
 
-        natural-langevin evaluate runs/digits-net digits --json scores.json
+        natural-langevin train digits --out runs/digits --steps 200 --resume
+        natural-langevin evaluate runs/digits digits --json scores.json
     """
     console = table.console()
     with one_line_errors(
@@ -40,13 +46,14 @@ def evaluate(
     ):
         run = load_run(folder)
         posterior = load_posterior(folder, run, choose_device(device))
-        with open_source(data, target=run.target.name) as source:
+        with open_source(data, target=run.target.name, decimal_comma=decimal_comma) as source:
             label = str(getattr(source, "label", data))
             found = quality(posterior, run.target, _batches(run, source, label), label=label)
         if not found["rows"]:
             raise DataError(f"{label} has a header and no rows: add at least one")
         if json is not None:
             write_json(json, found)
+    sure.answer(found, console)
     tell.scores(found, console)
 
 

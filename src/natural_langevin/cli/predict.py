@@ -15,19 +15,26 @@ from natural_langevin.atomic import staged
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.data.tables import open_source
-from natural_langevin.tabular.predictions import write_predictions
+from natural_langevin.tabular.predictions import ends, write_predictions
 from natural_langevin.tabular.run import load_posterior, load_run
 
 
 def predict(
-    folder: Path = typer.Argument(help="Folder of a finished run (train --out)."),
+    folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished run of train."),
     data: str = typer.Argument(
-        help="A CSV or NPZ file, - for CSV on standard input, or a dataset."
+        metavar="DATA", help="A CSV or NPZ file, - for CSV on standard input, or a dataset."
     ),
-    out: str = typer.Option("-", help="The CSV file to write; - is standard output."),
-    keep: list[str] = typer.Option([], help="A column to copy into the output; may be repeated."),
-    interval: float = typer.Option(0.9, help="Probability of the interval (regression)."),
-    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
+    out: str = typer.Option(
+        "-", metavar="FILE", help="The CSV file to write; - is standard output."
+    ),
+    keep: list[str] = typer.Option(
+        [], metavar="COLUMN", help="Copy it into the output; repeatable."
+    ),
+    interval: float = typer.Option(
+        0.9, metavar="SHARE", help="Probability of the interval (regression)."
+    ),
+    decimal_comma: bool = typer.Option(False, "--decimal-comma", help="1,5 is one and a half."),
+    device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
 ) -> None:
     """Predict every row of a table, in the order of its rows.
 
@@ -38,23 +45,29 @@ def predict(
 
     Examples:
 
-        natural-langevin predict runs/digits-net digits --out predictions.csv
-
-        cat new.csv | natural-langevin predict runs/income - --keep name
+        natural-langevin train digits --out runs/digits --steps 200 --resume
+        natural-langevin predict runs/digits digits --out predictions.csv
+        natural-langevin predict runs/digits digits --keep y | head -3
     """
     with one_line_errors(remedy="Nothing was written: make room or change --out, and run it again"):
         run = load_run(folder)
+        ends(interval)  # refused also where it would not be used
         posterior = load_posterior(folder, run, choose_device(device))
-        with open_source(data) as source, _output(out) as text:
+        with open_source(data, decimal_comma=decimal_comma) as source, _output(out) as text:
             count = write_predictions(posterior, run, source, text, keep=keep, interval=interval)
     typer.echo(f"{count:,} rows{'' if out == '-' else f' in {out}'}", err=True)
 
 
 @contextlib.contextmanager
 def _output(out: str) -> Iterator[TextIO]:
-    if out == "-":
-        yield sys.stdout
+    if out == "-":  # UTF-8 whatever the terminal speaks: it is a file that somebody reads
         sys.stdout.flush()
+        text = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="")
+        try:
+            yield text
+            text.flush()
+        finally:
+            text.detach()
         return
     with staged(Path(out)) as handle:
         text = io.TextIOWrapper(handle, encoding="utf-8", newline="")

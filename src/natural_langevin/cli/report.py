@@ -20,31 +20,46 @@ from natural_langevin.tabular.run import (
     read_json,
     read_quality,
 )
+from natural_langevin.tabular.sureness import sentences
 
 
 def report(
     source: Path = typer.Argument(
-        help="A folder of train or of Posterior.save, or a results.json of reproduce."
+        metavar="SOURCE",
+        help="A folder of train or of Posterior.save, or a results.json of reproduce.",
     ),
-    out: Path | None = typer.Option(None, help="The page [default: report.html beside it]."),
+    out: Path | None = typer.Option(
+        None, metavar="FILE", help="The page [default: report.html beside it]."
+    ),
     model: str | None = typer.Option(
-        None, help="package.module:name of a saved posterior's model."
+        None, metavar="PLACE", help="package.module:name of a saved posterior's model."
     ),
-    data: str | None = typer.Option(None, help="NPZ of x and y to score a saved posterior on."),
+    data: str | None = typer.Option(
+        None, metavar="FILE", help="NPZ of x and y to score a saved posterior on."
+    ),
 ) -> None:
     """Draw a page: how good it is, how sure, whether its chains agree, and how it was made.
 
-    Examples:
+    A folder of Posterior.save holds no network: give --model, and --data for scores.
 
-        natural-langevin report runs/digits-net
+    Example:
 
-        natural-langevin report runs/digits/results.json --out page.html
-
-        natural-langevin report my-posterior --model mymodels:network --data test.npz
+        natural-langevin train digits --out runs/digits --steps 200 --resume
+        natural-langevin report runs/digits --out page.html
     """
     with one_line_errors(remedy="Nothing was written: make room or change --out, and run it again"):
         results = source / "results.json" if source.is_dir() else source
+        if not source.exists():
+            raise RunFolderError(
+                f"there is no file or folder {source}: give a folder of train --out or "
+                "Posterior.save, or a results.json of reproduce"
+            )
         if is_run(source):
+            if model is not None or data is not None:
+                raise RunFolderError(
+                    f"{source} is a run of train and knows its network: leave out --model and "
+                    "--data; natural-langevin evaluate scores it on other rows"
+                )
             page = out or source / "report.html"
             write_posterior_report(_run_page(source), page)
         elif plain.is_posterior(source):
@@ -67,7 +82,7 @@ def _run_page(folder: Path) -> dict[str, Any]:
         raise RunFolderError(
             f"the run in {folder} is not finished: run the same train command with --resume"
         )
-    words = run.to_json()
+    words, quality = run.to_json(), read_quality(folder)
     columns = {
         column["name"]: f"mean {column['mean']:.4g}, scale {column['scale']:.4g}"
         if column["kind"] == "number"
@@ -89,7 +104,8 @@ def _run_page(folder: Path) -> dict[str, Any]:
         "byline": f"{run.target.task} · {run.rows[0]:,} training rows · natural-langevin "
         f"{read_json(folder / 'run.json').get('version')}",
         "command": shlex.join(["natural-langevin", "report", str(folder)]),
-        "quality": read_quality(folder),
+        "quality": quality,
+        "words": sentences(quality),
         "about": {"Data": data, "Settings": words["settings"], "Columns": columns},
     }
 

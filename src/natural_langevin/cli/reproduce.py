@@ -22,7 +22,9 @@ def reproduce(
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
     seeds: int | None = typer.Option(None, help="Chains per row [default: the preset's]."),
     out: Path | None = typer.Option(None, help="Folder of the run [default: one under runs/]."),
-    resume: bool = typer.Option(False, help="Go on with a run that is already in the folder."),
+    resume: bool = typer.Option(
+        False, "--resume", help="Go on with a run that is already in the folder."
+    ),
     data_dir: str | None = typer.Option(None, help="Folder with the data set's files."),
     jobs: int = typer.Option(1, min=1, help="Stages run side by side (useful on a GPU)."),
     precision: str = typer.Option("highest", help="Matrix products: highest, or high (TF32)."),
@@ -32,11 +34,11 @@ def reproduce(
     Leaves results.json and report.html in the folder. Killed at any moment, it goes on with
     --resume and ends with the same numbers.
 
-    Examples:
+    The paper's own size wants a GPU: --preset paper --device cuda.
 
-        natural-langevin reproduce --data digits --out runs/digits
+    Example (some minutes):
 
-        natural-langevin reproduce --preset paper --device cuda --resume
+        natural-langevin reproduce --data digits --out runs/table
     """
     console = table.console()
     with one_line_errors():

@@ -15,6 +15,7 @@ from rich.table import Table
 from natural_langevin.tabular.features import Category, Number
 from natural_langevin.tabular.fit import Prepared
 from natural_langevin.tabular.run import Run
+from natural_langevin.tabular.settings import AUTO
 
 NAMES = {
     "accuracy": "accuracy",
@@ -26,12 +27,16 @@ NAMES = {
 }
 MEANING = {
     "accuracy": "how often the most probable class is right",
-    "nll": "in nats per row; smaller is better, punishes false certainty",
+    "nll": "nats per row; smaller is better, punishes false certainty",
     "brier": "0 to 2; smaller is better",
     "ece": "mean gap between confidence and accuracy; 0 is perfect",
     "rmse": "in the target's own units",
     "coverage": "how often the truth is inside; 90 % is perfect",
 }
+
+
+#: A narrower terminal gets the scores without what they mean.
+WIDE = 96
 
 
 def found(prepared: Prepared, console: Console) -> None:
@@ -41,14 +46,14 @@ def found(prepared: Prepared, console: Console) -> None:
     lines.add_column(style="bold")
     lines.add_column()
     for name, words in (
-        ("Data", _rows(run)),
+        ("Data", _rows(run) + _skipped(prepared.skipped)),
         ("Task", f"{run.target.task}, because {prepared.reason}{_classes(run)}"),
         ("Inputs", _inputs(run)),
         ("Network", _network(run)),
         ("Sampler", _sampler(run)),
     ):
         lines.add_row(name, escape(words))
-    console.print(lines)
+    console.print(lines, highlight=False)
 
 
 def _rows(run: Run) -> str:
@@ -57,6 +62,16 @@ def _rows(run: Run) -> str:
     if not run.hold_out:
         kept = f", {held:,} of its own to test it" if held else ", none held out"
     return f"{run.source}: {trained:,} rows to learn {run.target.name!r} from{kept}"
+
+
+def _skipped(count: int) -> str:
+    what = "1 row that lacks a cell was" if count == 1 else f"{count:,} rows that lack a cell were"
+    return f"; {what} left out" if count else ""
+
+
+def title(run: Run) -> str:
+    """The heading of the picture."""
+    return f"{run.target.name}, from {run.source}: how sure is it?"
 
 
 def _classes(run: Run) -> str:
@@ -96,35 +111,42 @@ def _network(run: Run) -> str:
 def _sampler(run: Run) -> str:
     s = run.settings
     kept = s.chains * ((s.steps - s.burn_in) // s.thin)
+    eta = "found by a pilot run" if s.step_size == AUTO else f"{s.step_size:g}"
     return (
         f"quasi-diagonal natural Langevin, {s.chains} chains of {s.steps:,} steps, step size "
-        f"{s.step_size:g}, damping {s.damping:.2g}, prior variance {s.prior_variance:g}; "
-        f"{kept} networks kept"
+        f"{eta}, damping {s.damping:.2g}, prior variance {s.prior_variance:g}; {kept} networks kept"
     )
+
+
+def step_size(quality: Mapping[str, Any], console: Console) -> None:
+    """What the pilot chose and why, where there was one."""
+    if quality.get("step_size"):
+        console.print(f"\n[bold]Step size[/]  {escape(quality['step_size'])}", highlight=False)
 
 
 def scores(quality: Mapping[str, Any], console: Console) -> None:
     """The scores beside those of a guess that looks at no input, and the diagnosis in words."""
     if quality["rows"]:
-        table = Table(
-            title=f"{quality['rows']:,} rows: {escape(quality['data'])}", title_justify="left"
-        )
-        table.add_column("score")
-        for heading in ("this posterior", "no inputs"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("what it is", style="dim")
+        rows = f"{quality['rows']:,} rows: {escape(quality['data'])}"
+        console.print(f"\n[bold]How good is it?[/]  {rows}", highlight=False)
+        wide = console.width >= WIDE
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for heading in ("", "it", "a blind guess"):
+            table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        table.add_column("", style="dim")
         for key, value in quality["scores"].items():
             plain = quality["baseline"].get(key)
             shown = "" if plain is None else _number(key, plain)
-            table.add_row(NAMES[key], f"[bold]{_number(key, value)}[/]", shown, MEANING[key])
+            cells = [f"  {NAMES[key]}", f"[bold]{_number(key, value)}[/]", shown]
+            table.add_row(*cells, MEANING[key] if wide else "")
         console.print(table)
     else:
-        console.print("No rows were held out, so there is nothing to score it on.")
+        console.print("\nNo rows were held out, so there is nothing to score it on.")
     verdict = quality["diagnosis"]
     if verdict:
-        console.print(f"[bold]Diagnosis[/]  {escape(verdict['summary'])}")
-        for sentence in verdict["verdicts"] or _all_well(verdict):
-            console.print(Padding(escape(sentence), (0, 0, 0, 11)))
+        console.print("\n[bold]Can it be trusted?[/]", highlight=False)
+        for sentence in (verdict["summary"], *(verdict["verdicts"] or _all_well(verdict))):
+            console.print(Padding(escape(sentence), (0, 0, 0, 2)), highlight=False)
 
 
 def _all_well(verdict: Mapping[str, Any]) -> list[str]:
@@ -142,7 +164,7 @@ def _number(key: str, value: float | None) -> str:
 
 def next_commands(folder: Path, console: Console) -> None:
     where = shlex.quote(str(folder))
-    console.print("[bold]Next[/]")
+    console.print("\n[bold]Next[/]")
     for command in (
         f"natural-langevin predict {where} NEW.csv --out predictions.csv",
         f"natural-langevin evaluate {where} OTHER.csv",

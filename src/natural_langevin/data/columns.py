@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,9 +58,16 @@ class ColumnBuilder:
                 self._numbers += 1
                 continue
             if cell.lower() in MISSING or is_infinite(cell) or has_comma(cell):
-                raise not_a_number(chunk.where(row), self._name, cell)
+                raise not_a_number(chunk.where(row), self._name, cell, missing=self._remedy())
             if self._odd is None:
                 self._odd = f"{short(cell)} ({chunk.where(row)})"
+
+    def _remedy(self) -> str:
+        drop = f"--drop {shlex.quote(self._name)}"
+        return (
+            "fill it in, leave out all rows that lack a cell (--skip-missing), or leave out the "
+            f"column ({drop})"
+        )
 
     def _neither(self) -> DataError:
         if self._numbers:
@@ -68,7 +77,7 @@ class ColumnBuilder:
             )
         return DataError(
             f"column {self._name!r} holds more than {MOST_LEVELS} different words, such as "
-            f"{self._odd}: it is no category; leave it out (--drop {self._name})"
+            f"{self._odd}: it is no category; leave it out (--drop {shlex.quote(self._name)})"
         )
 
     def column(self) -> Column:

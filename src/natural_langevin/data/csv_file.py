@@ -1,7 +1,8 @@
 """CSV with a header: read line by line, in bounded memory, and strictly.
 
 Comma, semicolon or tab between cells (found from the header), double quotes, UTF-8 with or without
-a byte-order mark. A file that is anything else is refused with the line on which it shows.
+a byte-order mark, or Windows-1252. A file that is anything else is refused with the line on which
+it shows.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,18 +19,24 @@ from typing import BinaryIO
 import numpy as np
 
 from .columns import ColumnBuilder
+from .encoding import Decoder
 from .errors import DataError
-from .table import Table, TextChunk, parse_numbers, short
+from .table import MISSING, Table, TextChunk, parse_numbers, short
 
 #: The most bytes of one row. Without it, a file without line ends would fill the memory.
 LONGEST_ROW = 1 << 24
 MOST_COLUMNS = 100_000
 #: The most cells that are text at the same time.
 CELLS_AT_ONCE = 500_000
+#: A number with a decimal comma, and nothing that could be a separated thousand besides it.
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+(?:[eE][+-]?\d+)?\s*")
 
 
 class CsvFile:
     """A CSV file, or an open binary stream such as standard input; read once, from the beginning.
+
+    With ``decimal_comma`` a cell such as 1,5 is one and a half. ``skipped`` counts the rows that
+    ``table`` has left out.
 
     >>> import io
     >>> file = CsvFile(io.BytesIO(b"age,town\\n31,Rome\\n"), label="people.csv")
@@ -36,7 +44,13 @@ class CsvFile:
     (('age', 'town'), [['Rome']])
     """
 
-    def __init__(self, source: str | os.PathLike[str] | BinaryIO, *, label: str | None = None):
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        label: str | None = None,
+        decimal_comma: bool = False,
+    ) -> None:
         self._close = contextlib.ExitStack()
         if isinstance(source, (str, os.PathLike)):
             self.label = label or os.fspath(source)
@@ -48,7 +62,8 @@ class CsvFile:
                 raise DataError(f"cannot read {self.label}: {reason}: check the name") from None
         else:
             self.label, self._bytes = label or "the input", source
-        self._line = self._row_size = 0
+        self._line = self._row_size = self.skipped = 0
+        self._decimal_comma, self._decoder = decimal_comma, Decoder(self.label)
         try:
             self.delimiter, self.names = self._header()
         except BaseException:
@@ -77,7 +92,7 @@ class CsvFile:
                     f"{self.label}, line {self._line}: {len(row)} cells, where the header has "
                     f"{len(self.names)}: quote cells that hold a {self._separator()}"
                 )
-            rows.append(row)
+            rows.append([_with_point(cell) for cell in row] if self._decimal_comma else row)
             lines.append(self._line)
             if len(rows) == size:
                 yield TextChunk(self.label, self.names, rows, lines)
@@ -85,18 +100,33 @@ class CsvFile:
         if rows:
             yield TextChunk(self.label, self.names, rows, lines)
 
-    def table(self, *, skip: frozenset[str] = frozenset()) -> Table:
-        """All rows in memory, without the columns of ``skip``."""
+    def table(self, *, skip: frozenset[str] = frozenset(), skip_missing: bool = False) -> Table:
+        """All rows in memory, without the columns of ``skip`` and, with ``skip_missing``, without
+        rows that lack a cell."""
         builders = {name: ColumnBuilder(name) for name in self.names if name not in skip}
         lines: list[int] = []
         for chunk in self.chunks(10_000):
+            if skip_missing:
+                chunk = self._complete(chunk, tuple(builders))
             for builder in builders.values():
                 builder.add(chunk)
             lines += chunk.lines
+        if self.skipped and not lines:
+            raise DataError(
+                f"{self.label}: every one of its {self.skipped:,} rows lacks a cell: leave out the "
+                "columns that are mostly empty (--drop)"
+            )
         if not lines:
             raise DataError(f"{self.label} has a header and no rows: add at least one")
         columns = {name: builder.column() for name, builder in builders.items()}
         return Table(self.label, columns, np.array(lines, dtype=np.int64))
+
+    def _complete(self, chunk: TextChunk, names: tuple[str, ...]) -> TextChunk:
+        missing = [[cell.lower() in MISSING for cell in chunk.cells(name)] for name in names]
+        kept = [k for k, lacks in enumerate(zip(*missing, strict=True)) if not any(lacks)]
+        self.skipped += len(chunk) - len(kept)
+        rows, lines = [chunk.rows[k] for k in kept], [chunk.lines[k] for k in kept]
+        return TextChunk(chunk.label, chunk.names, rows, lines)
 
     def _header(self) -> tuple[str, tuple[str, ...]]:
         first = next(self._lines(), None)
@@ -155,18 +185,11 @@ class CsvFile:
                     f"{self.label}, line {self._line}: a row of more than {LONGEST_ROW:,} "
                     "bytes: is this a CSV file, with all its quotes closed?"
                 )
-            if b"\0" in line:
-                raise DataError(
-                    f"{self.label}, line {self._line}: a NUL byte: this is no text file, or it is "
-                    "damaged; save it as CSV in UTF-8"
-                )
-            try:
-                yield line.decode("utf-8-sig" if self._line == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{self.label}, line {self._line}: byte 0x{line[error.start]:02x} is not "
-                    "UTF-8: save the file as CSV in UTF-8"
-                ) from None
+            yield self._decoder.decode(line, self._line)
 
     def _separator(self) -> str:
         return {",": "comma", ";": "semicolon", "\t": "tab"}[self.delimiter]
+
+
+def _with_point(cell: str) -> str:
+    return cell.replace(",", ".") if DECIMAL_COMMA.fullmatch(cell) else cell

@@ -107,16 +107,23 @@ def parse_numbers(cells: Sequence[str]) -> NDArray[np.float64] | None:
     return values
 
 
-def not_a_number(where: str, name: str, cell: str) -> DataError:
-    """The error of a cell that should be a number (or, when missing, anything at all)."""
+def not_a_number(
+    where: str, name: str, cell: str, *, missing: str = "fill it in, or remove the row"
+) -> DataError:
+    """The error of a cell that should be a number (or, when missing, anything at all).
+
+    ``missing`` is the remedy for a cell that holds nothing."""
     if cell.lower() in MISSING:
         shown = "is empty" if not cell else f"is missing ({cell})"
-        return DataError(f"{where}: column {name!r} {shown}: fill it in, or remove the row")
+        return DataError(f"{where}: column {name!r} {shown}: {missing}")
     what, remedy = "no number", "correct the cell, or remove the row"
     if is_infinite(cell):
         what = "not finite"
     elif has_comma(cell):
-        remedy = "write decimals with a point, and thousands without a separator"
+        remedy = (
+            "write decimals with a point and thousands without a separator, or say that commas are "
+            "decimal (--decimal-comma)"
+        )
     return DataError(f"{where}: column {name!r} holds {short(cell)}, {what}: {remedy}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import sys
 from collections.abc import Iterator
@@ -30,13 +31,22 @@ class TrainingData:
     test: Table | None
     target: str
     pixels: bool = False  # all in [0, 1] already: not to be standardised
+    skipped: int = 0  # rows that lacked a cell and were left out
 
 
 def read_training(
-    name: str, *, target: str | None, drop: frozenset[str] = frozenset()
+    name: str,
+    *,
+    target: str | None,
+    drop: frozenset[str] = frozenset(),
+    skip_missing: bool = False,
+    decimal_comma: bool = False,
 ) -> TrainingData:
     """The data called ``name`` with its target column, all in memory."""
     kind = _kind(name)
+    if kind != "csv" and (skip_missing or decimal_comma):
+        option = "--skip-missing" if skip_missing else "--decimal-comma"
+        raise DataError(f"{option} is for CSV files, and {name} is none: leave it out")
     if kind == "dataset":
         found = load(name)
         return TrainingData(
@@ -52,21 +62,42 @@ def read_training(
         return TrainingData(
             Table(table.label, columns, table.places, table.unit), None, target or ARRAY_TARGET
         )
-    with _csv(name) as file:
+    with _csv(name, decimal_comma) as file:
         _check_target(name, file.names, target)
         for column in sorted(drop - set(file.names)):
-            raise DataError(f"{file.label} has no column {column!r} to leave out")
-        return TrainingData(file.table(skip=drop), None, str(target))
+            raise DataError(
+                f"{file.label} has no column {column!r} to leave out (--drop)"
+                f"{did_you_mean(column, file.names)}"
+            )
+        if target in drop:
+            raise DataError(f"{target!r} is the target and cannot be left out: drop others")
+        table = file.table(skip=drop, skip_missing=skip_missing)
+        return TrainingData(table, None, str(target), skipped=file.skipped)
+
+
+def did_you_mean(name: str, names: tuple[str, ...]) -> str:
+    """The end of an error about a name that is not there.
+
+    >>> did_you_mean("Species", ("sepal", "species")), did_you_mean("x", ("sepal",))
+    (": did you mean 'species'?", ': it has sepal')
+    """
+    lower = {known.lower(): known for known in reversed(names)}
+    close = difflib.get_close_matches(name.lower(), lower, n=1)
+    if close:
+        return f": did you mean {lower[close[0]]!r}?"
+    return f": it has {', '.join(names[:20])}{', ...' * (len(names) > 20)}"
 
 
 @contextlib.contextmanager
-def open_source(name: str, *, target: str | None = None) -> Iterator[Source]:
+def open_source(
+    name: str, *, target: str | None = None, decimal_comma: bool = False
+) -> Iterator[Source]:
     """The table called ``name``, to be read in chunks; a dataset gives its test part.
 
     ``target`` is the column that must be there as well, if any."""
     kind = _kind(name)
     if kind == "csv":
-        with _csv(name) as file:
+        with _csv(name, decimal_comma) as file:
             yield file
     elif kind == "npz":
         yield _npz(name, with_target=target is not None)
@@ -89,18 +120,23 @@ def _kind(name: str) -> str:
     )
 
 
-def _csv(name: str) -> CsvFile:
+def _csv(name: str, decimal_comma: bool) -> CsvFile:
     if name == "-":
-        return CsvFile(sys.stdin.buffer, label="standard input")
-    return CsvFile(name, label=os.path.basename(name))
+        label = "standard input"
+        return CsvFile(sys.stdin.buffer, label=label, decimal_comma=decimal_comma)
+    return CsvFile(name, label=os.path.basename(name), decimal_comma=decimal_comma)
 
 
 def _check_target(label: str, names: tuple[str, ...], target: str | None) -> None:
     if target in names:
         return
-    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    asked = "give the column to predict" if target is None else f"there is no column {target!r}"
-    raise DataError(f"{os.path.basename(label)}: {asked}: --target with one of {shown}")
+    label = os.path.basename(label)
+    if target is None:
+        shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+        raise DataError(f"{label}: which column is to be predicted? --target with one of {shown}")
+    raise DataError(
+        f"{label}: there is no column {target!r} (--target){did_you_mean(target, names)}"
+    )
 
 
 def _npz(path: str, *, with_target: bool) -> Table:

@@ -35,13 +35,14 @@ from natural_langevin.checkpoint import (
     NEWEST,
     PREVIOUS,
     SHARDED,
+    SHARDED_INDEX,
     CheckpointError,
     check_same_run,
     named,
     read_config,
 )
 from natural_langevin.distributed.group import Group, GroupError
-from natural_langevin.distributed.parts import INDEX, PartReader, PartWriter, read_words
+from natural_langevin.distributed.parts import PartReader, PartWriter, read_words
 from natural_langevin.tensorfile import StorageError, WriteError
 
 _NAME = re.compile(rf"{SHARDED}\d{{6,}}")
@@ -75,7 +76,7 @@ class ShardedCheckpoint:
         check_writable(self._folder)
         remove_leftovers(self._folder)
         for path in _generations(self._folder):
-            if not (path / INDEX).exists():  # somebody died while it was written
+            if not (path / SHARDED_INDEX).exists():  # somebody died while it was written
                 shutil.rmtree(path)
         (self._folder / self._token).touch()
 
@@ -244,7 +245,7 @@ def _generations(folder: Path) -> list[Path]:
 
 def _whole(folder: Path) -> list[Path]:
     """Those that were written to the end."""
-    return [path for path in _generations(folder) if (path / INDEX).exists()]
+    return [path for path in _generations(folder) if (path / SHARDED_INDEX).exists()]
 
 
 def _number(path: Path) -> int:

@@ -28,7 +28,7 @@ from torch.futures import Future
 
 from natural_langevin import tensorfile
 from natural_langevin.atomic import staged
-from natural_langevin.checkpoint import SHARDED_INDEX as INDEX
+from natural_langevin.checkpoint import SHARDED_INDEX
 from natural_langevin.tensorfile import Spec, StorageError
 
 _BY_NAME = {code: dtype for dtype, code in tensorfile.DTYPES.items()}
@@ -74,7 +74,7 @@ class PartWriter(StorageWriter):
             code = tensorfile.DTYPES[about.properties.dtype]
             tensors[result.index.fqn] = [result.storage_data, code, list(about.size)]
         text = json.dumps({"format": 1, **self._words, "tensors": tensors})
-        with staged(self.folder / INDEX) as handle:
+        with staged(self.folder / SHARDED_INDEX) as handle:
             handle.write(text.encode())
 
     @classmethod
@@ -142,7 +142,7 @@ class PartReader(StorageReader):
 
 def read_words(folder: Path) -> dict[str, Any]:
     """Everything in the index. A file that something else wrote, or damaged, is refused."""
-    path = folder / INDEX
+    path = folder / SHARDED_INDEX
     try:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict) or found.get("format") != 1:

@@ -33,7 +33,8 @@ FIGURES = {
 
 
 def render_posterior(page: Mapping[str, Any]) -> str:
-    """``page``: title, command, about (heading -> entries), and quality as ``tabular`` writes it.
+    """``page``: title, command, about (heading -> entries), quality as ``tabular`` writes it, and
+    ``words``: sentences on how sure it is.
 
     A part that the quality lacks (a posterior without labelled rows) is left out of the page."""
     try:
@@ -62,7 +63,7 @@ def _values(page: Mapping[str, Any]) -> dict[str, Any]:
         "title": page["title"],
         "eyebrow": "Posterior report",
         "byline": page["byline"],
-        "summary": _summary(quality),
+        "summary": " ".join([_summary(quality), *page.get("words", [])]),
         "figures": [
             FIGURES[key](value)
             for key, value in quality.get("scores", {}).items()

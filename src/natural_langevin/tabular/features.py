@@ -7,6 +7,8 @@ constant in the training rows say nothing and are left out.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +23,8 @@ from natural_langevin.data.table import Chunk, Table, short
 
 #: A category of more levels than this is refused: each becomes an input of its own.
 MOST_INPUTS_OF_A_CATEGORY = 50
+#: How dates begin in most tables: 2024-03-31, 31.3.2024, 3/31/24.
+DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}")
 #: A value this many standard deviations away is a mistake (a unit, a sentinel such as -1e30).
 FARTHEST = 1e6
 
@@ -150,6 +154,7 @@ def fit_features(
         raise DataError(f"{table.label} has no column {name!r} to take as a category")
     parts: list[Feature] = []
     constant: list[str] = []
+    _check_levels(table, target, categorical)
     for name in table.names:
         if name == target:
             continue
@@ -182,13 +187,31 @@ def _fit_category(table: Table, name: str) -> Category | None:
     """The levels are those of the whole table: a rare one may be in held-out rows alone."""
     found = set(table.words(name))
     levels = tuple(sorted(found | set(table.columns[name].levels)))
-    if len(levels) > MOST_INPUTS_OF_A_CATEGORY:
-        raise DataError(
-            f"column {name!r} has {len(levels)} different values, such as {short(levels[0])}; a "
-            f"category may have {MOST_INPUTS_OF_A_CATEGORY}: group them, or leave the column out "
-            f"(--drop {name})"
-        )
     return Category(name, levels) if len(found) > 1 else None
+
+
+def _check_levels(table: Table, target: str, categorical: frozenset[str]) -> None:
+    """Refuses categories of too many levels, all of them in one message."""
+    problems, drops = [], []
+    for name, column in table.columns.items():
+        words = column.values is None and not column.odd
+        if name == target or not (words or name in categorical):
+            continue
+        levels = column.levels or tuple(dict.fromkeys(table.words(name)))
+        if len(levels) <= MOST_INPUTS_OF_A_CATEGORY:
+            continue
+        kind = "dates" if words and DATE.match(levels[0]) else "different values"
+        problems.append(f"{name!r} has {len(levels)} {kind}, such as {short(levels[0])}")
+        drops.append(f"--drop {shlex.quote(name)}")
+    if not problems:
+        return
+    remedy = "group them"
+    if any(" dates, such as" in problem for problem in problems):
+        remedy = "turn dates into numbers (a year, a month, days since a day)"
+    raise DataError(
+        f"column {'; column '.join(problems)}; a category may have {MOST_INPUTS_OF_A_CATEGORY}: "
+        f"{remedy}, or leave the column{'s' * (len(drops) > 1)} out ({' '.join(drops)})"
+    )
 
 
 def _fit_number(table: Table, name: str, standardise: bool) -> Number | None:

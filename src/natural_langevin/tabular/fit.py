@@ -21,7 +21,7 @@ from natural_langevin.tabular import run as folders
 from natural_langevin.tabular.features import fit_features
 from natural_langevin.tabular.quality import quality
 from natural_langevin.tabular.run import Run, RunFolderError
-from natural_langevin.tabular.settings import choose_settings, sampler
+from natural_langevin.tabular.settings import check_seed, choose_settings, sampler
 from natural_langevin.tabular.target import find_task, fit_classes, fit_target
 
 FEWEST_ROWS = 10
@@ -36,6 +36,7 @@ class Prepared:
     train: Table
     held_out: Table | None
     reason: str  # why this task
+    skipped: int = 0  # rows that lacked a cell and were left out
 
 
 def prepare(
@@ -77,7 +78,7 @@ def prepare(
         settings=choose_settings(len(train), seed=seed, **settings),
         hold_out=hold_out if data.test is None else 0.0,
     )
-    return Prepared(run, train, held_out, reason)
+    return Prepared(run, train, held_out, reason, data.skipped)
 
 
 def split(
@@ -91,7 +92,7 @@ def split(
     """
     if not 0 <= hold_out <= 0.9:
         raise DataError(f"--hold-out must be a fraction between 0 and 0.9, got {hold_out!r}")
-    order = np.random.default_rng(seed).permutation(rows)
+    order = np.random.default_rng(check_seed(seed)).permutation(rows)
     groups = [order] if labels is None else [order[labels[order] == k] for k in np.unique(labels)]
     # Rounded down, so that a class of one row is learned rather than tested.
     outside = np.concatenate([group[: int(len(group) * hold_out + 1e-9)] for group in groups])
@@ -143,6 +144,7 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
     posterior.save(folders.posterior_folder(folder))
     label = f"held-out rows of {run.source}" if run.hold_out else f"{run.source}, test part"
     found = quality(posterior, run.target, held_out, label=label)
+    found["step_size"] = posterior.config.get("pilot", {}).get("reason", "")
     first_alone("writing down the quality", lambda: _finish(folder, found))
     return found
 

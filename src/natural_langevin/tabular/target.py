@@ -118,7 +118,11 @@ def fit_classes(table: Table, name: str) -> tuple[str, ...]:
     """The classes of all rows, held out or not, in the order of numbers or of the alphabet."""
     classes = {_canonical(word) for word in table.words(name)}
     if len(classes) < 2:
-        raise DataError(f"the target {name!r} has one class only: there is nothing to learn")
+        raise DataError(
+            f"the target {name!r} is {short(classes.pop())} in all {len(table)} rows, one class "
+            "only: there is nothing to learn; choose another column (--target), or add rows of "
+            "other classes"
+        )
     if len(classes) > min(MOST_CLASSES, len(table) // 2):
         raise DataError(
             f"the target {name!r} has {len(classes)} different values in {len(table)} rows: too "
@@ -134,10 +138,19 @@ def fit_target(train: Table, name: str, classes: tuple[str, ...]) -> Target:
         y = Target(name, classes).encode(train)
         shares = torch.bincount(y, minlength=len(classes)) / len(y)
         return Target(name, classes, tuple(shares.tolist()))
+    column = train.columns[name]
+    if column.values is None and not column.odd:
+        raise DataError(
+            f"the target {name!r} holds words such as {short(column.levels[0])}, and a regression "
+            "needs numbers: leave --task out, or choose another column (--target)"
+        )
     values = train.numbers(name).astype(np.float64)
     largest = float(np.abs(values).max()) or 1.0
     small = values / largest
     mean, scale = float(small.mean()) * largest, float(small.std()) * largest
     if not 0 < scale < np.inf:
-        raise DataError(f"the target {name!r} is constant: there is nothing to learn")
+        raise DataError(
+            f"the target {name!r} is {values[0]:g} in every row: there is nothing to learn; choose "
+            "another column (--target)"
+        )
     return Target(name, (), (), mean, scale)

@@ -1,0 +1,88 @@
+"""How sure is it? The held-out scores in plain words.
+
+Whether it is as sure as it should be is judged against chance: a share of n rows is only known to
+within its standard deviation, and a gap of less than two of them proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from natural_langevin.tabular.scoring import INTERVAL
+
+#: A gap of more standard deviations than this is not put down to chance.
+CHANCE = 2.0
+#: The confidence that the first sentence is about.
+WANTED = 0.9
+#: Of fewer rows than this nothing is said beyond the counts.
+FEW = 20
+
+
+def sentences(quality: Mapping[str, Any]) -> list[str]:
+    """Two sentences from what ``quality`` found on labelled rows; none where there were none."""
+    if quality.get("answers"):
+        return _of_classes(quality["answers"])
+    if quality.get("intervals"):
+        return _of_numbers(quality)
+    return []
+
+
+def _of_classes(found: Mapping[str, Any]) -> list[str]:
+    rows, right = found["answered"][0], found["right"][0]
+    reached = [k for k, level in enumerate(found["sure"]) if found["answered"][k] and level]
+    wanted = [k for k in reached if found["sure"][k] <= WANTED]
+    if not wanted:
+        first = "It is less than 50 % sure of every row."
+    else:
+        k = wanted[-1]
+        first = "" if found["sure"][k] == WANTED else f"It is never {percent(WANTED)} sure. "
+        n, good = found["answered"][k], found["right"][k]
+        first += (
+            f"If it only answers when it is at least {percent(found['sure'][k])} sure, it answers "
+            f"{percent(n / rows)} of the rows ({n:,} of {rows:,}) and is right on "
+            f"{percent(good / n)} of those ({good:,} of {n:,})."
+        )
+    said, share = found["confidence"], right / rows
+    verdict = _judge(share - said, found["spread"], rows, "under-confident", "over-confident")
+    return [
+        first,
+        f"On average it says it is {percent(said)} sure, and it is right on {percent(share)} of "
+        f"the rows: {verdict}.",
+    ]
+
+
+def _of_numbers(quality: Mapping[str, Any]) -> list[str]:
+    rows, share = quality["rows"], quality["scores"]["coverage"]
+    spread = math.sqrt(INTERVAL * (1 - INTERVAL) / rows)
+    verdict = _judge(share - INTERVAL, spread, rows, "too wide", "too narrow")
+    surest, middle, least = (f"{value:.3g}" for value in quality["intervals"]["half"])
+    blind = f"{quality['intervals']['blind']:.3g}"
+    return [
+        f"Its {percent(INTERVAL)} intervals hold the truth in {round(share * rows):,} of {rows:,} "
+        f"rows ({percent(share)}): {verdict}.",
+        f"A typical interval is the prediction ± {middle} (± {surest} where it is surest, "
+        f"± {least} where it is least sure); without looking at the inputs it would be ± {blind}.",
+    ]
+
+
+def _judge(gap: float, spread: float, rows: int, above: str, below: str) -> str:
+    if rows < FEW:
+        return f"{rows} rows are too few to say whether it is as sure as it should be"
+    if abs(gap) <= CHANCE * spread:
+        return f"as sure as it should be, as far as {rows:,} rows can tell"
+    return f"{above if gap > 0 else below}, by more than chance explains"
+
+
+def percent(share: float) -> str:
+    """Whole percents, but never 0 % or 100 % of what is merely close to it.
+
+    >>> percent(0.833), percent(0.999), percent(1.0), percent(0.002)
+    ('83 %', '99.9 %', '100 %', '0.2 %')
+    """
+    whole = round(100 * share)
+    if whole in (0, 100) and share not in (0, 1):
+        digits = 1 if 0.0005 <= share <= 0.9995 else 2
+        return f"{min(99.99, max(0.01, 100 * share)):.{digits}f} %"
+    return f"{whole} %"

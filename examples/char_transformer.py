@@ -106,7 +106,7 @@ def sample(train: tuple[Tensor, Tensor], options: argparse.Namespace) -> Posteri
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (32, 2) if options.quick else (4_000, 75)
+    steps, thin = (32, 2) if options.quick else (1_200, 30)
     return sampler.sample(
         train, steps=steps, batch_size=32, burn_in=steps // 4, thin=thin, progress=False
     )

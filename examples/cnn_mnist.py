@@ -69,7 +69,7 @@ def sample(found: data.Dataset, side: int, options: argparse.Namespace) -> Poste
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (48, 4) if options.quick else (8_000, 150)
+    steps, thin = (48, 4) if options.quick else (4_000, 100)
     return sampler.sample(
         (found.train_x, found.train_y), steps=steps, burn_in=steps // 4, thin=thin, progress=False
     )

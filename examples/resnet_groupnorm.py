@@ -74,7 +74,7 @@ def sample(found: data.Dataset, options: argparse.Namespace) -> Posterior:
         device=options.device,
         compile=False if options.quick else "auto",
     )
-    steps, thin = (32, 2) if options.quick else (4_000, 75)
+    steps, thin = (32, 2) if options.quick else (1_200, 30)
     return sampler.sample(
         (found.train_x, found.train_y), steps=steps, burn_in=steps // 4, thin=thin, progress=False
     )

@@ -53,6 +53,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     ``preconditioner``: "qdop", "dop", "rmsprop" or "sgld".
     ``step_size``: "auto", or a number or schedule (see ``Langevin``).
     ``steps``, ``chains``, ``batch_size``, ``temperature``: of the run; the first half is burn-in.
+    Below temperature 1 give ``prior_variance`` a number: a learned one lets cold weights vanish.
     ``random_state``: a number for the same result every time. ``verbose``: shows progress.
 
     Fitted: ``posterior_`` (on standardised inputs), ``n_iter_``, ``n_features_in_``,

@@ -68,7 +68,8 @@ RUN = [
     for page in PYTHON
 ]
 SHELL = commands()
-OURS = [words[1:] for _, words in SHELL if words[0] == "natural-langevin"]
+CLI = ("natural-langevin", "natural_langevin.cli")  # the second behind torchrun -m
+OURS = [words[words.index(cli) + 1 :] for _, words in SHELL for cli in CLI if cli in words]
 MAKE = [words[1:] for _, words in SHELL if words[0] == "make"]
 
 

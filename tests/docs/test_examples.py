@@ -57,12 +57,23 @@ def versions(diff: str) -> tuple[str, str]:
 
 
 PYTHON = [page for page in PAGES if blocks(page, "python")]
+# Advice of the frameworks about workers and deprecated names, which is not ours to follow.
+FRAMEWORKS = [
+    pytest.mark.filterwarnings(f"ignore::{kind}")
+    for kind in ("UserWarning:lightning", "UserWarning:torch.utils.data", "FutureWarning:lightning",
+                 "DeprecationWarning")
+]  # fmt: skip
+RUN = [
+    pytest.param(page, marks=FRAMEWORKS if page.name == "integrations.md" else [], id=name(page))
+    for page in PYTHON
+]
 SHELL = commands()
-OURS = [words[1:] for _, words in SHELL if words[0] == "natural-langevin"]
+CLI = ("natural-langevin", "natural_langevin.cli")  # the second behind torchrun -m
+OURS = [words[words.index(cli) + 1 :] for _, words in SHELL for cli in CLI if cli in words]
 MAKE = [words[1:] for _, words in SHELL if words[0] == "make"]
 
 
-@pytest.mark.parametrize("page", PYTHON, ids=name)
+@pytest.mark.parametrize("page", RUN)
 def test_python_blocks_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
-from notebooks import NOTEBOOKS, ROOT, executed
+from notebooks import NOTEBOOKS, ROOT
 
 
 def name(path: Path) -> str:
@@ -15,13 +16,20 @@ def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
 
 
-@pytest.mark.filterwarnings("ignore")  # the machinery's own, about sockets and event loops
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # torch, drawn
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
-def test_notebook_runs(path: Path, tmp_path: Path) -> None:
-    book = executed(path, tmp_path)  # raises where a cell does
-    code = [cell for cell in book.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
-    assert not any(o.output_type == "error" for cell in code for o in cell.outputs)
+def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in one namespace, here: a kernel would only import everything once more."""
+    monkeypatch.chdir(tmp_path)
+    figures = []
+    plt.switch_backend("agg")
+    monkeypatch.setattr(plt, "show", lambda: (figures.append(plt.gcf()), plt.close("all")))
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    cells = nbformat.read(path, as_version=4).cells
+    for number, cell in enumerate(cells):
+        if cell.cell_type == "code":
+            exec(compile(cell.source, f"{name(path)}, cell {number}", "exec"), namespace)
+    assert len(figures) == sum("plt.show()" in cell.source for cell in cells) > 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from natural_langevin import room, schedules
 from natural_langevin.gradients import Gradients, Network, Params
 from natural_langevin.gradients.selfcheck import check_statistics
+from natural_langevin.gradients.vectorised import why_untransformable
 from natural_langevin.langevin import State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.preconditioners import Preconditioner
@@ -256,9 +257,11 @@ def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: A
         if isinstance(error, RuntimeError) and "randomness" not in str(error):
             raise ValueError(
                 "the model cannot be vectorised over chains and samples: "
-                f"{str(error).strip().splitlines()[0]} Choose between values with torch.where "
+                f"{why_untransformable(error)}. Choose between values with torch.where "
                 "instead of `if` or a boolean index, keep .item() and numpy out of the forward "
-                "pass, and give a custom autograd.Function setup_context and a vmap rule"
+                "pass, and give a custom autograd.Function setup_context and a vmap rule. A network "
+                "that cannot be changed can be sampled in a loop of one's own: "
+                "optim.NaturalLangevin(..., preconditioner=preconditioners.RMSProp())"
             ) from error
         raise ValueError(
             "the model's forward pass is random: two calls with the same inputs differ, or it "

@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from natural_langevin.priors import Gaussian, Prior
 from natural_langevin.tensorfile import Spec, size_in_bytes
 
 log = logging.getLogger("natural_langevin")
+
+StepSize = float | Tensor | schedules.Schedule
 
 #: Samples on which the network is tried out.
 FEW = 4
@@ -259,8 +261,8 @@ def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: A
                 "the model cannot be vectorised over chains and samples: "
                 f"{why_untransformable(error)}. Choose between values with torch.where "
                 "instead of `if` or a boolean index, keep .item() and numpy out of the forward "
-                "pass, and give a custom autograd.Function setup_context and a vmap rule. A network "
-                "that cannot be changed can be sampled in a loop of one's own: "
+                "pass, and give a custom autograd.Function setup_context and a vmap rule. A "
+                "network that cannot be changed can be sampled in a loop of one's own: "
                 "optim.NaturalLangevin(..., preconditioner=preconditioners.RMSProp())"
             ) from error
         raise ValueError(
@@ -268,6 +270,16 @@ def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: A
             "draws random numbers, but the likelihood needs a deterministic network. Call "
             "model.eval() first, or remove F.dropout(training=True) or the noise from its forward"
         ) from error
+
+
+def known_step_size(value: StepSize | Literal["auto"]) -> StepSize:
+    """A step size that must be known beforehand."""
+    if isinstance(value, str) and value == "auto":
+        raise ValueError(
+            'step_size="auto" is chosen by sample(), which sees all the data: give Langevin a '
+            'number here, such as the posterior.config["pilot"]["step_sizes"] of a short run'
+        )
+    return value
 
 
 def check_every(every: Any) -> int | None:

@@ -25,7 +25,6 @@ from natural_langevin import (
     schedules,
     stores,
 )
-from natural_langevin.checkpoint import config_in
 from natural_langevin.checks import (
     StepSize,
     batch_check,
@@ -46,7 +45,7 @@ from natural_langevin.checks import (
 from natural_langevin.collector import Collector
 from natural_langevin.data.streams import Loader, as_stream, check_finite, split_pair
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.distributed.beginning import agree, open_checkpoint
+from natural_langevin.distributed.beginning import agree, open_checkpoint, resumed_config
 from natural_langevin.distributed.holding import spread
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.distributed.place import find_place, together
@@ -288,7 +287,7 @@ class Langevin:
         self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None
     ) -> pilot.Choice:
         """The pilot's choice; a run to go on with keeps the one that it was started with."""
-        found = pilot.Choice.from_config(config_in(checkpoint), self.chains)
+        found = pilot.Choice.from_config(resumed_config(checkpoint, self.place), self.chains)
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
     def choose_step_size(

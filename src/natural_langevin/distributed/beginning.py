@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DistributedSampler
 
 from natural_langevin._version import __version__
-from natural_langevin.checkpoint import SHARDED, RunCheckpoint, Saved
+from natural_langevin.checkpoint import SHARDED, RunCheckpoint, Saved, config_in
 from natural_langevin.data.streams import InMemory, Loader, Stream, fingerprint
 from natural_langevin.distributed.join import alone
 from natural_langevin.distributed.place import Place
@@ -48,6 +49,17 @@ def refuse_sampler(stream: Stream) -> None:
             "it a plain sampler with the same seed everywhere, and each process takes its part of "
             "every batch by itself"
         )
+
+
+def resumed_config(folder: str | os.PathLike[str] | None, place: Place | None) -> dict[str, Any]:
+    """What the folder's checkpoint says of its run, {} where there is none, as the first process
+    sees it: another may see the folder a moment later, and would take another way."""
+    if place is None or folder is None:
+        return config_in(folder)
+    mine = json.dumps(config_in(folder)) if place.first else ""
+    return cast(
+        dict[str, Any], json.loads(place.group.exchange("looking for a checkpoint", mine)[0])
+    )
 
 
 def open_checkpoint(

@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from natural_langevin import room, schedules
 from natural_langevin.gradients import Gradients, Network, Params
 from natural_langevin.gradients.selfcheck import check_statistics
+from natural_langevin.gradients.vectorised import why_untransformable
 from natural_langevin.langevin import State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.preconditioners import Preconditioner
@@ -24,6 +25,8 @@ from natural_langevin.priors import Gaussian, Prior
 from natural_langevin.tensorfile import Spec, size_in_bytes
 
 log = logging.getLogger("natural_langevin")
+
+StepSize = float | Tensor | schedules.Schedule
 
 #: Samples on which the network is tried out.
 FEW = 4
@@ -256,15 +259,27 @@ def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: A
         if isinstance(error, RuntimeError) and "randomness" not in str(error):
             raise ValueError(
                 "the model cannot be vectorised over chains and samples: "
-                f"{str(error).strip().splitlines()[0]} Choose between values with torch.where "
+                f"{why_untransformable(error)}. Choose between values with torch.where "
                 "instead of `if` or a boolean index, keep .item() and numpy out of the forward "
-                "pass, and give a custom autograd.Function setup_context and a vmap rule"
+                "pass, and give a custom autograd.Function setup_context and a vmap rule. A "
+                "network that cannot be changed can be sampled in a loop of one's own: "
+                "optim.NaturalLangevin(..., preconditioner=preconditioners.RMSProp())"
             ) from error
         raise ValueError(
             "the model's forward pass is random: two calls with the same inputs differ, or it "
             "draws random numbers, but the likelihood needs a deterministic network. Call "
             "model.eval() first, or remove F.dropout(training=True) or the noise from its forward"
         ) from error
+
+
+def known_step_size(value: StepSize | Literal["auto"]) -> StepSize:
+    """A step size that must be known beforehand."""
+    if isinstance(value, str) and value == "auto":
+        raise ValueError(
+            'step_size="auto" is chosen by sample(), which sees all the data: give Langevin a '
+            'number here, such as the posterior.config["pilot"]["step_sizes"] of a short run'
+        )
+    return value
 
 
 def check_every(every: Any) -> int | None:

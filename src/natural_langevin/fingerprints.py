@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -24,6 +25,26 @@ def model_fingerprint(model: nn.Module) -> str:
     tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
     others = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
     return fingerprint(tensors, text=words(model) + words(others))
+
+
+def exact_settings(
+    model: nn.Module, rates: Tensor, prior: Mapping[str, Any], mode: str
+) -> dict[str, str]:
+    """What tells two runs apart beyond their settings in words, which round and leave out.
+
+    ``rates``: of all steps and chains, on the run's device; ``prior``: by parameter."""
+    values = {
+        f"{n}.{k}": torch.as_tensor(v)
+        for n, p in prior.items()
+        for k, v in p.chain_values().items()
+    }
+    return {
+        "model": model_fingerprint(model),
+        "rates": fingerprint({"": rates}),
+        "prior_values": fingerprint(values),
+        "mode": mode,  # compiled code rounds differently
+        "device": rates.device.type,
+    }
 
 
 def describe_model(model: nn.Module) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,8 @@ from natural_langevin import (
     schedules,
     stores,
 )
-from natural_langevin.checkpoint import SHARDED, RunCheckpoint, Saved, config_in
 from natural_langevin.checks import (
+    StepSize,
     batch_check,
     check_arguments,
     check_counts,
@@ -38,32 +38,25 @@ from natural_langevin.checks import (
     check_temperature,
     check_thinning,
     check_training,
+    known_step_size,
     warn_if_stiff,
     whole_number,
 )
 from natural_langevin.collector import Collector
-from natural_langevin.data.streams import (
-    InMemory,
-    Loader,
-    as_stream,
-    check_finite,
-    fingerprint,
-    split_pair,
-)
+from natural_langevin.data.streams import Loader, as_stream, check_finite, split_pair
 from natural_langevin.diagnostics import Kinetic
+from natural_langevin.distributed.beginning import agree, open_checkpoint, resumed_config
 from natural_langevin.distributed.holding import spread
 from natural_langevin.distributed.layout import Layout
-from natural_langevin.distributed.place import Place, agree, find_place, open_sharded, together
+from natural_langevin.distributed.place import find_place, together
 from natural_langevin.engine import Engine, choose_mode
-from natural_langevin.fingerprints import model_fingerprint, words
+from natural_langevin.fingerprints import exact_settings, words
 from natural_langevin.gradients import Gradients, Network, plain_copy, prepare_model
 from natural_langevin.langevin import Dynamics, Info, Rates, State
 from natural_langevin.posterior import Posterior
 from natural_langevin.run import DivergenceError, Plan, run
 
 log = logging.getLogger("natural_langevin")
-
-StepSize = float | Tensor | schedules.Schedule
 
 
 class Langevin:
@@ -264,7 +257,9 @@ class Langevin:
             config |= {"step_size": words(step_size), "pilot": chosen.as_dict()}
         identity = config
         if checkpoint is not None or isinstance(where, Path) or self.place is not None:
-            identity = config | self._exactly(engine, self._rates_table(0, steps, step_size))
+            identity = config | exact_settings(
+                self._template, self._rates_table(0, steps, step_size), self._prior, engine.mode
+            )
         if self.place is not None:
             where = agree(self.place, identity, engine.stream, where)
         collector = Collector(
@@ -275,7 +270,7 @@ class Langevin:
             first=int(self.chain_ids[0]),
         )
         title = repr(self.preconditioner).split("(")[0]
-        saved = _open_checkpoint(checkpoint, identity, engine, self.place)
+        saved = open_checkpoint(checkpoint, identity, engine.stream, self.place)
         with together(self.place, "the run"):
             state = run(
                 plan, engine, state, collector,
@@ -292,7 +287,7 @@ class Langevin:
         self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None
     ) -> pilot.Choice:
         """The pilot's choice; a run to go on with keeps the one that it was started with."""
-        found = pilot.Choice.from_config(config_in(checkpoint), self.chains)
+        found = pilot.Choice.from_config(resumed_config(checkpoint, self.place), self.chains)
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
     def choose_step_size(
@@ -303,16 +298,9 @@ class Langevin:
         ``splits``: how many times another part of the data is held out; scores are averaged."""
         pilot.refuse_loader(data)
         self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
-        everyone = torch.arange(self.chains, device=self.device)
         setup = pilot.Setup(
             # With several processes, each runs the pilot of all chains: the same choice everywhere.
-            dataclasses.replace(
-                self._dynamics,
-                prior=self._prior,
-                temperature=self._temperature,
-                noise=random.origin(self.seed, random.NOISE, everyone),
-                labels=random.origin(self.seed, random.LABELS, everyone),
-            ),
+            dataclasses.replace(self._dynamics, prior=self._prior, temperature=self._temperature),
             start=self._start_of,
             rates=lambda etas, count: self._rates_table(0, count, etas, len(etas)),
             num_data=self.num_data,
@@ -359,7 +347,8 @@ class Langevin:
         check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
         if isinstance(stream, Loader):
             stream.check = batch_check(dynamics.gradients, state.params)
-            _log_shared_batches(self.chains)
+            if self.chains > 1:
+                log.info("a DataLoader's batches are shared by all %d chains", self.chains)
         rates = self._rates_table(0, steps, step_size)
         warn_if_stiff(self.preconditioner, self._prior, float(rates[:, :-2].max()), num_data)
         per_step = 6.0 * self.chains * batch_size * sum(p[0].numel() for p in state.params.values())
@@ -381,38 +370,15 @@ class Langevin:
             "seed": self.seed,
         } | self._training
 
-    def _exactly(self, engine: Engine, rates: Tensor) -> dict[str, Any]:
-        """What tells two runs apart beyond the words, which round and leave out."""
-        values = {
-            f"{n}.{k}": torch.as_tensor(v)
-            for n, p in self._prior.items()
-            for k, v in p.chain_values().items()
-        }
-        return {
-            "model": model_fingerprint(self._template),
-            "rates": fingerprint({"": rates}),
-            "prior_values": fingerprint(values),
-            "mode": engine.mode,  # compiled code rounds differently
-            "device": engine.rates.device.type,
-        }
-
     def _own_rates(self, table: Tensor) -> Tensor:
         """The columns of this process's chains, and the two that all chains share."""
         return torch.cat([table[:, self.chain_ids], table[:, -2:]], dim=1)
-
-    def _known_step_size(self) -> StepSize:
-        if self._auto:
-            raise ValueError(
-                'step_size="auto" is chosen by sample(), which sees all the data: give Langevin a '
-                'number here, such as the posterior.config["pilot"]["step_sizes"] of a short run'
-            )
-        return cast(StepSize, self.step_size)
 
     def _rates_table(
         self, start: int, stop: int, step_size: StepSize | None = None, chains: int | None = None
     ) -> Tensor:
         """A row per step: eta of every chain, gamma, mu."""
-        eta = self._known_step_size() if step_size is None else step_size
+        eta = known_step_size(self.step_size) if step_size is None else step_size
         columns = [
             schedules.tabulate(eta, start, stop, name="step_size", chains=chains or self.chains),
             schedules.tabulate(
@@ -422,27 +388,3 @@ class Langevin:
         ]
         dtype = next(p.dtype for p in self.model.parameters() if p.requires_grad)
         return torch.cat(columns, dim=1).to(dtype=dtype, device=self.device)
-
-
-def _open_checkpoint(
-    folder: str | os.PathLike[str] | None,
-    identity: dict[str, Any],
-    engine: Engine,
-    place: Place | None,
-) -> Saved | None:
-    if folder is None:
-        return None
-    if not isinstance(engine.stream, InMemory):
-        raise ValueError(
-            "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
-            "tensors (x, y), or run without a checkpoint"
-        )
-    here = Path(folder)
-    if place is None and not any(here.glob(f"{SHARDED}*")):
-        return RunCheckpoint(here, identity)
-    return open_sharded(here, identity, place)
-
-
-def _log_shared_batches(chains: int) -> None:
-    if chains > 1:
-        log.info("a DataLoader's batches are shared by all %d chains", chains)

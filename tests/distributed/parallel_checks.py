@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from typer.testing import CliRunner
 
-from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
+from natural_langevin import Langevin, Posterior, likelihoods, pilot, preconditioners, priors, probe
 from natural_langevin.cli.app import app
 from natural_langevin.data.streams import fingerprint
 from natural_langevin.distributed import Group, Layout
@@ -104,12 +104,12 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def check_shared_minibatches(group: Group, folder: Path) -> dict[str, float]:
-    """Batches of 7 never divide evenly. Hundreds of steps for every metric, in float64.
+    """Batches of 7 never divide evenly. Several epochs of every metric, in float64.
 
     Each process runs some of the cases alone, and all of them with the others."""
 
     def of(name: str, where: Any) -> Posterior:
-        options = {"thin": 12, "batch_size": 7, "steps": 200 if name in CASES else 12}
+        options = {"thin": 6, "batch_size": 7, "steps": 48 if name in CASES else 6}
         options |= (CASES | FEATURES)[name]
         return run(where, options.pop("data", classes()), **options)
 
@@ -172,7 +172,8 @@ def check_compiled(group: Group, folder: Path) -> dict[str, Any]:
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(0.1)
-    options: dict[str, Any] = {"model": model, "steps": 20, "thin": 20, "batch_size": 7}
+    options: dict[str, Any] = {"model": model, "steps": 10, "thin": 10, "batch_size": 7}
+    options["preconditioner"] = preconditioners.DiagonalFisher()  # two sums, and little besides
     alone = run(None, classes(), **options)
     compiled = run(Layout(data=group.world), classes(), compile=True, **options)
     logging.getLogger("natural_langevin").removeHandler(handler)
@@ -250,10 +251,12 @@ def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
 def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
     """Three chains on two (or four) processes: the same draws and the same answers as on one.
 
-    The longer run, on two, is long enough for its effective temperature to be measured."""
-    length = {"steps": 240, "burn_in": 140} if group.world == 2 else {"steps": 60, "burn_in": 20}
-    length["thin"] = (length["steps"] - length["burn_in"]) // 10
-    alone, spread = (different_chains(where, **length) for where in (None, "auto"))
+    On two, runs count as long enough for their effective temperature to be measured."""
+    length = {"steps": 60, "burn_in": 20, "thin": 4}
+    with pytest.MonkeyPatch.context() as patch:
+        if group.world == 2:
+            patch.setattr(probe, "SMALL_PART", 5)
+        alone, spread = (different_chains(where, **length) for where in (None, "auto"))
     own = spread.holding.place.own  # type: ignore[attr-defined]
     rows = slice(own.start, own.stop)
     bits = all(torch.equal(v, alone.samples[k][rows]) for k, v in spread.samples.items())
@@ -314,6 +317,33 @@ def check_a_checkpoint(group: Group, folder: Path) -> bool:
     own = again.holding.place.own  # type: ignore[attr-defined]
     rows = slice(own.start, own.stop)
     return all(torch.equal(v, alone.samples[k][rows]) for k, v in again.samples.items())
+
+
+def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
+    """The pilot's choice, for chains that differ, and the draws: those of one process. A run that
+    goes on from its checkpoint has no second pilot."""
+    options: dict[str, Any] = {"step_size": "auto", "steps": 20, "burn_in": 10, "thin": 5}
+    at = folder / "auto"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pilot, "FEWEST_STEPS", 20)
+        alone = different_chains(None, **options)
+        spread = different_chains("auto", checkpoint=at, every=10, **options)
+        shared, one = (
+            run(where, classes(), step_size="auto", steps=10).config["pilot"]["step_sizes"]
+            for where in (Layout(data=group.world), None)
+        )
+        patch.setattr(pilot, "choose", lambda *_, **__: pytest.fail("a second pilot"))
+        again = different_chains("auto", checkpoint=at, every=10, **options)
+    own = again.holding.place.own  # type: ignore[attr-defined]
+    rows = slice(own.start, own.stop)
+    return {
+        "shared minibatches": [shared, one],
+        "choices": [one.config["pilot"]["step_sizes"] for one in (alone, spread, again)],
+        "same": [
+            all(torch.equal(v, alone.samples[k][rows]) for k, v in one.samples.items())
+            for one in (spread, again)
+        ],
+    }
 
 
 # What goes wrong ----------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from parallel_checks import CASES, FEATURES, FEW
 
 TWO = [
     "shared_minibatches", "loader", "single_steps", "spread_chains", "chains_in_a_folder",
-    "a_checkpoint", "diverging", "all_diverging", "other_data", "other_weights", "bad_data_at_one",
-    "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce", "compiled",
+    "a_checkpoint", "auto_step_size", "diverging", "all_diverging", "other_data", "other_weights",
+    "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
+    "compiled",
 ]  # fmt: skip
 FOUR = ["spread_chains", "loader", "single_steps"]
 
@@ -96,6 +97,16 @@ def test_samples_on_the_disk_and_a_likelihood_that_learns(two):
 
 def test_a_run_goes_on_from_its_checkpoint(two):
     assert values(two["a_checkpoint"]) == [True, True]
+
+
+def test_the_step_size_is_chosen_as_in_one_process(two):
+    """By a pilot of all chains at every process, and once per run."""
+    for one in values(two["auto_step_size"]):
+        alone, spread, again = one["choices"]
+        assert alone == spread == again
+        assert len(alone) == 3
+        assert one["same"] == [True, True]
+        assert one["shared minibatches"][0] == one["shared minibatches"][1]
 
 
 def test_a_chain_that_diverges(two):

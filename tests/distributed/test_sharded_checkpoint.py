@@ -1,9 +1,12 @@
-"""Checkpoints of four ranks: whole or not there, read by any number of ranks, refused together."""
+"""Checkpoints of four ranks: whole or not there, read by any number of ranks, refused together;
+and SIGKILL of a worker under ``torchrun --max-restarts``: the run goes on, and nothing is lost."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import broken_off
@@ -13,11 +16,23 @@ import pytest
 import torch
 
 import natural_langevin
+from natural_langevin import Posterior
 from natural_langevin.checkpoint import CheckpointError
 from natural_langevin.distributed.checkpoint import ShardedCheckpoint
 from natural_langevin.distributed.join import join
+from small_run import network
 
+RESTARTS = 3
 PACKAGE = str(Path(natural_langevin.__file__).parent)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory):
+    """All of ``checkpoint_checks`` on four ranks: the folder they worked in, and the outcomes."""
+    names = [n.removeprefix("check_") for n in vars(checkpoint_checks) if n.startswith("check_")]
+    folder = tmp_path_factory.mktemp("four")
+    outcomes = launch.checks("checkpoint_checks", names, ranks=4, folder=folder, timeout=600)
+    return folder, outcomes
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +184,65 @@ def test_another_dtype_is_refused(tmp_path):
     like["collector"]["samples"]["0.weight"] = like["collector"]["samples"]["0.weight"].double()
     with pytest.raises(CheckpointError, match=r"float32.*should be torch\.float64"):
         ShardedCheckpoint(tmp_path, checkpoint_checks.CONFIG, alone, range(3)).load(like)
+
+
+# Killed -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wreck(tmp_path_factory):
+    return tmp_path_factory.mktemp("killed")
+
+
+@pytest.fixture(scope="module")
+def survived(wreck, four_ranks):
+    """What the last attempt found, by rank."""
+    shutil.copytree(four_ranks[0] / "broken off", wreck / "of four")
+    broken_off.break_off(wreck / "of one", parallel=None)
+    with launch.started(
+        launch.HERE / "killed_run.py", wreck, ranks=2, max_restarts=RESTARTS,
+        environment={"NATURAL_LANGEVIN_TIMEOUT": "200"},
+    ) as running:  # fmt: skip
+        deadline = time.monotonic() + 300
+        while not (wreck / "killed-0").exists():
+            assert running.running, running.output
+            assert time.monotonic() < deadline, running.output
+            time.sleep(0.05)
+        assert running.kill(rank=1)
+        output = running.finish(timeout=600)
+    (wreck / "output").write_text(output)
+    return [json.loads((wreck / f"found-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_every_attempt_but_the_last_was_killed(survived, wreck):
+    assert [one["attempts"] for one in survived] == [RESTARTS + 1] * 2
+    notes = [(wreck / f"killed-{k}").read_text() for k in range(RESTARTS)]
+    assert "parts.py" in notes[1] or "tensorfile.py" in notes[1] or "atomic.py" in notes[1]
+    assert not (wreck / f"killed-{RESTARTS}").exists()
+
+
+def test_attempts_go_on_from_the_last_checkpoint_that_is_whole(survived, wreck):
+    """Of the first run: killed in step 11, with checkpoints after 3, 6 and 9; then while the one
+    after 15 was written, so that the one after 12 is the last."""
+    output = (wreck / "output").read_text()
+    for rank in (0, 1):
+        said = [line for line in output.splitlines() if f"rank {rank}: resuming" in line]
+        assert said[:2] == [
+            f"attempt 1 rank {rank}: resuming at step 9",
+            f"attempt 2 rank {rank}: resuming at step 12",
+        ]
+
+
+@pytest.mark.parametrize("run", ["chains", "data"])
+def test_nothing_is_lost(survived, run):
+    assert [one[run] for one in survived] == [[], []]
+
+
+def test_the_posterior_of_all_ranks_is_that_of_one(survived, wreck):
+    saved = Posterior.load(wreck / "chains saved", network())
+    assert broken_off.differences(saved, broken_off.sample(None)) == []
+
+
+@pytest.mark.parametrize("number", ["four", "one"])
+def test_two_processes_go_on_with_a_run_of_another_number(survived, number):
+    assert [one[f"of {number}"] for one in survived] == [[], []]

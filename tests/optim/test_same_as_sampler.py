@@ -82,6 +82,22 @@ def test_the_same_iterates(name: str, metric: str) -> None:
         torch.testing.assert_close(optimizer.mean()[k], state.mean[k][0], rtol=1e-12, atol=1e-12)
 
 
+def test_a_network_whose_sampled_layers_have_no_bias() -> None:
+    """The metric then has no bias rows at all."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3, bias=False)).double()
+    model[0].requires_grad_(False)
+    head = NaturalLangevin(model, likelihoods.Categorical(), num_data=50, lr=1e-4)
+    sampler = Langevin(model, likelihoods.Categorical(), chains=1, step_size=1e-4, num_data=50)
+    state = sampler.init()
+    for x, y in batches(5):
+        state, _ = sampler.step(state, (x, y))
+        head.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        head.step()
+    torch.testing.assert_close(model[2].weight.detach(), state.params["2.weight"][0])
+    assert not torch.equal(model[2].weight.detach(), sampler.init().params["2.weight"][0])
+
+
 def test_another_chain_of_the_sampler() -> None:
     model = linear().double()
     sampler = Langevin(model, likelihoods.Categorical(), chains=3, step_size=1e-4, num_data=50)

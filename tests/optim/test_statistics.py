@@ -114,3 +114,42 @@ def test_activations_go_with_their_graph() -> None:
     finally:
         gc.enable()
     assert optimizer.steps == 0
+
+
+class Choosy(nn.Module):
+    """Skips a mask that masks nothing, as attention code does, and adds what has no batch axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.layer = nn.Embedding(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x.abs() > 1e-3
+        h = x if mask.all() else x * mask
+        return self.layer(h + self.places(torch.arange(4)).sum(0))
+
+
+@pytest.mark.parametrize("metric", ["QuasiDiagonalFisher", "FullFisher"])
+def test_a_network_that_cannot_be_transformed(metric: str) -> None:
+    """Refused in words where single samples would have to be run again; otherwise it works."""
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+
+    def step(model: nn.Module, name: str) -> None:
+        preconditioner = getattr(preconditioners, name)()
+        optimizer = NaturalLangevin(
+            model, likelihoods.Categorical(), num_data=50, preconditioner=preconditioner
+        )
+        optimizer.loss(model(x), y).backward()
+        optimizer.step()
+
+    with pytest.raises(ValueError, match="looks at the values of a tensor") as caught:
+        step(Choosy(), metric)
+    remedy = "QuasiDiagonalFisher()" if metric == "FullFisher" else "requires_grad_(False)"
+    for word in ("test_statistics.py", remedy, "RMSProp()", "torch.where"):
+        assert word in str(caught.value)
+    head = Choosy()
+    head.places.requires_grad_(False)
+    before = head.layer.weight.detach().clone()
+    step(head, "QuasiDiagonalFisher")  # its statistics are read off the user's own pass
+    assert not torch.equal(before, head.layer.weight)
+    step(Choosy(), "RMSProp")

@@ -6,23 +6,17 @@ Only small things travel: a number per chain, predictions, one network that was 
 from __future__ import annotations
 
 import contextlib
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import DistributedSampler
 
-from natural_langevin._version import __version__
-from natural_langevin.checkpoint import Saved
-from natural_langevin.data.streams import Loader, Stream, fingerprint
 from natural_langevin.distributed.group import Group, GroupError
-from natural_langevin.distributed.join import alone, join, launched
+from natural_langevin.distributed.join import join, launched
 from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
 from natural_langevin.distributed.naming import name_rank
 from natural_langevin.distributed.reduction import DataGroup
@@ -58,47 +52,6 @@ def find_place(parallel: Any, *, chains: int, device: torch.device) -> Place | N
 def together(place: Place | None, what: str) -> AbstractContextManager[None]:
     """What fails at one process fails at all; one process alone needs no care."""
     return contextlib.nullcontext() if place is None else place.group.together(what)
-
-
-def agree(
-    place: Place, identity: Mapping[str, Any], stream: Stream, where: str | Path
-) -> str | Path:
-    """An error at every process unless all are about to do the same run with the same versions.
-
-    A DataLoader's data are known by its first batch. Returns where this process puts its samples:
-    in a folder, each process has a folder of its own."""
-    refuse_sampler(stream)
-    first = stream.example() if isinstance(stream, Loader) else ()
-    place.group.agree(
-        "the run",
-        {
-            **identity,
-            "first batch": fingerprint({str(k): v for k, v in enumerate(first)}),
-            "natural_langevin": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-    )
-    return where / f"rank-{place.group.rank}" if isinstance(where, Path) else where
-
-
-def open_sharded(folder: Path, identity: dict[str, Any], place: Place | None) -> Saved:
-    """The run's checkpoint in a folder that all processes see, or that several wrote before."""
-    from natural_langevin.distributed.checkpoint import ShardedCheckpoint  # slow to import
-
-    if place is None:
-        return ShardedCheckpoint(folder, identity, alone(), range(identity["chains"]))
-    return ShardedCheckpoint(folder, identity, place.group, place.own)
-
-
-def refuse_sampler(stream: Stream) -> None:
-    """A DataLoader must give every process the same batches, of which each takes its part."""
-    if isinstance(stream, Loader) and isinstance(stream.sampler, DistributedSampler):
-        raise ValueError(
-            "the DataLoader has a DistributedSampler, which gives every process other data: give "
-            "it a plain sampler with the same seed everywhere, and each process takes its part of "
-            "every batch by itself"
-        )
 
 
 class Place:

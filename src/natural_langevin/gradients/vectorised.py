@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,3 +68,22 @@ def _without_checkpoints() -> Iterator[None]:
     finally:
         for name, value in saved.items():
             setattr(torch_checkpoint, name, value)
+
+
+#: What these transformations' errors speak of, which have no class of their own.
+_THEIR_WORDS = ("vmap", "functorch", "torch.func", "data pointer", "setup_context")
+
+
+def is_untransformable(error: RuntimeError) -> bool:
+    """Whether vmap or a gradient inside it could not take the network, rather than, say, memory."""
+    return any(word in str(error) for word in _THEIR_WORDS)
+
+
+def why_untransformable(error: RuntimeError) -> str:
+    """In a line: what the network did that vmap cannot take, and where."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    if "data-dependent" in text or "data pointer" in text:
+        text = "its forward pass looks at the values of a tensor (if, .all(), .item(), numpy)"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not {"torch", "natural_langevin"} & set(Path(f.filename).parts)]
+    return f"{text}, at {own[-1].filename}:{own[-1].lineno}" if own else text

@@ -13,6 +13,8 @@ Micro-batches of any sizes therefore add up to what the whole minibatch would ha
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -28,6 +30,7 @@ from natural_langevin.gradients.rules.tapped import Tapped
 from natural_langevin.gradients.selfcheck import check_statistics
 from natural_langevin.gradients.statistics import Recorded, layer_statistics
 from natural_langevin.gradients.tape import CallKey, Tape, is_real
+from natural_langevin.gradients.vectorised import is_untransformable, why_untransformable
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
@@ -174,8 +177,9 @@ class Fisher:
             if self.need == "samples":
                 if not replayable:
                     raise ValueError(self._not_replayable("FullFisher"))
-                dense, _ = per_sample.whole(self._loss, params, frozenset(params), rows, rows)
-                found = dense(slice(0, len(rows)))
+                with _transforming("FullFisher", "use QuasiDiagonalFisher()"):
+                    dense, _ = per_sample.whole(self._loss, params, frozenset(params), rows, rows)
+                    found = dense(slice(0, len(rows)))
                 self._samples.append({k: g / scale for k, g in found.items()})
                 return
             moments = self._moments(one, params, rows, scale, replayable)
@@ -193,14 +197,16 @@ class Fisher:
             self._self_check(one, params, rows, replayable)
         plan = one.plan
         assert plan is not None
+        whole = ", ".join(map(repr, sorted(plan.whole)))
         if plan.whole and not replayable:
-            raise ValueError(self._not_replayable(", ".join(map(repr, sorted(plan.whole)))))
+            raise ValueError(self._not_replayable(whole))
         inputs, deltas = self._recorded(one, plan, scale)
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
-        return layer_statistics(
-            self.shadow, plan, self.units, recorded,
-            sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,
-        )  # fmt: skip
+        with _transforming(whole, "freeze it with requires_grad_(False)"):
+            return layer_statistics(
+                self.shadow, plan, self.units, recorded,
+                sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,
+            )  # fmt: skip
 
     def _self_check(self, one: Pass, params: Params, rows: Tensor, replayable: bool) -> None:
         """The rules against per-sample gradients, on the first batch; what does not fit is found
@@ -214,8 +220,8 @@ class Fisher:
         try:
             check_statistics(self.gradients, chained, {}, rows, rows)
         except RuntimeError as error:  # what torch.func cannot transform may still have rules
-            reason = str(error).strip().splitlines()[0]
-            log.warning("statistics cannot be checked against single samples: %s", reason)
+            why = why_untransformable(error)
+            log.warning("statistics cannot be checked against single samples: %s", why)
         if self.gradients._distrusted != before:
             self._plans = {}
             one.plan = self._make_plan(one.arguments)
@@ -236,8 +242,7 @@ class Fisher:
         return (
             f"{who} needs the gradients of single samples, run through the whole network again, "
             "but the network's outputs do not have one row per sample (does it compute the loss "
-            "itself?): compute the loss outside of the network, or use DiagonalFisher() with "
-            "layers that have a rule"
+            "itself?): compute the loss outside of the network, or use preconditioners.RMSProp()"
         )
 
     def _recorded(self, one: Pass, plan: Plan, scale: float) -> tuple[Tensors, Tensors]:
@@ -355,6 +360,22 @@ class Fisher:
             {b: {k: v[None] * factor for k, v in r.items()} for b, r in self._cross.items()},
             samples,
         )
+
+
+@contextmanager
+def _transforming(who: str, remedy: str) -> Iterator[None]:
+    """Around per-sample gradients of the whole network, for ``who``: a refusal in words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_untransformable(error):
+            raise
+        raise ValueError(
+            f"{who or 'a layer'} needs the gradients of single samples, run through the network "
+            f"again by torch.func, which cannot transform it: {why_untransformable(error)}. "
+            f"Choose between values with torch.where there, {remedy}, or use "
+            "preconditioners.RMSProp() or Euclidean()"
+        ) from error
 
 
 def _add_to(sums: Params, name: str, value: Tensor, factor: float) -> None:

@@ -32,7 +32,8 @@ class Layout:
         self._preconditioner, self._units, self._first = preconditioner, units, next(iter(shapes))
         # On the meta device: the shape of the tree, and the refusal of a network too large for it.
         params = {k: torch.empty(1, *shape, device="meta") for k, shape in shapes.items()}
-        self._paths = list(_paths(preconditioner.init(params, dict(units))))
+        tree = preconditioner.init(params, dict(units))
+        self._kinds, self._paths = tuple(tree), list(_paths(tree))
         self.blocks = self._connected(list(shapes))
 
     def _connected(self, names: list[str]) -> list[tuple[str, ...]]:
@@ -51,7 +52,7 @@ class Layout:
 
     def read(self, state: Mapping[str, dict[str, Any]], names: Iterable[str]) -> Metric:
         """The metric of a block, from ``state[name]``."""
-        metric: Metric = {path[0]: {} for path in self._paths}  # a block may have none of a kind
+        metric: Metric = {kind: {} for kind in self._kinds}  # a block may have none of a kind
         for path, owner in self._of(names):
             tree = metric
             for step in path[:-1]:

@@ -1,0 +1,87 @@
+"""The beginning of a run: all processes are about to do the same, and where its checkpoints go."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DistributedSampler
+
+from natural_langevin._version import __version__
+from natural_langevin.checkpoint import SHARDED, RunCheckpoint, Saved, config_in
+from natural_langevin.data.streams import InMemory, Loader, Stream, fingerprint
+from natural_langevin.distributed.join import alone
+from natural_langevin.distributed.place import Place
+
+
+def agree(
+    place: Place, identity: Mapping[str, Any], stream: Stream, where: str | Path
+) -> str | Path:
+    """An error at every process unless all are about to do the same run with the same versions.
+
+    A DataLoader's data are known by its first batch. Returns where this process puts its samples:
+    in a folder, each process has a folder of its own."""
+    refuse_sampler(stream)
+    first = stream.example() if isinstance(stream, Loader) else ()
+    place.group.agree(
+        "the run",
+        {
+            **identity,
+            "first batch": fingerprint({str(k): v for k, v in enumerate(first)}),
+            "natural_langevin": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    )
+    return where / f"rank-{place.group.rank}" if isinstance(where, Path) else where
+
+
+def refuse_sampler(stream: Stream) -> None:
+    """A DataLoader must give every process the same batches, of which each takes its part."""
+    if isinstance(stream, Loader) and isinstance(stream.sampler, DistributedSampler):
+        raise ValueError(
+            "the DataLoader has a DistributedSampler, which gives every process other data: give "
+            "it a plain sampler with the same seed everywhere, and each process takes its part of "
+            "every batch by itself"
+        )
+
+
+def resumed_config(folder: str | os.PathLike[str] | None, place: Place | None) -> dict[str, Any]:
+    """What the folder's checkpoint says of its run, {} where there is none, as the first process
+    sees it: another may see the folder a moment later, and would take another way."""
+    if place is None or folder is None:
+        return config_in(folder)
+    mine = json.dumps(config_in(folder)) if place.first else ""
+    return cast(
+        dict[str, Any], json.loads(place.group.exchange("looking for a checkpoint", mine)[0])
+    )
+
+
+def open_checkpoint(
+    folder: str | os.PathLike[str] | None,
+    identity: dict[str, Any],
+    stream: Stream,
+    place: Place | None,
+) -> Saved | None:
+    """Where the run's checkpoints go: a folder that all processes see, of whichever kind several
+    processes or one wrote before."""
+    if folder is None:
+        return None
+    if not isinstance(stream, InMemory):
+        raise ValueError(
+            "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
+            "tensors (x, y), or run without a checkpoint"
+        )
+    here = Path(folder)
+    if place is None and not any(here.glob(f"{SHARDED}*")):
+        return RunCheckpoint(here, identity)
+    from natural_langevin.distributed.checkpoint import ShardedCheckpoint  # slow to import
+
+    if place is None:
+        return ShardedCheckpoint(here, identity, alone(), range(identity["chains"]))
+    return ShardedCheckpoint(here, identity, place.group, place.own)

@@ -108,8 +108,10 @@ def test_an_error_before_a_collective(found):
 
 
 def test_a_collective_that_fails(found):
-    waited = found["a_collective_fails"][0]
-    assert waited.kind == "GroupError"
+    waited, elsewhere = found["a_collective_fails"]
+    assert waited.kind == elsewhere.kind == "GroupError"
+    assert "rank 0 failed at 'the sum of the gradients'" in elsewhere.error
+    assert elsewhere.seconds < 60  # it is told, and does not wait out its 200 seconds
     assert "rank 1 of 2 did not arrive at 'the sum of the gradients'" in waited.error
     assert "rank 1 was at 'the checkpoint at step 50'" in waited.error
     assert waited.seconds < 60

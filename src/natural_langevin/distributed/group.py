@@ -178,6 +178,9 @@ class Group:
                 self._store.wait(keys, timedelta(seconds=min(GRACE, self.timeout)))
             missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
             self._broken = self._report(place, missing, f"({cause})")
+            # Whoever waits at a meeting need not wait out the time limit.
+            word = _Word(place, error=self._broken)
+            self._store.set(self._key(self.rank), word.encode())
         except RuntimeError:
             self._broken = f"the processes lost each other at {place!r}: {cause}"
         return self._broken

@@ -12,8 +12,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 run: $(READY)
 	$(BIN)/natural-langevin reproduce --resume $(ARGS)
 
+# A file stays with one worker: what its tests share (a launch of torchrun, a compiled step) is made once.
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 2 $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

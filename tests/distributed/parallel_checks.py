@@ -173,7 +173,7 @@ def check_compiled(group: Group, folder: Path) -> dict[str, Any]:
         for p in model.parameters():
             p.fill_(0.1)
     options: dict[str, Any] = {"model": model, "steps": 10, "thin": 10, "batch_size": 7}
-    options["preconditioner"] = preconditioners.Euclidean()  # the least that is to be compiled
+    options["preconditioner"] = preconditioners.DiagonalFisher()  # two sums, and little besides
     alone = run(None, classes(), **options)
     compiled = run(Layout(data=group.world), classes(), compile=True, **options)
     logging.getLogger("natural_langevin").removeHandler(handler)

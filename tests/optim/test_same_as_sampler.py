@@ -135,6 +135,18 @@ def test_a_regression_that_learns_its_noise() -> None:
     torch.testing.assert_close(sigma, state.likelihood["variance"].sqrt())
 
 
+def test_replicas_do_not_learn_a_noise_each() -> None:
+    class Two:
+        rank, size = staticmethod(lambda: 0), staticmethod(lambda: 2)
+
+    model, x = linear(), torch.randn(6, 4)
+    optimizer = NaturalLangevin(model, likelihoods.Gaussian("rmse"), num_data=50)
+    outputs = model(x)
+    optimizer._fisher.group = Two()  # as inside DistributedDataParallel
+    with pytest.raises(ValueError, match="every rank sees a part only: give a number for sigma"):
+        optimizer.loss(outputs, x[:, :3])
+
+
 def test_without_noise_it_is_plain_gradient_descent() -> None:
     model = linear().double()
     other = copy.deepcopy(model)

@@ -39,6 +39,7 @@ class Labels:
             for name, value in self.learned().items()
         }
         if state and torch.is_grad_enabled() and outputs.requires_grad:
+            self._refuse_parts()
             if self._pending is not None and (self._fisher.samples or self._fisher.capture.touched):
                 raise RuntimeError(
                     f"{self._likelihood!r} learns from a whole minibatch: call backward() once per "
@@ -49,6 +50,16 @@ class Labels:
             self._pending = state
         losses: Tensor = self._likelihood.log_loss(outputs, y, state)
         return losses.mean() if self._optimizer.reduction == "mean" else losses.sum()
+
+    def _refuse_parts(self) -> None:
+        """Each rank would learn a number of its own from its part of the minibatch."""
+        if shards.place(self._fisher.group)[1] > 1 or shards.any_sharded(
+            self._optimizer.sampled().values()
+        ):
+            raise ValueError(
+                f"{self._likelihood!r} learns from a whole minibatch, of which every rank sees a "
+                "part only: give a number for sigma, or use Langevin(..., parallel=...)"
+            )
 
     def forget(self) -> None:
         self._pending = None

@@ -22,7 +22,7 @@ from natural_langevin.gradients.rules.convolution import (
     no_units,
     transposed_gradients,
 )
-from natural_langevin.gradients.rules.embedding import embedding_gradients
+from natural_langevin.gradients.rules.embedding import Embedding, embedding_gradients
 from natural_langevin.gradients.rules.linear import (
     Bilinear,
     bilinear_gradients,
@@ -70,7 +70,7 @@ RULES: dict[type[nn.Module], Rule] = {
         c: Rule(transposed_gradients, no_units)
         for c in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     },
-    nn.Embedding: Rule(embedding_gradients, own_units),
+    Embedding: Rule(embedding_gradients, own_units),
     LayerNorm: Rule(layer_norm_gradients, own_units),
     RMSNorm: Rule(rms_norm_gradients, own_units),
     GroupNorm: Rule(group_norm_gradients, own_units),

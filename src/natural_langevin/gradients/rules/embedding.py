@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from natural_langevin.gradients.rules.base import Call, SampleGradient, Scatter
@@ -26,6 +25,27 @@ def embedding_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
     return {"weight": Scatter(index, delta, tuple(module.weight.shape))}
 
 
+@rewrites(nn.Embedding)
+class Embedding(nn.Embedding):
+    """The table's rows by ``gather``, whose gradient is a scatter_add. That of torch's own lookup
+    is an index_put, which inductor silently miscompiles under vmap where chains share indices."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.max_norm is not None:  # of a frozen table: others are refused
+            return super().forward(input)
+        return _rows(self.weight, input, self.padding_idx)
+
+
+def _rows(table: Tensor, index: Tensor, padding_idx: int | None) -> Tensor:
+    """table[index]: (..., D). The padding token has no gradient."""
+    width = table.shape[1]
+    places = index.reshape(-1, 1).expand(-1, width).long()
+    found = table.gather(0, places).reshape(*index.shape, width)
+    if padding_idx is None:
+        return found
+    return torch.where((index == padding_idx)[..., None], found.detach(), found)
+
+
 @rewrites(nn.EmbeddingBag)
 class EmbeddingBag(nn.EmbeddingBag):
     """Bags of equal length, (B, T) indices; torch's own has no batching rule."""
@@ -38,7 +58,7 @@ class EmbeddingBag(nn.EmbeddingBag):
                 "an EmbeddingBag with offsets cannot be vectorised over chains: give indices of "
                 "shape (batch, bag), filled up with padding_idx"
             )
-        found = F.embedding(input, self.weight, self.padding_idx)
+        found = _rows(self.weight, input, self.padding_idx)
         counted = torch.ones_like(input, dtype=torch.bool)
         if self.padding_idx is not None:
             counted = input != self.padding_idx

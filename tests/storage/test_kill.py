@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import random
@@ -32,6 +33,12 @@ NAMES = {
 
 #: Kills at a random line of the code in a phase, and at a random time of the whole: fifty in all.
 BY_LINE, BY_TIME = {"s": 9, "d": 7, "c": 12, "v": 12}, 10
+
+
+def _kill(pid: int) -> None:
+    """A worker that has just ended by itself is none to kill."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 class Workers:
@@ -70,7 +77,7 @@ class Workers:
         self._server.stdin.write(json.dumps(command) + "\n")
         self._server.stdin.flush()
         pid = self._answer()["pid"]
-        killer = threading.Timer(after, os.kill, (pid, signal.SIGKILL))
+        killer = threading.Timer(after, _kill, (pid,))
         if after >= 0:
             killer.start()
         status = self._answer()["status"]

@@ -70,7 +70,7 @@ RULES: dict[type[nn.Module], Rule] = {
         c: Rule(transposed_gradients, no_units)
         for c in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     },
-    Embedding: Rule(embedding_gradients, own_units),
+    **{c: Rule(embedding_gradients, own_units) for c in (nn.Embedding, Embedding)},
     LayerNorm: Rule(layer_norm_gradients, own_units),
     RMSNorm: Rule(rms_norm_gradients, own_units),
     GroupNorm: Rule(group_norm_gradients, own_units),

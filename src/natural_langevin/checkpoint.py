@@ -135,7 +135,11 @@ def config_in(folder: str | os.PathLike[str] | None) -> dict[str, Any]:
     if folder is None:
         return {}
     here = Path(folder)
-    indices = sorted(here.glob(f"{SHARDED}*/{SHARDED_INDEX}"), reverse=True)
+    indices = sorted(
+        here.glob(f"{SHARDED}*/{SHARDED_INDEX}"),
+        key=lambda path: (len(path.parent.name), path.parent.name),  # their numbers may grow
+        reverse=True,
+    )
     for path in (*indices, here / NEWEST, here / PREVIOUS):
         try:
             sharded = path.name == SHARDED_INDEX

@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from natural_langevin.atomic import staged
+from natural_langevin.gradients.capture import Places
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.prediction import entropy
 
@@ -44,6 +45,7 @@ class Served(nn.Module):
     ) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)
+        self._places = Places(self.model)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(False)
             if name in networks:  # each network brings its own: the template's need no room
@@ -65,7 +67,7 @@ class Served(nn.Module):
         networks = {k: getattr(self, f"networks_{i}") for i, k in enumerate(self._names)}
 
         def one(params: dict[str, Tensor]) -> Tensor:
-            return self.likelihood.predictive(functional_call(self.model, params, (x,)))
+            return self.likelihood.predictive(self._places.call(params, (x,)))
 
         if self.side_by_side:
             p = vmap(one)(networks)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from natural_langevin import diagnostics, distillation, export, networks, storage
 from natural_langevin.data.streams import split_pair
@@ -329,8 +329,7 @@ class Posterior:
 
     def _call(self, params: Params, x: Tensor) -> Any:
         with vectorised(x):
-            filled = self._places.fill(params)
-            return functional_call(self._model, filled, (x,), tie_weights=False)
+            return self._places.call(params, (x,))
 
     def to_arviz(self, x: Tensor | None = None) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 
@@ -36,7 +36,7 @@ def first_before(what: str, action: Callable[[], T], *, device: str | None = Non
     """``action()`` at all processes, the first one ahead of the others: it may leave something
     for them to find, such as a file that it fetched."""
     found = first_alone(what, action, device=device)
-    return action() if found is None else found
+    return cast(T, found) if is_first() else action()
 
 
 def share(items: list[str], *, device: str | None = None) -> list[str]:

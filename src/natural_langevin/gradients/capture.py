@@ -26,6 +26,7 @@ class Places:
     puts back the second time what it had put in the first, and the parameter is lost."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
         first = {id(p): name for name, p in model.named_parameters()}
         self._first = {
             f"{path}.{attribute}".lstrip("."): first[id(p)]
@@ -33,9 +34,10 @@ class Places:
             for attribute, p in module.named_parameters(recurse=False, remove_duplicate=False)
         }
 
-    def fill(self, params: Params) -> Params:
-        """``params``, by the first name of each, at every place."""
-        return {place: params[name] for place, name in self._first.items() if name in params}
+    def call(self, params: Params, args: Any, kwargs: Any = None) -> Any:
+        """The network with ``params``, by the first name of each, at every place."""
+        filled = {place: params[name] for place, name in self._first.items() if name in params}
+        return functional_call(self._model, filled, args, kwargs, tie_weights=False)
 
 
 class Network:
@@ -92,15 +94,10 @@ class Network:
         """The outputs; recorded where a tape is running."""
         if self.dtype is None:
             with vectorised(x):
-                return self.evaluate(params, (x,))
+                return self.places.call(params, (x,))
         with vectorised(x), self.reduced(x):
-            outputs = self.evaluate(params, (x,))
+            outputs = self.places.call(params, (x,))
         return pytree.tree_map(lambda o: o.to(self.dtype) if is_real(o) else o, outputs)
-
-    def evaluate(self, params: Params, args: Any, kwargs: Any = None) -> Any:
-        """The model at these parameters."""
-        filled = self.places.fill(params)
-        return functional_call(self.model, filled, args, kwargs, tie_weights=False)
 
     @property
     def dtype(self) -> torch.dtype | None:

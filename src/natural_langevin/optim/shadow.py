@@ -117,7 +117,7 @@ class Shadow(Network):
         assert self.arguments is not None
         args, kwargs = self.arguments.rows(x)
         with vectorised(x):
-            return self.evaluate(params, args, kwargs)
+            return self.places.call(params, args, kwargs)
 
     def follow(self, model: nn.Module) -> None:
         """Takes over the modes and buffers that ``model`` has by now."""

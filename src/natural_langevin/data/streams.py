@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,34 @@ from natural_langevin import random
 Batch = tuple[Tensor, Tensor]
 
 
+@dataclass(frozen=True)
+class Subsets:
+    """Data x (N, ...), y (N, ...) of which chain c sees the n rows ``rows[c]`` alone.
+
+    Cross-validation and bagging on the chain axis: the folds are the chains of one run, and a
+    chain's posterior is that of its n data. ``rows``: (chain, n), integers."""
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or self.rows.is_floating_point():
+            kind = f"{self.rows.dtype} of shape {tuple(self.rows.shape)}"
+            raise ValueError(f"rows must be integers, (chain, n), got {kind}")
+        if self.rows.numel() and not 0 <= int(self.rows.min()) <= int(self.rows.max()) < len(
+            self.x
+        ):
+            raise ValueError(
+                f"rows must be between 0 and {len(self.x) - 1}, got {int(self.rows.min())} to "
+                f"{int(self.rows.max())}"
+            )
+
+
 class InMemory:
-    """Tensors x (N, ...) and y (N, ...) on the sampler's device."""
+    """Tensors x (N, ...) and y (N, ...) on the sampler's device.
+
+    ``rows`` (chain, n): the rows that each chain sees; all of them where it is None."""
 
     chain_axis = True
 
@@ -35,6 +62,7 @@ class InMemory:
         chain: Tensor,
         seed: int,
         device: torch.device,
+        rows: Tensor | None = None,
     ) -> None:
         check_finite("x", x)
         check_finite("y", y)
@@ -42,13 +70,15 @@ class InMemory:
             raise ValueError(f"x and y must have the same length, got {len(x)} and {len(y)}")
         if len(x) == 0:
             raise ValueError("the dataset is empty: give at least one sample")
-        if not 1 <= batch_size <= len(x):
+        count = len(x) if rows is None else rows.shape[1]
+        if not 1 <= batch_size <= count:
             raise ValueError(
-                f"batch_size must be between 1 and the number of samples {len(x)}, got {batch_size}"
+                f"batch_size must be between 1 and the number of samples {count}, got {batch_size}"
             )
         self.x, self.y = x.to(device), y.to(device)
-        self.num_data, self.batch_size = len(x), batch_size
-        self.batches_per_epoch = len(x) // batch_size
+        self.rows = None if rows is None else rows.to(device)
+        self.num_data, self.batch_size = count, batch_size
+        self.batches_per_epoch = count // batch_size
         # A tensor: compiled code must not depend on how many data there are.
         self._batches = torch.tensor(self.batches_per_epoch, device=device)
         self._origin = random.origin(seed, random.DATA, chain.to(device))
@@ -64,12 +94,14 @@ class InMemory:
 
     def fingerprint(self) -> str:
         """SHA-256 of the data, to recognise them when a run is resumed."""
-        return fingerprint({"x": self.x, "y": self.y})
+        own = {} if self.rows is None else {"rows": self.rows}
+        return fingerprint({"x": self.x, "y": self.y} | own)
 
     def order(self, epoch: int) -> Tensor:
-        """The chains' permutations in this epoch: (chain, N)."""
+        """The chains' data in the order of this epoch: (chain, num_data)."""
         if epoch != self._epoch:
-            self._order = random.permutation(random.stream(self._origin, epoch), self.num_data)
+            order = random.permutation(random.stream(self._origin, epoch), self.num_data)
+            self._order = order if self.rows is None else self.rows.gather(1, order)
             self._epoch = epoch
         return self._order
 
@@ -152,9 +184,16 @@ Stream = InMemory | Loader
 def as_stream(
     data: Any, *, batch_size: int, chain: Tensor, seed: int, device: torch.device
 ) -> Stream:
-    """Accepts (x, y), y alone, a TensorDataset or a DataLoader."""
+    """Accepts (x, y), y alone, a TensorDataset, Subsets or a DataLoader."""
     if isinstance(data, DataLoader):
         return Loader(data, device=device)
+    if isinstance(data, Subsets):
+        if int(chain.max()) >= len(data.rows):
+            raise ValueError(f"rows must have a line for every chain, got {len(data.rows)}")
+        return InMemory(
+            data.x, data.y, batch_size=batch_size, chain=chain, seed=seed, device=device,
+            rows=data.rows[chain.to(data.rows.device)],
+        )  # fmt: skip
     if isinstance(data, TensorDataset):
         data = data.tensors
     x, y = split_pair(data)

@@ -5,7 +5,8 @@
 * knowing when not to answer: ``risk_coverage``, ``ood_auroc``
 * regression, from an ensemble's means (network, n, ...) and noise: ``regression_nll``, ``crps``,
   ``rmse``, ``interval_coverage``
-* on held-out data: ``ConformalSets``, ``ConformalIntervals``, ``TemperatureScaling``
+* on held-out data: ``ConformalSets``, ``ConformalIntervals``, ``TemperatureScaling``, and
+  ``stacking_weights`` of several predictive distributions
 
 Scores are plain floats, averages over samples, computed in float64.
 """
@@ -22,6 +23,7 @@ from natural_langevin.metrics.regression import crps, interval_coverage, regress
 from natural_langevin.metrics.reliability import Reliability, plot_reliability, reliability
 from natural_langevin.metrics.scaling import TemperatureScaling
 from natural_langevin.metrics.selective import RiskCoverage, ood_auroc, risk_coverage
+from natural_langevin.metrics.stacking import stacking_weights
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 
 __all__ = [
@@ -45,4 +47,5 @@ __all__ = [
     "reliability",
     "risk_coverage",
     "rmse",
+    "stacking_weights",
 ]

@@ -25,13 +25,20 @@ class TemperatureScaling:
     scale: float
 
     @staticmethod
-    def fit(probabilities: Tensor, y: Tensor) -> TemperatureScaling:
-        """The scale of smallest negative log-likelihood, which is convex in 1/scale."""
+    def fit(probabilities: Tensor, y: Tensor, *, deviation: float = math.inf) -> TemperatureScaling:
+        """The scale of smallest negative log-likelihood, which is convex in 1/scale.
+
+        ``deviation``: of a prior ln scale ~ N(0, deviation^2), for few data: without it, data that
+        are all told right ask for a scale of zero."""
+        if not deviation > 0:
+            raise ValueError(f"deviation must be positive, got {deviation!r}")
         log_p = _logarithm(probabilities)
         index = y.long()[:, None]
 
         def nll(inverse: float) -> float:
-            return -float((log_p * inverse).log_softmax(-1).gather(1, index).mean())
+            log_prior = -((math.log(inverse) / deviation) ** 2) / 2
+            found = (log_p * inverse).log_softmax(-1).gather(1, index)
+            return -(float(found.sum()) + log_prior) / len(y)
 
         low, high = math.log(_LOW), math.log(_HIGH)
         ratio = (5**0.5 - 1) / 2

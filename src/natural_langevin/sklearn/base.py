@@ -1,14 +1,14 @@
-"""What both estimators share: settings, standardised inputs, one call of ``Langevin``.
+"""What both estimators share: settings, standardised inputs, candidates weighed by held-out data.
 
-Inputs are standardised with the training data's means and deviations. The metric's damping is
-1 / (N variance): the prior's own curvature on the scale of the mean loss, so that C is the inverse
-of (Fisher + prior) and step sizes up to 1 are stable in directions that the data do not see. By
-default every layer's prior variance is unknown and integrated out (``NormalInverseGamma``).
+A fit is two rounds of ``Langevin``. In the first, every candidate (prior, temperature, step size)
+runs on the folds of a cross-validation, which are chains of one run; what is held out gives the
+candidates their weights. In the second, those that count run on all the data.
 """
 
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
 from __future__ import annotations
 
+import logging
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,11 +21,15 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from natural_langevin import models, pilot, preconditioners, priors
+from natural_langevin import models, pilot, preconditioners
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior import Posterior
 from natural_langevin.prediction import Prediction
-from natural_langevin.sampler import Langevin
+from natural_langevin.sklearn.candidates import Candidate, candidates
+from natural_langevin.sklearn.problem import HeldOut, Problem, split
+from natural_langevin.sklearn.weighing import Weighed
+
+log = logging.getLogger("natural_langevin")
 
 Array = NDArray[Any]
 
@@ -37,27 +41,31 @@ PRECONDITIONERS: dict[str, Callable[[float], preconditioners.Preconditioner]] = 
     "rmsprop": lambda damping: preconditioners.RMSProp(),
     "sgld": lambda damping: preconditioners.Euclidean(),
 }
-#: Networks kept of every chain.
-DRAWS = 25
-#: Of weights whose prior variance is integrated out; only the damping depends on it.
-SUPPOSED_VARIANCE = 0.5
 #: Where there are too few data to hold some out for the choice of a step size.
 STEP_SIZE_OF_FEW = 0.03
+#: Rows that a fold must have at least; with fewer there is no cross-validation.
+FEWEST_PER_FOLD = 3
 
 
 class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     """The base of both; not for use by itself.
 
     ``hidden_layer_sizes``: units of every hidden layer; ``activation``: "relu", "tanh" or "silu".
-    ``prior_variance``: a number, or "learned" (a layer's own, integrated out).
-    ``preconditioner``: "qdop", "dop", "rmsprop" or "sgld".
+    ``prior_variance``: "auto", a number, or "learned" (a layer's own, integrated out).
+    ``temperature``: "auto" or a number. Below 1 with a learned variance, weights may vanish.
     ``step_size``: "auto", or a number or schedule (see ``Langevin``).
-    ``steps``, ``chains``, ``batch_size``, ``temperature``: of the run; the first half is burn-in.
-    Below temperature 1 give ``prior_variance`` a number: a learned one lets cold weights vanish.
+    ``folds``: of the cross-validation that weighs what "auto" leaves open and corrects how sure
+    the predictions are. 0: none; then "auto" is a learned variance at temperature 1, with a step
+    size from a short pilot run.
+    ``preconditioner``: "qdop", "dop", "rmsprop" or "sgld".
+    ``steps``, ``chains``, ``batch_size``: of a run; the first half is burn-in.
     ``random_state``: a number for the same result every time. ``verbose``: shows progress.
 
-    Fitted: ``posterior_`` (on standardised inputs), ``n_iter_``, ``n_features_in_``,
-    ``feature_names_in_``, ``input_mean_``, ``input_scale_``.
+    Fitted: ``choice_`` (the candidates, with held-out NLL and weight), ``reason_`` (in words),
+    ``scale_`` (below 1: surer than the networks by themselves), ``posteriors_`` and ``weights_``
+    (of the candidates that count, on standardised inputs), ``posterior_`` (of the largest
+    weight), ``n_iter_``, ``n_features_in_``, ``feature_names_in_``, ``input_mean_``,
+    ``input_scale_``.
     """
 
     def __init__(
@@ -65,13 +73,14 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         hidden_layer_sizes: Sequence[int] = (50,),
         *,
         activation: str = "relu",
-        prior_variance: float | str = "learned",
-        preconditioner: str = "qdop",
+        prior_variance: float | str = "auto",
+        temperature: float | str = "auto",
         step_size: float | str = "auto",
+        folds: int = 4,
+        preconditioner: str = "qdop",
         steps: int = 500,
         chains: int = 8,
         batch_size: int = 256,
-        temperature: float = 1.0,
         random_state: int | np.random.RandomState | None = None,
         device: str | None = None,
         verbose: bool = False,
@@ -79,12 +88,13 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
         self.prior_variance = prior_variance
-        self.preconditioner = preconditioner
+        self.temperature = temperature
         self.step_size = step_size
+        self.folds = folds
+        self.preconditioner = preconditioner
         self.steps = steps
         self.chains = chains
         self.batch_size = batch_size
-        self.temperature = temperature
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
@@ -94,50 +104,96 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
+    def _weigh(self, held_out: HeldOut, y: Tensor, count: int) -> Weighed:
+        """How much each of ``count`` candidates counts."""
+        raise NotImplementedError
+
     def _sample(self, X: Array, y: Tensor, outputs: int, likelihood: Likelihood) -> None:
-        """Draws the posterior of a network X -> outputs; X is dense and has been validated."""
+        """Draws the posteriors of a network X -> outputs; X is dense and has been validated."""
         self._standardise(X)
         x = self._inputs(X)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         network = models.mlp(
             x.shape[1], outputs, self._hidden(), activation=self._named("activation", ACTIVATIONS)
         )
-        steps, batch_size = self._count("steps"), min(self._count("batch_size"), len(x))
-
-        step_size: Any = self.step_size
-        if isinstance(step_size, str) and step_size == "auto" and len(x) < pilot.FEWEST_DATA:
-            step_size = STEP_SIZE_OF_FEW
-        prior, variance = self._prior()
-        damping = 1 / (len(x) * variance)
-        sampler = Langevin(
+        problem = Problem(
             network.double(),  # overhead, not arithmetic, is what small networks cost
             likelihood,
-            prior=prior,
-            preconditioner=self._named("preconditioner", PRECONDITIONERS)(damping),
-            step_size=step_size,
-            temperature=self.temperature,
-            chains=self.chains,
-            init="fan_in",
-            seed=seed,
+            x,
+            y,
+            preconditioner=self._named("preconditioner", PRECONDITIONERS),
+            batch_size=min(self._count("batch_size"), len(x)),
+            steps=self._count("steps"),
+            chains=self._count("chains"),
+            seed=int(check_random_state(self.random_state).randint(2**31 - 2)),
             device=self.device,
-        )
-        burn_in = steps // 2
-        self.posterior_: Posterior = sampler.sample(
-            (x, y),
-            steps,
-            batch_size=batch_size,
-            burn_in=burn_in,
-            thin=max(1, (steps - burn_in) // DRAWS),
             progress=self.verbose,
         )
-        self.n_iter_ = steps
+        folds = self._folds(len(x))
+        offered = self._candidates(folds, len(x))
+        weighed = Weighed([None] * len(offered), [1.0] * len(offered), 1.0)
+        if folds:
+            rows = split(len(x), folds, problem.seed, y.numpy() if likelihood.discrete else None)
+            weighed = self._weigh(problem.held_out(offered, rows), y, len(offered))
+        self.scale_ = weighed.scale
+        kept = [k for k, weight in enumerate(weighed.weight) if weight]
+        self.posteriors_: list[Posterior] = [problem.posterior(offered[k]) for k in kept]
+        self.weights_ = np.array([weighed.weight[k] for k in kept])
+        self.n_iter_ = problem.steps
+        self._explain(offered, weighed, folds)
 
-    def _prior(self) -> tuple[priors.Prior, float]:
-        """The prior, and the variance that the damping supposes."""
-        if isinstance(self.prior_variance, str) and self.prior_variance == "learned":
-            return priors.NormalInverseGamma(), SUPPOSED_VARIANCE
-        variance = self._positive("prior_variance", 'or "learned"')
-        return priors.Gaussian(variance=variance), variance
+    @property
+    def posterior_(self) -> Posterior:
+        """The posterior of the largest weight."""
+        check_is_fitted(self, "posteriors_")
+        return self.posteriors_[int(self.weights_.argmax())]
+
+    def _explain(self, offered: list[Candidate], weighed: Weighed, folds: int) -> None:
+        self.choice_ = [
+            candidate.as_dict() | {"nll": nll, "weight": weight}
+            for candidate, nll, weight in zip(offered, weighed.nll, weighed.weight, strict=True)
+        ]
+        if not folds:
+            self.reason_ = f"{offered[0]} (no cross-validation)"
+        else:
+            order = np.argsort(weighed.weight)[::-1]
+            parts = [
+                f"{weighed.weight[k]:.0%} {offered[k]} (held-out NLL {weighed.nll[k]:.4g})"
+                for k in order
+                if weighed.weight[k]
+            ]
+            surer = "surer" if weighed.scale < 1 else "less sure"
+            self.reason_ = (
+                f"{'; '.join(parts)}; weights of largest density of held-out rows, {folds} folds, "
+                f"{len(offered)} candidates; made {surer} by a scale of {weighed.scale:.3g}"
+            )
+        log.info("%s: %s", type(self).__name__, self.reason_)
+
+    def _folds(self, rows: int) -> int:
+        """How many folds there will be: none where there are too few data."""
+        folds: Any = self.folds
+        whole = isinstance(folds, numbers.Integral) and not isinstance(folds, bool)
+        if not whole or folds < 0 or folds == 1:
+            raise ValueError(f"folds must be 0 or an integer of at least 2, got {folds!r}")
+        return int(folds) if rows >= FEWEST_PER_FOLD * folds else 0
+
+    def _candidates(self, folds: int, rows: int) -> list[Candidate]:
+        variance = self._setting("prior_variance", "auto", "learned")
+        temperature = self._setting("temperature", "auto")
+        if folds:
+            return candidates(
+                variance, temperature, self.step_size, preconditioner=self.preconditioner
+            )
+        step_size: Any = self.step_size
+        if isinstance(step_size, str) and step_size == "auto" and rows < pilot.FEWEST_DATA:
+            step_size = STEP_SIZE_OF_FEW
+        return [
+            Candidate(
+                None if isinstance(variance, str) else variance,
+                1.0 if isinstance(temperature, str) else temperature,
+                step_size,
+                automatic=False,
+            )
+        ]
 
     def _standardise(self, X: Array) -> None:
         self.input_mean_ = X.mean(axis=0)
@@ -149,12 +205,13 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     def _inputs(self, X: Array) -> Tensor:
         return torch.as_tensor((X - self.input_mean_) / self.input_scale_)
 
-    def _predictions(self, X: Any, **options: Any) -> Prediction:
-        """What the posterior says of new inputs."""
-        check_is_fitted(self, "posterior_")
+    def _predictions(self, X: Any, **options: Any) -> list[Prediction]:
+        """What the posteriors say of new inputs, each by itself."""
+        check_is_fitted(self, "posteriors_")
         X = self._validated(X, reset=False)
         options = {"keep_samples": False} | options
-        return self.posterior_.predict(self._inputs(X), **options)
+        x = self._inputs(X)
+        return [posterior.predict(x, **options) for posterior in self.posteriors_]
 
     def _validated(self, X: Any, y: Any = "no_validation", **options: Any) -> Any:
         """Dense float64 rows (and targets). Standardised columns are dense, sparse or not."""
@@ -179,14 +236,18 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{setting} must be one of {sorted(table)}, got {value!r}")
         return table[value]
 
-    def _positive(self, setting: str, remedy: str) -> float:
+    def _setting(self, setting: str, *words: str) -> float | str:
+        """A positive number, or one of these words."""
         value: Any = getattr(self, setting)
+        if isinstance(value, str) and value in words:
+            return value
         if (
-            isinstance(value, bool)
+            isinstance(value, (bool, str))
             or not isinstance(value, numbers.Real)
             or not 0 < float(value) < np.inf
         ):
-            raise ValueError(f"{setting} must be a positive number {remedy}, got {value!r}")
+            remedy = " or ".join(f'"{word}"' for word in words)
+            raise ValueError(f"{setting} must be a positive number or {remedy}, got {value!r}")
         return float(value)
 
     def _count(self, setting: str) -> int:

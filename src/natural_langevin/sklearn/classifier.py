@@ -9,9 +9,13 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
 
 from natural_langevin.likelihoods import Categorical
+from natural_langevin.metrics import TemperatureScaling
 from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
+from natural_langevin.sklearn.problem import HeldOut
+from natural_langevin.sklearn.weighing import Weighed, weigh_classes
 
 
 class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # type: ignore[misc]
@@ -32,9 +36,17 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         self._sample(X, torch.as_tensor(labels), len(self.classes_), Categorical())
         return self
 
+    def _weigh(self, held_out: HeldOut, y: Tensor, count: int) -> Weighed:
+        return weigh_classes(held_out, y, count)
+
     def predict_proba(self, X: Any) -> Array:
-        """(n, classes), in the order of ``classes_``: averages over the posterior's networks."""
-        p: Array = self._predictions(X).mean.cpu().numpy()
+        """(n, classes), in the order of ``classes_``: averages over the posteriors' networks, with
+        the weights and the scale that cross-validation gave."""
+        said = self._predictions(X)
+        average = sum(
+            weight * one.mean.cpu() for weight, one in zip(self.weights_, said, strict=True)
+        )
+        p: Array = TemperatureScaling(self.scale_)(torch.as_tensor(average)).numpy()
         return p / p.sum(axis=1, keepdims=True)
 
     def predict_log_proba(self, X: Any) -> Array:

@@ -41,7 +41,7 @@ from natural_langevin.sklearn.table import markdown, with_table
 log = logging.getLogger("natural_langevin")
 
 #: Data set -> splits.
-DATASETS = {"iris": 3, "wine": 3, "breast_cancer": 3, "diabetes": 3, "digits": 2}
+DATASETS = {"iris": 5, "wine": 5, "breast_cancer": 5, "diabetes": 5, "digits": 3}
 TEST_PART = 0.3
 #: Levels of the central intervals whose coverage is the calibration of a regression.
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
@@ -96,29 +96,25 @@ def classification_scores(probabilities: Array, y: Array) -> Scored:
     }
 
 
-def regression_scores(means: Array, deviation: Array, y: Array) -> Scored:
+def regression_scores(means: Array, deviation: Array, weights: Array, y: Array) -> Scored:
     """Of the mixture over networks of N(means[k], deviation[k]^2): means (network, n)."""
-    networks, variance = torch.as_tensor(means), torch.as_tensor(deviation).square()[:, None]
-    target = torch.as_tensor(y)
-    inside = np.abs(2 * mixture_cdf(means, deviation, y) - 1)  # the central level that y lies on
+    networks = torch.distributions.Normal(
+        torch.as_tensor(means), torch.as_tensor(deviation)[:, None]
+    )
+    target, share = torch.as_tensor(y), torch.as_tensor(weights)[:, None]
+    below = (share * networks.cdf(target)).sum(0).numpy()
+    inside = np.abs(2 * below - 1)  # the central level that y lies on
     gaps = [abs(float((inside <= level).mean()) - level) for level in LEVELS]
     return {
-        "nll": metrics.regression_nll(networks, variance, target),
-        "rmse": metrics.rmse(networks.mean(0), target),
+        "nll": -float(torch.logsumexp(networks.log_prob(target) + share.log(), dim=0).mean()),
+        "rmse": metrics.rmse((share * networks.mean).sum(0), target),
         "calibration": float(np.mean(gaps)),
         "coverage_90": float((inside <= 0.9).mean()),
     }
 
 
-def mixture_cdf(means: Array, deviation: Array, y: Array) -> Array:
-    """P(target <= y) for every y: (n,)."""
-    z = torch.as_tensor((y - means) / deviation[:, None])
-    found: Array = torch.special.ndtr(z).mean(0).numpy()
-    return found
-
-
 def predictive(name: str, model: Any, train: tuple[Array, Array], X: Array) -> tuple[Array, ...]:
-    """Class probabilities, or (means, deviations) of the predictive mixture's networks."""
+    """Class probabilities, or (means, deviations, weights) of the predictive mixture's networks."""
     if name != "diabetes":
         return (model.predict_proba(X),)
     if isinstance(model, NaturalLangevinRegressor):
@@ -127,7 +123,7 @@ def predictive(name: str, model: Any, train: tuple[Array, Array], X: Array) -> t
         warnings.simplefilter("ignore", ConvergenceWarning)
         unseen = cross_val_predict(clone(model.best_estimator_), *train, cv=5)
     deviation = np.sqrt(np.mean((train[1] - unseen) ** 2, keepdims=True))
-    return model.predict(X)[None], deviation
+    return model.predict(X)[None], deviation, np.ones(1)
 
 
 def run(name: str, method: str, splits: int) -> Scored:
@@ -157,7 +153,7 @@ def run(name: str, method: str, splits: int) -> Scored:
 def _choice(model: Any) -> dict[str, Any]:
     if isinstance(model, GridSearchCV):
         return {k.rsplit("__", 1)[-1]: v for k, v in model.best_params_.items()}
-    return {"step_size": model.posterior_.config["pilot"]["step_sizes"][0]}
+    return {"candidates": model.choice_, "scale": model.scale_}
 
 
 def configuration() -> dict[str, Any]:

@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
+from torch import Tensor
 
 from natural_langevin.likelihoods import Gaussian
+from natural_langevin.prediction import Prediction
 from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
+from natural_langevin.sklearn.problem import HeldOut
+from natural_langevin.sklearn.weighing import Weighed, weigh_numbers
 
 
 class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # type: ignore[misc]
@@ -45,28 +49,53 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
         self._sample(X, targets, targets.shape[1], Gaussian(sigma="rmse"))
         return self
 
+    def _weigh(self, held_out: HeldOut, y: Tensor, count: int) -> Weighed:
+        return weigh_numbers(held_out, y, count)
+
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
         """The predictive mean; with ``return_std`` also its standard deviation, which holds both
         the noise of a new observation and the networks' disagreement."""
-        found = self._predictions(X)
-        mean = self._as_given(found.mean.cpu().numpy()) * self.target_scale_ + self.target_mean_
+        said = self._predictions(X)
+        weights = self.weights_[:, None, None]
+        means = np.stack([one.mean.cpu().numpy() for one in said])
+        mean = (weights * means).sum(0)
+        found = self._as_given(mean) * self.target_scale_ + self.target_mean_
         if not return_std:
-            return mean
-        assert found.total is not None
-        return mean, self._as_given(found.total.sqrt().cpu().numpy()) * self.target_scale_
+            return found
+        noise = np.stack([self._noise(one) for one in said])
+        within = np.stack([one.epistemic.cpu().numpy() for one in said])
+        variance = (weights * (self.scale_**2 * noise + within + (means - mean) ** 2)).sum(0)
+        return found, self._as_given(np.sqrt(variance)) * self.target_scale_
 
-    def predict_networks(self, X: Any) -> tuple[Array, Array]:
-        """The predictive mixture: every network's mean, (network, n) or (network, n, targets), and
-        the standard deviation of its noise, (network,) or (network, targets)."""
-        samples = self._predictions(X, keep_samples=True).samples
-        assert samples is not None
-        noise = self.posterior_.sigma
-        assert noise is not None
-        by_network = noise[self.posterior_.healthy].repeat_interleave(self.posterior_.draws)
-        means, sigma = samples.cpu().numpy(), by_network.cpu().numpy()[:, None]
+    def predict_networks(self, X: Any) -> tuple[Array, Array, Array]:
+        """The predictive mixture: every network's mean, (network, n) or (network, n, targets), the
+        standard deviation of its noise, (network,) or (network, targets), and its weight."""
+        parts = []
+        for posterior, weight, said in zip(
+            self.posteriors_, self.weights_, self._predictions(X, keep_samples=True), strict=True
+        ):
+            assert said.samples is not None
+            assert posterior.sigma is not None
+            sigma = posterior.sigma[posterior.healthy].repeat_interleave(posterior.draws)
+            count = len(said.samples)
+            parts.append(
+                (
+                    said.samples,
+                    self.scale_ * sigma,
+                    torch.full((count,), weight / count, dtype=torch.float64),
+                )
+            )
+        means, noise, weights = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+        deviations = noise[:, None]
         if self._flat:
-            means, sigma = means[..., 0], sigma[:, 0]
-        return means * self.target_scale_ + self.target_mean_, sigma * self.target_scale_
+            means, deviations = means[..., 0], deviations[:, 0]
+        means = means * self.target_scale_ + self.target_mean_
+        return means, deviations * self.target_scale_, weights
+
+    def _noise(self, said: Prediction) -> Array:
+        assert said.aleatoric is not None
+        found: Array = said.aleatoric.cpu().numpy()
+        return found
 
     def _as_given(self, values: Array) -> Array:
         """(n, targets) in the shape of the y that was fitted."""

@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 from scipy import sparse
 from sklearn.base import clone
-from sklearn.datasets import load_iris, make_blobs, make_friedman1
+from sklearn.datasets import make_blobs, make_friedman1
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
@@ -20,7 +20,7 @@ from natural_langevin import Posterior, priors
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
 
 #: Small enough for the hundreds of fits of the checks; steps are what a fit's time goes by.
-FAST = {"hidden_layer_sizes": (16,), "steps": 16, "chains": 2, "step_size": 0.3}
+FAST = {"hidden_layer_sizes": (16,), "steps": 16, "chains": 2, "step_size": 0.3, "folds": 0}
 
 
 @parametrize_with_checks(
@@ -84,8 +84,9 @@ def test_the_units_of_inputs_and_targets_do_not_matter(friedman, regressor):
 def test_deviations_hold_noise_and_disagreement(friedman, regressor):
     """Mean and variance of the mixture over networks, by the law of total variance."""
     X, _ = friedman
-    means, sigma = regressor.predict_networks(X)
+    means, sigma, weights = regressor.predict_networks(X)
     assert means.shape == (len(sigma), 60)
+    assert_allclose(weights, 1 / len(sigma))
     mean, std = regressor.predict(X, return_std=True)
     assert_allclose(mean, means.mean(0), rtol=1e-9)
     assert_allclose(std**2, means.var(0) + (sigma**2).mean(), rtol=1e-9)
@@ -98,7 +99,7 @@ def test_the_noise_of_a_linear_problem_is_found():
     X = generator.normal(size=(1300, 2))
     y = 3 * X[:, 0] - X[:, 1] + generator.normal(size=1300)
     model = NaturalLangevinRegressor(
-        (16,), steps=150, chains=4, step_size=0.1, prior_variance=0.3, random_state=0
+        (16,), steps=150, chains=4, step_size=0.1, prior_variance=0.3, folds=0, random_state=0
     ).fit(X[:300], y[:300])
     sigma = model.predict_networks(X[:1])[1].mean()
     assert 0.88 < sigma < 1.12
@@ -113,7 +114,7 @@ def test_several_targets_at_once(friedman):
     both = np.stack([y, -100 * y], axis=1)
     model = NaturalLangevinRegressor(random_state=0, **FAST).fit(X, both)
     mean, std = model.predict(X, return_std=True)
-    means, sigma = model.predict_networks(X)
+    means, sigma, _ = model.predict_networks(X)
     assert mean.shape == std.shape == (60, 2)
     assert_allclose(means.mean(0), mean, rtol=1e-9)
     assert_allclose(sigma[:, 1] / sigma[:, 0], 100)
@@ -148,7 +149,7 @@ def test_settings_reach_the_sampler(blobs):
     X, y = blobs
     model = NaturalLangevinClassifier(
         (4, 3), activation="tanh", preconditioner="rmsprop", prior_variance=2.0, temperature=0.5,
-        random_state=1, **{k: FAST[k] for k in ("steps", "chains", "step_size")},
+        random_state=1, **{k: FAST[k] for k in ("steps", "chains", "step_size", "folds")},
     ).fit(X, y)  # fmt: skip
     config = model.posterior_.config
     assert config["preconditioner"].startswith("RMSProp")
@@ -162,22 +163,18 @@ def test_the_damping_is_the_priors_own_curvature(classifier):
     assert "damping=0.03333" in classifier.posterior_.config["preconditioner"]  # 1 / (60 * 0.5)
 
 
-def test_by_default_nothing_is_chosen_by_hand():
-    """Iris, with the defaults but for the number of steps."""
-    X, y = load_iris(return_X_y=True)
-    model = NaturalLangevinClassifier(steps=60, random_state=0).fit(X[::2], y[::2])
-    pilot = model.posterior_.config["pilot"]
-    assert len(pilot["table"]) == 8
-    assert pilot["held_out"] == 15
-    assert "NormalInverseGamma" in str(model.posterior_.config["prior"])
-    assert model.score(X[1::2], y[1::2]) > 0.9
-
-
-def test_too_few_data_for_a_pilot_are_sampled_all_the_same():
+def test_too_few_data_to_hold_out_are_sampled_all_the_same():
     X, y = np.arange(8.0)[:, None], np.arange(8.0)
     model = NaturalLangevinRegressor(steps=20, chains=2, random_state=0).fit(X, y)
     assert "pilot" not in model.posterior_.config
+    assert model.reason_ == "prior variance learned, temperature 1 (no cross-validation)"
     assert np.isfinite(model.predict(X)).all()
+
+
+def test_without_folds_a_pilot_chooses_the_step_size(blobs):
+    model = NaturalLangevinClassifier(steps=20, chains=2, folds=0, random_state=0).fit(*blobs)
+    assert len(model.posterior_.config["pilot"]["table"]) == 8
+    assert (model.scale_, model.weights_.tolist()) == (1.0, [1.0])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +182,11 @@ def test_too_few_data_for_a_pilot_are_sampled_all_the_same():
     [
         ("activation", "sine", "one of .*'relu'.*got 'sine'"),
         ("preconditioner", "adam", "one of .*'qdop'.*got 'adam'"),
-        ("prior_variance", -1, "positive number or .learned., got -1"),
+        ("prior_variance", -1, 'positive number or "auto" or "learned", got -1'),
+        ("prior_variance", "wide", 'positive number or "auto" or "learned", got .wide.'),
+        ("temperature", 0.0, 'positive number or "auto", got 0.0'),
+        ("folds", 1, "0 or an integer of at least 2, got 1"),
+        ("folds", True, "0 or an integer of at least 2, got True"),
         ("hidden_layer_sizes", (0,), r"positive integers .* got \(0,\)"),
         ("steps", 0, "steps must be a positive integer, got 0"),
         ("batch_size", 2.5, "batch_size must be a positive integer, got 2.5"),

@@ -189,7 +189,10 @@ def as_stream(
         return Loader(data, device=device)
     if isinstance(data, Subsets):
         if int(chain.max()) >= len(data.rows):
-            raise ValueError(f"rows must have a line for every chain, got {len(data.rows)}")
+            raise ValueError(
+                f"rows must have a line for every chain: {int(chain.max()) + 1} chains, "
+                f"{len(data.rows)} lines"
+            )
         return InMemory(
             data.x, data.y, batch_size=batch_size, chain=chain, seed=seed, device=device,
             rows=data.rows[chain.to(data.rows.device)],

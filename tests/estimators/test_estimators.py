@@ -182,8 +182,12 @@ def test_without_folds_a_pilot_chooses_the_step_size(blobs):
     [
         ("activation", "sine", "one of .*'relu'.*got 'sine'"),
         ("preconditioner", "adam", "one of .*'qdop'.*got 'adam'"),
-        ("prior_variance", -1, 'positive number or "auto" or "learned", got -1'),
-        ("prior_variance", "wide", 'positive number or "auto" or "learned", got .wide.'),
+        ("prior_variance", -1, 'positive number or "auto" or "learned" or "fan_in", got -1'),
+        (
+            "prior_variance",
+            "wide",
+            'positive number or "auto" or "learned" or "fan_in", got .wide.',
+        ),
         ("temperature", 0.0, 'positive number or "auto", got 0.0'),
         ("folds", 1, "0 or an integer of at least 2, got 1"),
         ("folds", True, "0 or an integer of at least 2, got True"),

@@ -26,11 +26,14 @@ SMALL = {"hidden_layer_sizes": (8,), "steps": 30, "chains": 2, "random_state": 0
 def test_what_the_user_sets_is_not_left_open():
     offered = candidates("auto", "auto", "auto", preconditioner="qdop")
     described = [(c.variance, c.temperature, c.step_size) for c in offered]
-    assert described == [(None, 1, 0.3), (None, 1, 0.1), (3, 0.3, 0.1), (3, 0.03, 0.1)]
+    warm = [(variance, 1, size) for variance in ("learned", "fan_in") for size in (0.3, 0.1)]
+    assert described == [*warm, (3, 0.3, 0.1), (3, 0.03, 0.1)]
     fixed = candidates(2.0, 0.5, 0.2, preconditioner="sgld")
     assert fixed == [Candidate(2.0, 0.5, 0.2, automatic=False)]
     assert {c.temperature for c in candidates("auto", 1.0, "auto", preconditioner="dop")} == {1.0}
-    assert {c.variance for c in candidates("learned", "auto", 0.1, preconditioner="dop")} == {None}
+    assert {c.variance for c in candidates("learned", "auto", 0.1, preconditioner="dop")} == {
+        "learned"
+    }
 
 
 @pytest.mark.parametrize("count", [12, 61, 3000])
@@ -67,9 +70,9 @@ def test_held_out_rows_are_told_by_networks_that_never_saw_them():
     labels = here.y.clone()
     labels[folds[0]] = (labels[folds[0]] + 1) % 3
     found, other = (p.held_out(OFFERED, folds) for p in (here, problem(y=labels)))
-    assert list(found.networks) == [0, 1, 2, 3]
+    assert list(found.networks) == list(range(6))
     for k in found.networks:
-        assert found.networks[k][0].outputs.shape == (2 * 6, 10, 3)  # two chains of 6 kept draws
+        assert found.networks[k][0].outputs.shape == (2 * 10, 10, 3)  # two chains of 10 kept draws
         assert_close(other.networks[k][0].outputs, found.networks[k][0].outputs)
         assert not torch.allclose(other.networks[k][1].outputs, found.networks[k][1].outputs)
 
@@ -79,10 +82,10 @@ def test_a_candidate_that_diverges_is_left_out():
     here = problem()
     folds = split(40, 4, 0, here.y.numpy())
     held_out = here.held_out([*OFFERED, wild], folds)
-    assert list(held_out.networks) == [0, 1, 2, 3]
-    weighed = weigh_classes(held_out, here.y, 5)
-    assert weighed.nll[4] is None
-    assert weighed.weight[4] == 0
+    assert list(held_out.networks) == list(range(6))
+    weighed = weigh_classes(held_out, here.y, 7)
+    assert weighed.nll[6] is None
+    assert weighed.weight[6] == 0
     assert sum(weighed.weight) == pytest.approx(1)
     with pytest.raises(DivergenceError, match="smaller step_size"):
         here.held_out([wild], folds)
@@ -141,7 +144,7 @@ def test_predictions_are_the_weighted_mixture_of_the_posteriors():
     best = max(model.choice_, key=lambda one: one["weight"])
     assert model.reason_.startswith(f"{best['weight']:.0%} prior variance ")
     assert f"temperature {best['temperature']:g}, step size {best['step_size']:g}" in model.reason_
-    assert "4 folds, 4 candidates" in model.reason_
+    assert "4 folds, 6 candidates" in model.reason_
 
 
 def test_deviations_of_a_weighted_mixture():
@@ -180,5 +183,13 @@ def test_by_default_nothing_is_chosen_by_hand():
     """Iris, with the defaults but for the number of steps."""
     X, y = load_iris(return_X_y=True)
     model = NaturalLangevinClassifier(steps=60, random_state=0).fit(X[::2], y[::2])
-    assert len(model.choice_) == 4
+    assert len(model.choice_) == 6
     assert model.score(X[1::2], y[1::2]) > 0.9
+
+
+def test_the_variance_of_a_layer_goes_by_its_inputs():
+    network = models.mlp(5, 2, (7,))
+    prior = Candidate("fan_in", 1.0, 0.1, automatic=True).prior(network)
+    variances = [prior[name].variance for name, _ in network.named_parameters()]
+    assert variances == [3 / 5, 3, 3 / 7, 3]
+    assert Candidate("fan_in", 1.0, 0.1, automatic=True).least_variance(network) == 3 / 7

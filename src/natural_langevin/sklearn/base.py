@@ -51,7 +51,8 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     """The base of both; not for use by itself.
 
     ``hidden_layer_sizes``: units of every hidden layer; ``activation``: "relu", "tanh" or "silu".
-    ``prior_variance``: "auto", a number, or "learned" (a layer's own, integrated out).
+    ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out) or "fan_in" (3
+    divided by a layer's inputs).
     ``temperature``: "auto" or a number. Below 1 with a learned variance, weights may vanish.
     ``step_size``: "auto", or a number or schedule (see ``Langevin``).
     ``folds``: of the cross-validation that weighs what "auto" leaves open and corrects how sure
@@ -78,7 +79,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         step_size: float | str = "auto",
         folds: int = 4,
         preconditioner: str = "qdop",
-        steps: int = 500,
+        steps: int = 400,
         chains: int = 8,
         batch_size: int = 256,
         random_state: int | np.random.RandomState | None = None,
@@ -177,7 +178,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         return int(folds) if rows >= FEWEST_PER_FOLD * folds else 0
 
     def _candidates(self, folds: int, rows: int) -> list[Candidate]:
-        variance = self._setting("prior_variance", "auto", "learned")
+        variance = self._setting("prior_variance", "auto", "learned", "fan_in")
         temperature = self._setting("temperature", "auto")
         if folds:
             return candidates(
@@ -188,7 +189,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             step_size = STEP_SIZE_OF_FEW
         return [
             Candidate(
-                None if isinstance(variance, str) else variance,
+                "learned" if variance == "auto" else variance,
                 1.0 if isinstance(temperature, str) else temperature,
                 step_size,
                 automatic=False,

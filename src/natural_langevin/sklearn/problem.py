@@ -26,9 +26,9 @@ from natural_langevin.sklearn.candidates import Candidate
 
 #: Networks kept of every chain.
 DRAWS = 25
-#: Of the cross-validation: its part of the steps, chains of every fold and candidate, and how many
-#: rows of a fold are held out at most.
-PART_OF_STEPS, CHAINS_OF_FOLD, MOST_HELD_OUT = 0.6, 2, 500
+#: Of the cross-validation: chains of every fold and candidate, and how many rows of a fold are held
+#: out at most. It takes as many steps as the fit itself: how sure networks are depends on it.
+CHAINS_OF_FOLD, MOST_HELD_OUT = 2, 500
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Problem:
     def posterior(self, candidate: Candidate) -> Posterior:
         """All data, ``chains`` chains."""
         runs = [candidate] * self.chains
-        return self._run(runs, (self.x, self.y), len(self.x), self.steps, self.seed)
+        return self._run(runs, (self.x, self.y), len(self.x), self.seed)
 
     def held_out(self, offered: Sequence[Candidate], folds: Sequence[Tensor]) -> HeldOut:
         """What networks that have not seen a fold's rows say of them, for every candidate.
@@ -74,11 +74,8 @@ class Problem:
         seen = [everything[~torch.isin(everything, fold)] for fold in folds]
         chains = [(k, f) for k in group for f in range(len(folds)) for _ in range(CHAINS_OF_FOLD)]
         data = Subsets(self.x, self.y, torch.stack([seen[f] for _, f in chains]))
-        steps = max(2, round(PART_OF_STEPS * self.steps))
         try:
-            run = self._run(
-                [offered[k] for k, _ in chains], data, len(seen[0]), steps, self.seed + 1
-            )
+            run = self._run([offered[k] for k, _ in chains], data, len(seen[0]), self.seed + 1)
         except DivergenceError:
             return {}
         running = [chains[c] for c in run.healthy]
@@ -95,20 +92,19 @@ class Problem:
                 found[k].append(_networks(by_chain[own], None if noise is None else noise[own]))
         return found
 
-    def _run(
-        self, runs: Sequence[Candidate], data: Any, num_data: int, steps: int, seed: int
-    ) -> Posterior:
+    def _run(self, runs: Sequence[Candidate], data: Any, num_data: int, seed: int) -> Posterior:
         """One chain for every entry of ``runs``, which have one prior."""
         first = runs[0]
         step_size: Any = first.step_size
         if first.automatic:
             sizes = torch.tensor([c.step_size for c in runs], dtype=torch.float64)
             step_size = schedules.polynomial(sizes, offset=max(1, self.steps // 10))
+        damping = 1 / (num_data * first.least_variance(self.network))
         sampler = Langevin(
             self.network,
             self.likelihood,
-            prior=first.prior,
-            preconditioner=self.preconditioner(1 / (num_data * first.supposed_variance)),
+            prior=first.prior(self.network),
+            preconditioner=self.preconditioner(damping),
             step_size=step_size,
             temperature=torch.tensor([c.temperature for c in runs], dtype=torch.float64),
             chains=len(runs),
@@ -116,13 +112,13 @@ class Problem:
             seed=seed,
             device=self.device,
         )
-        burn_in = steps // 2
+        burn_in = self.steps // 2
         return sampler.sample(
             data,
-            steps,
+            self.steps,
             batch_size=min(self.batch_size, num_data),
             burn_in=burn_in,
-            thin=max(1, (steps - burn_in) // DRAWS),
+            thin=max(1, (self.steps - burn_in) // DRAWS),
             progress=self.progress,
         )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from natural_langevin.metrics import TemperatureScaling, stacking_weights
 from natural_langevin.sklearn.problem import HeldOut, Networks
 
-DEVIATION = math.sqrt(0.1)
+DEVIATION = 0.5
 #: Candidates of smaller weight are not run.
 LEAST_WEIGHT = 0.05
 #: Factors that the noise of a regression may be wrong by.

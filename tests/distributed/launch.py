@@ -126,11 +126,15 @@ def started(
     ranks: int,
     max_restarts: int = 0,
     environment: dict[str, str] | None = None,
+    imported: Sequence[str] = (),
 ) -> Iterator[Running]:
-    """``torchrun --standalone --nproc-per-node RANKS script folder arguments``, under way."""
+    """``torchrun --standalone --nproc-per-node RANKS script folder arguments``, under way.
+
+    Workers are forked from a process that has ``imported`` modules, where any are named."""
+    torchrun = [str(HERE / "forked.py"), ",".join(imported)]
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *(f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"),
+        *(sys.executable, *(torchrun if imported else ("-m", "torch.distributed.run"))),
+        *("--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"),
         *(str(script), str(folder), *arguments),
     ]
     paths = [str(SOURCE), str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
@@ -142,6 +146,7 @@ def started(
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "PYTHONUNBUFFERED": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of compiling processes, which also import
     }
     running = Running(command, folder, variables | (environment or {}))
     try:
@@ -158,10 +163,14 @@ def checks(
     folder: Path,
     timeout: float = 300,
     environment: dict[str, str] | None = None,
+    imported: Sequence[str] = (),
 ) -> dict[str, list[Outcome]]:
     """Runs ``check_NAME`` of a module in tests/distributed on every rank: outcomes by rank."""
     with started(
-        Path(__file__), folder, module, *names, ranks=ranks, environment=environment
+        *(Path(__file__), folder, module, *names),
+        ranks=ranks,
+        environment=environment,
+        imported=imported,
     ) as running:
         output = running.finish(timeout, succeeds=None)
     by_rank = []

@@ -31,7 +31,10 @@ def four_ranks(tmp_path_factory):
     """All of ``checkpoint_checks`` on four ranks: the folder they worked in, and the outcomes."""
     names = [n.removeprefix("check_") for n in vars(checkpoint_checks) if n.startswith("check_")]
     folder = tmp_path_factory.mktemp("four")
-    outcomes = launch.checks("checkpoint_checks", names, ranks=4, folder=folder, timeout=600)
+    outcomes = launch.checks(
+        "checkpoint_checks", names, ranks=4, folder=folder, timeout=600,
+        imported=("checkpoint_checks", "torch._dynamo"),
+    )  # fmt: skip
     return folder, outcomes
 
 

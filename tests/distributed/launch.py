@@ -6,10 +6,9 @@ One launch costs seconds, so it runs many checks. A module of checks holds funct
     found = launch.checks("group_checks", ["agreeing", "one_rank_raises"], ranks=2, folder=tmp_path)
     found["agreeing"][rank]          # Outcome(value=what it returned, error=text of what it raised)
 
-A script of one's own, to be killed now and then:
+A script of one's own:
 
     with launch.started(script, folder, ranks=2, max_restarts=3) as running:
-        running.kill(rank=1)         # SIGKILL
         print(running.finish(timeout=60))
 """
 
@@ -72,23 +71,6 @@ class Running:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def workers(self) -> dict[int, int]:
-        """Process ids by rank, of the workers that are alive now."""
-        found = {}
-        for pid, environment in self._processes():
-            if "RANK" in environment:
-                found[int(environment["RANK"])] = pid
-        return found
-
-    def kill(self, rank: int) -> bool:
-        """SIGKILL; whether there was such a worker to kill."""
-        pid = self.workers().get(rank)
-        if pid is None:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        return True
-
     def finish(self, timeout: float, *, succeeds: bool | None = True) -> str:
         """Waits for the end and gives all output; AssertionError when it ends otherwise."""
         try:
@@ -105,17 +87,15 @@ class Running:
         if self.running:
             self._process.kill()
         self._process.wait()
-        for pid, _ in self._processes():
+        for pid in self._processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _processes(self) -> Iterator[tuple[int, dict[str, str]]]:
+    def _processes(self) -> Iterator[int]:
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                lines = path.read_bytes().decode(errors="replace").split("\0")
-                environment = dict(line.split("=", 1) for line in lines if "=" in line)
-                if environment.get(MARK) == self._mark:
-                    yield int(path.parent.name), environment
+                if f"{MARK}={self._mark}".encode() in path.read_bytes().split(b"\0"):
+                    yield int(path.parent.name)
 
 
 @contextlib.contextmanager

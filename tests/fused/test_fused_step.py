@@ -147,6 +147,27 @@ def test_a_stopped_chain_stands_still() -> None:
     assert not torch.equal(state.params["2.weight"][0], before.params["2.weight"][0])
 
 
+def test_threads_share_the_rows_of_a_layer() -> None:
+    """Bit for bit, on a layer so large, and so often, that threads are at work together."""
+    backend, ends, before = backend_for(torch.device("cpu")), [], torch.get_num_threads()
+    x, y = torch.rand(18, 500, generator=torch.Generator().manual_seed(1)), torch.arange(18)
+    for threads in (1, 4):
+        torch.manual_seed(0)
+        one = sampler(nn.Linear(500, 400), METRICS["quasi-diagonal"])
+        state, row = one.init(), one._rates_table(0, 1)[0]
+        tasks = plan(one._dynamics, state, (x, y))
+        step = FusedStep(one._dynamics, tasks, backend, lambda state, *where: where, lambda f: f)
+        torch.set_num_threads(threads)
+        try:
+            for _ in range(40):
+                step(state, (x, y), Rates(row[:-2], row[-2], row[-1]), torch.tensor(50.0), False)
+        finally:
+            torch.set_num_threads(before)
+        ends.append(state)
+    for a, b in zip(*map(pytree.tree_leaves, ends), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_the_kernels_noise_is_that_of_random() -> None:
     from natural_langevin.fused import cpu_linear
 

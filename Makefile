@@ -5,16 +5,23 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint types docs dist clean
+.PHONY: run test test-thorough lint types docs dist clean
 
 # The paper's table at its quick size. Finished work is kept: running it again shows the table,
 # and after an interruption it goes on. Another size: make run ARGS="--preset paper".
 run: $(READY)
 	$(BIN)/natural-langevin reproduce --resume $(ARGS)
 
-# A file stays with one worker: what its tests share (a launch of torchrun, a compiled step) is made once.
+# A file stays with one worker: what its tests share (a launch of torchrun, a compiled step) is made
+# once. One thread each: two workers with two threads on two cores spend half their time waiting.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) -m "not thorough" $(ARGS)
+
+# The tests that take minutes each; every one has a cheaper sibling in `make test`.
+test-thorough: $(READY)
+	$(PYTEST) -m thorough $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

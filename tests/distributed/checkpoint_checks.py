@@ -89,6 +89,7 @@ def check_round_trip(group: Group, folder: Path) -> Any:
     listing = sorted(str(p.relative_to(here)) for p in here.rglob("*"))
     index = json.loads((here / "sharded-000003" / "index.json").read_text())["tensors"]
     size = sum(p.stat().st_size for p in (here / "sharded-000003").glob("*.safetensors"))
+    group.barrier("looked at")  # loading, a rank looks for the others by a file of its own
     return [before, loaded(group, here), listing, sorted(index), size]
 
 

@@ -6,10 +6,9 @@ One launch costs seconds, so it runs many checks. A module of checks holds funct
     found = launch.checks("group_checks", ["agreeing", "one_rank_raises"], ranks=2, folder=tmp_path)
     found["agreeing"][rank]          # Outcome(value=what it returned, error=text of what it raised)
 
-A script of one's own, to be killed now and then:
+A script of one's own:
 
     with launch.started(script, folder, ranks=2, max_restarts=3) as running:
-        running.kill(rank=1)         # SIGKILL
         print(running.finish(timeout=60))
 """
 
@@ -72,23 +71,6 @@ class Running:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def workers(self) -> dict[int, int]:
-        """Process ids by rank, of the workers that are alive now."""
-        found = {}
-        for pid, environment in self._processes():
-            if "RANK" in environment:
-                found[int(environment["RANK"])] = pid
-        return found
-
-    def kill(self, rank: int) -> bool:
-        """SIGKILL; whether there was such a worker to kill."""
-        pid = self.workers().get(rank)
-        if pid is None:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        return True
-
     def finish(self, timeout: float, *, succeeds: bool | None = True) -> str:
         """Waits for the end and gives all output; AssertionError when it ends otherwise."""
         try:
@@ -105,17 +87,15 @@ class Running:
         if self.running:
             self._process.kill()
         self._process.wait()
-        for pid, _ in self._processes():
+        for pid in self._processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _processes(self) -> Iterator[tuple[int, dict[str, str]]]:
+    def _processes(self) -> Iterator[int]:
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                lines = path.read_bytes().decode(errors="replace").split("\0")
-                environment = dict(line.split("=", 1) for line in lines if "=" in line)
-                if environment.get(MARK) == self._mark:
-                    yield int(path.parent.name), environment
+                if f"{MARK}={self._mark}".encode() in path.read_bytes().split(b"\0"):
+                    yield int(path.parent.name)
 
 
 @contextlib.contextmanager
@@ -126,11 +106,15 @@ def started(
     ranks: int,
     max_restarts: int = 0,
     environment: dict[str, str] | None = None,
+    imported: Sequence[str] = (),
 ) -> Iterator[Running]:
-    """``torchrun --standalone --nproc-per-node RANKS script folder arguments``, under way."""
+    """``torchrun --standalone --nproc-per-node RANKS script folder arguments``, under way.
+
+    Workers are forked from a process that has ``imported`` modules, where any are named."""
+    torchrun = [str(HERE / "forked.py"), ",".join(imported)]
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *(f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"),
+        *(sys.executable, *(torchrun if imported else ("-m", "torch.distributed.run"))),
+        *("--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"),
         *(str(script), str(folder), *arguments),
     ]
     paths = [str(SOURCE), str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
@@ -142,6 +126,7 @@ def started(
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "PYTHONUNBUFFERED": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of compiling processes, which also import
     }
     running = Running(command, folder, variables | (environment or {}))
     try:
@@ -158,10 +143,14 @@ def checks(
     folder: Path,
     timeout: float = 300,
     environment: dict[str, str] | None = None,
+    imported: Sequence[str] = (),
 ) -> dict[str, list[Outcome]]:
     """Runs ``check_NAME`` of a module in tests/distributed on every rank: outcomes by rank."""
     with started(
-        Path(__file__), folder, module, *names, ranks=ranks, environment=environment
+        *(Path(__file__), folder, module, *names),
+        ranks=ranks,
+        environment=environment,
+        imported=imported,
     ) as running:
         output = running.finish(timeout, succeeds=None)
     by_rank = []

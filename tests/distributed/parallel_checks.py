@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from natural_langevin import Langevin, Posterior, likelihoods, pilot, preconditi
 from natural_langevin.cli.app import app
 from natural_langevin.data.streams import fingerprint
 from natural_langevin.distributed import Group, Layout
+from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.protocol import PRESETS
 
@@ -109,7 +111,7 @@ def check_shared_minibatches(group: Group, folder: Path) -> dict[str, float]:
     Each process runs some of the cases alone, and all of them with the others."""
 
     def of(name: str, where: Any) -> Posterior:
-        options = {"thin": 6, "batch_size": 7, "steps": 204 if name in CASES else 6}
+        options = {"thin": 6, "batch_size": 7, "steps": 54 if name in CASES else 6}
         options |= (CASES | FEATURES)[name]
         return run(where, options.pop("data", classes()), **options)
 
@@ -162,12 +164,49 @@ def check_single_steps(group: Group, folder: Path) -> float:
     return float((ends[0] - ends[1]).abs().max())
 
 
+def check_traced(group: Group, folder: Path) -> dict[str, Any]:
+    """The step traced as a whole, with the exchange inside; what was traced is then run as it is.
+
+    The compiler proper takes a minute at every process: of it, here, ``check_exchange_compiled``
+    alone; of the whole step, ``check_compiled``."""
+    compile = torch.compile
+
+    def traced(function: Any, *, options: dict[str, Any], **others: Any) -> Any:
+        return compile(function, backend="aot_eager", **others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", traced)
+        return check_compiled(group, folder)
+
+
+def check_exchange_compiled(group: Group, folder: Path) -> float:
+    """Two sums under way while something else is computed, by the compiler that writes C++."""
+    of_group = DataGroup(dist.group.WORLD, rank=group.rank, size=group.world)
+
+    def exchange(own: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        first = of_group.start({"sum": own.cos(), "counts": counts})
+        second = of_group.start(own * 2)
+        between = own.sin()  # after the exchange began: its buffers are not to be written to
+        found = first()
+        return found["sum"] + between + second(), found["counts"]
+
+    values = [torch.arange(6, dtype=DOUBLE).reshape(2, 3) + 10 * r for r in range(group.world)]
+    counts = torch.tensor([1, group.rank])
+    ours, total = torch.compile(exchange, fullgraph=True, dynamic=False)(values[group.rank], counts)
+    assert total.tolist() == [group.world, sum(range(group.world))]
+    expected = sum(v.cos() + 2 * v for v in values) + values[group.rank].sin()
+    return float((ours - expected).abs().max())
+
+
 def check_compiled(group: Group, folder: Path) -> dict[str, Any]:
     """Compiled with the exchange inside, and what the log says of it."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("natural_langevin").addHandler(handler)
+    logger = logging.getLogger("natural_langevin")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
     model = nn.Linear(3, 3).double()
     with torch.no_grad():
         for p in model.parameters():
@@ -176,10 +215,12 @@ def check_compiled(group: Group, folder: Path) -> dict[str, Any]:
     options["preconditioner"] = preconditioners.DiagonalFisher()  # two sums, and little besides
     alone = run(None, classes(), **options)
     compiled = run(Layout(data=group.world), classes(), compile=True, **options)
-    logging.getLogger("natural_langevin").removeHandler(handler)
+    logger.removeHandler(handler)
+    logger.setLevel(level)
     same_everywhere(group, "compiled", compiled)
     warned = [text for text in said if "failed" in text or "eagerly" in text]
-    return {"difference": largest_difference(compiled, alone), "warned": warned}
+    done = sum("compiled the step" in text for text in said)
+    return {"difference": largest_difference(compiled, alone), "warned": warned, "compiled": done}
 
 
 # Chains at several processes ----------------------------------------------------------------------

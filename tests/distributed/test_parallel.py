@@ -10,7 +10,7 @@ TWO = [
     "shared_minibatches", "loader", "single_steps", "spread_chains", "chains_in_a_folder",
     "a_checkpoint", "auto_step_size", "diverging", "all_diverging", "other_data", "other_weights",
     "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
-    "compiled",
+    "traced", "exchange_compiled",
 ]  # fmt: skip
 FOUR = ["spread_chains", "loader", "single_steps"]
 
@@ -19,6 +19,7 @@ def launched(folder, names: list[str], ranks: int) -> dict[str, list[launch.Outc
     return launch.checks(
         "parallel_checks", names, ranks=ranks, folder=folder, timeout=1500,
         environment={"NATURAL_LANGEVIN_TIMEOUT": "120"},
+        imported=("parallel_checks", "arviz", "torchmetrics", "torch._inductor.compile_fx"),
     )  # fmt: skip
 
 
@@ -147,10 +148,22 @@ def test_a_layout_for_another_number_of_processes(two):
     assert "--nproc-per-node 15" in error
 
 
-def test_the_compiled_step_exchanges_too(two):
+def test_the_step_is_traced_with_its_exchange(two):
+    """Traced code takes its noise from another formula, a few parts in a million apart."""
+    for one in values(two["traced"]):
+        assert (one["compiled"], one["warned"]) == (1, [])
+        assert one["difference"] < 1e-6
+
+
+def test_the_compiler_keeps_the_exchange(two):
+    assert all(difference < 1e-12 for difference in values(two["exchange_compiled"]))
+
+
+@pytest.mark.thorough
+def test_the_compiled_step_exchanges_too(tmp_path):
     """Compiled code rounds its noise differently, by a few parts in a million."""
-    for one in values(two["compiled"]):
-        assert one["warned"] == []
+    for one in values(launched(tmp_path, ["compiled"], 2)["compiled"]):
+        assert (one["compiled"], one["warned"]) == (1, [])
         assert one["difference"] < 1e-6
 
 

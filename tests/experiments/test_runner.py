@@ -1,5 +1,6 @@
 """The whole table at toy size: every stage, every row, killed and resumed, refused when it must."""
 
+import contextlib
 import json
 import os
 import signal
@@ -37,18 +38,26 @@ TOY = replace(
 )
 
 SCRIPT = """
-import json, sys
+import json, os, sys
 from dataclasses import replace
 from pathlib import Path
+import sklearn.datasets, torch, torchmetrics  # once, and not in every child
 from natural_langevin.experiments import protocol, loop, runner
+torch.set_num_threads(1)
 loop.CHECKPOINT_SECONDS = 0.0
 values = json.loads(sys.argv[2])
 names = ("hidden", "schedules", "prior_variances", "dropout_rates", "deviations")
 values |= {k: tuple(values[k]) for k in names}
 protocol.PRESETS["quick"] = protocol.Preset(**values)
-runner.run(runner.Request(
-    dataset="digits", preset="quick", out=Path(sys.argv[1]), resume=True, progress=False,
-))
+for _ in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        runner.run(runner.Request(
+            dataset="digits", preset="quick", out=Path(sys.argv[1]), resume=True, progress=False,
+        ))
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitpid(child, 0)[1], flush=True)
 """
 
 
@@ -132,24 +141,41 @@ def test_the_results_are_valid_json_and_make_a_page(finished, tmp_path):
     assert "QDOP" in page
 
 
+@contextlib.contextmanager
+def forking(out: Path):
+    """A function that starts the run in a process of its own: its id, and how to await its end."""
+    arguments = [sys.executable, "-c", SCRIPT, str(out), json.dumps(TOY.describe())]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(arguments, text=True, **pipes) as server:
+
+        def answer() -> int:
+            return int(server.stdout.readline())
+
+        def started():
+            server.stdin.write("run\n")
+            server.stdin.flush()
+            return answer(), answer
+
+        yield started
+
+
 def test_killed_at_any_moment_it_ends_with_the_same_numbers(finished, tmp_path):
     _, undisturbed = finished
     out = tmp_path / "run"
-    arguments = [sys.executable, "-c", SCRIPT, str(out), json.dumps(TOY.describe())]
-    for finished_stages in (1, 4, 8):  # killed in the middle of the stage that follows
-        process = subprocess.Popen(arguments)
-        began = time.monotonic()
-        while len(list((out / "stages").glob("*.json"))) < finished_stages:
-            assert process.poll() is None, "the run ended before it could be killed"
-            assert time.monotonic() - began < 120
-            time.sleep(0.01)
-        time.sleep(0.2)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    before = len(list((out / "stages").glob("*.json")))
-    # What a process killed while writing leaves behind, whether or not one of ours did.
-    (out / "stages" / ".sgd-select.0.checkpoint.safetensors.0.part").write_bytes(b"half")
-    subprocess.run(arguments, check=True, timeout=300)
+    with forking(out) as started:
+        for finished_stages in (1, 4, 8):  # killed in the middle of the stage that follows
+            pid, status = started()
+            began = time.monotonic()
+            while len(list((out / "stages").glob("*.json"))) < finished_stages:
+                assert time.monotonic() - began < 120
+                time.sleep(0.01)
+            time.sleep(0.2)
+            os.kill(pid, signal.SIGKILL)
+            assert status() == signal.SIGKILL, "the run ended before it could be killed"
+        before = len(list((out / "stages").glob("*.json")))
+        # What a process killed while writing leaves behind, whether or not one of ours did.
+        (out / "stages" / ".sgd-select.0.checkpoint.safetensors.0.part").write_bytes(b"half")
+        assert started()[1]() == 0
     assert before < len(STAGES), "the kills came too late to prove anything"
     again = results.assemble(out, seconds=1.0)
     assert numbers(again) == numbers(undisturbed)

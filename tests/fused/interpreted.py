@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-
-os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 
-from test_fused_step import METRICS, assert_same_steps, network, sampler
+def main() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    sys.path.insert(0, str(Path(__file__).parent))
 
-from natural_langevin.fused import triton_linear
-from natural_langevin.fused.layer import Backend
+    from test_fused_step import METRICS, assert_same_steps, network, sampler
 
-backend = Backend("triton", triton_linear.update_, triton_linear.arrange)
-for samples in (32, 16):  # a batch of 18 in one block, and in two
-    triton_linear.TILE = (16, 16, samples)
-    for name, metric in METRICS.items():
-        for bias in (True, False):
-            one = sampler(network(bias=bias), metric)
+    from natural_langevin.fused import triton_linear
+    from natural_langevin.fused.layer import Backend
+
+    backend = Backend("triton", triton_linear.update_, triton_linear.arrange)
+    # A batch of 18 in two blocks, where sums go on in a second one, and in one block.
+    for bias, samples in ((True, 16), (False, 32)):
+        triton_linear.TILE = (16, 16, samples)
+        for name, metric in METRICS.items():
+            one = sampler(network(bias=bias), metric, chains=2)
             assert_same_steps(one, backend, steps=2, expected=["0", "2"])
             print(f"{name}, bias {bias}, blocks of {samples}: agrees")
+
+
+if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests
+    main()

@@ -12,6 +12,7 @@ Run as a script; a line is {"folder", "marker", "at": null or ["phase file:line"
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import mmap
 import os
@@ -32,6 +33,11 @@ PACKAGE = str(Path(natural_langevin.__file__).parent)
 
 #: What a worker is doing: nothing yet, steps, writing a draw, a checkpoint, or a save; or it ended.
 PREPARING, SAMPLING, DRAWING, CHECKPOINTING, SAVING, ENDED = phases = "psdcve"
+
+
+@functools.cache
+def name(path: str) -> str:
+    return Path(path).name
 
 
 class Watch:
@@ -62,8 +68,7 @@ class Watch:
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
-            where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-            here = f"{self._stack[-1]} {where}"
+            here = f"{self._stack[-1]} {name(frame.f_code.co_filename)}:{frame.f_lineno}"
             self.lines[here] += 1
             if here == self._at and self.lines[here] == self._count:
                 os.kill(os.getpid(), signal.SIGKILL)

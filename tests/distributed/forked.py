@@ -1,0 +1,28 @@
+"""``torchrun`` whose workers are forked: what they import is imported once, and not by every rank.
+
+    python forked.py MODULES torchrun's arguments     (modules separated by commas)
+
+Agent, rendezvous and variables are those of ``torchrun``; only the start of a worker is another,
+and the import of torch and what belongs to it takes seconds."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+
+from torch.distributed.run import main
+
+
+def worker() -> None:
+    """The agent's handlers are not for its workers, which SIGTERM ends like any other program."""
+    for kind in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(kind, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    os.register_at_fork(after_in_child=worker)
+    for module in sys.argv[1].split(","):
+        importlib.import_module(module)
+    main(["--run-path", "--start-method=fork", *sys.argv[2:]])

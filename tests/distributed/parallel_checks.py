@@ -111,7 +111,7 @@ def check_shared_minibatches(group: Group, folder: Path) -> dict[str, float]:
     Each process runs some of the cases alone, and all of them with the others."""
 
     def of(name: str, where: Any) -> Posterior:
-        options = {"thin": 6, "batch_size": 7, "steps": 54 if name in CASES else 6}
+        options = {"thin": 6, "batch_size": 7, "steps": 204 if name in CASES else 6}
         options |= (CASES | FEATURES)[name]
         return run(where, options.pop("data", classes()), **options)
 

@@ -108,7 +108,11 @@ def test_per_sample_gradients(name: str) -> None:
     ("chains", "dtype", "backend"),
     # Tracing is where statistics could be lost: the slow C++ compiler has its turn in
     # test_every_layer.py, on other layers, and in tests/fused, on the whole step.
-    [(1, torch.float64, "aot_eager"), (3, torch.float32, "aot_eager")],
+    [
+        (1, torch.float64, "aot_eager"),
+        (3, torch.float32, "aot_eager"),
+        pytest.param(3, torch.float32, "inductor", marks=pytest.mark.thorough),
+    ],
 )
 def test_compiled(chains: int, dtype: torch.dtype, backend: str) -> None:
     """fullgraph=True, with and without several chains, on the network that has everything."""

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from natural_langevin.sklearn import compare
-from natural_langevin.sklearn.table import mean, with_table
+from natural_langevin.sklearn.table import markdown, mean, with_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = json.loads((ROOT / "results" / "tabular.json").read_text())
@@ -33,14 +33,13 @@ def test_results_name_their_configuration_splits_and_machine():
 
 
 def test_regression_scores_by_hand():
-    """Two networks, one datum: a mixture of N(0, 1) and N(2, 4) at y = 1."""
+    """Two networks, one datum: N(0, 1) with weight 0.25 and N(2, 4) with 0.75 at y = 1."""
     means, deviation, y = np.array([[0.0], [2.0]]), np.array([1.0, 2.0]), np.array([1.0])
-    found = compare.regression_scores(means, deviation, y)
-    density = (stats.norm.pdf(1, 0, 1) + stats.norm.pdf(1, 2, 2)) / 2
+    found = compare.regression_scores(means, deviation, np.array([0.25, 0.75]), y)
+    density = 0.25 * stats.norm.pdf(1, 0, 1) + 0.75 * stats.norm.pdf(1, 2, 2)
     assert found["nll"] == pytest.approx(-np.log(density))
-    assert found["rmse"] == pytest.approx(0, abs=1e-12)
-    below = (stats.norm.cdf(1, 0, 1) + stats.norm.cdf(1, 2, 2)) / 2
-    assert compare.mixture_cdf(means, deviation, y)[0] == pytest.approx(below)
+    assert found["rmse"] == pytest.approx(0.5)
+    below = 0.25 * stats.norm.cdf(1, 0, 1) + 0.75 * stats.norm.cdf(1, 2, 2)
     level = abs(2 * below - 1)
     inside = [float(level <= one) for one in compare.LEVELS]
     gaps = [abs(a - b) for a, b in zip(inside, compare.LEVELS, strict=True)]
@@ -50,9 +49,22 @@ def test_regression_scores_by_hand():
 def test_a_right_distribution_is_calibrated():
     generator = np.random.default_rng(0)
     y = generator.normal(size=4000)
-    found = compare.regression_scores(np.zeros((1, 4000)), np.ones(1), y)
+    found = compare.regression_scores(np.zeros((1, 4000)), np.ones(1), np.ones(1), y)
     assert found["calibration"] < 3 * np.sqrt(0.25 / 4000)  # three standard errors of a coverage
     assert found["coverage_90"] == pytest.approx(0.9, abs=3 * np.sqrt(0.09 / 4000))
+
+
+def test_differences_are_taken_split_by_split():
+    """Splits of very different difficulty, and the same difference on all: no standard error."""
+    scores = {"accuracy": [0.9, 0.9], "calibration": [0.1, 0.1], "nll": [1.0, 5.0]}
+    other = scores | {"nll": [1.5, 5.5]}
+    rows = [
+        {"dataset": "d", "method": method, "scores": found, "fit_seconds": [1.0]}
+        for method, found in (("ours", scores), ("mlp", other))
+    ]
+    ours, rival = markdown({"rows": rows}).splitlines()[2:]
+    assert "| **3.000 ± 2.000** | -0.500 ± 0.000 |" in ours
+    assert "| 3.500 ± 2.000 |  |" in rival
 
 
 def test_the_first_split_of_iris_anew_is_as_good_as_the_tuned_network():

@@ -9,8 +9,9 @@ from typing import Any
 
 NAMES = {"ours": "Natural Langevin, defaults", "mlp": "scikit-learn MLP, tuned"}
 HEAD = [
-    "| data | method | NLL | accuracy or RMSE | calibration error | fit, CPU s |",
-    "|---|---|---|---|---|---|",
+    "| data | method | NLL | minus rival's, split by split | accuracy or RMSE | calibration error "
+    "| minus rival's | fit, CPU s |",
+    "|---|---|---|---|---|---|---|---|",
 ]
 
 
@@ -45,9 +46,18 @@ def _line(row: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> str:
         if "accuracy" in scores
         else spread(scores["rmse"], 1)
     )
+
+    def paired(score: str) -> str:
+        """The difference of every split from the rival's own: the splits' difficulty cancels."""
+        if row["method"] != "ours" or len(rivals) < 2:
+            return ""
+        (rival,) = (other["scores"][score] for other in rivals if other is not row)
+        return spread([a - b for a, b in zip(scores[score], rival, strict=True)], 3, sign="+")
+
     return (
         f"| {row['dataset'].replace('_', ' ')} | {NAMES[row['method']]} | {cell('nll', 3)} | "
-        f"{quality} | {cell('calibration', 3)} | {mean(row['fit_seconds']):.0f} |"
+        f"{paired('nll')} | {quality} | {cell('calibration', 3)} | {paired('calibration')} | "
+        f"{mean(row['fit_seconds']):.0f} |"
     )
 
 
@@ -55,11 +65,11 @@ def mean(values: list[float]) -> float:
     return statistics.fmean(values)
 
 
-def spread(values: list[float], digits: int) -> str:
+def spread(values: list[float], digits: int, *, sign: str = "") -> str:
     """mean ± standard error of the mean.
 
     >>> spread([1.0, 2.0, 3.0], 2)
     '2.00 ± 0.58'
     """
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return f"{mean(values):.{digits}f} ± {error:.{digits}f}"
+    return f"{mean(values):{sign}.{digits}f} ± {error:.{digits}f}"

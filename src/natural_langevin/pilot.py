@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from natural_langevin import random, schedules
 from natural_langevin.checks import largest_step
 from natural_langevin.collector import finite_chains
-from natural_langevin.data.streams import InMemory, split_pair
+from natural_langevin.data.streams import InMemory, Subsets, split_pair
 from natural_langevin.engine import Engine, choose_mode
 from natural_langevin.langevin import Dynamics, State
 from natural_langevin.run import DivergenceError
@@ -191,6 +191,11 @@ def refuse_loader(data: Any) -> None:
             'step_size="auto" must hold a part of the data out, which a DataLoader does not let '
             "it do: give the tensors (x, y), or choose on a part of them that fits into memory "
             'and use posterior.config["pilot"]["step_sizes"]'
+        )
+    if isinstance(data, Subsets):
+        raise ValueError(
+            'step_size="auto" holds out a part of the data by itself, and these hold out rows of '
+            "their own: give step sizes as chains, and compare them on the rows held out"
         )
 
 

@@ -43,7 +43,7 @@ from natural_langevin.checks import (
     whole_number,
 )
 from natural_langevin.collector import Collector
-from natural_langevin.data.streams import Loader, as_stream, check_finite, split_pair
+from natural_langevin.data.streams import Loader, Subsets, as_stream, check_finite, split_pair
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed.beginning import agree, open_checkpoint, resumed_config
 from natural_langevin.distributed.holding import spread
@@ -335,6 +335,11 @@ class Langevin:
         ``step_size`` is needed where the sampler's own is "auto"."""
         steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
         dynamics, state = self._dynamics, self.init()
+        if isinstance(data, Subsets) and len(data.rows) != self.chains:
+            raise ValueError(
+                f"rows must have a line for every chain: {self.chains} chains, {len(data.rows)} "
+                "lines"
+            )
         stream = as_stream(
             data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed, device=self.device
         )

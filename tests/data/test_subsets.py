@@ -65,6 +65,7 @@ def test_other_rows_are_other_data(tmp_path):
     [
         (torch.arange(6), r"integers, \(chain, n\), got torch.int64 of shape \(6,\)"),
         (ROWS.double(), "integers, .*got torch.float64"),
+        (ROWS > 3, "use mask.nonzero"),
         (ROWS + 1, "between 0 and 11, got 1 to 12"),
     ],
 )
@@ -73,6 +74,20 @@ def test_wrong_rows_are_refused(rows, message):
         Subsets(X, Y, rows)
 
 
-def test_every_chain_needs_a_line_of_rows():
-    with pytest.raises(ValueError, match="a line for every chain: 4 chains, 3 lines"):
-        sampler(4).sample(Subsets(X, Y, ROWS), 2, batch_size=3, progress=False)
+@pytest.mark.parametrize("chains", [2, 4])
+def test_every_chain_needs_a_line_of_rows(chains):
+    with pytest.raises(ValueError, match=f"a line for every chain: {chains} chains, 3 lines"):
+        sampler(chains).sample(Subsets(X, Y, ROWS), 2, batch_size=3, progress=False)
+
+
+def test_other_lengths_of_x_and_y_are_refused():
+    with pytest.raises(ValueError, match="one length, got 12 and 11"):
+        Subsets(X, Y[1:], ROWS)
+
+
+def test_a_pilot_cannot_hold_out_what_chains_do_not_share():
+    automatic = Langevin(
+        models.mlp(2, 3, (4,)), likelihoods.Categorical(), chains=3, step_size="auto"
+    )
+    with pytest.raises(ValueError, match="step sizes as chains"):
+        automatic.sample(Subsets(X.float(), Y, ROWS), 20, batch_size=3, progress=False)

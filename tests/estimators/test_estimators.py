@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import make_blobs, make_friedman1
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
@@ -109,6 +110,11 @@ def test_the_noise_of_a_linear_problem_is_found():
     assert inside.mean() == pytest.approx(0.9, abs=3 * np.hypot(0.014, 0.0095))
 
 
+def test_before_fit_networks_are_missed_by_name(friedman):
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        NaturalLangevinRegressor().predict_networks(friedman[0])
+
+
 def test_several_targets_at_once(friedman):
     X, y = friedman
     both = np.stack([y, -100 * y], axis=1)
@@ -164,7 +170,7 @@ def test_the_damping_is_the_priors_own_curvature(classifier):
 
 
 def test_too_few_data_to_hold_out_are_sampled_all_the_same():
-    X, y = np.arange(8.0)[:, None], np.arange(8.0)
+    X, y = np.arange(5.0)[:, None], np.arange(5.0)
     model = NaturalLangevinRegressor(steps=20, chains=2, random_state=0).fit(X, y)
     assert "pilot" not in model.posterior_.config
     assert model.reason_ == "prior variance learned, temperature 1 (no cross-validation)"
@@ -188,6 +194,9 @@ def test_without_folds_a_pilot_chooses_the_step_size(blobs):
             "wide",
             'positive number or "auto" or "learned" or "fan_in", got .wide.',
         ),
+        ("step_size", "Auto", 'must be "auto", a number or a schedule, got .Auto.'),
+        ("hidden_layer_sizes", None, "positive integers .* got None"),
+        ("hidden_layer_sizes", (True,), "positive integers .* got "),
         ("temperature", 0.0, 'positive number or "auto", got 0.0'),
         ("folds", 1, "0 or an integer of at least 2, got 1"),
         ("folds", True, "0 or an integer of at least 2, got True"),

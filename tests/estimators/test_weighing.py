@@ -28,6 +28,8 @@ def test_what_the_user_sets_is_not_left_open():
     described = [(c.variance, c.temperature, c.step_size) for c in offered]
     warm = [(variance, 1, size) for variance in ("learned", "fan_in") for size in (0.3, 0.1)]
     assert described == [*warm, (3, 0.3, 0.1), (3, 0.03, 0.1)]
+    own = {c.temperature for c in candidates(2.0, "auto", "auto", preconditioner="qdop")}
+    assert own == {1.0, 0.3, 0.03}  # the posterior itself is among them
     fixed = candidates(2.0, 0.5, 0.2, preconditioner="sgld")
     assert fixed == [Candidate(2.0, 0.5, 0.2, automatic=False)]
     assert {c.temperature for c in candidates("auto", 1.0, "auto", preconditioner="dop")} == {1.0}
@@ -72,20 +74,25 @@ def test_held_out_rows_are_told_by_networks_that_never_saw_them():
     found, other = (p.held_out(OFFERED, folds) for p in (here, problem(y=labels)))
     assert list(found.networks) == list(range(6))
     for k in found.networks:
-        assert found.networks[k][0].outputs.shape == (2 * 10, 10, 3)  # two chains of 10 kept draws
+        assert found.networks[k][0].outputs.shape == (1, 10, 3)  # the average of its networks
         assert_close(other.networks[k][0].outputs, found.networks[k][0].outputs)
         assert not torch.allclose(other.networks[k][1].outputs, found.networks[k][1].outputs)
 
 
 def test_a_candidate_that_diverges_is_left_out():
+    """The chains of those after it move up, and are still taken for theirs."""
     wild = Candidate(3.0, 1.0, 1e60, automatic=True)
     here = problem()
     folds = split(40, 4, 0, here.y.numpy())
-    held_out = here.held_out([*OFFERED, wild], folds)
-    assert list(held_out.networks) == list(range(6))
-    weighed = weigh_classes(held_out, here.y, 7)
-    assert weighed.nll[6] is None
-    assert weighed.weight[6] == 0
+    alone = here.held_out([OFFERED[4], OFFERED[5], OFFERED[5]], folds)
+    held_out = here.held_out([OFFERED[4], wild, OFFERED[5]], folds)
+    assert list(held_out.networks) == [0, 2]
+    for k in (0, 2):  # chains at the same places, beside others
+        for fold in range(4):
+            assert_close(held_out.networks[k][fold].outputs, alone.networks[k][fold].outputs)
+    weighed = weigh_classes(held_out, here.y, 3)
+    assert weighed.nll[1] is None
+    assert weighed.weight[1] == 0
     assert sum(weighed.weight) == pytest.approx(1)
     with pytest.raises(DivergenceError, match="smaller step_size"):
         here.held_out([wild], folds)
@@ -177,6 +184,40 @@ def test_checks_of_scikit_learn_with_folds(kind):
             check(instance)
             done.add(name)
     assert done == set(CHECKS)
+
+
+def test_several_targets_with_folds():
+    X, y = make_friedman1(60, random_state=0)
+    model = NaturalLangevinRegressor(**SMALL).fit(X, np.stack([y, -100 * y], axis=1))
+    mean, std = model.predict(X, return_std=True)
+    means, sigma, weights = model.predict_networks(X)
+    assert mean.shape == std.shape == (60, 2)
+    assert sigma.shape == (len(weights), 2)
+    assert_allclose(mean, np.tensordot(weights, means, 1), rtol=1e-9)
+
+
+def test_what_diverges_on_all_the_data_counts_no_more(monkeypatch, caplog):
+    X, y = make_blobs(60, 3, centers=3, cluster_std=4, random_state=0)
+    posterior = Problem.posterior
+
+    def some_fail(self: Problem, candidate: Candidate):
+        if candidate.variance == "learned":
+            raise DivergenceError("for the test")
+        return posterior(self, candidate)
+
+    monkeypatch.setattr(Problem, "posterior", some_fail)
+    model = NaturalLangevinClassifier(**SMALL).fit(X, y)
+    assert model.weights_.sum() == pytest.approx(1)
+    assert all(one["weight"] == 0 for one in model.choice_ if one["prior_variance"] == "learned")
+    assert "diverged on all the data, and is left out" in caplog.text
+    with pytest.raises(DivergenceError):
+        NaturalLangevinClassifier(**SMALL, prior_variance="learned").fit(X, y)
+
+
+def test_few_rows_have_fewer_folds():
+    X, y = make_blobs(8, 2, centers=2, random_state=0)
+    model = NaturalLangevinClassifier(**SMALL).fit(X, y)
+    assert "2 folds" in model.reason_
 
 
 def test_by_default_nothing_is_chosen_by_hand():

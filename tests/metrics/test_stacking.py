@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize
+from torch.testing import assert_close
 
 from natural_langevin.metrics import TemperatureScaling, stacking_weights
 
 
-def test_a_general_optimiser_finds_no_better_weights():
+@pytest.mark.parametrize("apart", [1.0, 0.1, 0.005])
+def test_a_general_optimiser_finds_no_better_weights(apart):
+    """However much alike the candidates are."""
     generator = torch.Generator().manual_seed(0)
-    values = torch.randn(200, 4, generator=generator, dtype=torch.float64)
+    values = apart * torch.randn(200, 4, generator=generator, dtype=torch.float64)
     found = stacking_weights(values)
     density = values.exp().numpy()
 
@@ -27,7 +30,18 @@ def test_a_general_optimiser_finds_no_better_weights():
     )
     assert best.success
     assert found.sum() == pytest.approx(1, abs=1e-12)
-    assert loss(found.numpy()) <= best.fun + 1e-6
+    assert loss(found.numpy()) <= best.fun + 200 * 1e-6
+
+
+def test_the_worse_of_two_gets_nothing_however_small_the_gap():
+    same = torch.randn(100, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert stacking_weights(torch.cat([same, same - 0.002], 1))[1] < 1e-3
+
+
+def test_stopped_early_what_is_alike_shares():
+    """One update from equal weights is the mean responsibility."""
+    values = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert_close(stacking_weights(values, updates=1), values.softmax(1).mean(0))
 
 
 def test_the_weights_of_a_mixture_are_found():

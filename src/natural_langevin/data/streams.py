@@ -34,8 +34,12 @@ class Subsets:
     rows: Tensor
 
     def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise ValueError(f"x and y must have one length, got {len(self.x)} and {len(self.y)}")
+        kind = f"{self.rows.dtype} of shape {tuple(self.rows.shape)}"
+        if self.rows.dtype == torch.bool:
+            raise ValueError(f"rows must be numbers of rows, got {kind}: use mask.nonzero()")
         if self.rows.ndim != 2 or self.rows.is_floating_point():
-            kind = f"{self.rows.dtype} of shape {tuple(self.rows.shape)}"
             raise ValueError(f"rows must be integers, (chain, n), got {kind}")
         if self.rows.numel() and not 0 <= int(self.rows.min()) <= int(self.rows.max()) < len(
             self.x
@@ -188,14 +192,9 @@ def as_stream(
     if isinstance(data, DataLoader):
         return Loader(data, device=device)
     if isinstance(data, Subsets):
-        if int(chain.max()) >= len(data.rows):
-            raise ValueError(
-                f"rows must have a line for every chain: {int(chain.max()) + 1} chains, "
-                f"{len(data.rows)} lines"
-            )
         return InMemory(
             data.x, data.y, batch_size=batch_size, chain=chain, seed=seed, device=device,
-            rows=data.rows[chain.to(data.rows.device)],
+            rows=data.rows[chain.to(data.rows.device)].long(),
         )  # fmt: skip
     if isinstance(data, TensorDataset):
         data = data.tensors

@@ -33,7 +33,7 @@ class TemperatureScaling:
         if not deviation > 0:
             raise ValueError(f"deviation must be positive, got {deviation!r}")
         log_p = _logarithm(probabilities)
-        index = y.long()[:, None]
+        index = y.to(log_p.device).long()[:, None]
 
         def nll(inverse: float) -> float:
             log_prior = -((math.log(inverse) / deviation) ** 2) / 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from natural_langevin import models, pilot, preconditioners
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior import Posterior
 from natural_langevin.prediction import Prediction
+from natural_langevin.run import DivergenceError
 from natural_langevin.sklearn.candidates import Candidate, candidates
 from natural_langevin.sklearn.problem import HeldOut, Problem, split
 from natural_langevin.sklearn.weighing import Weighed
@@ -135,12 +136,29 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         if folds:
             rows = split(len(x), folds, problem.seed, y.numpy() if likelihood.discrete else None)
             weighed = self._weigh(problem.held_out(offered, rows), y, len(offered))
-        self.scale_ = weighed.scale
-        kept = [k for k, weight in enumerate(weighed.weight) if weight]
-        self.posteriors_: list[Posterior] = [problem.posterior(offered[k]) for k in kept]
-        self.weights_ = np.array([weighed.weight[k] for k in kept])
-        self.n_iter_ = problem.steps
+        self.scale_, self.n_iter_ = weighed.scale, problem.steps
+        weighed = self._run(problem, offered, weighed)
         self._explain(offered, weighed, folds)
+
+    def _run(self, problem: Problem, offered: list[Candidate], weighed: Weighed) -> Weighed:
+        """All the data, for every candidate that counts; one that diverges counts no more."""
+        runs: dict[int, Posterior] = {}
+        for k, weight in enumerate(weighed.weight):
+            if not weight:
+                continue
+            try:
+                runs[k] = problem.posterior(offered[k])
+            except DivergenceError:
+                if not any(weighed.weight[k + 1 :]) and not runs:
+                    raise
+                log.warning("%s diverged on all the data, and is left out", offered[k])
+        self.posteriors_: list[Posterior] = list(runs.values())
+        self.weights_ = np.array([weighed.weight[k] for k in runs])
+        self.weights_ /= self.weights_.sum()
+        shares = dict(zip(runs, self.weights_.tolist(), strict=True))
+        return Weighed(
+            weighed.nll, [shares.get(k, 0.0) for k in range(len(offered))], weighed.scale
+        )
 
     @property
     def posterior_(self) -> Posterior:
@@ -162,7 +180,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
                 for k in order
                 if weighed.weight[k]
             ]
-            surer = "surer" if weighed.scale < 1 else "less sure"
+            surer = "surer" if weighed.scale < 1 else "no surer"
             self.reason_ = (
                 f"{'; '.join(parts)}; weights of largest density of held-out rows, {folds} folds, "
                 f"{len(offered)} candidates; made {surer} by a scale of {weighed.scale:.3g}"
@@ -170,16 +188,21 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         log.info("%s: %s", type(self).__name__, self.reason_)
 
     def _folds(self, rows: int) -> int:
-        """How many folds there will be: none where there are too few data."""
+        """How many folds there will be: fewer, or none, where there are too few data."""
         folds: Any = self.folds
         whole = isinstance(folds, numbers.Integral) and not isinstance(folds, bool)
         if not whole or folds < 0 or folds == 1:
             raise ValueError(f"folds must be 0 or an integer of at least 2, got {folds!r}")
-        return int(folds) if rows >= FEWEST_PER_FOLD * folds else 0
+        fewer = min(int(folds), rows // FEWEST_PER_FOLD)
+        return fewer if fewer > 1 else 0
 
     def _candidates(self, folds: int, rows: int) -> list[Candidate]:
         variance = self._setting("prior_variance", "auto", "learned", "fan_in")
         temperature = self._setting("temperature", "auto")
+        if isinstance(self.step_size, str) and self.step_size != "auto":
+            raise ValueError(
+                f'step_size must be "auto", a number or a schedule, got {self.step_size!r}'
+            )
         if folds:
             return candidates(
                 variance, temperature, self.step_size, preconditioner=self.preconditioner
@@ -225,7 +248,9 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         sizes: Any = self.hidden_layer_sizes
         if isinstance(sizes, numbers.Integral):
             sizes = (int(sizes),)
-        if not all(isinstance(n, numbers.Integral) and int(n) > 0 for n in sizes):
+        given: list[Any] = list(sizes) if isinstance(sizes, Iterable) else [sizes]
+        # True is an integer to Python, and not a number of units.
+        if any(type(n) is bool or not isinstance(n, numbers.Integral) or n < 1 for n in given):
             raise ValueError(
                 f"hidden_layer_sizes must be positive integers such as (50,), got {sizes!r}"
             )

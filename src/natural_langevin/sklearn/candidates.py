@@ -82,11 +82,13 @@ class Candidate:
 def candidates(
     variance: float | str, temperature: float | str, step_size: Any, *, preconditioner: str
 ) -> list[Candidate]:
-    """All that the user's settings leave open; what is not "auto" is as it was given."""
+    """All that the user's settings leave open; what is not "auto" is as it was given.
+
+    With a variance of the user's own, temperature 1, the posterior itself, is offered too."""
     automatic = isinstance(step_size, str) and step_size == "auto"
     found = []
     for v in VARIANCES if variance == "auto" else (variance,):
-        offered = TEMPERATURES.get(str(v), COLD)
+        offered = TEMPERATURES.get(str(v), COLD if variance == "auto" else (1.0, *COLD))
         for t in offered if isinstance(temperature, str) else (temperature,):
             sizes: Sequence[Any] = STEP_SIZES[preconditioner] if automatic else (step_size,)
             if automatic and t < 1 and preconditioner in ("qdop", "dop"):

@@ -50,7 +50,7 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         return p / p.sum(axis=1, keepdims=True)
 
     def predict_log_proba(self, X: Any) -> Array:
-        return np.log(self.predict_proba(X))
+        return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
 
     def predict(self, X: Any) -> Array:
         """The most probable class of every row."""

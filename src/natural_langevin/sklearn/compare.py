@@ -34,8 +34,14 @@ from sklearn.preprocessing import StandardScaler
 
 from natural_langevin import metrics
 from natural_langevin.experiments.origin import origin
-from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
+from natural_langevin.sklearn import (
+    NaturalLangevinClassifier,
+    NaturalLangevinRegressor,
+    problem,
+    weighing,
+)
 from natural_langevin.sklearn.base import Array
+from natural_langevin.sklearn.candidates import candidates
 from natural_langevin.sklearn.table import markdown, with_table
 
 log = logging.getLogger("natural_langevin")
@@ -157,8 +163,18 @@ def _choice(model: Any) -> dict[str, Any]:
 
 
 def configuration() -> dict[str, Any]:
+    offered = candidates("auto", "auto", "auto", preconditioner="qdop")
     return {
         "ours": NaturalLangevinClassifier().get_params(),
+        "candidates": [one.as_dict() for one in offered],
+        "cross_validation": {
+            "chains_of_fold": problem.CHAINS_OF_FOLD,
+            "most_held_out": problem.MOST_HELD_OUT,
+            "draws": problem.DRAWS,
+            "updates": weighing.UPDATES,
+            "least_weight": weighing.LEAST_WEIGHT,
+            "deviation": weighing.DEVIATION,
+        },
         "mlp": {"grid": GRID, "folds": FOLDS, "max_iter": MOST_EPOCHS},
         "test_part": TEST_PART,
         "levels": LEVELS,
@@ -184,6 +200,7 @@ def main() -> None:
     for name, method in (one for one in wanted if one not in done):
         row = run(name, method, DATASETS[name])
         results |= {"config": configuration()} | origin("cpu")
+        row["commit"] = results["commit"]
         results["versions"]["scikit-learn"] = sklearn.__version__
         results["rows"].append(row)
         options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -7,6 +7,7 @@ the data do not see.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from natural_langevin.run import DivergenceError
 from natural_langevin.sampler import Langevin
 from natural_langevin.sklearn.candidates import Candidate
 
-#: Networks kept of every chain.
+#: Networks kept of every chain, at most.
 DRAWS = 25
 #: Of the cross-validation: chains of every fold and candidate, and how many rows of a fold are held
 #: out at most. It takes as many steps as the fit itself: how sure networks are depends on it.
@@ -85,8 +86,8 @@ class Problem:
         for f, fold in enumerate(folds):
             outputs = run.predict(self.x[fold]).samples
             assert outputs is not None
-            by_chain = outputs.unflatten(0, (len(running), -1))
-            noise = None if run.sigma is None else run.sigma[run.healthy]
+            by_chain = outputs.unflatten(0, (len(running), -1)).cpu()
+            noise = None if run.sigma is None else run.sigma[run.healthy].cpu()
             for k in fine:
                 own = torch.tensor([chain == (k, f) for chain in running])
                 found[k].append(_networks(by_chain[own], None if noise is None else noise[own]))
@@ -118,14 +119,16 @@ class Problem:
             self.steps,
             batch_size=min(self.batch_size, num_data),
             burn_in=burn_in,
-            thin=max(1, (self.steps - burn_in) // DRAWS),
+            thin=math.ceil((self.steps - burn_in) / DRAWS),
             progress=self.progress,
         )
 
 
 @dataclass(frozen=True)
 class Networks:
-    """Predictions (network, n, ...) and, of a regression, each one's noise (network,)."""
+    """Predictions (network, n, ...) and, of a regression, each one's noise (network,).
+
+    Of classes the average alone: as if of one network."""
 
     outputs: Tensor
     sigma: Tensor | None
@@ -142,7 +145,9 @@ class HeldOut:
 
 def _networks(by_chain: Tensor, sigma: Tensor | None) -> Networks:
     """(chain, draw, n, ...) as networks."""
-    each = None if sigma is None else sigma.reshape(-1).repeat_interleave(by_chain.shape[1])
+    if sigma is None:
+        return Networks(by_chain.flatten(0, 1).mean(0, keepdim=True), None)
+    each = sigma.reshape(-1).repeat_interleave(by_chain.shape[1])
     return Networks(by_chain.flatten(0, 1), each)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from natural_langevin.likelihoods import Gaussian
@@ -70,6 +71,7 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
     def predict_networks(self, X: Any) -> tuple[Array, Array, Array]:
         """The predictive mixture: every network's mean, (network, n) or (network, n, targets), the
         standard deviation of its noise, (network,) or (network, targets), and its weight."""
+        check_is_fitted(self, "posteriors_")
         parts = []
         for posterior, weight, said in zip(
             self.posteriors_, self.weights_, self._predictions(X, keep_samples=True), strict=True

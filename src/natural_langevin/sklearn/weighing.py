@@ -1,6 +1,7 @@
 """From held-out predictions: the candidates' weights, and how much sharper or wider to say it.
 
-Weights by stacking (``metrics.stacking_weights``). The sharpness is one number, of the mixture:
+Weights by stacking (``metrics.stacking_weights``), stopped early: of candidates that a few hundred
+rows can hardly tell apart, the optimum would take one. The sharpness is one number, of the mixture:
 class probabilities are raised to the power 1/scale and normalised; the noise of a regression is
 multiplied by scale. A scale far from one needs many data to speak for it: ln scale has the prior
 N(0, DEVIATION^2).
@@ -18,6 +19,8 @@ from natural_langevin.metrics import TemperatureScaling, stacking_weights
 from natural_langevin.sklearn.problem import HeldOut, Networks
 
 DEVIATION = 0.5
+#: Updates of the weights from equal ones, chosen on the tables of benchmarks/candidates.py.
+UPDATES = 30
 #: Candidates of smaller weight are not run.
 LEAST_WEIGHT = 0.05
 #: Factors that the noise of a regression may be wrong by.
@@ -43,7 +46,7 @@ def weigh_classes(held_out: HeldOut, labels: Tensor, count: int) -> Weighed:
     every = torch.stack(list(probabilities.values()))  # (candidate, n, class)
     tiny = torch.finfo(torch.float64).tiny
     log_density = every.clamp_min(tiny).log()[:, torch.arange(len(y)), y].T
-    weights = _pruned(stacking_weights(log_density))
+    weights = _pruned(stacking_weights(log_density, updates=UPDATES))
     mixture = (weights[:, None, None] * every).sum(0)
     scale = TemperatureScaling.fit(mixture, y, deviation=DEVIATION).scale
     return _weighed(list(probabilities), log_density, weights, scale, count)
@@ -57,7 +60,7 @@ def weigh_numbers(held_out: HeldOut, targets: Tensor, count: int) -> Weighed:
         log_density = torch.stack(
             [_log_density(folds, y, scale) for folds in held_out.networks.values()], dim=1
         )
-        weights = _pruned(stacking_weights(log_density))
+        weights = _pruned(stacking_weights(log_density, updates=UPDATES))
         fit = float(torch.logsumexp(log_density + weights.log(), dim=1).sum())
         fit -= (math.log(scale) / DEVIATION) ** 2 / 2
         if best is None or fit > best[0]:

@@ -4,9 +4,9 @@
     python benchmarks/candidates.py --out runs/candidates.json     hours on two cores; goes on
 
 Thirty tables of R's packages and MNIST at 8x8 pixels, two splits each, none of them among the data
-of docs/tabular.md. For every table: the held-out and the test score of every candidate of a grid,
-of stacked sets of them, and of the tuned rival of ``natural_langevin.sklearn.compare``.
-results/tabular-candidates.json holds the rows that the defaults were chosen by.
+of docs/tabular.md. For every table: test scores of every candidate of a grid, of stacked sets of
+them, and of the tuned rival of ``natural_langevin.sklearn.compare``. The defaults were chosen by an
+earlier run, results/tabular-candidates.json, which says how it differs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from natural_langevin import data, likelihoods, models, preconditioners
+from natural_langevin import Posterior, data, likelihoods, models, preconditioners
 from natural_langevin.experiments.origin import origin
+from natural_langevin.metrics import TemperatureScaling
+from natural_langevin.prediction import Prediction
 from natural_langevin.sklearn import compare
 from natural_langevin.sklearn.candidates import Candidate
 from natural_langevin.sklearn.problem import HeldOut, Problem, split
@@ -147,24 +150,14 @@ def row(x: Array, y: Array, x_test: Array, y_test: Array, number: int, *, classe
         kept = [k for k in chosen if weighed.weight[k]]
         if classes:
             mixture = sum(weighed.weight[k] * said[k].mean for k in kept)
-            p = (torch.as_tensor(mixture).log() / weighed.scale).softmax(1)
+            p = TemperatureScaling(weighed.scale)(torch.as_tensor(mixture))
             found = compare.classification_scores(p.numpy(), y_test)
         else:
-            means = torch.cat([said[k].samples[..., 0] for k in kept])
-            sigma = torch.cat([
-                posteriors[k].sigma[posteriors[k].healthy].repeat_interleave(posteriors[k].draws)
-                for k in kept
-            ])  # fmt: skip
-            share = torch.cat([
-                torch.full((len(said[k].samples),), weighed.weight[k] / len(said[k].samples))
-                for k in kept
-            ])  # fmt: skip
-            mixture = (means.numpy(), (weighed.scale * sigma).flatten().numpy(), share.numpy())
-            found = compare.regression_scores(*mixture, y_test)
-        return found | {
-            "scale": weighed.scale,
-            "weights": {str(GRID[k]): weighed.weight[k] for k in kept},
-        }
+            parts = [_networks(posteriors[k], said[k], weighed.weight[k]) for k in kept]
+            means, sigma, share = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
+            found = compare.regression_scores(means, weighed.scale * sigma, share, y_test)
+        weights = {str(GRID[k]): weighed.weight[k] for k in kept}
+        return found | {"scale": weighed.scale, "weights": weights}
 
     name = "classes" if classes else "diabetes"
     rival = compare.theirs(name, x, y, number)
@@ -172,11 +165,22 @@ def row(x: Array, y: Array, x_test: Array, y_test: Array, number: int, *, classe
     return {
         "rows": len(x), "features": x.shape[1],
         "rival": scored(*compare.predictive(name, rival, (x, y), x_test), y_test),
+        "candidates": {str(GRID[k]): score([k]) for k in held_out.networks},
         "sets": {
-            title: score([k for k in held_out.networks if GRID[k] in chosen])
+            title: score(ran)
             for title, chosen in SETS.items()
+            if (ran := [k for k in held_out.networks if GRID[k] in chosen])
         },
     }  # fmt: skip
+
+
+def _networks(posterior: Posterior, said: Prediction, weight: float) -> tuple[Tensor, ...]:
+    """Means (network, n), noise (network,) and weights (network,) of a regression's networks."""
+    assert said.samples is not None
+    assert posterior.sigma is not None
+    count = len(said.samples)
+    sigma = posterior.sigma[posterior.healthy].repeat_interleave(posterior.draws)
+    return said.samples[..., 0], sigma.flatten(), torch.full((count,), weight / count).double()
 
 
 def main() -> None:

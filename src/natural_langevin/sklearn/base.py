@@ -182,7 +182,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             ]
             surer = "surer" if weighed.scale < 1 else "no surer"
             self.reason_ = (
-                f"{'; '.join(parts)}; weights of largest density of held-out rows, {folds} folds, "
+                f"{'; '.join(parts)}; stacked by the density of held-out rows, {folds} folds, "
                 f"{len(offered)} candidates; made {surer} by a scale of {weighed.scale:.3g}"
             )
         log.info("%s: %s", type(self).__name__, self.reason_)

@@ -135,7 +135,7 @@ def row(x: Array, y: Array, x_test: Array, y_test: Array, number: int, *, classe
         likelihoods.Categorical() if classes else likelihoods.Gaussian(sigma="rmse"),
         torch.as_tensor(x), targets,
         preconditioner=lambda damping: preconditioners.QuasiDiagonalFisher(damping=damping),
-        batch_size=min(256, len(x)), steps=STEPS, chains=CHAINS, seed=number, device=None,
+        batch_size=256, steps=STEPS, chains=CHAINS, seed=number, device=None,
         progress=False,
     )  # fmt: skip
     folds = split(len(x), FOLDS, number, y if classes else None)

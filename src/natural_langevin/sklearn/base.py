@@ -123,7 +123,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             x,
             y,
             preconditioner=self._named("preconditioner", PRECONDITIONERS),
-            batch_size=min(self._count("batch_size"), len(x)),
+            batch_size=self._count("batch_size"),
             steps=self._count("steps"),
             chains=self._count("chains"),
             seed=int(check_random_state(self.random_state).randint(2**31 - 2)),

@@ -76,8 +76,7 @@ def _log_density(folds: list[Networks], y: Tensor, scale: float) -> Tensor:
     for fold, own in zip(folds, y.split([f.outputs.shape[1] for f in folds]), strict=True):
         assert fold.sigma is not None
         sigma = (scale * fold.sigma.double()).reshape(-1, 1, 1)
-        z = (own - fold.outputs.double()) / sigma
-        each = (-z.square() / 2 - sigma.log() - math.log(2 * math.pi) / 2).sum(-1)
+        each = torch.distributions.Normal(fold.outputs.double(), sigma).log_prob(own).sum(-1)
         found.append(torch.logsumexp(each, dim=0) - math.log(len(each)))
     return torch.cat(found)
 

@@ -27,7 +27,14 @@ from small_run import network
 PACKAGE = Path(natural_langevin.__file__).parent
 #: All that writes.
 FILES = {
-    str(PACKAGE / f"{n}.py") for n in ("atomic", "checkpoint", "storage", "stores", "tensorfile")
+    str(PACKAGE / f"{n}.py")
+    for n in (
+        "_internal/atomic",
+        "_internal/tensorfile",
+        "posterior/storage",
+        "posterior/stores",
+        "sampling/checkpoint",
+    )
 }
 
 

@@ -29,8 +29,8 @@ from natural_langevin.distributed.once import (
     is_first,
     share,
 )
-from natural_langevin.experiments import baseline_stages, stages
 from natural_langevin.experiments.origin import origin
+from natural_langevin.experiments.table1 import baseline_stages, stages
 from natural_langevin.experiments.table1.protocol import BY_NAME, METHODS, PRESETS, Preset, fit_to
 from natural_langevin.experiments.table1.stages import Bench
 

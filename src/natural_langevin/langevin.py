@@ -201,7 +201,7 @@ class Langevin:
         sample_dtype: torch.dtype | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
-        progress: bool = True,
+        progress: bool | str = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
 
@@ -260,12 +260,12 @@ class Langevin:
             looks=plan.looks,
             first=int(self.chain_ids[0]),
         )
-        title = repr(self.preconditioner).split("(")[0]
+        title = progress if isinstance(progress, str) else repr(self.preconditioner).split("(")[0]
         saved = open_checkpoint(checkpoint, identity, engine.stream, self.place)
         with together(self.place, "the run"):
             state = run(
                 plan, engine, state, collector,
-                saved=saved, title=title, progress=progress, team=self.place,
+                saved=saved, title=title, progress=bool(progress), team=self.place,
             )  # fmt: skip
         config["effective_temperature"] = temperature_probe.after_run(
             engine, state, steps, pool=self.place

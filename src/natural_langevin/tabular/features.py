@@ -97,8 +97,10 @@ class Features:
                 read[part.name, key] = value
             if part.missing:
                 read[part.name, "missing"] = found
+        nothing = table.frame[list(self.names)].isna().all(axis=1).to_numpy()
         for row in np.flatnonzero(empty):
-            notes[row] = "every cell is missing, not predicted; "
+            said = "every cell is missing" if nothing[row] else f"{notes[row]}no cell is left"
+            notes[row] = f"{said}, not predicted"
         usable &= ~empty
         frame = pd.DataFrame({str(k): v for k, v in read.items()}, index=table.frame.index)
         x = self._transformer(list(read)).fit_transform(frame) if len(frame) else np.empty((0, 0))

@@ -135,9 +135,12 @@ def outcomes(
     found = []
     for log in _logs(y, share, settings.log):
         values = y.log() if log else y
-        mean = (share * values).sum(0)
-        scale = (share * (values - mean).square()).sum(0).sqrt()
-        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        # Divided by the largest first, so that squares neither overflow nor vanish.
+        largest = values.abs().amax(0)
+        largest = torch.where(largest > 0, largest, 1.0)
+        centre = (share * values / largest).sum(0)
+        spread = (share * (values / largest - centre).square()).sum(0).sqrt()
+        mean, scale = centre * largest, torch.where(spread > 0, spread * largest, 1.0)
         found += [
             Outcome(task, kind, 0, tuple(mean.tolist()), tuple(scale.tolist()), log)
             for kind in kinds

@@ -57,14 +57,10 @@ class Problem:
 
     def posterior(self, candidate: Candidate) -> Posterior:
         """All data, ``chains`` chains."""
-        runs = [candidate] * self.settings.chains
-        data: Any = (self.x, self.y)
-        count = len(self.x)
-        if self.counts is not None:
-            rows = self._repeated(torch.arange(count))
-            data, count = Subsets(self.x, self.y, rows.expand(len(runs), -1)), len(rows)
+        runs, rows = [candidate] * self.settings.chains, self._repeated
         title = f"learning from all rows ({candidate})"
-        return self._run(runs, data, count, self.settings.seed, title, f"all {candidate}")
+        data = (self.x[rows], self.y[rows])
+        return self._run(runs, data, len(rows), self.settings.seed, title, f"all {candidate}")
 
     def held_out(
         self, offered: Sequence[Candidate], folds: Sequence[Tensor], what: str = "candidates"
@@ -88,11 +84,12 @@ class Problem:
     def _of_group(
         self, offered: Sequence[Candidate], group: list[int], folds: Sequence[Tensor], title: str
     ) -> dict[int, list[Networks]]:
-        everything, each = torch.arange(len(self.x)), self.settings.chains_per_fold
-        seen = [self._repeated(everything[~torch.isin(everything, fold)]) for fold in folds]
+        rows, each = self._repeated, self.settings.chains_per_fold
+        seen = [(~torch.isin(rows, fold)).nonzero().flatten() for fold in folds]
         size = min(map(len, seen))  # of repeated rows the folds may differ by some
         chains = [(k, f) for k in group for f in range(len(folds)) for _ in range(each)]
-        data = Subsets(self.x, self.y, torch.stack([seen[f][:size] for _, f in chains]))
+        own_rows = torch.stack([seen[f][:size] for _, f in chains])
+        data = Subsets(self.x[rows], self.y[rows], own_rows)
         runs = [offered[k] for k, _ in chains]
         name = f"folds {self.outcome.noise} {self.outcome.log} {'; '.join(map(str, runs[::each]))}"
         try:
@@ -109,8 +106,11 @@ class Problem:
                 found[k].append(networks(run, self.network, self.x[fold], own))
         return found
 
-    def _repeated(self, rows: Tensor) -> Tensor:
-        return rows if self.counts is None else rows.repeat_interleave(self.counts[rows])
+    @property
+    def _repeated(self) -> Tensor:
+        """Every row as often as it counts."""
+        rows = torch.arange(len(self.x))
+        return rows if self.counts is None else rows.repeat_interleave(self.counts)
 
     def _run(
         self, runs: Sequence[Candidate], data: Any, rows: int, seed: int, title: str, name: str

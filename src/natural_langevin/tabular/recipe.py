@@ -41,10 +41,9 @@ log = logging.getLogger("natural_langevin")
 
 #: Rows predicted at a time.
 CHUNK = 1000
-#: Weights that are no whole numbers become about this many repetitions of an average row.
-REPETITIONS = 10
-#: With whole weights, rows are repeated exactly up to this many in all.
-MOST_REPEATED = 10_000_000
+#: Weights that are no whole numbers become about this many repetitions of an average row, or as
+#: many as make no more rows than that.
+REPETITIONS, MOST_REPEATED = 10, 2_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,7 +295,8 @@ def _repetitions(weights: Tensor | None) -> tuple[Tensor | None, int | None]:
     total = float(weights.sum())
     if bool((weights == weights.round()).all()) and total <= MOST_REPEATED:
         return weights.long(), round(total)
-    target = (weights / total * REPETITIONS * len(weights)).cumsum(0).round().long()
+    repetitions = min(REPETITIONS, max(1, MOST_REPEATED // len(weights)))
+    target = (weights / total * repetitions * len(weights)).cumsum(0).round().long()
     return torch.diff(target, prepend=target.new_zeros(1)), max(1, round(total))
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from natural_langevin import Posterior, data, likelihoods, models, preconditioners
 from natural_langevin.experiments.origin import origin
 from natural_langevin.metrics import TemperatureScaling
-from natural_langevin.prediction import Prediction
+from natural_langevin.posterior.prediction import Prediction
 from natural_langevin.sklearn import compare
 from natural_langevin.sklearn.candidates import Candidate
 from natural_langevin.sklearn.problem import HeldOut, Problem, split

@@ -31,9 +31,9 @@ from natural_langevin import (
     preconditioners,
     priors,
 )
+from natural_langevin._internal.figures import new_figure
 from natural_langevin.diagnostics.function_space import mixing
 from natural_langevin.experiments.origin import origin
-from natural_langevin.figures import new_figure
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "choosing.json"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods
-from natural_langevin.gradients import Evaluation, Gradients, Network, Params, prepare_model
+from natural_langevin.statistics import Evaluation, Gradients, Network, Params, prepare_model
 from zoo import (
     Apply,
     Attend,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors, schedules
-from natural_langevin.langevin import Dynamics
+from natural_langevin.dynamics.overdamped import Dynamics
 from oracle import build
 
 X, Y = torch.linspace(-1, 1, 120).reshape(40, 3), torch.arange(40) % 3

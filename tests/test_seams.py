@@ -10,7 +10,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, priors
-from natural_langevin.fused import FusedStep
+from natural_langevin.execution.kernels import FusedStep
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,16 +55,16 @@ def test_a_backend_that_breaks_off_leaves_no_half_step(
     sampler = Langevin(network(), likelihoods.Categorical(), step_size=1e-4, compile=True)
     engine, state = sampler.prepare(data(), steps=4, batch_size=20)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr("natural_langevin.fused.cpu_linear.update_", broken)
-    monkeypatch.setattr("natural_langevin.fused.backend_for", backend_of_now)
+    monkeypatch.setattr("natural_langevin.execution.kernels.cpu_linear.update_", broken)
+    monkeypatch.setattr("natural_langevin.execution.kernels.backend_for", backend_of_now)
     state, _ = engine.run(state, 0, 1)
     assert int(state.step) == 1
     assert "the kernel broke off" in caplog.text
 
 
 def backend_of_now(device: torch.device) -> object:
-    from natural_langevin.fused import cpu_linear
-    from natural_langevin.fused.layer import Backend
+    from natural_langevin.execution.kernels import cpu_linear
+    from natural_langevin.execution.kernels.layer import Backend
 
     return Backend("c++", cpu_linear.update_, cpu_linear.arrange)
 

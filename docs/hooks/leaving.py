@@ -1,6 +1,6 @@
 """Links that leave docs/ lead, on the site, to copies of what they point at.
 
-On a forge `../src/natural_langevin/langevin.py#L103-L110` is the file itself. The site has no
+On a forge `../src/natural_langevin/random.py#L103-L110` is the file itself. The site has no
 repository to link to, so every such file comes along: sources as pages with numbered lines under
 repository/, everything else as it is. CONTRIBUTING.md and CHANGELOG.md become pages of the site.
 """
@@ -30,8 +30,8 @@ SOURCES = {".py", ".cpp", ".toml", ".tex", ".yml"}
 def place(source: str, target: str) -> str | None:
     """Where on the site a link leads that the page ``source`` (of the site) makes; None: stays.
 
-    >>> place("paper_to_code.md", "../src/natural_langevin/langevin.py")
-    'repository/src/natural_langevin/langevin.py.html'
+    >>> place("paper_to_code.md", "../src/natural_langevin/dynamics/overdamped.py")
+    'repository/src/natural_langevin/dynamics/overdamped.py.html'
     >>> place("contributing.md", "docs/layers.md"), place("trust.md", "../CHANGELOG.md")
     ('layers.md', 'changelog.md')
     >>> place("trust.md", "layers.md")

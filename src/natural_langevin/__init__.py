@@ -1,7 +1,9 @@
 """Natural Langevin: Bayesian posteriors for neural networks at the price of SGD."""
 
 # ruff: noqa: E402
-from natural_langevin.pages import keep_pages_before_torch
+import sys
+
+from natural_langevin._internal.allocator import keep_pages_before_torch
 
 keep_pages_before_torch()
 
@@ -14,14 +16,18 @@ from natural_langevin import (
     preconditioners,
     priors,
     schedules,
+    statistics,
 )
-from natural_langevin._version import __version__
-from natural_langevin.langevin import Info, State
-from natural_langevin.posterior import Posterior
-from natural_langevin.prediction import Prediction
-from natural_langevin.run import DivergenceError
-from natural_langevin.sampler import Langevin
-from natural_langevin.tensorfile import StorageError
+from natural_langevin._internal.tensorfile import StorageError
+from natural_langevin._internal.version import __version__
+from natural_langevin.dynamics.overdamped import Info, State
+from natural_langevin.langevin import Langevin
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.prediction import Prediction
+from natural_langevin.sampling.loop import DivergenceError
+
+# Layer rules were registered under this path; code that does so keeps working.
+sys.modules["natural_langevin.gradients"] = statistics
 
 __all__ = [
     "DivergenceError",

@@ -1,185 +1,394 @@
-"""Algorithm 1: stochastic gradient Langevin dynamics with a preconditioner C.
-
-Target: pi(theta) ~ [alpha(theta) prod_n p_theta(y_n | x_n)]^(1/T). One step, with N data, the
-minibatch *mean* loss gradient g, prior density alpha, step size eta and temperature T:
-
-    v     = g - (1/N) d ln alpha(theta)
-    theta = theta - eta C v + sqrt(2 eta T / N) C^{1/2} xi,      xi ~ N(0, Id)
-
-eta is on SGD's scale. T = 1 is the Bayesian posterior; T = 0 is preconditioned gradient descent.
-The metric is updated before it is applied, from likelihood gradients only: it never contains the
-prior or the noise. Reference: Marceau-Caron & Ollivier 2017, Eq. (3) and Algorithm 1.
-"""
+"""``Langevin``: the sampler a user holds. Checks arguments, runs the engine, keeps samples."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import copy
+import dataclasses
+import logging
+import os
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from natural_langevin import random
-from natural_langevin.chains import average, per_chain
-from natural_langevin.gradients import Evaluation, Gradients, Params
-from natural_langevin.preconditioners import Preconditioner
-from natural_langevin.priors import Prior
+from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
+from natural_langevin._internal.fingerprints import exact_settings, words
+from natural_langevin.data.streams import Loader, Subsets, as_stream, check_finite, split_pair
+from natural_langevin.diagnostics import Kinetic
+from natural_langevin.distributed.beginning import agree, open_checkpoint, resumed_config
+from natural_langevin.distributed.holding import spread
+from natural_langevin.distributed.layout import Layout
+from natural_langevin.distributed.place import find_place, together
+from natural_langevin.dynamics.overdamped import Dynamics, Info, Rates, State
+from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.posterior import networks, stores
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sampling import step_size_search, temperature_probe
+from natural_langevin.sampling.collector import Collector
+from natural_langevin.sampling.loop import DivergenceError, Plan, run
+from natural_langevin.sampling.validation import (
+    StepSize,
+    batch_check,
+    check_arguments,
+    check_counts,
+    check_data,
+    check_every,
+    check_memory,
+    check_parameters,
+    check_sample_dtype,
+    check_temperature,
+    check_thinning,
+    check_training,
+    known_step_size,
+    warn_if_stiff,
+    whole_number,
+)
+from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
+
+log = logging.getLogger("natural_langevin")
 
 
-class State(NamedTuple):
-    """What the next step needs: a plain tree of tensors, parameters as (chain, *shape)."""
+class Langevin:
+    """Natural Langevin dynamics on a network's weights (see ``langevin`` for the equation).
 
-    step: Tensor  # () int64: updates done so far
-    params: Params  # theta
-    mean: Params  # running average of theta with rate mu_t
-    metric: dict[str, Any]  # the preconditioner's J
-    likelihood: dict[str, Tensor]  # what the likelihood learns, (chain,) each
-    diverged: Tensor  # (chain,) int64: the update whose result had a non-finite loss, or -1
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+    >>> x, y = torch.rand(64, 2), torch.arange(64) % 3
+    >>> sampler = Langevin(net, likelihoods.Categorical(), step_size=1e-3, chains=2)
+    >>> posterior = sampler.sample((x, y), steps=30, batch_size=16, burn_in=10, thin=5,
+    ...                            progress=False)
+    >>> posterior.predict(x).mean.shape
+    torch.Size([64, 3])
+    """
 
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: likelihoods.Likelihood,
+        *,
+        prior: priors.PriorLike = priors.Gaussian(variance=0.1),
+        preconditioner: preconditioners.Preconditioner | None = None,
+        step_size: StepSize | Literal["auto"] = schedules.halving(1e-3, every=10_000),
+        temperature: float | Tensor = 1.0,
+        chains: int = 4,
+        num_data: int | None = None,
+        init: str = "model",
+        mean_rate: float | schedules.Schedule = schedules.inverse_sqrt(),
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        compile: bool | str = "auto",
+        microbatch: int | None = None,
+        autocast: torch.dtype | None = None,
+        clip: float | None = None,
+        parallel: str | Layout | DeviceMesh | None = "auto",
+    ) -> None:
+        """``mean_rate`` is mu_t of the running mean; docs/api/sampler.md has the other arguments.
 
-class Rates(NamedTuple):
-    """The schedules' values at one step."""
+        ``step_size="auto"``: ``sample`` chooses it by a short run (see ``pilot``), and says so in
+        the log and in ``posterior.config["pilot"]``.
+        ``microbatch``: every chain's minibatch in pieces of at most so many samples, for less
+        memory and the same result. ``autocast``: torch.bfloat16 or torch.float16 for the forward
+        pass. ``clip``: the largest norm of a chain's likelihood gradient; the chain then no longer
+        samples the posterior where gradients are longer. ``parallel``: under ``torchrun``, "auto"
+        spreads the chains over the processes and shares their minibatches where there are more
+        processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
+        process for itself. ``chains`` and values per chain are always those of all processes."""
+        if preconditioner is None:
+            preconditioner = preconditioners.QuasiDiagonalFisher()
+        check_arguments(model, likelihood, prior, preconditioner, init)
+        self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
+        self.model = plain_copy(model)  # the user's own is never touched
+        prepare_model(self.model, log)
+        trainable = check_parameters(self.model)
+        self.device = torch.device(device) if device is not None else trainable[0].device
+        self.place = find_place(parallel, chains=self.chains, device=self.device)
+        if self.place is not None:
+            self.device = self.place.device
+        self.model.to(self.device)
+        self._training = check_training(microbatch, autocast, clip, preconditioner)
+        self.likelihood, self.preconditioner = likelihood, preconditioner
+        self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
+        choose_mode(compile, work=0.0, steps=0)
+        self._auto = isinstance(step_size, str) and step_size == "auto"
+        # Wrong rates fail here rather than at the first step.
+        self._rates_table(0, 1, 0.0 if self._auto else None)
 
-    step_size: Tensor  # eta_t: (chain,)
-    decay: Tensor  # gamma_t: ()
-    mean: Tensor  # mu_t: ()
-
-
-class Info(NamedTuple):
-    """What a reader wants to know of a step."""
-
-    loss: Tensor  # (chain,) mean log-loss of the minibatch, before the update
-    diverged: Tensor  # (chain,) bool
-
-
-@dataclass(frozen=True)
-class Dynamics:
-    """Algorithm 1 for all chains at once, as a pure function of its arguments."""
-
-    gradients: Gradients
-    preconditioner: Preconditioner
-    prior: dict[str, Prior]
-    temperature: Tensor  # (chain,)
-    noise: Tensor  # (chain,) int64: origin of the chains' noise streams
-    labels: Tensor  # (chain,) int64: origin of the streams that draw labels from the model
-
-    #: Where in a chain's noise stream every parameter's draws begin.
-    starts: dict[str, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        sizes = {name: p.numel() for name, p in self.gradients.network.trainable().items()}
-        starts = random.aligned_starts(sizes.values())
-        object.__setattr__(self, "starts", dict(zip(sizes, starts, strict=True)))
-
-    def init(self, params: Params) -> State:
-        """The state before the first update, from starting points (chain, *shape)."""
-        first = next(iter(params.values()))
-        chains = first.shape[0]
-        return State(
-            step=torch.zeros((), dtype=torch.int64, device=first.device),
-            params=params,
-            mean={name: p.clone() for name, p in params.items()},
-            metric=self.preconditioner.init(params, self.gradients.network.units()),
-            likelihood=self.gradients.likelihood.init(
-                chains, dtype=first.dtype, device=first.device
-            ),
-            diverged=torch.full((chains,), -1, dtype=torch.int64, device=first.device),
+        own = range(self.chains) if self.place is None else self.place.own
+        self.chain_ids = torch.tensor(own, device=self.device)  # of the chains at this process
+        self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
+        network = Network(self.model, autocast=autocast)
+        names = list(network.trainable())
+        self._prior = priors.resolve(prior, names, self.chains, device=self.device)
+        self._temperature = check_temperature(temperature, self.chains).to(
+            dtype=trainable[0].dtype, device=self.device
         )
+        self._dynamics = Dynamics(
+            gradients=Gradients(
+                network,
+                likelihood,
+                need=preconditioner.need,
+                targets=preconditioner.targets,
+                sharing=preconditioner.sharing,
+                microbatch=microbatch,
+                clip=clip,
+                peers=None if self.place is None else self.place.data,
+            ),
+            preconditioner=preconditioner,
+            prior=priors.of_chains(self._prior, self.chain_ids),
+            temperature=self._temperature[self.chain_ids],
+            noise=random.origin(self.seed, random.NOISE, self.chain_ids),
+            labels=random.origin(self.seed, random.LABELS, self.chain_ids),
+        )
+        self._start, self._step_checked = init, False
+        self.init()  # a model too large for its metric, or an improper prior, fails here
+
+    def init(self) -> State:
+        """The state before the first update."""
+        return self._start_of(self._dynamics, self.chain_ids)
+
+    def _start_of(self, dynamics: Dynamics, chain: Tensor) -> State:
+        """The same for chains of these identities under these dynamics."""
+        params = dynamics.gradients.network.trainable()
+        if self._start == "fan_in":
+            start = models.fan_in_init(params, chain=chain, seed=self.seed)
+        elif self._start == "prior":
+            start = {}
+            for index, (name, p) in enumerate(params.items()):
+                key = random.stream(random.origin(self.seed, random.INIT, chain), index)
+                start[name] = dynamics.prior[name].sample(key, tuple(p.shape), p.dtype)
+        else:
+            # Row by row, whatever the strides of the model's own: kernels read memory as it lies.
+            start = {
+                k: p.expand(len(chain), *p.shape).clone(memory_format=torch.contiguous_format)
+                for k, p in params.items()
+            }
+        return dynamics.init(start)
 
     def step(
-        self,
-        state: State,
-        batch: tuple[Tensor, Tensor],
-        rates: Rates,
-        num_data: float | Tensor,
-        *,
-        chain_axis: bool = False,
+        self, state: State, batch: tuple[Tensor, Tensor], *, chain_axis: bool = False
     ) -> tuple[State, Info]:
-        """One pass of Algorithm 1's loop."""
-        # "forward x through the network, compute loss; backpropagate: g <- average of gradients"
-        evaluation = self.evaluate(state, batch, chain_axis=chain_axis)
-        new = self.update(state, evaluation, rates, num_data)
-        keep = self.still_running(state, evaluation.loss)
-        diverged = self.note_diverged(state, keep)
-        return select(keep, new, state, diverged), Info(evaluation.loss, diverged >= 0)
+        """One update. The batch is shared by all chains unless ``chain_axis``: (chain, B, ...).
 
-    def evaluate(
+        The first batch that a sampler sees here is checked like the data of ``sample``."""
+        if self.num_data is None:
+            raise ValueError(
+                "step() cannot see how many data there are: give Langevin(..., num_data=N). "
+                "N sets the weight of the prior and the size of the noise"
+            )
+        x, y = (t.to(self.device) for t in split_pair(batch))
+        one = (x[0], y[0]) if chain_axis else (x, y)
+        if not self._step_checked:  # at the start: ``state`` may hold a diverged chain
+            check_finite("x", one[0])
+            check_finite("y", one[1])
+            check_data(self._dynamics.gradients, self.init(), *one, targets=one[1])
+            self._step_checked = True
+        self._dynamics.gradients.prepare(state.params, one[0])
+        row = self._own_rates(self._rates_table(int(state.step), int(state.step) + 1))[0]
+        rates = Rates(row[:-2], row[-2], row[-1])
+        return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
+
+    def sample(
         self,
-        state: State,
-        batch: tuple[Tensor, Tensor],
+        data: Any,
+        steps: int,
         *,
-        chain_axis: bool,
-        deferred: tuple[str, ...] = (),
-    ) -> Evaluation:
-        """Loss, gradients and statistics at theta; of the layers ``deferred``, their raw calls."""
-        return self.gradients(
-            state.params,
-            state.likelihood,
-            batch,
-            chain_axis=chain_axis,
-            key=random.stream(self.labels, state.step),
-            step=state.step,
-            deferred=deferred,
+        batch_size: int = 100,
+        burn_in: int = 0,
+        thin: int = 1,
+        keep: int | None = None,
+        store: str | os.PathLike[str] = "device",
+        sample_dtype: torch.dtype | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        progress: bool = True,
+    ) -> Posterior:
+        """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
+
+        Iterate k is the parameter after k updates; k = burn_in + thin, burn_in + 2 thin, ... are
+        kept, (steps - burn_in) // thin in all. ``data``: (x, y) tensors, y alone (unsupervised), a
+        TensorDataset, or a DataLoader (whose batches are shared by all chains, and whose own
+        batch size counts).
+
+        ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
+        (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
+        device, in the machine's memory (``store="cpu"``), or in a folder (``store="folder"``),
+        where each is written as it is drawn, and read from there when it is needed;
+        ``posterior.save`` of the same folder leaves them there. ``sample_dtype=torch.bfloat16``
+        (or float16) halves what a float32 sample takes; predictions compute in the model's dtype.
+
+        With ``checkpoint="folder"`` the run is written there every ``every`` steps (default: about
+        once a minute), and goes on from there when the folder holds a checkpoint of the same run.
+        """
+        steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
+        thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
+        thin, draws = check_thinning(steps, burn_in, thin, keep)
+        plan = Plan(steps, burn_in, thin, check_every(every))
+        where, params = stores.place(store), self.init().params
+        dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
+        specs = networks.specs(params, draws, dtype)
+        with together(self.place, "preparing the run"):
+            check_memory(specs, where, self.device)
+            chosen = self._chosen(data, steps, batch_size, checkpoint) if self._auto else None
+            step_size = chosen.schedule if chosen else None
+            engine, state = self.prepare(
+                data, steps=steps, batch_size=batch_size, step_size=step_size
+            )
+        config = self.describe() | {
+            "steps": steps,
+            "batch_size": batch_size,
+            "burn_in": burn_in,
+            "thin": thin,
+            "store": "folder" if isinstance(where, Path) else where,
+            "sample_dtype": str(dtype),
+            "num_data": engine.num_data,
+            "data": engine.stream.fingerprint(),
+        }
+        if chosen:
+            config |= {"step_size": words(step_size), "pilot": chosen.as_dict()}
+        identity = config
+        if checkpoint is not None or isinstance(where, Path) or self.place is not None:
+            identity = config | exact_settings(
+                self._template, self._rates_table(0, steps, step_size), self._prior, engine.mode
+            )
+        if self.place is not None:
+            where = agree(self.place, identity, engine.stream, where)
+        collector = Collector(
+            state,
+            store=stores.open_store(where, specs, device=self.device, run=identity),
+            dtype=dtype,
+            looks=plan.looks,
+            first=int(self.chain_ids[0]),
+        )
+        title = repr(self.preconditioner).split("(")[0]
+        saved = open_checkpoint(checkpoint, identity, engine.stream, self.place)
+        with together(self.place, "the run"):
+            state = run(
+                plan, engine, state, collector,
+                saved=saved, title=title, progress=progress, team=self.place,
+            )  # fmt: skip
+        config["effective_temperature"] = temperature_probe.after_run(
+            engine, state, steps, pool=self.place
+        )
+        posterior = collector.finish(
+            state, model=self._template, likelihood=self.likelihood, config=config
+        )
+        posterior.prior = self._dynamics.prior
+        return posterior if self.place is None else spread(posterior, self.place)
+
+    def _chosen(
+        self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None
+    ) -> step_size_search.Choice:
+        """The pilot's choice; a run to go on with keeps the one that it was started with."""
+        found = step_size_search.Choice.from_config(
+            resumed_config(checkpoint, self.place), self.chains
+        )
+        return found or self.choose_step_size(data, steps, batch_size=batch_size)
+
+    def choose_step_size(
+        self, data: Any, steps: int, *, batch_size: int = 100, splits: int = 1
+    ) -> step_size_search.Choice:
+        """What ``step_size="auto"`` means for a run of ``steps`` steps (see ``pilot``).
+
+        ``splits``: how many times another part of the data is held out; scores are averaged."""
+        step_size_search.refuse_loader(data)
+        self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
+        setup = step_size_search.Setup(
+            # With several processes, each runs the pilot of all chains: the same choice everywhere.
+            dataclasses.replace(self._dynamics, prior=self._prior, temperature=self._temperature),
+            start=self._start_of,
+            rates=lambda etas, count: self._rates_table(0, count, etas, len(etas)),
+            num_data=self.num_data,
+            seed=self.seed,
+            compile=self.compile,
+        )
+        return step_size_search.choose(
+            setup, data, steps=steps, batch_size=batch_size, splits=splits
         )
 
-    def update(
-        self, state: State, evaluation: Evaluation, rates: Rates, num_data: float | Tensor
-    ) -> State:
-        """The rest of the loop, for the parameters in ``state``. Comments quote the paper."""
-        theta, eta, g = state.params, rates.step_size, evaluation.gradient
-        # "incorporate gradient of prior: g <- g + (1/N) Sigma_0^{-1} (theta - theta_0)"
-        v = {k: g[k] - self.prior[k].gradient(theta[k]) / num_data for k in theta}
-        # "update preconditioner C using current sample and gradient"  (g without the prior)
-        metric = self.preconditioner.update(state.metric, g, evaluation.statistics, rates.decay)
-        C = self.preconditioner.factor(metric)
-        # "apply preconditioner: g <- C g"
-        drift = C.apply(v)
-        # "sample preconditioned noise: xi ~ N(0, C) = C^{1/2} N(0, Id)"
-        xi = C.sample(self._standard_normal(theta, state.step))
-        # "update parameters: theta <- theta - eta_t g + sqrt(2 eta_t / N) xi"
-        scale = self.noise_scale(rates, num_data)
-        moved = {
-            k: theta[k] - per_chain(eta, theta[k]) * drift[k] + per_chain(scale, theta[k]) * xi[k]
-            for k in theta
-        }
-        # "update posterior mean: theta_mean <- (1 - mu_t) theta_mean + mu_t theta"
-        mean = {k: average(state.mean[k], moved[k], rates.mean) for k in theta}
-        return State(state.step + 1, moved, mean, metric, evaluation.likelihood, state.diverged)
+    def effective_temperature(
+        self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
+        batch_size: int = 100,
+    ) -> Kinetic:  # fmt: skip
+        """Whether the noise of a step fits its drift (see ``diagnostics.kinetic``): 1 is right.
 
-    def noise_scale(self, rates: Rates, num_data: float | Tensor) -> Tensor:
-        """sqrt(2 eta T / N): (chain,)."""
-        return torch.sqrt(2 * rates.step_size * self.temperature / num_data)
-
-    def _standard_normal(self, like: Params, step: Tensor) -> Params:
-        """z ~ N(0, Id), addressed by (seed, chain, step, tensor, element)."""
-        key = random.stream(self.noise, step)
-        return {
-            k: random.normal(key, math.prod(p.shape[1:]), start=self.starts[k])
-            .to(p.dtype)
-            .reshape(p.shape)
-            for k, p in like.items()
-        }
-
-    def still_running(self, state: State, loss: Tensor) -> Tensor:
-        """Chains that take this step: (chain,) bool. A chain whose loss is not finite stands still.
-
-        The loss at theta is the one number that every parameter reaches, and it is known before
-        the update, so that stopping a chain costs no second pass over the parameters.
+        ``steps`` steps are taken on ``data`` from where ``posterior`` ended, or from the start.
+        ``sample`` takes a few at the end of a run too, for ``posterior.diagnose``.
         """
-        return (state.diverged < 0) & torch.isfinite(loss)
+        engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
+        if posterior is not None:
+            here = {k: posterior.holding.here(v) for k, v in posterior.learned.items()}
+            state = state._replace(params=posterior.last, likelihood=here or state.likelihood)
+        found = temperature_probe.summary(
+            state, temperature_probe.measure(engine, state, steps), self.place
+        )
+        if found is None:
+            raise DivergenceError("no chain is running: there is no step to measure")
+        return found
 
-    def note_diverged(self, state: State, keep: Tensor) -> Tensor:
-        """``state.diverged`` with the chains that stop at this step."""
-        return torch.where((state.diverged < 0) & ~keep, state.step, state.diverged)
+    def prepare(
+        self, data: Any, *, steps: int, batch_size: int = 100, step_size: StepSize | None = None
+    ) -> tuple[Engine, State]:
+        """Everything ``sample`` does before its first step: an engine on this data, and a state.
 
+        ``step_size`` is needed where the sampler's own is "auto"."""
+        steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
+        dynamics, state = self._dynamics, self.init()
+        if isinstance(data, Subsets) and len(data.rows) != self.chains:
+            raise ValueError(
+                f"rows must have a line for every chain: {self.chains} chains, {len(data.rows)} "
+                "lines"
+            )
+        stream = as_stream(
+            data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed, device=self.device
+        )
+        num_data = self.num_data or stream.num_data
+        if num_data is None:
+            raise ValueError(
+                "this DataLoader's dataset has no length: give Langevin(..., num_data=N). "
+                "N sets the weight of the prior and the size of the noise"
+            )
+        check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
+        if isinstance(stream, Loader):
+            stream.check = batch_check(dynamics.gradients, state.params)
+            if self.chains > 1:
+                log.info("a DataLoader's batches are shared by all %d chains", self.chains)
+        rates = self._rates_table(0, steps, step_size)
+        warn_if_stiff(self.preconditioner, self._prior, float(rates[:, :-2].max()), num_data)
+        per_step = 6.0 * self.chains * batch_size * sum(p[0].numel() for p in state.params.values())
+        processes = 1 if self.place is None else self.place.layout.processes
+        mode = choose_mode(self.compile, work=per_step * steps / processes, steps=steps)
+        return Engine(dynamics, stream, self._own_rates(rates), num_data, mode=mode), state
 
-def select(keep: Tensor, new: State, old: State, diverged: Tensor) -> State:
-    """``new`` where ``keep``, elsewhere ``old``, chain by chain; the step counts in any case."""
+    def describe(self) -> dict[str, Any]:
+        """The configuration in words, for results and saved posteriors."""
+        return {
+            "preconditioner": words(self.preconditioner),
+            "prior": {name: words(p) for name, p in self._prior.items()},
+            "likelihood": words(self.likelihood),
+            "step_size": words(self.step_size),
+            "mean_rate": words(self.mean_rate),
+            "temperature": self._temperature.tolist(),
+            "chains": self.chains,
+            "init": self._start,
+            "seed": self.seed,
+        } | self._training
 
-    def choose(after: Tensor, before: Tensor) -> Tensor:
-        return torch.where(keep.reshape(-1, *(1,) * (after.ndim - 1)), after, before)
+    def _own_rates(self, table: Tensor) -> Tensor:
+        """The columns of this process's chains, and the two that all chains share."""
+        return torch.cat([table[:, self.chain_ids], table[:, -2:]], dim=1)
 
-    params, mean, metric, likelihood = pytree.tree_map(choose, tuple(new[1:5]), tuple(old[1:5]))
-    return State(new.step, params, mean, metric, likelihood, diverged)
+    def _rates_table(
+        self, start: int, stop: int, step_size: StepSize | None = None, chains: int | None = None
+    ) -> Tensor:
+        """A row per step: eta of every chain, gamma, mu."""
+        eta = known_step_size(self.step_size) if step_size is None else step_size
+        columns = [
+            schedules.tabulate(eta, start, stop, name="step_size", chains=chains or self.chains),
+            schedules.tabulate(
+                self.preconditioner.decay, start, stop, name="decay", chains=1, high=1.0
+            ),
+            schedules.tabulate(self.mean_rate, start, stop, name="mean_rate", chains=1, high=1.0),
+        ]
+        dtype = next(p.dtype for p in self.model.parameters() if p.requires_grad)
+        return torch.cat(columns, dim=1).to(dtype=dtype, device=self.device)

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from natural_langevin.cli.app import app
-from natural_langevin.experiments.protocol import PRESETS
+from natural_langevin.experiments.table1.protocol import PRESETS
 from tables import TOY
 
 

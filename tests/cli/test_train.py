@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import natural_langevin.engine
+import natural_langevin.execution.engine
 import natural_langevin.tabular.fit
-from natural_langevin.posterior import Posterior
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.run import load_posterior, load_run
 from tables import SMALL, flowers, one_line, prices, run, write_table
 
@@ -65,14 +65,14 @@ def test_standardisation_comes_from_training_rows_alone(numbers):
 
 def interrupted(monkeypatch, at: int):
     """Ctrl-C once the engine has done `at` steps, as the sampler's own loop sees it."""
-    run_steps = natural_langevin.engine.Engine.run
+    run_steps = natural_langevin.execution.engine.Engine.run
 
     def stopping(self, state, start, count):
         if start >= at:
             raise KeyboardInterrupt
         return run_steps(self, state, start, count)
 
-    monkeypatch.setattr(natural_langevin.engine.Engine, "run", stopping)
+    monkeypatch.setattr(natural_langevin.execution.engine.Engine, "run", stopping)
 
 
 def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch):

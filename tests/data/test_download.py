@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from natural_langevin.atomic import staged
+from natural_langevin._internal.atomic import staged
 from natural_langevin.data import download, images, npm, progress, sources
 from natural_langevin.data.errors import CorruptDataError, DataUnavailableError, DownloadError
 from natural_langevin.data.sources import IdxFile

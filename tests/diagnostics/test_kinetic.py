@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.langevin import Dynamics
+from natural_langevin.dynamics.overdamped import Dynamics
 from natural_langevin.preconditioners import REGISTRY, Factor
 from natural_langevin.preconditioners.base import diagonal_factor
 
@@ -246,7 +246,7 @@ def test_a_probe_that_fails_does_not_cost_the_run(
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr("natural_langevin.probe.measure", fail)
+    monkeypatch.setattr("natural_langevin.sampling.temperature_probe.measure", fail)
     posterior = sampler().sample(data(), steps=160, batch_size=BATCH, thin=40, progress=False)
     assert posterior.draws == 4
     assert "could not be measured: no such thing" in caplog.text

@@ -18,8 +18,8 @@ import torch
 import natural_langevin
 import small_run
 from natural_langevin import Posterior
-from natural_langevin.collector import Collector
 from natural_langevin.distributed.holding import Spread
+from natural_langevin.sampling.collector import Collector
 
 CHAINS, EVERY = 4, 3
 PACKAGE = str(Path(natural_langevin.__file__).parent)

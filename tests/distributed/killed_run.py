@@ -18,7 +18,7 @@ from broken_off import Killer
 from natural_langevin.distributed.join import join
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.distributed.parts import PartWriter
-from natural_langevin.engine import Engine
+from natural_langevin.execution.engine import Engine
 
 LAYOUTS = {"chains": Layout(chains=2), "data": Layout(data=2)}
 

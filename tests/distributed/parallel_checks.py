@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from typer.testing import CliRunner
 
-from natural_langevin import Langevin, Posterior, likelihoods, pilot, preconditioners, priors, probe
+from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
 from natural_langevin.cli.app import app
 from natural_langevin.data.streams import fingerprint
 from natural_langevin.distributed import Group, Layout
 from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.experiments import runner
-from natural_langevin.experiments.protocol import PRESETS
+from natural_langevin.experiments.table1.protocol import PRESETS
+from natural_langevin.sampling import step_size_search, temperature_probe
 
 DOUBLE = torch.float64
 #: Options that belong to ``sample``; all others are the sampler's.
@@ -296,7 +297,7 @@ def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
     length = {"steps": 60, "burn_in": 20, "thin": 4}
     with pytest.MonkeyPatch.context() as patch:
         if group.world == 2:
-            patch.setattr(probe, "SMALL_PART", 5)
+            patch.setattr(temperature_probe, "SMALL_PART", 5)
         alone, spread = (different_chains(where, **length) for where in (None, "auto"))
     own = spread.holding.place.own  # type: ignore[attr-defined]
     rows = slice(own.start, own.stop)
@@ -366,14 +367,14 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
     options: dict[str, Any] = {"step_size": "auto", "steps": 20, "burn_in": 10, "thin": 5}
     at = folder / "auto"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pilot, "FEWEST_STEPS", 20)
+        patch.setattr(step_size_search, "FEWEST_STEPS", 20)
         alone = different_chains(None, **options)
         spread = different_chains("auto", checkpoint=at, every=10, **options)
         shared, one = (
             run(where, classes(), step_size="auto", steps=10).config["pilot"]["step_sizes"]
             for where in (Layout(data=group.world), None)
         )
-        patch.setattr(pilot, "choose", lambda *_, **__: pytest.fail("a second pilot"))
+        patch.setattr(step_size_search, "choose", lambda *_, **__: pytest.fail("a second pilot"))
         again = different_chains("auto", checkpoint=at, every=10, **options)
     own = again.holding.place.own  # type: ignore[attr-defined]
     rows = slice(own.start, own.stop)

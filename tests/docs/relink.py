@@ -5,7 +5,7 @@
 
 A row of the document's tables ends in a link and its anchors:
 
-    ... | [`langevin.py` L103](../src/natural_langevin/langevin.py#L103) | `first` … `last` |
+    ... | [`random.py` L103](../src/natural_langevin/random.py#L103) | `first` … `last` |
 
 One anchor: the lines of the smallest Python statement that contains it (a whole function or class
 when it is in its first line), or its own line when it is a comment. Two anchors: from the line of

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from natural_langevin import likelihoods
 from natural_langevin.optim import NaturalLangevin, without_dropout
-from natural_langevin.storage import StorageError
+from natural_langevin.posterior.storage import StorageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.utils.data")
 transformers = importlib.import_module("transformers")

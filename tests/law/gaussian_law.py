@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods
 from natural_langevin.data.streams import as_stream
-from natural_langevin.langevin import State
+from natural_langevin.dynamics.overdamped import State
 
 NUM_DATA, FEATURES = 48, 3
 PARAMETERS = FEATURES + 1  # weight, then bias

@@ -12,7 +12,7 @@ import torch
 from gaussian_law import make_problem, run
 from test_linear_regression import ADAPT, CASES, CHAINS, assert_law, gaussian_prior
 
-from natural_langevin.fused import FusedStep
+from natural_langevin.execution.kernels import FusedStep
 
 STEPS = 140
 FAST = ["euclidean", "rmsprop", "qdop"]

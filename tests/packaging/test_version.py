@@ -18,7 +18,7 @@ def test_the_project_file_reads_the_version_from_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"]
     where = project["tool"]["setuptools"]["dynamic"]["version"]["attr"]
-    assert where == "natural_langevin._version.__version__"
+    assert where == "natural_langevin._internal.version.__version__"
 
 
 def test_the_changelog_begins_with_this_version() -> None:

@@ -12,13 +12,13 @@ from typing import NoReturn
 import typer
 
 from natural_langevin import DivergenceError
-from natural_langevin.checkpoint import CheckpointError
 from natural_langevin.data import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.distributed import GroupError
 from natural_langevin.experiments.runner import RunError
-from natural_langevin.experiments.stages import StageError
+from natural_langevin.experiments.table1.stages import StageError
+from natural_langevin.posterior.storage import StorageError
 from natural_langevin.report import ResultsError
-from natural_langevin.storage import StorageError
+from natural_langevin.sampling.checkpoint import CheckpointError
 from natural_langevin.tabular.run import RunFolderError
 
 

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import typer
 
-from natural_langevin.atomic import staged
+from natural_langevin._internal.atomic import staged
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.data.tables import open_source

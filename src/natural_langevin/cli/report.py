@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from natural_langevin.cli.errors import one_line_errors
-from natural_langevin.posterior import Posterior
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.report import load_results, write_posterior_report, write_report
 from natural_langevin.tabular import plain
 from natural_langevin.tabular.run import (

@@ -11,8 +11,8 @@ from natural_langevin.cli import table
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.distributed.once import is_first
-from natural_langevin.experiments.results import assemble
 from natural_langevin.experiments.runner import Request, RunError, run, spent, write_json
+from natural_langevin.experiments.table1.results import assemble
 from natural_langevin.report import write_report
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from natural_langevin.atomic import staged
+from natural_langevin._internal.atomic import staged
 
 from . import verify
 from .errors import CorruptDataError, DownloadError

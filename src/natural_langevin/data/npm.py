@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from natural_langevin.atomic import staged
+from natural_langevin._internal.atomic import staged
 
 from . import verify
 from .errors import DownloadError

@@ -8,8 +8,7 @@ and adding chains never changes another chain's data. A DataLoader's batch is sh
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import random
+from natural_langevin._internal.fingerprints import fingerprint
 
 Batch = tuple[Tensor, Tensor]
 
@@ -234,13 +234,3 @@ def _length_or_none(loader: DataLoader[Any]) -> int | None:
         return len(loader.dataset)  # type: ignore[arg-type]
     except TypeError:
         return None
-
-
-def fingerprint(tensors: Mapping[str, Tensor], text: str = "") -> str:
-    """SHA-256 of named tensors (dtype, shape and every byte) and a text."""
-    digest = hashlib.sha256(text.encode())
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -34,10 +34,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin.chains import per_chain
+from natural_langevin._internal.chains import per_chain
 from natural_langevin.diagnostics.energy import Params, energy_gradient
 from natural_langevin.diagnostics.reading import Reading, jackknife
-from natural_langevin.langevin import Dynamics, Rates, State
+from natural_langevin.dynamics.overdamped import Dynamics, Rates, State
 
 Batch = tuple[Tensor, Tensor]
 

@@ -12,11 +12,12 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DistributedSampler
 
-from natural_langevin._version import __version__
-from natural_langevin.checkpoint import SHARDED, RunCheckpoint, Saved, config_in
-from natural_langevin.data.streams import InMemory, Loader, Stream, fingerprint
+from natural_langevin._internal.fingerprints import fingerprint
+from natural_langevin._internal.version import __version__
+from natural_langevin.data.streams import InMemory, Loader, Stream
 from natural_langevin.distributed.join import alone
 from natural_langevin.distributed.place import Place
+from natural_langevin.sampling.checkpoint import SHARDED, RunCheckpoint, Saved, config_in
 
 
 def agree(

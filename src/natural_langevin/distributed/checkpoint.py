@@ -29,9 +29,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils import _pytree as pytree
 
-from natural_langevin import tensorfile
-from natural_langevin.atomic import check_writable, remove_leftovers, sync_folder
-from natural_langevin.checkpoint import (
+from natural_langevin._internal import tensorfile
+from natural_langevin._internal.atomic import check_writable, remove_leftovers, sync_folder
+from natural_langevin._internal.tensorfile import StorageError, WriteError
+from natural_langevin.distributed.group import Group, GroupError
+from natural_langevin.distributed.parts import PartReader, PartWriter, read_words
+from natural_langevin.sampling.checkpoint import (
     NEWEST,
     PREVIOUS,
     SHARDED,
@@ -41,9 +44,6 @@ from natural_langevin.checkpoint import (
     named,
     read_config,
 )
-from natural_langevin.distributed.group import Group, GroupError
-from natural_langevin.distributed.parts import PartReader, PartWriter, read_words
-from natural_langevin.tensorfile import StorageError, WriteError
 
 _NAME = re.compile(rf"{SHARDED}\d{{6,}}")
 

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from natural_langevin.fingerprints import words
+from natural_langevin._internal.fingerprints import words
 
 #: Seconds that a rank which has lost the others waits for their word on where they are.
 GRACE = 3.0

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from natural_langevin.distributed import saving
 from natural_langevin.distributed.place import Place
-from natural_langevin.networks import Params
-from natural_langevin.posterior import Posterior
-from natural_langevin.prediction import Averager
+from natural_langevin.posterior.networks import Params
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.prediction import Averager
 
 log = logging.getLogger("natural_langevin")
 

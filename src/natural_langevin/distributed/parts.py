@@ -26,10 +26,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from natural_langevin import tensorfile
-from natural_langevin.atomic import staged
-from natural_langevin.checkpoint import SHARDED_INDEX
-from natural_langevin.tensorfile import Spec, StorageError
+from natural_langevin._internal import tensorfile
+from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.tensorfile import Spec, StorageError
+from natural_langevin.sampling.checkpoint import SHARDED_INDEX
 
 _BY_NAME = {code: dtype for dtype, code in tensorfile.DTYPES.items()}
 

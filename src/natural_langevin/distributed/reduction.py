@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from natural_langevin.gradients import Part
+from natural_langevin.statistics import Part
 
 
 class DataGroup:

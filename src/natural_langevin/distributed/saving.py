@@ -18,11 +18,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from natural_langevin import storage, tensorfile
+from natural_langevin._internal import tensorfile
+from natural_langevin._internal.tensorfile import Spec, spec
 from natural_langevin.distributed.place import Place
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.stores import write_all
-from natural_langevin.tensorfile import Spec, spec
+from natural_langevin.posterior import storage
+from natural_langevin.posterior.stores import write_all
 
 #: Groups of tensors of which every process has the rows of its own chains.
 BY_CHAIN = ("mean", "last")

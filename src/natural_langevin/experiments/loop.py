@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natural_langevin.checkpoint import CheckpointError, copy_tree_, load_tree, save_tree
-from natural_langevin.engine import Engine
-from natural_langevin.progress import Progress
+from natural_langevin._internal.progress import Progress
+from natural_langevin._internal.trees import copy_tree_
+from natural_langevin.execution.engine import Engine
+from natural_langevin.sampling.checkpoint import CheckpointError, load_tree, save_tree
 
 CHECKPOINT_SECONDS = 30.0
 LOOKS = 100

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from natural_langevin._version import __version__
+from natural_langevin._internal.version import __version__
 
 
 def origin(device: str) -> dict[str, Any]:

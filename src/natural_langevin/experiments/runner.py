@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from natural_langevin import data
-from natural_langevin.atomic import remove_leftovers, staged
+from natural_langevin._internal.atomic import remove_leftovers, staged
 from natural_langevin.distributed import launched
 from natural_langevin.distributed.once import (
     exists_everywhere,
@@ -29,10 +29,10 @@ from natural_langevin.distributed.once import (
     is_first,
     share,
 )
-from natural_langevin.experiments import baseline_stages, stages
 from natural_langevin.experiments.origin import origin
-from natural_langevin.experiments.protocol import BY_NAME, METHODS, PRESETS, Preset, fit_to
-from natural_langevin.experiments.stages import Bench
+from natural_langevin.experiments.table1 import baseline_stages, stages
+from natural_langevin.experiments.table1.protocol import BY_NAME, METHODS, PRESETS, Preset, fit_to
+from natural_langevin.experiments.table1.stages import Bench
 
 log = logging.getLogger("natural_langevin")
 

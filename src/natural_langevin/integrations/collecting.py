@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from natural_langevin.checks import whole_number
 from natural_langevin.optim import Collector, NaturalLangevin
-from natural_langevin.posterior import Posterior
-from natural_langevin.run import DivergenceError
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sampling.validation import whole_number
 
 log = logging.getLogger("natural_langevin")
 

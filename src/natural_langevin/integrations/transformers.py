@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from natural_langevin.atomic import staged
+from natural_langevin._internal.atomic import staged
 from natural_langevin.integrations.collecting import Collecting
-from natural_langevin.storage import StorageError
+from natural_langevin.posterior.storage import StorageError
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from natural_langevin import mixtures
+from natural_langevin.likelihoods import mixtures
 
 
 def regression_nll(means: Tensor, variance: Tensor | float, y: Tensor) -> float:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin.figures import new_figure
+from natural_langevin._internal.figures import new_figure
 
 
 class Reliability(NamedTuple):

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from natural_langevin.checks import check_sample_dtype, whole_number
-from natural_langevin.gradients import Params, plain_copy, prepare_model
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
-from natural_langevin.posterior import Posterior
-from natural_langevin.run import DivergenceError
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sampling.validation import check_sample_dtype, whole_number
+from natural_langevin.statistics import Params, plain_copy, prepare_model
 
 log = logging.getLogger("natural_langevin")
 

@@ -22,20 +22,20 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.utils import _pytree as pytree
 
-from natural_langevin.gradients import Gradients, Params, Statistics, prepare_model, vectorised
-from natural_langevin.gradients import samples as per_sample
-from natural_langevin.gradients.moments import CHUNK_NUMBERS
-from natural_langevin.gradients.plan import Plan, make_plan
-from natural_langevin.gradients.rules.tapped import Tapped
-from natural_langevin.gradients.selfcheck import check_statistics
-from natural_langevin.gradients.statistics import Recorded, layer_statistics
-from natural_langevin.gradients.tape import CallKey, Tape, is_real
-from natural_langevin.gradients.vectorised import is_untransformable, why_untransformable
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.shadow import Arguments, Cotangent, Shadow, shadow_copy
 from natural_langevin.preconditioners import Preconditioner
+from natural_langevin.statistics import Gradients, Params, Statistics, prepare_model, vectorised
+from natural_langevin.statistics import samples as per_sample
+from natural_langevin.statistics.moments import CHUNK_NUMBERS
+from natural_langevin.statistics.plan import Plan, make_plan
+from natural_langevin.statistics.rules.tapped import Tapped
+from natural_langevin.statistics.selfcheck import check_statistics
+from natural_langevin.statistics.statistics import Recorded, layer_statistics
+from natural_langevin.statistics.tape import CallKey, Tape, is_real
+from natural_langevin.statistics.vectorised import is_untransformable, why_untransformable
 
 log = logging.getLogger("natural_langevin")
 

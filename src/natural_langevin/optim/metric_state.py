@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natural_langevin.gradients import Params
 from natural_langevin.preconditioners import Metric, Preconditioner
+from natural_langevin.statistics import Params
 
 Path = tuple[str, ...]
 

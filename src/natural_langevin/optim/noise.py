@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from natural_langevin import random
-from natural_langevin.gradients import Params
-from natural_langevin.langevin import Dynamics
+from natural_langevin.dynamics.overdamped import Dynamics
+from natural_langevin.statistics import Params
 
 
 @dataclass(frozen=True)

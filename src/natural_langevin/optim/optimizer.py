@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods, preconditioners, priors, random, schedules
-from natural_langevin.checks import check_arguments, check_counts, check_parameters
-from natural_langevin.fingerprints import words
-from natural_langevin.gradients import Evaluation, Params, Statistics
-from natural_langevin.langevin import Dynamics, Rates, State
+from natural_langevin._internal.fingerprints import words
+from natural_langevin.dynamics.overdamped import Dynamics, Rates, State
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
@@ -30,7 +28,9 @@ from natural_langevin.optim.metric_state import Layout
 from natural_langevin.optim.noise import LocalDynamics
 from natural_langevin.optim.reading import agreed, local_gradient
 from natural_langevin.optim.scaling import Scaling
-from natural_langevin.run import DivergenceError
+from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sampling.validation import check_arguments, check_counts, check_parameters
+from natural_langevin.statistics import Evaluation, Params, Statistics
 
 
 class NaturalLangevin(torch.optim.Optimizer):

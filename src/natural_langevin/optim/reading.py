@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from natural_langevin.gradients import Params
 from natural_langevin.optim import shards
-from natural_langevin.run import DivergenceError
+from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.statistics import Params
 
 
 def local_gradient(sampled: Mapping[str, nn.Parameter]) -> Params:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from natural_langevin.gradients import Network, Params, vectorised
-from natural_langevin.gradients.prepare import refuse_model
-from natural_langevin.gradients.tape import is_real
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
+from natural_langevin.statistics import Network, Params, vectorised
+from natural_langevin.statistics.prepare import refuse_model
+from natural_langevin.statistics.tape import is_real
 
 
 class Arguments(NamedTuple):

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natural_langevin.gradients import Params
-from natural_langevin.gradients.moments import CHUNK_NUMBERS, Moments, layer_moments
-from natural_langevin.gradients.plan import Plan, make_plan
-from natural_langevin.gradients.statistics import Recorded, ruled_gradients
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import Pass
 from natural_langevin.optim.fisher import Fisher
 from natural_langevin.optim.shadow import Arguments
+from natural_langevin.statistics import Params
+from natural_langevin.statistics.moments import CHUNK_NUMBERS, Moments, layer_moments
+from natural_langevin.statistics.plan import Plan, make_plan
+from natural_langevin.statistics.statistics import Recorded, ruled_gradients
 
 
 class ShardedFisher(Fisher):

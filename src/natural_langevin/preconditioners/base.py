@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from natural_langevin import schedules
-from natural_langevin.gradients import Need, Params, Sharing, Statistics
+from natural_langevin.statistics import Need, Params, Sharing, Statistics
 
 #: A tree of tensors by parameter name; what is in it is each metric's own business.
 Metric = dict[str, Any]

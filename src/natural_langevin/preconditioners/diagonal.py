@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from natural_langevin.chains import average
-from natural_langevin.gradients import Params, Statistics
+from natural_langevin._internal.chains import average
 from natural_langevin.preconditioners.base import (
     Factor,
     FisherPreconditioner,
@@ -18,6 +17,7 @@ from natural_langevin.preconditioners.base import (
     Units,
     diagonal_factor,
 )
+from natural_langevin.statistics import Params, Statistics
 
 
 class DiagonalFisher(FisherPreconditioner):

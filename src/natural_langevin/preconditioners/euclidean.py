@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from natural_langevin.gradients import Params, Statistics
 from natural_langevin.preconditioners.base import Factor, Metric, Preconditioner, Units
+from natural_langevin.statistics import Params, Statistics
 
 
 class Euclidean(Preconditioner):

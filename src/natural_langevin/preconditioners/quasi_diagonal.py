@@ -20,14 +20,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin.chains import average
-from natural_langevin.gradients import Params, Statistics
+from natural_langevin._internal.chains import average
 from natural_langevin.preconditioners.base import (
     Factor,
     FisherPreconditioner,
     Metric,
     Units,
 )
+from natural_langevin.statistics import Params, Statistics
 
 
 class UnitFactor(NamedTuple):

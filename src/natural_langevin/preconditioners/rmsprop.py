@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import schedules
-from natural_langevin.chains import average
-from natural_langevin.gradients import Params, Statistics
+from natural_langevin._internal.chains import average
 from natural_langevin.preconditioners.base import (
     Factor,
     Metric,
@@ -19,6 +18,7 @@ from natural_langevin.preconditioners.base import (
     check_damping,
     diagonal_factor,
 )
+from natural_langevin.statistics import Params, Statistics
 
 
 class RMSProp(Preconditioner):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from natural_langevin.atomic import staged
+from natural_langevin._internal.atomic import staged
 from natural_langevin.report import (
     charts,
     digits,

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from natural_langevin.atomic import staged
-from natural_langevin.figures import new_figure
+from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.figures import new_figure
 from natural_langevin.report.schema import ResultsError
 
 INK, BLUE, RED, GREY = "#222222", "#2b6cb0", "#c53030", "#9aa5b1"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from natural_langevin.atomic import staged
+from natural_langevin._internal.atomic import staged
 from natural_langevin.report import charts, text
 from natural_langevin.report.histogram import Histogram, histogram
 from natural_langevin.report.page import environment, plain

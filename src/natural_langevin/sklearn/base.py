@@ -21,11 +21,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from natural_langevin import models, pilot, preconditioners
+from natural_langevin import models, preconditioners
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.posterior import Posterior
-from natural_langevin.prediction import Prediction
-from natural_langevin.run import DivergenceError
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.prediction import Prediction
+from natural_langevin.sampling import step_size_search
+from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sklearn.candidates import Candidate, candidates
 from natural_langevin.sklearn.problem import HeldOut, Problem, split
 from natural_langevin.sklearn.weighing import Weighed
@@ -208,7 +209,11 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
                 variance, temperature, self.step_size, preconditioner=self.preconditioner
             )
         step_size: Any = self.step_size
-        if isinstance(step_size, str) and step_size == "auto" and rows < pilot.FEWEST_DATA:
+        if (
+            isinstance(step_size, str)
+            and step_size == "auto"
+            and rows < step_size_search.FEWEST_DATA
+        ):
             step_size = STEP_SIZE_OF_FEW
         return [
             Candidate(

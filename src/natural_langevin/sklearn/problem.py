@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from natural_langevin import preconditioners, schedules
 from natural_langevin.data.streams import Subsets
+from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.posterior import Posterior
-from natural_langevin.run import DivergenceError
-from natural_langevin.sampler import Langevin
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sklearn.candidates import Candidate
 
 #: Networks kept of every chain, at most.

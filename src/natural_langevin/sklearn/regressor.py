@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from natural_langevin.likelihoods import Gaussian
-from natural_langevin.prediction import Prediction
+from natural_langevin.posterior.prediction import Prediction
 from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
 from natural_langevin.sklearn.problem import HeldOut
 from natural_langevin.sklearn.weighing import Weighed, weigh_numbers

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from natural_langevin.atomic import remove_leftovers
+from natural_langevin._internal.atomic import remove_leftovers
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table
 from natural_langevin.data.tables import TrainingData

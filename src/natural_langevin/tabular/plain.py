@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.npz import read_npz
-from natural_langevin.posterior import Posterior
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.quality import diagnosis, quality, trace
 from natural_langevin.tabular.run import FORMAT, RunFolderError
 from natural_langevin.tabular.target import Target

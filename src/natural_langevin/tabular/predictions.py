@@ -9,10 +9,10 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
-from natural_langevin import mixtures
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Source
-from natural_langevin.posterior import Posterior
+from natural_langevin.likelihoods import mixtures
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.run import Run
 from natural_langevin.tabular.scoring import INTERVAL, noise_of_networks
 

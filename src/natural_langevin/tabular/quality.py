@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natural_langevin._version import __version__
-from natural_langevin.posterior import Posterior
+from natural_langevin._internal.version import __version__
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.run import FORMAT
 from natural_langevin.tabular.scoring import scorer
 from natural_langevin.tabular.target import Target

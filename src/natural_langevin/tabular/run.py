@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from natural_langevin._version import __version__
-from natural_langevin.atomic import staged
-from natural_langevin.posterior import Posterior
+from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.version import __version__
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.settings import Settings, network
 from natural_langevin.tabular.target import Target

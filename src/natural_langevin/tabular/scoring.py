@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natural_langevin import metrics, mixtures
-from natural_langevin.posterior import Posterior
+from natural_langevin import metrics
+from natural_langevin.likelihoods import mixtures
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.target import Target
 
 BINS = 15

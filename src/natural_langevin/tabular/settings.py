@@ -18,8 +18,8 @@ from torch import nn
 
 from natural_langevin import models, preconditioners, priors
 from natural_langevin.data.errors import DataError
+from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Categorical, Gaussian, Likelihood
-from natural_langevin.sampler import Langevin
 from natural_langevin.tabular.target import Target
 
 AUTO: Literal["auto"] = "auto"

@@ -1,0 +1,39 @@
+"""Fused steps: linear layers whose gradient, statistics and update are formed in one place.
+
+``step.FusedStep`` is the step, ``layer`` says what a backend is given, and a backend is one file:
+``triton_linear`` on CUDA, ``cpu_linear`` on the CPU. Where there is none, or no layer qualifies,
+the general path serves.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+
+from natural_langevin.execution.kernels.layer import Backend, LayerTask
+from natural_langevin.execution.kernels.step import FusedStep, plan
+
+__all__ = ["Backend", "FusedStep", "LayerTask", "backend_for", "plan"]
+
+log = logging.getLogger("natural_langevin")
+
+
+@cache
+def backend_for(device: torch.device) -> Backend | None:
+    """The backend of this device, tried out first; None where there is none."""
+    try:
+        if device.type == "cuda":
+            from natural_langevin.execution.kernels import triton_linear
+
+            triton_linear.try_out(device)
+            return Backend("triton", triton_linear.update_, triton_linear.arrange)
+        if device.type == "cpu":
+            from natural_langevin.execution.kernels import cpu_linear
+
+            cpu_linear.library()
+            return Backend("c++", cpu_linear.update_, cpu_linear.arrange)
+    except Exception as error:  # no Triton, no compiler, or a driver they cannot work with
+        log.warning("no fused kernels (%s): the general step serves", str(error).split("\n")[0])
+    return None

@@ -1,0 +1,123 @@
+"""A linear layer's part of the step, as one function that writes over the state.
+
+With inputs a (B, I), output gradients delta (B, O) and those of the Fisher statistics delta~, the
+update of a layer's weights needs nothing but
+
+    G = delta^T a / B,    (delta~^2)^T a^2 / B,    (delta~^2)^T a / B,
+
+the layer's own state and its noise. ``LayerTask`` holds what is fixed along a run,
+``LayerState`` the buffers, and ``LayerInputs`` what one step brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from natural_langevin.dynamics.overdamped import State
+from natural_langevin.preconditioners import (
+    DiagonalFisher,
+    Euclidean,
+    Preconditioner,
+    QuasiDiagonalFisher,
+    RMSProp,
+)
+from natural_langevin.priors import Flat, Gaussian, Prior
+from natural_langevin.statistics import DeferredCall
+
+Kind = Literal["euclidean", "rmsprop", "diagonal", "quasi-diagonal"]
+
+KINDS: dict[type[Preconditioner], Kind] = {
+    Euclidean: "euclidean",
+    RMSProp: "rmsprop",
+    DiagonalFisher: "diagonal",
+    QuasiDiagonalFisher: "quasi-diagonal",
+}
+#: The kernels' own numbers for them.
+KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS.values())}
+
+
+class LayerInputs(NamedTuple):
+    """What changes from step to step, besides the layer's call."""
+
+    numbers: Tensor  # (chain, 6): eta, sqrt(2 eta T / N), gamma, mu, 1 / N, keep
+    keys: Tensor  # (chain, 2) int32: the noise streams at this step
+
+
+class LayerState(NamedTuple):
+    """The buffers of one layer, (chain, O, I) and (chain, O); None where there is none."""
+
+    weight: Tensor
+    weight_mean: Tensor
+    weight_second: Tensor | None
+    cross: Tensor | None
+    bias: Tensor | None
+    bias_mean: Tensor | None
+    bias_second: Tensor | None
+
+
+def parameter_names(layer: str) -> tuple[str, str]:
+    """Full names of a layer's weight and bias; the network itself, as a layer, is ""."""
+    prefix = f"{layer}." if layer else ""
+    return prefix + "weight", prefix + "bias"
+
+
+@dataclass(frozen=True)
+class LayerTask:
+    """One layer: its names, metric, prior and place in the noise stream."""
+
+    name: str
+    kind: Kind
+    damping: float
+    has_bias: bool
+    weight_start: int
+    bias_start: int
+    prior: Tensor  # (chain, 4): the weight's 1 / variance and mean, the bias's
+    #: A backend's own buffers, by name.
+    scratch: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return parameter_names(self.name)[: 1 + self.has_bias]
+
+    def state(self, state: State) -> LayerState:
+        """This layer's buffers in ``state``."""
+        weight, bias = parameter_names(self.name)
+        second = state.metric.get("second", state.metric.get("square", {}))
+        row = state.metric.get("cross", {}).get(bias, {})
+        return LayerState(
+            weight=state.params[weight],
+            weight_mean=state.mean[weight],
+            weight_second=second.get(weight),
+            cross=row.get(weight),
+            bias=state.params.get(bias),
+            bias_mean=state.mean.get(bias),
+            bias_second=second.get(bias),
+        )
+
+
+def prior_numbers(prior: Prior, chains: int, device: torch.device) -> Tensor | None:
+    """(chain, 2): 1 / variance and mean, or None for a prior that is no Gaussian."""
+    if isinstance(prior, Flat):
+        return torch.zeros(chains, 2, device=device)
+    if not isinstance(prior, Gaussian):
+        return None
+
+    def column(value: Any) -> Tensor:
+        return torch.as_tensor(value, dtype=torch.float32, device=device).expand(chains)
+
+    return torch.stack([1 / column(prior.variance), column(prior.mean)], dim=1)
+
+
+class Backend(NamedTuple):
+    """Who forms the products and applies them."""
+
+    name: str
+    #: Writes one layer's new state over the old: (task, layer state, arranged call, inputs).
+    update_: Callable[[LayerTask, LayerState, Any, LayerInputs], None]
+    #: The layer's call as ``update_`` wants it; part of the compiled function.
+    arrange: Callable[[LayerTask, DeferredCall], Any]

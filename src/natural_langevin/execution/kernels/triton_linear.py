@@ -1,0 +1,271 @@
+"""The update of a linear layer as one Triton kernel, and a small one for its biases.
+
+A program owns a tile of weights, BLOCK_O units by BLOCK_I inputs. It forms the three products over
+the batch in registers and applies metric, drift, noise and running mean to them at once: gradient
+and statistics never reach memory, and what remains is the traffic of the state, each buffer read
+and written once. The weights' pull on their unit's bias (the row A_0i) is summed per tile; a second
+kernel adds these sums up and moves the biases.
+
+The noise is that of ``random.normal``, recomputed here from its address.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from natural_langevin.execution.kernels.layer import KIND_NUMBER, LayerInputs, LayerState, LayerTask
+from natural_langevin.statistics import DeferredCall
+
+
+@triton.jit
+def _bits(index, key0, key1):
+    """The 32-bit hash of ``random.bits``."""
+    x = index.to(tl.uint32) + key0
+    x = (x ^ (x >> 17)) * tl.full([], 0xED5AD4BB, tl.uint32)
+    x = (x ^ (x >> 11)) + key1
+    x = x * tl.full([], 0xAC4C1B51, tl.uint32)
+    x = (x ^ (x >> 15)) * tl.full([], 0x31848BAB, tl.uint32)
+    return x ^ (x >> 14)
+
+
+@triton.jit
+def _normal(element, key0, key1):
+    """Element ``element`` of ``random.normal``: its pair differs in bit 4 of the index."""
+    second_half = element & 16
+    radius_word = _bits(element - second_half, key0, key1)
+    angle_word = _bits(element - second_half + 16, key0, key1)
+    low = (radius_word & tl.full([], 0x7FFFFFFF, tl.uint32)).to(tl.int32, bitcast=True)
+    uniform = (low.to(tl.float32) + 0.5) * 4.656612873077393e-10
+    radius = tl.sqrt(-2.0 * tl.log(uniform))
+    # A sine is the cosine a quarter of a turn earlier: 2^30 of 2^32.
+    quarter = (second_half << 26).to(tl.uint32)
+    turned = (angle_word - quarter).to(tl.int32, bitcast=True)
+    turns = turned.to(tl.float32) * 2.3283064365386963e-10
+    s = turns * turns
+    c = 6.527706146240234
+    c = c * s - 25.96688461303711
+    c = c * s + 60.16743087768555
+    c = c * s - 85.45011138916016
+    c = c * s + 64.93911743164062
+    c = c * s - 19.73920440673828
+    return radius * (c * s + 1.0)
+
+
+@triton.jit
+def _mix(old, new, rate):
+    return old + rate * (new - old)
+
+
+@triton.jit
+def _linear_kernel(
+    a, delta, fisher, theta, mean, second, cross, bias, bias_second, prior, numbers, keys,
+    unit_sums, row_sums, B, I, O, a_chain, tiles_i, start, damping,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    chain = tl.program_id(1).to(tl.int64)
+    tile_o, tile_i = tl.program_id(0) // tiles_i, tl.program_id(0) % tiles_i
+    o = tile_o * BLOCK_O + tl.arange(0, BLOCK_O)
+    i = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
+    in_o, in_i = o < O, i < I
+    a += chain * a_chain
+    delta += chain * B * O
+    fisher += chain * B * O
+
+    # The products over the batch, and the sums of delta and delta~^2 for the units' biases.
+    gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    crosses = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    bias_gradient = tl.zeros([BLOCK_O], tl.float32)
+    bias_square = tl.zeros([BLOCK_O], tl.float32)
+    for first in range(0, B, BLOCK_B):
+        n = first + tl.arange(0, BLOCK_B)
+        in_n = n < B
+        x_mask, d_mask = in_n[:, None] & in_i[None, :], in_n[None, :] & in_o[:, None]
+        x = tl.load(a + n[:, None] * I + i[None, :], mask=x_mask, other=0.0)
+        d = tl.load(delta + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
+        gradient += tl.dot(d, x, input_precision=PRECISION)
+        bias_gradient += tl.sum(d, axis=1)
+        if KIND >= 2:
+            f2 = d * d
+            if not SAME:
+                f2 = tl.load(fisher + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
+                f2 = f2 * f2
+            bias_square += tl.sum(f2, axis=1)
+            squares += tl.dot(f2, x * x, input_precision=PRECISION)
+            if KIND == 3 and HAS_BIAS:
+                crosses += tl.dot(f2, x, input_precision=PRECISION)
+    share = 1.0 / B
+    gradient, squares, crosses = gradient * share, squares * share, crosses * share
+    bias_gradient, bias_square = bias_gradient * share, bias_square * share
+
+    eta = tl.load(numbers + chain * 6)
+    scale = tl.load(numbers + chain * 6 + 1)
+    gamma = tl.load(numbers + chain * 6 + 2)
+    mu = tl.load(numbers + chain * 6 + 3)
+    per_datum = tl.load(numbers + chain * 6 + 4)
+    live_o = o < tl.where(tl.load(numbers + chain * 6 + 5) > 0, O, 0)  # stopped chains stand still
+    key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
+    key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
+    if HAS_BIAS and tile_i == 0:
+        tl.store(unit_sums + chain * 2 * O + o, bias_gradient, mask=in_o)
+        tl.store(unit_sums + chain * 2 * O + O + o, bias_square, mask=in_o)
+
+    # Metric, drift and noise of the weights.
+    mask, live = in_o[:, None] & in_i[None, :], live_o[:, None] & in_i[None, :]
+    at = o[:, None] * I + i[None, :]
+    theta += chain * O * I
+    mean += chain * O * I
+    second += chain * O * I
+    cross += chain * O * I
+    w = tl.load(theta + at, mask=mask, other=0.0)
+    z = _normal(at + start, key0, key1)
+    v = gradient + tl.load(prior + chain * 4) * per_datum * (w - tl.load(prior + chain * 4 + 1))
+    if KIND == 0:
+        moved = w - eta * v + scale * z
+    else:
+        j = tl.load(second + at, mask=mask, other=1.0)
+        j = _mix(j, gradient * gradient if KIND == 1 else squares, gamma)
+        tl.store(second + at, j, mask=live)
+        if KIND == 3 and HAS_BIAS:
+            b = tl.load(bias + chain * O + o, mask=in_o, other=0.0)
+            v_b = tl.load(prior + chain * 4 + 2) * per_datum * (b - tl.load(prior + chain * 4 + 3))
+            v_b += bias_gradient
+            corner = tl.load(bias_second + chain * O + o, mask=in_o, other=1.0)
+            corner = tl.rsqrt(_mix(corner, bias_square, gamma) + damping)
+            c = tl.load(cross + at, mask=mask, other=0.0)
+            c = _mix(c, crosses, gamma)
+            tl.store(cross + at, c, mask=live)
+            scaled = corner[:, None] * c
+            diagonal = tl.rsqrt(tl.maximum(j - scaled * scaled, 0.0) + damping)
+            row = -corner[:, None] * diagonal * scaled
+            pulled = row * v_b[:, None] + diagonal * v  # A^T v
+            change = scale * z - eta * pulled
+            moved = w + diagonal * change
+            row_sum = tl.sum(tl.where(mask, row * change, 0.0), axis=1)
+            tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, row_sum, mask=in_o)
+        else:
+            root = tl.rsqrt(j + damping)  # C for RMSProp, C^{1/2} for the diagonal Fisher metric
+            if KIND == 1:
+                moved = w - eta * root * v + scale * tl.sqrt(root) * z
+            else:
+                moved = w + root * (scale * z - eta * root * v)
+    tl.store(theta + at, moved, mask=live)
+    average = tl.load(mean + at, mask=mask, other=0.0)
+    tl.store(mean + at, _mix(average, moved, mu), mask=live)
+
+
+@triton.jit
+def _bias_kernel(
+    bias, mean, second, prior, numbers, keys, unit_sums, row_sums, O, tiles_i, start, damping,
+    KIND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    chain = tl.program_id(1).to(tl.int64)
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = o < O
+    live = o < tl.where(tl.load(numbers + chain * 6 + 5) > 0, O, 0)
+    eta = tl.load(numbers + chain * 6)
+    scale = tl.load(numbers + chain * 6 + 1)
+    gamma = tl.load(numbers + chain * 6 + 2)
+    gradient = tl.load(unit_sums + chain * 2 * O + o, mask=mask, other=0.0)
+    at = chain * O + o
+    b = tl.load(bias + at, mask=mask, other=0.0)
+    precision = tl.load(prior + chain * 4 + 2) * tl.load(numbers + chain * 6 + 4)
+    v = gradient + precision * (b - tl.load(prior + chain * 4 + 3))
+    key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
+    key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
+    z = _normal(o + start, key0, key1)
+    if KIND == 0:
+        moved = b - eta * v + scale * z
+    else:
+        j = tl.load(second + at, mask=mask, other=1.0)
+        if KIND == 1:
+            j = _mix(j, gradient * gradient, gamma)
+        else:
+            square = tl.load(unit_sums + chain * 2 * O + O + o, mask=mask, other=0.0)
+            j = _mix(j, square, gamma)
+        tl.store(second + at, j, mask=live)
+        root = tl.rsqrt(j + damping)
+        if KIND == 1:
+            moved = b - eta * root * v + scale * tl.sqrt(root) * z
+        else:
+            moved = b + root * (scale * z - eta * root * v)
+        if KIND == 3:
+            for tile in range(0, tiles_i):
+                part = row_sums + (chain * tiles_i + tile) * O + o
+                moved += tl.load(part, mask=mask, other=0.0)
+    tl.store(bias + at, moved, mask=live)
+    average = tl.load(mean + at, mask=mask, other=0.0)
+    tl.store(mean + at, _mix(average, moved, tl.load(numbers + chain * 6 + 3)), mask=live)
+
+
+def dot_precision() -> str:
+    """TF32 where ``torch.set_float32_matmul_precision`` allows it, otherwise full float32."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+#: Units, inputs and samples of a tile; warps and pipeline stages. Chosen on an H200, by rule for
+#: everybody: another choice is another order of summation.
+TILE = (16, 64, 32)
+WARPS, STAGES = 2, 2
+
+
+def arrange(task: LayerTask, call: DeferredCall) -> DeferredCall:
+    """The call with its features side by side. A batch that all chains share stays one batch."""
+
+    def rows(tensor: Tensor, shared: bool) -> Tensor:
+        if shared and tensor.stride(0) == 0:
+            return tensor[:1].contiguous().expand_as(tensor)
+        return tensor.contiguous()
+
+    fisher = None if call.fisher_delta is None else rows(call.fisher_delta, False)
+    return DeferredCall(rows(call.input, True), rows(call.delta, False), fisher)
+
+
+def update_(task: LayerTask, state: LayerState, call: DeferredCall, inputs: LayerInputs) -> None:
+    """Writes the layer's new state over the old one, for all chains; ``call`` is arranged."""
+    a, delta, fisher = call
+    chains, outputs, width = state.weight.shape
+    block_o, block_i, block_b = TILE
+    tiles_o, tiles_i = -(-outputs // block_o), -(-width // block_i)
+    if not task.scratch:
+        task.scratch["unit_sums"] = torch.empty(chains, 2, outputs, device=a.device)
+        task.scratch["row_sums"] = torch.empty(chains, tiles_i, outputs, device=a.device)
+    sums = task.scratch["unit_sums"], task.scratch["row_sums"]
+    none = state.weight  # a pointer that the kernel never follows
+    kind, second = KIND_NUMBER[task.kind], _or(state.bias_second, none)
+    _linear_kernel[(tiles_o * tiles_i, chains)](
+        a, delta, _or(fisher, delta), state.weight, state.weight_mean,
+        _or(state.weight_second, none), _or(state.cross, none), _or(state.bias, none), second,
+        task.prior, inputs.numbers, inputs.keys, *sums,
+        a.shape[-2], width, outputs, a.stride(0), tiles_i, task.weight_start, task.damping,
+        KIND=kind, HAS_BIAS=task.has_bias, SAME=fisher is None, PRECISION=dot_precision(),
+        BLOCK_O=block_o, BLOCK_I=block_i, BLOCK_B=block_b, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    if task.has_bias:
+        block = 128
+        _bias_kernel[(-(-outputs // block), chains)](
+            state.bias, state.bias_mean, second, task.prior, inputs.numbers, inputs.keys, *sums,
+            outputs, tiles_i, task.bias_start, task.damping, KIND=kind, BLOCK=block,
+        )  # fmt: skip
+
+
+def try_out(device: torch.device) -> None:
+    """Runs the kernel once on a tiny layer; raises where it cannot be built."""
+    task = LayerTask("", "quasi-diagonal", 1e-4, True, 0, 32, torch.zeros(1, 4, device=device))
+    layer = LayerState(
+        *(torch.ones(1, 1, 1, device=device) for _ in range(4)),
+        *(torch.ones(1, 1, device=device) for _ in range(3)),
+    )
+    call = DeferredCall(torch.ones(1, 1, 1, device=device), torch.ones(1, 1, 1, device=device))
+    keys = torch.zeros(1, 2, dtype=torch.int32, device=device)
+    with torch.cuda.device(device):
+        update_(task, layer, call, LayerInputs(torch.ones(1, 6, device=device), keys))
+        torch.cuda.synchronize()
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    return other if tensor is None else tensor

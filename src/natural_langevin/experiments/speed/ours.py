@@ -1,0 +1,89 @@
+"""The contenders of this library: every preconditioner, through the engine that ``sample`` uses."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from natural_langevin import Langevin, likelihoods, preconditioners, priors
+from natural_langevin.dynamics.overdamped import State
+from natural_langevin.experiments.speed.contender import Ready, Unavailable
+from natural_langevin.experiments.speed.plain import flat
+from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, STEP_SIZE, Problem
+
+#: Rows of the table of rates. A longer run starts again at the first: the cost is the same.
+STEPS = 20_000
+
+
+def sampler(problem: Problem, chains: int, metric: Any, *, compile: bool) -> Langevin:
+    """Raises ``Unavailable`` where the library has no rule for the network."""
+    try:
+        return Langevin(
+            problem.build(),
+            likelihoods.Categorical(),
+            prior=priors.Gaussian(variance=PRIOR_VARIANCE),
+            preconditioner=metric,
+            step_size=STEP_SIZE,
+            chains=chains,
+            seed=problem.seed,
+            device=problem.device,
+            compile=compile,
+        )
+    except TypeError as error:
+        raise Unavailable("no rule", str(error)) from None
+
+
+def langevin(
+    problem: Problem, chains: int, *, name: str, compile: bool, sharing: str | None = None
+) -> Ready:
+    """``preconditioners.<name>``; ``sharing`` is for layers that use a weight more than once."""
+    kind = getattr(preconditioners, name)
+    try:
+        metric = kind() if sharing is None else kind(sharing=sharing)
+    except TypeError as error:
+        raise Unavailable("no rule", f"sharing={sharing!r}: {error}") from None
+    engine, state = sampler(problem, chains, metric, compile=compile).prepare(
+        (problem.x, problem.y), steps=STEPS, batch_size=problem.batch_size
+    )
+    warnings = Warnings()
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal state, done
+        assert count <= STEPS
+        if done + count > STEPS:
+            state.step.zero_()
+            done = 0
+        with warnings:
+            state, _ = engine.run(state, done, count)
+        done += count
+
+    return Ready(
+        advance,
+        lambda: flat(p[0] for p in state.params.values()),
+        check=lambda: "; ".join([*warnings.heard, *_diverged(state)]),
+    )
+
+
+def _diverged(state: State) -> list[str]:
+    count = int((state.diverged >= 0).sum())
+    return [f"{count} chains diverged and stood still"] if count else []
+
+
+class Warnings(logging.Handler):
+    """Keeps what the library warns about: a compiler that failed belongs into the results."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message not in self.heard:
+            self.heard.append(message)
+
+    def __enter__(self) -> None:
+        logging.getLogger("natural_langevin").addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("natural_langevin").removeHandler(self)

@@ -1,0 +1,162 @@
+"""Other people's SGLD: posteriors (eager) and blackjax (jit, a scan over steps, vmap over chains).
+
+Each is used the way its own documentation shows, on the same network, data, prior and batch size.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from natural_langevin.experiments.speed.contender import Ready, Unavailable
+from natural_langevin.experiments.speed.plain import flat, generator, minibatch
+from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, STEP_SIZE, Problem
+
+#: Steps in one call of the jitted scan.
+SCAN = {"cpu": 10, "cuda": 100}
+
+
+def missing(package: str) -> Unavailable:
+    return Unavailable("not installed", f"pip install 'natural-langevin[bench]' for {package}")
+
+
+def posteriors_sgld(problem: Problem, chains: int = 1) -> Ready:
+    """Mean log-likelihood plus log-prior / N at temperature 1/N, as posteriors asks for."""
+    assert chains == 1
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its classes warn about TensorDict's future
+            from posteriors.sgmcmc import sgld
+    except ImportError:
+        raise missing("posteriors") from None
+    network, random = problem.build(), generator(problem)
+    params = {name: p.detach() for name, p in network.named_parameters()}
+
+    def log_posterior(params: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        outputs = torch.func.functional_call(network, params, (x,))
+        prior = -sum(p.square().sum() for p in params.values()) / (2 * PRIOR_VARIANCE)
+        return -F.cross_entropy(outputs, y) + prior / problem.num_data, outputs
+
+    transform = sgld.build(log_posterior, lr=STEP_SIZE, temperature=1 / problem.num_data)
+    state = transform.init(params)
+
+    def advance(count: int) -> None:
+        nonlocal state
+        for _ in range(count):
+            state, _ = transform.update(state, minibatch(problem, random))
+
+    return Ready(advance, lambda: flat(state.params.values()))
+
+
+def blackjax_sgld(problem: Problem, chains: int) -> Ready:
+    """``blackjax.sgld`` with its own gradient estimator."""
+    jax = import_jax(problem)
+    try:
+        import blackjax
+    except ImportError:
+        raise missing("blackjax") from None
+    prior, likelihood = log_densities(jax)
+    estimator = blackjax.sgmcmc.gradients.grad_estimator(prior, likelihood, problem.num_data)
+    return scanned(jax, problem, chains, blackjax.sgld(estimator).step)
+
+
+def jax_sgld(problem: Problem, chains: int) -> Ready:
+    """The same step written by hand in jax, where blackjax itself is missing."""
+    jax = import_jax(problem)
+    prior, likelihood = log_densities(jax)
+
+    def density(position: Any, batch: Any) -> Any:
+        each = jax.vmap(likelihood, in_axes=(None, 0))(position, batch)
+        return prior(position) + problem.num_data * each.mean()
+
+    def step(key: Any, position: Any, batch: Any, rate: float) -> Any:
+        gradient = jax.grad(density)(position, batch)
+        leaves, tree = jax.tree.flatten(position)
+        keys = jax.tree.unflatten(tree, list(jax.random.split(key, len(leaves))))
+        return jax.tree.map(
+            lambda p, g, k: p + rate * g + (2 * rate) ** 0.5 * jax.random.normal(k, p.shape),
+            position, gradient, keys,
+        )  # fmt: skip
+
+    return scanned(jax, problem, chains, step)
+
+
+def import_jax(problem: Problem) -> Any:
+    # Without this jax takes three quarters of the GPU's memory at its first use.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        import jax
+    except ImportError:
+        raise missing("jax") from None
+    found = jax.default_backend()
+    wanted = "gpu" if problem.device.type == "cuda" else "cpu"
+    if found not in (wanted, problem.device.type):
+        raise Unavailable("not installed", f"jax here runs on {found}, not on {wanted}")
+    precision = torch.get_float32_matmul_precision()
+    names = {"highest": "float32", "high": "tensorfloat32", "medium": "bfloat16"}
+    jax.config.update("jax_default_matmul_precision", names[precision])
+    return jax
+
+
+def log_densities(jax: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """ln alpha(theta) and ln p(y | x) of one sample, for a ReLU network of (weight, bias) pairs."""
+
+    def prior(position: Any) -> Any:
+        return -sum((p**2).sum() for p in jax.tree.leaves(position)) / (2 * PRIOR_VARIANCE)
+
+    def likelihood(position: Any, sample: Any) -> Any:
+        h, y = sample
+        for index, (weight, bias) in enumerate(position):
+            h = weight @ h + bias
+            if index < len(position) - 1:
+                h = jax.nn.relu(h)
+        return jax.nn.log_softmax(h)[y]
+
+    return prior, likelihood
+
+
+def scanned(jax: Any, problem: Problem, chains: int, step: Callable[..., Any]) -> Ready:
+    """Many steps in one jitted call, each with a fresh minibatch; vmapped where chains > 1."""
+    x, y = (jax.numpy.asarray(t.cpu().numpy()) for t in (problem.x, problem.y))
+    first = [jax.numpy.asarray(p.detach().cpu().numpy()) for p in problem.build().parameters()]
+    start = list(zip(first[::2], first[1::2], strict=True))
+    count = SCAN[problem.device.type]
+    rate = STEP_SIZE / problem.num_data  # the density is a sum over all data
+
+    def one_chain(key: Any, position: Any, x: Any, y: Any) -> Any:
+        def body(position: Any, key: Any) -> Any:
+            for_batch, for_noise = jax.random.split(key)
+            index = jax.random.randint(for_batch, (problem.batch_size,), 0, problem.num_data)
+            return step(for_noise, position, (x[index], y[index]), rate), None
+
+        return jax.lax.scan(body, position, jax.random.split(key, count))[0]
+
+    key = jax.random.key(problem.seed)
+    function, state = one_chain, start
+    if chains > 1:
+        function = jax.vmap(one_chain, in_axes=(0, 0, None, None))
+        state = jax.tree.map(lambda p: jax.numpy.broadcast_to(p, (chains, *p.shape)) + 0, start)
+    run = jax.jit(function, donate_argnums=(1,))
+    split = jax.jit(lambda key: jax.random.split(key, 2))
+    many = jax.jit(lambda key: jax.random.split(key, chains))
+
+    def advance(steps: int) -> None:
+        nonlocal key, state
+        for _ in range(steps // count):
+            key, now = split(key)
+            state = run(many(now) if chains > 1 else now, state, x, y)
+        jax.block_until_ready(state)
+
+    def position() -> Tensor:
+        leaves = [np.array(p)[0] if chains > 1 else np.array(p) for p in jax.tree.leaves(state)]
+        return flat(torch.from_numpy(leaf) for leaf in leaves)
+
+    return Ready(advance, position, multiple=count)

@@ -1,0 +1,147 @@
+"""Export: an ensemble as one module for serving, in torch's own format (.pt2) or as ONNX.
+
+The networks' parameters are stacked and evaluated side by side; averaging happens inside, so that
+whoever serves the file needs neither this library nor the network's code.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from natural_langevin._internal.atomic import staged
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.posterior.prediction import entropy
+from natural_langevin.statistics.capture import Places
+
+log = logging.getLogger("natural_langevin")
+
+Format = Literal["torch", "onnx"]
+
+
+class Served(nn.Module):
+    """Inputs (B, ...) to what ``predict`` says of them: mean, total, epistemic.
+
+    Without ``total`` where the likelihood does not know its noise. Parameters are buffers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        networks: dict[str, Tensor],
+        noise: Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        self._places = Places(self.model)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(False)
+            if name in networks:  # each network brings its own: the template's need no room
+                parameter.data = parameter.data.new_empty(0)
+        self.likelihood, self._names = likelihood, list(networks)
+        for index, value in enumerate(networks.values()):
+            self.register_buffer(f"networks_{index}", value.detach().clone())
+        self._noise = None if noise is None else float(noise.double().mean())
+        self.side_by_side = True  # else one after the other, each with its own part of the graph
+        self.eval()
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of what ``forward`` returns."""
+        known = self.likelihood.discrete or self._noise is not None
+        return ["mean", "total", "epistemic"] if known else ["mean", "epistemic"]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        networks = {k: getattr(self, f"networks_{i}") for i, k in enumerate(self._names)}
+
+        def one(params: dict[str, Tensor]) -> Tensor:
+            return self.likelihood.predictive(self._places.call(params, (x,)))
+
+        if self.side_by_side:
+            p = vmap(one)(networks)
+        else:
+            count = len(next(iter(networks.values())))
+            members = [{k: v[m] for k, v in networks.items()} for m in range(count)]
+            p = torch.stack([one(member) for member in members])
+        mean = p.mean(0)
+        if self.likelihood.discrete:
+            total = entropy(mean, self.likelihood)
+            aleatoric = entropy(p, self.likelihood).mean(0)
+            return mean, total, (total - aleatoric).clamp_min(0)
+        epistemic = (p - mean).square().mean(0)
+        if self._noise is None:
+            return mean, epistemic
+        return mean, self._noise + epistemic, epistemic
+
+
+def write(served: Served, path: str | os.PathLike[str], example: Tensor, format: Format) -> None:
+    """Writes the file; the number of inputs is free, all their other sizes are the example's."""
+    if format not in ("torch", "onnx"):
+        raise ValueError(f'format must be "torch" or "onnx", got {format!r}')
+    if format == "torch" and Path(path).suffix != ".pt2":
+        raise ValueError(f"torch.export reads files named .pt2 alone, got {os.fspath(path)!r}")
+    if format == "onnx":
+        _import_onnx()
+    program = _exported(served, example)
+    if format == "torch":
+        buffer = io.BytesIO()
+        torch.export.save(program, buffer)
+        with staged(Path(path)) as handle:
+            handle.write(buffer.getvalue())
+        return
+    with _quiet():
+        converted = torch.onnx.export(
+            program, dynamo=True, input_names=["x"], output_names=served.outputs, verbose=False
+        )
+    assert converted is not None
+    converted.save(os.fspath(path))
+
+
+def _exported(served: Served, example: Tensor) -> Any:
+    if len(example) == 0:
+        raise ValueError("the example must hold at least one input, got none")
+    few = example[:2] if len(example) > 1 else torch.cat([example, example])  # 1 would be fixed
+    sizes = {"x": {0: torch.export.Dim("batch")}}
+    with _quiet():
+        try:
+            return torch.export.export(served, (few,), dynamic_shapes=sizes)
+        except Exception as error:  # vmap of some layers (BatchNorm) fixes the number of inputs
+            log.info("the networks are exported one after the other (%s)", type(error).__name__)
+            served.side_by_side = False
+            return torch.export.export(served, (few,), dynamic_shapes=sizes)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' remarks on their own deprecations and on packages not installed."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _import_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "ONNX needs onnx and onnxscript: pip install 'natural-langevin[export]'"
+        ) from error

@@ -1,0 +1,252 @@
+"""Saved posteriors: safetensors for the numbers, JSON for the words. Never pickle.
+
+A folder holds ``posterior.json`` (see ``manifest``: versions, the model's fingerprint, likelihood,
+configuration, and which files belong to it), ``samples-*.safetensors`` (or the ``draws-*`` file
+that a run wrote itself) and ``posterior-*.safetensors`` (means, last iterates, trace). Every save
+writes new files and then replaces the JSON: at every moment the folder holds the old posterior or
+the new one, whole. Anything unexpected in any of the files is refused with ``StorageError``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import likelihoods
+from natural_langevin._internal import capacity, tensorfile
+from natural_langevin._internal.atomic import remove_leftovers, staged
+from natural_langevin._internal.fingerprints import check_model, describe_model
+from natural_langevin._internal.tensorfile import Spec, StorageError, WriteError, spec
+from natural_langevin.posterior import manifest
+from natural_langevin.posterior.manifest import File, Manifest
+from natural_langevin.posterior.networks import OnDisk, Params
+
+__all__ = ["StorageError", "WriteError", "forget", "read", "write"]
+
+LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
+    "Categorical": likelihoods.Categorical,
+    "Bernoulli": likelihoods.Bernoulli,
+    "Gaussian": likelihoods.Gaussian,
+}
+
+Groups = dict[str, Params]
+
+
+def write(
+    folder: Path,
+    *,
+    model: nn.Module,
+    samples: Mapping[str, Tensor],
+    groups: Groups,
+    likelihood: likelihoods.Likelihood,
+    config: dict[str, Any],
+) -> None:
+    """``groups`` are dicts of tensors ("mean", "last", ...), stored as "group/name"."""
+    rest = {f"{group}/{name}": v for group, values in groups.items() for name, v in values.items()}
+    token = secrets.token_hex(8)
+    remedy = "What was saved there before is intact: free some space, or save to another folder"
+    with (
+        tensorfile.writing(f"the posterior to {folder}", remedy),
+        _removed_on_failure(token, folder),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        publish(
+            folder,
+            model=model,
+            likelihood=likelihood,
+            config=config,
+            samples=_write_samples(folder, samples, token),
+            rest=_write_file(folder / f"posterior-{token}.safetensors", rest),
+        )
+
+
+def publish(
+    folder: Path,
+    *,
+    model: nn.Module,
+    likelihood: likelihoods.Likelihood,
+    config: dict[str, Any],
+    samples: File,
+    rest: File,
+) -> None:
+    """Makes these two files, which are written already, the posterior of the folder."""
+    words = Manifest(
+        model=describe_model(model),
+        likelihood=_likelihood_words(likelihood),
+        config=config,
+        samples=samples,
+        rest=rest,
+    )
+    with staged(folder / manifest.NAME) as handle:
+        handle.write(words.text().encode())
+    _remove_others(folder, {samples.name, rest.name})
+
+
+def written(path: Path, tensors: Mapping[str, Spec]) -> File:
+    """How the manifest names a file that holds these tensors."""
+    return File(path.name, _digest(path), dict(tensors))
+
+
+@contextlib.contextmanager
+def _removed_on_failure(token: str, folder: Path) -> Iterator[None]:
+    """A full disk is not to be left fuller."""
+    try:
+        yield
+    except BaseException:
+        for path in folder.glob(f"*-{token}.safetensors"):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _write_samples(folder: Path, samples: Mapping[str, Tensor], token: str) -> File:
+    """Samples in a file of this folder stay there; those in another's are copied as a file."""
+    path = folder / f"samples-{token}.safetensors"
+    if not isinstance(samples, OnDisk) or samples.replaced:
+        return _write_file(path, samples)
+    if samples.path.parent.resolve() == folder.resolve():
+        path = samples.path
+    else:
+        with staged(path) as handle, samples.path.open("rb") as source:
+            shutil.copyfileobj(source, handle, tensorfile.PIECE)
+    return written(path, {k: spec(v) for k, v in samples.items()})
+
+
+def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> File:
+    with staged(path) as handle:
+        tensorfile.write_tensors(handle, tensors, {})
+    return written(path, {k: spec(v) for k, v in tensors.items()})
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _remove_others(folder: Path, belonging: set[str]) -> None:
+    """What an older or a killed save left. The draws of a run are never removed here."""
+    with contextlib.suppress(OSError):  # the new posterior is there: what is left does no harm
+        for pattern in ("samples-*.safetensors", "posterior-*.safetensors"):
+            for path in folder.glob(pattern):
+                if path.name not in belonging and manifest.is_ours(path.name):
+                    path.unlink(missing_ok=True)
+        remove_leftovers(folder)
+
+
+def forget(draws: Path) -> None:
+    """A posterior saved over these draws is none any more once they are drawn again."""
+    try:
+        words = manifest.read(draws.parent)
+    except StorageError:
+        return
+    if words.samples.name == draws.name:
+        for name in (manifest.NAME, words.rest.name):
+            (draws.parent / name).unlink(missing_ok=True)
+
+
+def read(
+    folder: Path,
+    model: nn.Module,
+    likelihood: likelihoods.Likelihood | None,
+    *,
+    memory_map: bool,
+) -> tuple[Params, Groups, likelihoods.Likelihood, dict[str, Any]]:
+    """Samples, other groups, likelihood and configuration of a posterior of this model.
+
+    The samples are read into memory and compared with their checksum, or, with ``memory_map``,
+    stay on the disk, and then only their names, shapes, dtypes and sizes are checked."""
+    words = manifest.read(folder)
+    check_model(words.model, model)
+    found = _likelihood(words.likelihood, likelihood)
+    _check_shapes(words, {n: p for n, p in model.named_parameters() if p.requires_grad})
+    groups: Groups = {}
+    for key, value in _read_file(folder, words.rest).items():
+        group, _, name = key.partition("/")
+        groups.setdefault(group, {})[name] = value
+    samples = folder / words.samples.name
+    if memory_map:
+        return OnDisk(samples, words.samples.tensors), groups, found, words.config
+    devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
+    size, there = _bytes(words.samples), min(map(capacity.in_memory, devices))
+    if size > there:
+        raise StorageError(
+            f"the samples take {size / 2**30:.3g} GiB and the memory has {there / 2**30:.3g}: "
+            "leave them on the disk, Posterior.load(..., memory_map=True)"
+        )
+    return _read_file(folder, words.samples), groups, found, words.config
+
+
+def _bytes(file: File) -> int:
+    return sum(tensorfile.size_in_bytes(of) for of in file.tensors.values())
+
+
+def _read_file(folder: Path, file: File) -> Params:
+    path = folder / file.name
+    tensors = tensorfile.mapped(path, file.tensors)  # the sizes are right: now the contents
+    if _digest(path) != file.sha256:
+        raise StorageError(f"{file.name} is damaged: its contents are not those that were saved")
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def _check_shapes(words: Manifest, parameters: dict[str, Tensor]) -> None:
+    """The tensors must be those of a posterior of these parameters, before any is read."""
+    rest, samples = dict(words.rest.tensors), words.samples.tensors
+    chains, draws = 0, 0
+    if len(rest.get("run/diverged", (None, ()))[1]) == 1:
+        chains = rest["run/diverged"][1][0]
+    first = next(iter(samples.values()), (torch.float32, ()))
+    if len(first[1]) >= 2:
+        draws = first[1][1]
+    if chains < 1 or draws < 1:
+        raise StorageError(f"{manifest.NAME} describes no chains, or no samples of them")
+    expected: dict[str, Spec] = {}
+    for name, p in parameters.items():
+        if not first[0].is_floating_point:
+            raise StorageError(f"samples cannot be {first[0]}")
+        expected[f"samples/{name}"] = (first[0], (chains, draws, *p.shape))
+        expected[f"mean/{name}"] = expected[f"last/{name}"] = (p.dtype, (chains, *p.shape))
+    looks = next(iter(rest.get("run/trace", (None, (0,)))[1]), 0)
+    expected["run/trace"] = (torch.float64, (looks, 1 + chains))
+    expected["run/diverged"] = (torch.int64, (chains,))
+    there = rest | {f"samples/{name}": value for name, value in samples.items()}
+    learned = {k: v for k, v in there.items() if k.startswith("learned/")}
+    for name, (_, shape) in learned.items():
+        if shape[:1] != (chains,):
+            raise StorageError(f"{name} is {shape}, which is not one value per chain ({chains})")
+    tensorfile.check_specs(Path(manifest.NAME), there, expected | learned)
+
+
+def _likelihood_words(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
+    name = type(likelihood).__name__
+    if name not in LIKELIHOODS:
+        return {"name": name}  # a LogLoss holds functions: they must be given again when loading
+    return {"name": name, "arguments": asdict(likelihood)}  # type: ignore[call-overload]
+
+
+def _likelihood(
+    words: dict[str, Any], given: likelihoods.Likelihood | None
+) -> likelihoods.Likelihood:
+    name = words.get("name")
+    if given is not None:
+        if type(given).__name__ != name:
+            raise StorageError(
+                f"the posterior was sampled with the likelihood {name!r}, not with {given!r}"
+            )
+        return given
+    if not isinstance(name, str) or name not in LIKELIHOODS:
+        raise StorageError(
+            f"the likelihood {name!r:.80} cannot be restored from a file: give it again, "
+            "Posterior.load(folder, model, likelihood=...)"
+        )
+    try:
+        return LIKELIHOODS[name](**words.get("arguments", {}))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise StorageError(f"the saved likelihood {name} is malformed: {error}") from error

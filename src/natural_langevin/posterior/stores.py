@@ -1,0 +1,171 @@
+"""Stores: where the samples of a run go as they are drawn: memory, or a file on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from natural_langevin._internal import tensorfile
+from natural_langevin._internal.atomic import remove_leftovers, staged
+from natural_langevin._internal.tensorfile import Spec, StorageError
+from natural_langevin.posterior.networks import OnDisk, Params
+from natural_langevin.posterior.storage import forget
+
+#: Words that are meant as a place rather than as the name of a folder.
+_NO_FOLDERS = {"gpu", "cuda", "disk", "memory", "ram", "host", ""}
+
+
+def place(store: Any) -> str | Path:
+    """The argument ``store=``: "device", "cpu", or a folder."""
+    if isinstance(store, str) and store in ("device", "cpu"):
+        return store
+    if isinstance(store, (str, os.PathLike)) and store not in _NO_FOLDERS:
+        return Path(os.fsdecode(os.fspath(store)))
+    raise ValueError(
+        f'store must be "device", "cpu" or a folder, got {store!r}: a folder of that name is '
+        "pathlib.Path(name)"
+    )
+
+
+def open_store(
+    where: str | Path, specs: Mapping[str, Spec], *, device: torch.device, run: dict[str, Any]
+) -> Store:
+    """The store at this place; ``run`` is all that tells the run from others."""
+    if isinstance(where, Path):
+        text = json.dumps(run, sort_keys=True)
+        return InFolder(where, specs, run=hashlib.sha256(text.encode()).hexdigest())
+    return InMemory(specs, device if where == "device" else torch.device("cpu"))
+
+
+class Store(Protocol):
+    """What a run needs from the place where its samples go."""
+
+    def begin(self) -> None:
+        """Makes room for all samples; for a run that is not resumed."""
+
+    def put(self, draw: int, values: Params) -> None:
+        """Keeps (chain, *shape) of every parameter as draw number ``draw``."""
+
+    def tree(self) -> Params:
+        """What a checkpoint must hold to find the samples again; they are safe afterwards."""
+
+    def restore(self, tree: Params) -> None:
+        """Goes on from what ``tree`` gave."""
+
+    def finished(self) -> Params:
+        """All samples, (chain, draw, *shape)."""
+
+
+class InMemory:
+    """Samples in the memory of a device; what has not been drawn is NaN."""
+
+    def __init__(self, specs: Mapping[str, Spec], device: torch.device) -> None:
+        self._samples = {
+            name: torch.full(shape, torch.nan, dtype=dtype, device=device)
+            for name, (dtype, shape) in specs.items()
+        }
+
+    def begin(self) -> None:
+        pass
+
+    def put(self, draw: int, values: Params) -> None:
+        for name, value in values.items():
+            self._samples[name][:, draw] = value
+
+    def tree(self) -> Params:
+        return self._samples
+
+    def restore(self, tree: Params) -> None:
+        self._samples = tree
+
+    def finished(self) -> Params:
+        return self._samples
+
+
+class InFolder:
+    """Samples in the file ``draws-RUN.safetensors`` of a folder, each written when it is drawn.
+
+    The file has its final size from the start. A checkpoint holds only the file's identity (and
+    the collector's count of draws): a killed run that goes on writes the draws after those again,
+    with the same bits, so nothing is lost and nothing is there twice. ``run`` names the run:
+    another run has a file of its own, and a new start of the same run replaces the old file.
+    """
+
+    def __init__(self, folder: Path, specs: Mapping[str, Spec], *, run: str) -> None:
+        self.path = folder / f"draws-{run[:16]}.safetensors"
+        self._specs = dict(specs)
+        self._identity = secrets.token_hex(16)
+        self._plan = tensorfile.layout(self._specs, {"identity": self._identity})
+        self._file: int | None = None
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return tensorfile.writing(
+            f"samples to {self.path}", "Free some space, or give another folder as store="
+        )
+
+    def begin(self) -> None:
+        with self._writing():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self.path.parent)
+            forget(self.path)
+            self.path.unlink(missing_ok=True)  # its space may be needed
+            with staged(self.path) as handle:
+                tensorfile.reserve(handle, self._plan.size)
+                handle.write(self._plan.header)
+            self._file = os.open(self.path, os.O_RDWR)
+
+    def put(self, draw: int, values: Params) -> None:
+        assert self._file is not None, "begin or restore comes first"
+        with self._writing():
+            for name, value in values.items():
+                draws = self._specs[name][1][1]
+                for chain, one in enumerate(value.cpu()):
+                    at = self._plan.start[name] + (chain * draws + draw) * one.nbytes
+                    for piece in tensorfile.pieces(one):
+                        write_all(self._file, piece, at)
+                        at += piece.nbytes
+
+    def tree(self) -> Params:
+        if self._file is not None:
+            with self._writing():
+                os.fsync(self._file)
+        return {"identity": torch.tensor(list(bytes.fromhex(self._identity)), dtype=torch.uint8)}
+
+    def restore(self, tree: Params) -> None:
+        self._identity = bytes(tree["identity"].tolist()).hex()
+        self._plan = tensorfile.layout(self._specs, {"identity": self._identity})
+        found, size = b"", 0
+        if self.path.is_file():
+            size = self.path.stat().st_size
+            with self.path.open("rb") as handle:
+                found = handle.read(len(self._plan.header))
+        if found != self._plan.header or size != self._plan.size:
+            raise StorageError(
+                f"the samples that this checkpoint counts on are not in {self.path}: give the "
+                "store= of the run that wrote the checkpoint, or start anew in another folder"
+            )
+        with self._writing():
+            remove_leftovers(self.path.parent)
+            self._file = os.open(self.path, os.O_RDWR)
+
+    def finished(self) -> Params:
+        self.tree()
+        assert self._file is not None
+        os.close(self._file)
+        self._file = None
+        return OnDisk(self.path, self._specs)
+
+
+def write_all(file: int, data: memoryview, at: int) -> None:
+    """``os.pwrite`` may write a part."""
+    while data:
+        written = os.pwrite(file, data, at)
+        data, at = data[written:], at + written

@@ -1,0 +1,110 @@
+"""The collector: keeps iterates and a trace of losses while the chains run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin.dynamics.overdamped import Info, State
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.stores import Store
+
+log = logging.getLogger("natural_langevin")
+
+
+def finite_chains(state: State) -> Tensor:
+    """Which chains are running and have finite parameters: (chain,) bool.
+
+    The dynamics notice a non-finite parameter by the loss of the step after it; here every
+    parameter is looked at, so that no such iterate is ever kept.
+    """
+    finite = state.diverged < 0
+    for p in state.params.values():
+        finite = finite & torch.isfinite(p.reshape(len(p), -1).sum(1))
+    return finite
+
+
+class Collector:
+    """Gathers kept iterates and a trace of losses while the chains run.
+
+    Iterates go to ``store`` in ``dtype``; what a stopped chain would have drawn is NaN there."""
+
+    def __init__(
+        self, state: State, *, store: Store, dtype: torch.dtype, looks: int, first: int = 0
+    ) -> None:
+        """``first``: the number of the first chain here, for what is said of it."""
+        self.kept, self._first = 0, first
+        self._store, self._dtype = store, dtype
+        self._trace = torch.full((looks, 1 + len(state.diverged)), torch.nan, dtype=torch.float64)
+        self._looks = 0
+        self._reported: set[int] = set()
+
+    def tree(self) -> dict[str, Any]:
+        """Everything a checkpoint must hold, as tensors."""
+        counts = torch.tensor([self.kept, self._looks])
+        return {"samples": self._store.tree(), "trace": self._trace, "counts": counts}
+
+    def begin(self, found: dict[str, Any] | None) -> None:
+        """Starts anew, or where the checkpoint's tree ``found`` left off."""
+        if found is None:
+            self._store.begin()
+            return
+        self._store.restore(found["samples"])
+        self._trace = found["trace"]
+        self.kept, self._looks = found["counts"].tolist()
+
+    def keep(self, state: State) -> None:
+        running = finite_chains(state)
+        values = {}
+        for name, p in state.params.items():
+            mask = running.reshape(-1, *(1,) * (p.ndim - 1))
+            stored = p.to(self._dtype)
+            if stored.dtype != p.dtype and not bool((stored.isfinite() | ~mask).all()):
+                raise ValueError(
+                    f"a weight of {name!r} is too large for sample_dtype={self._dtype}: store the "
+                    "samples as torch.bfloat16, or leave sample_dtype out"
+                )
+            values[name] = torch.where(mask, stored, torch.nan)
+        self._store.put(self.kept, values)
+        self.kept += 1
+
+    def look(self, state: State, info: Info) -> None:
+        """Notes the chains' losses, and says once of each chain that it diverged."""
+        loss = info.loss.detach().double().cpu()
+        self._trace[self._looks] = torch.cat([state.step.double().cpu().reshape(1), loss])
+        self._looks += 1
+        self._report(state.diverged)
+
+    def _report(self, diverged: Tensor) -> None:
+        for chain, step in enumerate(diverged.tolist()):
+            if step >= 0 and chain not in self._reported:
+                self._reported.add(chain)
+                log.warning(
+                    "chain %d became non-finite at step %d and was stopped; the others go on. "
+                    "Its step size is most likely too large: try a tenth of it",
+                    self._first + chain,
+                    step,
+                )
+
+    def finish(
+        self, state: State, *, model: nn.Module, likelihood: Likelihood, config: dict[str, Any]
+    ) -> Posterior:
+        # A chain that broke in the very last step has not been noticed by the dynamics yet.
+        late = ~finite_chains(state) & (state.diverged < 0)
+        diverged = torch.where(late, state.step, state.diverged)
+        self._report(diverged)
+        return Posterior(
+            model=model,
+            likelihood=likelihood,
+            samples=self._store.finished(),
+            mean=state.mean,
+            last=state.params,
+            diverged=diverged,
+            learned=state.likelihood,
+            trace=self._trace[: self._looks],
+            config=config,
+        )

@@ -1,0 +1,322 @@
+"""The pilot: a short run that chooses the step size where the user says ``step_size="auto"``.
+
+A part of the training data is held out, and one chain per candidate step size runs on the rest;
+all of them start at the same point and see the same noise and minibatches, so that they differ by
+eta alone. Each is scored by -ln of its predictive density on the held-out part, averaged over the
+iterates of the pilot's second half.
+
+Chosen is the best candidate eta* whose next larger neighbour did not diverge (a stable run of p
+steps says little about 10 p steps so close to the edge). The run then uses
+
+    eta_t = eta* (1 + t / p)^(-1/3),      p the pilot's steps:
+
+eta* is what reaches good predictions within p steps, so the run burns in at that rate; afterwards
+the bias of the discretisation, of order eta, and the sampling error, of order 1 / sum eta, are
+balanced by the power 1/3 (Teh, Thiery & Vollmer 2016). Test data are never seen; the held-out part
+is learned from again in the run itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import random, schedules
+from natural_langevin.data.streams import InMemory, Subsets, split_pair
+from natural_langevin.dynamics.overdamped import Dynamics, State
+from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.sampling.collector import finite_chains
+from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sampling.validation import largest_step
+
+log = logging.getLogger("natural_langevin")
+
+#: Candidates, half a decade apart, downwards from the largest (the paper's grids, wider).
+CANDIDATES, SPACING = 8, 10**-0.5
+LARGEST = {"Euclidean": 3.0}
+LARGEST_ELSE = 0.3
+#: At most this part of the run's steps, and of its chain-steps (candidates are chains).
+PART_OF_STEPS, PART_OF_WORK = 0.1, 0.2
+FEWEST_STEPS, MOST_STEPS = 50, 2000
+#: Iterates that a candidate is scored by, and data that it is scored on.
+DRAWS, HELD_OUT, MOST_HELD_OUT = 20, 0.2, 1000
+FEWEST_DATA = 10
+
+
+class Setup(NamedTuple):
+    """What the pilot takes from the sampler."""
+
+    dynamics: Dynamics
+    #: The state of (dynamics, chain identities) before the first step.
+    start: Callable[[Dynamics, Tensor], State]
+    #: The rates' table of (step sizes, steps).
+    rates: Callable[[Tensor, int], Tensor]
+    num_data: float | None
+    seed: int
+    compile: bool | str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the pilot found. ``step_sizes``: one for all chains, or one each."""
+
+    step_sizes: tuple[float, ...]
+    steps: int
+    held_out: int
+    reason: str
+    table: list[dict[str, Any]]
+
+    @property
+    def nll(self) -> float:
+        """The lowest score of a stable candidate."""
+        return min(row["nll"] for row in self.table if row["step_size"] in self.step_sizes)
+
+    @property
+    def schedule(self) -> schedules.Schedule:
+        return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers and words, for ``posterior.config["pilot"]``."""
+        return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}
+
+    @staticmethod
+    def from_config(config: dict[str, Any], chains: int) -> Choice | None:
+        """The choice that a checkpoint's configuration tells of, if it does."""
+        found = config.get("pilot")
+        if not isinstance(found, dict) or len(found["step_sizes"]) not in (1, chains):
+            return None
+        return Choice(**found | {"step_sizes": tuple(found["step_sizes"])})
+
+
+def pilot_steps(steps: int, chains: int, candidates: int) -> int:
+    """How long the pilot of a run of ``steps`` steps and ``chains`` chains is.
+
+    >>> pilot_steps(10_000, 4, 8), pilot_steps(10_000, 1, 8), pilot_steps(100, 4, 8)
+    (1000, 250, 50)
+    """
+    part = min(PART_OF_STEPS, PART_OF_WORK * chains / candidates)
+    return min(max(int(part * steps), FEWEST_STEPS), MOST_STEPS)
+
+
+def choose(setup: Setup, data: Any, *, steps: int, batch_size: int, splits: int = 1) -> Choice:
+    """The step size for a run of ``steps`` steps on ``data``: a pure function of its arguments.
+
+    The data are in memory and have been checked."""
+    x, y = split_pair(data.tensors if isinstance(data, TensorDataset) else data)
+    like = _like_chains(setup.dynamics)
+    rows = sorted(set(like))
+    kept = 1 - len(split(len(x), setup.seed)[1]) / len(x)
+    num_data = kept * (setup.num_data or len(x))
+    etas = candidates(setup.dynamics, num_data)
+    count = pilot_steps(steps, len(like), len(etas) * len(rows))
+    scores = []
+    for part in range(splits):
+        inside, outside = split(len(x), setup.seed, part)
+        fit, held_out = _take(x, y, inside), _take(x, y, outside)
+        engine, state = _engine(setup, fit, rows, etas, num_data, count, batch_size)
+        scores.append(_score(engine, state, held_out, count, batch_size))
+    nll = torch.stack([s[0].mean(-1) for s in scores]).mean(0).unflatten(0, (len(rows), -1))
+    running = torch.stack([s[1] for s in scores]).all(0).unflatten(0, (len(rows), -1))
+    choice = _decide(etas, nll, running, rows, count, held_out=len(outside) * splits)
+    if len(rows) > 1:
+        sizes = tuple(choice.step_sizes[rows.index(first)] for first in like)
+        choice = dataclasses.replace(choice, step_sizes=sizes)
+    log.info("step_size=%s", choice.reason)
+    return choice
+
+
+def _engine(
+    setup: Setup,
+    fit: tuple[Tensor, Tensor],
+    rows: list[int],
+    etas: Tensor,
+    num_data: float,
+    count: int,
+    batch_size: int,
+) -> tuple[Engine, State]:
+    """One chain for every candidate of every row, on the data to learn from."""
+    device = setup.dynamics.temperature.device
+    ids = torch.tensor(rows, device=device).repeat_interleave(len(etas))
+    dynamics = _for_chains(setup.dynamics, ids, setup.seed)
+    batch_size = min(batch_size, len(fit[0]))
+    stream = InMemory(*fit, batch_size=batch_size, chain=ids, seed=setup.seed, device=device)
+    state = setup.start(dynamics, ids)
+    dynamics.gradients.prepare(state.params, stream.example()[0])
+    work = 6.0 * len(ids) * batch_size * sum(p[0].numel() for p in state.params.values())
+    mode = choose_mode(setup.compile and "auto", work=work * count, steps=count)
+    rates = setup.rates(etas.repeat(len(rows)), count)
+    return Engine(dynamics, stream, rates, num_data, mode=mode), state
+
+
+def candidates(dynamics: Dynamics, num_data: float) -> Tensor:
+    """Step sizes to try, smallest first: float64. None that the prior alone makes unstable."""
+    kind = type(dynamics.preconditioner).__name__
+    largest = min(
+        LARGEST.get(kind, LARGEST_ELSE),
+        largest_step(dynamics.preconditioner, dynamics.prior, num_data),
+    )
+    # Three digits read well, and rounding down keeps below the limit.
+    exponents = range(CANDIDATES - 1, -1, -1)
+    values = [_three_digits(largest * SPACING**k) for k in exponents]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def split(count: int, seed: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    """Indices to learn from and indices held out: a random fifth, at most 1000.
+
+    ``part`` counts independent splits."""
+    if count < FEWEST_DATA:
+        raise ValueError(
+            f'step_size="auto" holds out a part of the data, and there are only {count} (at least '
+            f"{FEWEST_DATA} are needed): give a number, such as step_size=1e-3"
+        )
+    key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), part)
+    order = random.permutation(key, count)[0]
+    outside = min(int(HELD_OUT * count), MOST_HELD_OUT)
+    return order[outside:], order[:outside]
+
+
+def refuse_loader(data: Any) -> None:
+    if isinstance(data, DataLoader):
+        raise ValueError(
+            'step_size="auto" must hold a part of the data out, which a DataLoader does not let '
+            "it do: give the tensors (x, y), or choose on a part of them that fits into memory "
+            'and use posterior.config["pilot"]["step_sizes"]'
+        )
+    if isinstance(data, Subsets):
+        raise ValueError(
+            'step_size="auto" holds out a part of the data by itself, and these hold out rows of '
+            "their own: give step sizes as chains, and compare them on the rows held out"
+        )
+
+
+def _take(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    taken = x[index.to(x.device)]
+    return taken, taken if y is x else y[index.to(y.device)]
+
+
+def _like_chains(dynamics: Dynamics) -> list[int]:
+    """For every chain the first one that has its settings: all 0, unless some differ."""
+    values = [dynamics.temperature]
+    for prior in dynamics.prior.values():
+        values += [v for v in prior.chain_values().values() if isinstance(v, Tensor) and v.ndim]
+    settings = torch.stack([v.double() for v in values], dim=1).tolist()
+    return [settings.index(own) for own in settings]
+
+
+def _for_chains(dynamics: Dynamics, ids: Tensor, seed: int) -> Dynamics:
+    """The dynamics of a chain ``ids[k]`` in place k, with its settings and its randomness."""
+
+    def prior_of(prior: Any) -> Any:
+        vectors = {
+            name: value[ids]
+            for name, value in prior.chain_values().items()
+            if isinstance(value, Tensor) and value.ndim
+        }
+        return dataclasses.replace(prior, **vectors) if vectors else prior
+
+    return dataclasses.replace(
+        dynamics,
+        prior={name: prior_of(p) for name, p in dynamics.prior.items()},
+        temperature=dynamics.temperature[ids],
+        noise=random.origin(seed, random.NOISE, ids),
+        labels=random.origin(seed, random.LABELS, ids),
+    )
+
+
+def _score(
+    engine: Engine, state: State, held_out: tuple[Tensor, Tensor], steps: int, batch_size: int
+) -> tuple[Tensor, Tensor]:
+    """-ln of the mean density of the second half's iterates, (chain, sample), and which run."""
+    device = engine.rates.device
+    x, y = (t.to(device) for t in held_out)
+    done, drawn = 0, 0
+    total = torch.full((len(state.diverged), len(x)), -math.inf, dtype=torch.float64, device=device)
+    for stop in sorted({steps - (steps // 2) * k // DRAWS for k in range(DRAWS)}):
+        state, _ = engine.run(state, done, stop - done)
+        done, drawn = stop, drawn + 1
+        density = _log_density(engine.dynamics, state, x, y, batch_size)
+        total = torch.logaddexp(total, density.double())
+    return (math.log(drawn) - total).cpu(), finite_chains(state).cpu()
+
+
+def _log_density(dynamics: Dynamics, state: State, x: Tensor, y: Tensor, batch_size: int) -> Tensor:
+    """ln p(y_n | x_n) by every chain's network: (chain, sample)."""
+    network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
+    chains = len(state.diverged)
+
+    def one(params: Any, learned: Any, x: Tensor, y: Tensor) -> Tensor:
+        return -likelihood.log_loss(network.call(params, x), y, learned)
+
+    def of_all(x: Tensor, y: Tensor) -> Tensor:
+        # Inputs of its own for every chain: a network may work on them in place.
+        copies = x.expand(chains, *x.shape).clone()
+        return vmap(one, in_dims=(0, 0, 0, None))(state.params, state.likelihood, copies, y)
+
+    with torch.no_grad():
+        parts = zip(x.split(batch_size), y.split(batch_size), strict=True)
+        return torch.cat([of_all(*part) for part in parts], dim=1)
+
+
+def _decide(
+    etas: Tensor, nll: Tensor, running: Tensor, rows: list[int], steps: int, *, held_out: int
+) -> Choice:
+    """From every candidate's score and whether it still runs, (row, candidate) each."""
+    stable = running & torch.isfinite(nll)
+    chosen, reasons, table = [], [], []
+    for row, chain in enumerate(rows):
+        own = {"chain": chain} if len(rows) > 1 else {}
+        for k, eta in enumerate(etas.tolist()):
+            fine = bool(stable[row, k])
+            value = float(nll[row, k]) if fine else None
+            table.append(own | {"step_size": eta, "nll": value, "diverged": not fine})
+        best, why = _best(etas, nll[row], stable[row])
+        chosen.append(float(etas[best]))
+        reasons.append(f"{etas[best]:.3g}{f' for chain {chain}' if own else ''}: {why}")
+    text = (
+        f"{'; '.join(reasons)} (pilot of {steps} steps, {held_out} data held out), falling as "
+        f"(1 + step / {steps})^(-1/3)"
+    )
+    return Choice(tuple(chosen), steps, held_out, text, table)
+
+
+def _best(etas: Tensor, nll: Tensor, stable: Tensor) -> tuple[int, str]:
+    """The candidate with the lowest loss that is a notch away from divergence, and why."""
+    if not bool(stable.any()):
+        raise DivergenceError(
+            f'step_size="auto" found no stable step size between {etas[0]:.3g} and '
+            f"{etas[-1]:.3g}: give the preconditioner more damping or the prior a smaller "
+            "variance, or a step_size of your own"
+        )
+    edge = int((~stable).nonzero().min()) if not bool(stable.all()) else len(etas)
+    below = max(edge - 1, 1) if edge < len(etas) else edge
+    fine = stable.clone()
+    fine[below:] = False
+    if not bool(fine.any()):
+        fine = stable
+    best = int(torch.where(fine, nll, math.inf).argmin())
+    why = f"held-out NLL {nll[best]:.4g}, the lowest of {len(etas)} step sizes"
+    if edge < len(etas):
+        why += f" from {etas[0]:.2g} that are a notch below divergence, at {etas[edge]:.2g}"
+    else:
+        why += f" from {etas[0]:.2g} to {etas[-1]:.2g}, none of which diverged"
+    return best, why
+
+
+def _three_digits(value: float) -> float:
+    """Rounded down to three significant digits."""
+    scale = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{math.floor(value / scale + 1e-9) * scale:.3g}")
+
+
+def _number_or_tensor(values: tuple[float, ...]) -> float | Tensor:
+    return values[0] if len(values) == 1 else torch.tensor(values, dtype=torch.float64)

@@ -1,0 +1,89 @@
+"""The probe at the end of a run: a few more steps, on the side, that show the noise's size."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from natural_langevin.data.streams import InMemory
+from natural_langevin.diagnostics import kinetic
+from natural_langevin.dynamics.overdamped import Rates, State
+from natural_langevin.execution.engine import Engine
+
+log = logging.getLogger("natural_langevin")
+
+#: Steps of all chains together that the error bar needs, and at least as many of each chain.
+REPLICATES, STEPS = 16, 4
+#: A probe's step costs several of the run's (about six at the size of MNIST's networks). A run
+#: this many times as long hardly notices it; shorter runs go without.
+SMALL_PART = 40
+
+
+def probe_steps(chains: int) -> int:
+    """How many steps of ``chains`` chains a probe takes."""
+    return max(STEPS, -(-REPLICATES // chains))
+
+
+def after_run(
+    engine: Engine, state: State, steps: int, *, pool: Pool | None = None
+) -> dict[str, Any] | None:
+    """The kinetic temperature as plain numbers; None for a short run, or one without chains.
+
+    ``pool`` puts together what several processes found of their chains. A diagnosis that fails
+    must not cost the run that it was to diagnose: it is logged.
+    """
+    count = probe_steps(len(state.diverged) if pool is None else pool.chains)
+    if steps < SMALL_PART * count:
+        return None
+    replicates = None
+    try:
+        replicates = measure(engine, state, count)
+    except Exception as error:
+        log.warning("the effective temperature could not be measured: %s", error)
+    return _as_dict(state, replicates, pool)
+
+
+def _as_dict(
+    state: State, replicates: kinetic.Replicates | None, pool: Pool | None
+) -> dict[str, Any] | None:
+    if replicates is None and pool is None:
+        return None
+    found = summary(state, replicates or kinetic.nothing(list(state.params)), pool)
+    return None if found is None else found.as_dict()
+
+
+class Pool(Protocol):
+    """Several processes, each with some of the ``chains``."""
+
+    chains: int
+
+    def all_rows(self, rows: Tensor) -> Tensor:
+        """Everybody's rows, any number of them."""
+
+
+def summary(
+    state: State, found: kinetic.Replicates, pool: Pool | None = None
+) -> kinetic.Kinetic | None:
+    """Of the steps of all chains; None if none was running."""
+    if pool is not None:
+        found = kinetic.Replicates(*map(pool.all_rows, found))
+    return kinetic.summarise(found, list(state.params))
+
+
+def measure(engine: Engine, state: State, count: int) -> kinetic.Replicates:
+    """``count`` steps from ``state`` with the rates of the last step and the batches to come.
+
+    A DataLoader lends one batch. The state itself stays as it is."""
+    start, stream, dynamics = int(state.step), engine.stream, engine.dynamics
+    if isinstance(stream, InMemory):
+        batches = (stream.batch(start + k) for k in range(count))
+    else:
+        batches = (batch for batch in [stream.example()] * count)
+    dynamics.gradients.prepare(state.params, stream.example()[0])
+    row = engine.rates[min(start, len(engine.rates)) - 1] if start else engine.rates[0]
+    rates = Rates(step_size=row[:-2], decay=row[-2], mean=row[-1])
+    return kinetic.measure(
+        dynamics, state, batches, rates, engine.num_data, chain_axis=isinstance(stream, InMemory)
+    )

@@ -1,0 +1,396 @@
+"""Gradients: model + batch -> loss, mean gradient and Fisher statistics, for all chains at once.
+
+This is the only backward pass of the library. For every chain, with per-sample loss l_n:
+
+    gradient = mean_n d l_n / d theta                      what Algorithm 1 calls g
+    second, cross                                          see ``moments``
+    samples  = d l_n / d theta for every n                 for the full Fisher matrix only
+
+With ``targets="model"`` the statistics come from labels y~ drawn from the model (the Fisher matrix
+proper); the gradient always comes from the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.func import grad, vjp, vmap
+from torch.utils import _pytree as pytree
+
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.likelihoods import State as LikelihoodState
+from natural_langevin.statistics.accumulation import accumulated, clipped, joined
+from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Settled, Statistics
+from natural_langevin.statistics.moments import CHUNK_NUMBERS, Sharing
+from natural_langevin.statistics.peers import Part, Peers, at_its_rows
+from natural_langevin.statistics.plan import Plan, make_plan
+from natural_langevin.statistics.prepare import plain_copy, prepare_model, with_parameters
+from natural_langevin.statistics.rules import (
+    RULES,
+    Call,
+    Outer,
+    Rule,
+    SampleGradient,
+    Scatter,
+    Stacked,
+    Sum,
+    own_units,
+    positions,
+    register_rule,
+    restore_layers,
+)
+from natural_langevin.statistics.statistics import Recorded, layer_statistics
+from natural_langevin.statistics.vectorised import vectorised
+
+__all__ = [
+    "RULES", "Call", "DeferredCall", "Evaluation", "Gradients", "Network", "Outer", "Params",
+    "Part", "Peers", "Rule", "SampleGradient", "Scatter", "Sharing", "Stacked", "Statistics", "Sum",
+    "own_units", "plain_copy", "positions", "prepare_model", "register_rule", "restore_layers",
+    "vectorised", "with_parameters",
+]  # fmt: skip
+
+Need = Literal["gradient", "diagonal", "samples"]
+
+
+Found = tuple[Params, dict[str, Params], Params]  # the three kinds of statistics
+Deferred = dict[str, tuple[Tensor, ...]]  # a, delta, and delta of drawn labels where they differ
+
+
+class Gradients:
+    """Evaluates all chains on a batch. ``need`` says which statistics the preconditioner wants."""
+
+    def __init__(
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        *,
+        need: Need = "gradient",
+        targets: Literal["data", "model"] = "data",
+        sharing: Sharing = "exact",
+        microbatch: int | None = None,
+        clip: float | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        """``microbatch``: at most this many samples of a chain at once (see ``accumulation``).
+        ``clip``: the largest norm of a chain's gradient; statistics stay as they are.
+        ``peers``: the processes that each take a part of every minibatch (see ``peers``)."""
+        self.network, self.likelihood = network, likelihood
+        self.need, self.targets, self.sharing = need, targets, sharing
+        self.microbatch, self.clip, self.peers = microbatch, clip, peers
+        self._numbers = CHUNK_NUMBERS
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._distrusted: frozenset[str] = frozenset()
+        self._watching = need == "diagonal"
+        if need == "diagonal":
+            network.install_hooks()
+        self._units = network.units()  # once: it walks over all layers
+
+    def prepare(self, params: Params, x: Tensor) -> None:
+        """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""
+        if not self._watching:
+            return
+        if self.peers is not None:
+            x = x[self.peers.part(len(x)).rows]
+        first = {name: value[0] for name, value in params.items()}
+        for part in x.split(self.microbatch or len(x)):
+            if tuple(part.shape) not in self._plans:
+                plan = make_plan(self.network, first, part, self._distrusted)
+                self._plans[tuple(part.shape)] = plan
+
+    def deferrable(self, params: Params, x: Tensor) -> list[str]:
+        """Linear layers whose update needs nothing but one call's matrices a and delta.
+
+        From here on their calls are on tape whatever the preconditioner needs. Gradients that are
+        clipped, gathered in pieces or formed in reduced precision are deferred to nobody."""
+        whole = self.microbatch is None and self.peers is None
+        if not whole or self.clip is not None or self.network.dtype is not None:
+            return []
+        if not self._watching:
+            self.network.install_hooks()
+            self._watching = True
+        self.prepare(params, x)
+        return self._plans[tuple(x.shape)].single_linear_calls(self.network)
+
+    def distrust(self, names: set[str]) -> bool:
+        """From now on these parameters' statistics come from the whole network, sample by sample.
+
+        False where they did already."""
+        known = self._distrusted.union(*(plan.whole for plan in self._plans.values()))
+        self._distrusted |= names
+        self._plans = {}
+        return not known >= names
+
+    def __call__(
+        self,
+        params: Params,
+        likelihood: LikelihoodState,
+        batch: tuple[Tensor, Tensor],
+        *,
+        chain_axis: bool,
+        key: Tensor,
+        step: Tensor,
+        deferred: tuple[str, ...] = (),
+    ) -> Evaluation:
+        """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t).
+
+        For the layers named in ``deferred``, some of ``deferrable``, neither gradient nor
+        statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
+        first = next(iter(params.values()))
+        self._numbers = max(1, CHUNK_NUMBERS // len(first))  # of one chain's temporary tensors
+        rate = (step + 1).to(first.dtype).rsqrt()
+        if self.peers is None:
+            found = self._evaluate(params, likelihood, batch, key, rate, chain_axis, deferred)
+        else:
+            found = self._with_peers(params, likelihood, batch, key, rate, chain_axis, self.peers)
+        if self.clip is not None:
+            found.gradient = vmap(partial(clipped, limit=self.clip))(found.gradient)
+        return found
+
+    def _evaluate(
+        self,
+        params: Params,
+        likelihood: LikelihoodState,
+        batch: tuple[Tensor, Tensor],
+        key: Tensor,
+        rate: Tensor,
+        chain_axis: bool,
+        deferred: tuple[str, ...] = (),
+        part: Part | None = None,
+    ) -> Evaluation:
+        """All chains on a batch, or on the ``part`` of one that is here."""
+        data = 0 if chain_axis else None
+        one_chain = partial(self._one_chain, deferred=deferred, part=part)
+        loss, gradient, (second, cross, samples), state, calls = vmap(
+            one_chain, in_dims=(0, 0, data, data, 0, None)
+        )(params, likelihood, *batch, key, rate)
+        handed = {name: DeferredCall(*call) for name, call in calls.items()}
+        return Evaluation(loss, gradient, Statistics(second, cross, samples), state, handed)
+
+    def _with_peers(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        batch: tuple[Tensor, Tensor],
+        key: Tensor,
+        rate: Tensor,
+        chain_axis: bool,
+        peers: Peers,
+    ) -> Evaluation:
+        """The same when every peer evaluates a part of the batch: what single samples say is
+        added up. What the likelihood learns from all outputs is settled beforehand, like in
+        ``_in_pieces``."""
+        x, y = batch
+        part = peers.part(x.shape[1 if chain_axis else 0])
+        own = (x[:, part.rows], y[:, part.rows]) if chain_axis else (x[part.rows], y[part.rows])
+        if state:
+            data = 0 if chain_axis else None
+            outputs = vmap(self.network.call, in_dims=(0, data))(params, own[0])
+            everybody = peers.add_up(at_its_rows(outputs, part, axis=1))
+            update = vmap(self.likelihood.update, in_dims=(0, 0, data, None))
+            state = update(state, everybody, y, rate)
+        if self.need == "diagonal" and self.microbatch is None:
+            return self._overlapped(params, state, own, key, chain_axis, part, peers)
+        here = self._evaluate(params, state, own, key, rate, chain_axis, part=part)
+        found = here.statistics
+        means = (here.loss, here.gradient, found.second, found.cross)
+        samples = at_its_rows(found.samples, part, axis=1)
+        total = peers.add_up((pytree.tree_map(part.share, means), samples))
+        (loss, gradient, second, cross), samples = total
+        return Evaluation(loss, gradient, Statistics(second, cross, samples), state)
+
+    def _overlapped(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        own: tuple[Tensor, Tensor],
+        key: Tensor,
+        chain_axis: bool,
+        part: Part,
+        peers: Peers,
+    ) -> Evaluation:
+        """The gradient is on its way while the statistics are computed."""
+        data = 0 if chain_axis else None
+
+        def backward(p: Params, s: LikelihoodState, x: Tensor, y: Tensor, k: Tensor) -> Any:
+            def settle(outputs: Any) -> Settled:
+                return Settled(s, y, self._labels(outputs, y, k, s, part))
+
+            loss, gradient, _, _, tape = self._backward(p, x, settle)
+            return loss, gradient, tape
+
+        loss, gradient, tape = vmap(backward, in_dims=(0, 0, data, data, 0))(
+            params, state, *own, key
+        )
+        under_way = peers.start(pytree.tree_map(part.share, (loss, gradient)))
+        moments = vmap(self._moments, in_dims=(0, 0, data, 0, 0, 0))(params, state, own[0], *tape)
+        second, cross = peers.add_up(pytree.tree_map(part.share, moments))
+        loss, gradient = under_way()
+        return Evaluation(loss, gradient, Statistics(second, cross), state)
+
+    def _one_chain(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        x: Tensor,
+        y: Tensor,
+        key: Tensor,
+        rate: Tensor,
+        deferred: tuple[str, ...],
+        part: Part | None,
+    ) -> tuple[Tensor, Params, Found, LikelihoodState, Deferred]:
+        """One chain on its batch; of a ``part`` of one, the likelihood is settled already."""
+
+        def settle(outputs: Any) -> Settled:
+            learned = part is not None
+            new = state if learned else self.likelihood.update(state, outputs, y, rate)
+            return Settled(new, y, self._labels(outputs, y, key, new, part))
+
+        if self.need == "samples":
+            return (*self._with_samples(params, x, settle), {})
+        if self.microbatch is None or self.microbatch >= len(x):
+            return self._one_batch(params, x, settle, deferred)
+        return (*self._in_pieces(params, state, x, y, settle), {})
+
+    def _one_batch(
+        self,
+        params: Params,
+        x: Tensor,
+        settle: Callable[[Any], Settled],
+        deferred: tuple[str, ...] = (),
+    ) -> tuple[Tensor, Params, Found, LikelihoodState, Deferred]:
+        loss, gradient, state, calls, tape = self._backward(params, x, settle, deferred)
+        if self.need == "gradient":
+            return loss, gradient, ({}, {}, {}), state, calls
+        second, cross = self._moments(params, state, x, *tape, deferred)
+        return loss, gradient, (second, cross, {}), state, calls
+
+    def _backward(
+        self,
+        params: Params,
+        x: Tensor,
+        settle: Callable[[Any], Settled],
+        deferred: tuple[str, ...] = (),
+    ) -> tuple[Tensor, Params, LikelihoodState, Deferred, tuple[Any, Any, Tensor]]:
+        """Loss and gradient; and what the statistics are made of: every watched call's inputs, the
+        gradients of its outputs, and the labels whose gradients count."""
+        plan = self._plan_of(x, deferred)
+        epsilons = {} if plan is None else plan.epsilons(x.device)
+        apart = self._apart(deferred)
+        own = {name: p for name, p in params.items() if name not in apart}
+        outputs, pullback, inputs = vjp(  # type: ignore[misc]
+            lambda p, e: self.network.recorded_call(params | p, e, x), own, epsilons, has_aux=True
+        )
+        state, y, labels = settle(outputs)
+        losses = self.likelihood.log_loss(outputs, y, state)
+        # The sum of losses: its output gradients are the per-sample ones, whatever the batch size.
+        total, deltas = self._unscaled(pullback, self._output_gradient(outputs, y, state))
+        gradient = {name: g / x.shape[0] for name, g in total.items()}
+        calls: Deferred = {n: (*inputs[n, 0], *deltas[n, 0]) for n in deferred}
+        if self.need == "diagonal" and self.targets == "model":
+            drawn = self._output_gradient(outputs, labels, state)
+            _, deltas = self._unscaled(pullback, drawn)
+            calls = {n: (*call, *deltas[n, 0]) for n, call in calls.items()}
+        return losses.mean(), gradient, state, calls, (inputs, deltas, labels)
+
+    def _moments(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        x: Tensor,
+        inputs: Any,
+        deltas: Any,
+        labels: Tensor,
+        deferred: tuple[str, ...] = (),
+    ) -> tuple[Params, dict[str, Params]]:
+        """Second moments and bias rows of what ``_backward`` left."""
+        plan, apart = self._plan_of(x), self._apart(deferred)
+        assert plan is not None
+        recorded = Recorded(params, inputs, deltas, x, labels, partial(self._sample_loss, state))
+        second, cross = layer_statistics(
+            self.network, plan.without(deferred), self._units, recorded,
+            sharing=self.sharing, numbers=self._numbers,
+        )  # fmt: skip
+        second = {name: value for name, value in second.items() if name not in apart}
+        return second, {bias: row for bias, row in cross.items() if bias not in apart}
+
+    def _plan_of(self, x: Tensor, deferred: tuple[str, ...] = ()) -> Plan | None:
+        return self._plans[tuple(x.shape)] if self.need == "diagonal" or deferred else None
+
+    def _apart(self, deferred: tuple[str, ...]) -> set[str]:
+        """Parameters of the layers whose products somebody else forms."""
+        return {full for name in deferred for full in self.network.owned[name].values()}
+
+    def _in_pieces(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        x: Tensor,
+        y: Tensor,
+        settle: Callable[[Any], Settled],
+    ) -> tuple[Tensor, Params, Found, LikelihoodState]:
+        """The same for a batch in pieces. What depends on all outputs (the likelihood's averages,
+        labels drawn from the model) is settled by a forward pass of its own beforehand."""
+        assert self.microbatch is not None
+        xs, ys = x.split(self.microbatch), y.split(self.microbatch)
+        labels = y
+        if state or self.targets == "model":
+            outputs = joined([self.network.call(params, part) for part in xs])
+            state, _, labels = settle(outputs)
+
+        def piece(part: Tensor, y: Tensor, labels: Tensor) -> Any:
+            return self._one_batch(params, part, lambda _: Settled(state, y, labels))[:3]
+
+        means = map(piece, xs, ys, labels.split(self.microbatch))
+        return (*accumulated(means, [len(part) for part in xs]), state)
+
+    def _labels(
+        self, outputs: Any, y: Tensor, key: Tensor, state: LikelihoodState, part: Part | None
+    ) -> Tensor:
+        """Whose gradients are squared: the data's labels, or some drawn from the model.
+
+        Draws are addressed by a sample's place in the whole minibatch: with a part of it, labels
+        are drawn for all places, and those of the part are used."""
+        if self.targets == "data":
+            return y
+        if part is None:
+            return self.likelihood.sample(outputs, key, state)
+        return self.likelihood.sample(at_its_rows(outputs, part), key, state)[part.rows]
+
+    def _unscaled(self, pullback: Any, cotangent: Any) -> Any:
+        """Gradients for a cotangent that is scaled where float16 would lose it; back in full
+        precision and at their own scale before anything is squared."""
+        scale, dtype = self.network.loss_scale, self.network.dtype
+        if dtype is None:
+            return pullback(cotangent)
+        found = pullback(pytree.tree_map(lambda g: g * scale, cotangent))
+        return pytree.tree_map(lambda g: g.to(dtype) / scale, found)
+
+    def _output_gradient(self, outputs: Tensor, y: Tensor, state: LikelihoodState) -> Tensor:
+        """d loss_n / d outputs_n for every sample."""
+        return grad(lambda o: self.likelihood.log_loss(o, y, state).sum())(outputs)
+
+    def _sample_loss(self, state: LikelihoodState, p: Params, x: Tensor, y: Tensor) -> Tensor:
+        return self.likelihood.log_loss(self.network.call(p, x), y, state).sum()
+
+    def _with_samples(
+        self, params: Params, x: Tensor, settle: Callable[[Any], Settled]
+    ) -> tuple[Tensor, Params, Found, LikelihoodState]:
+        """Per-sample gradients of the whole network: any layer, at B times the memory."""
+        outputs = self.network.call(params, x)
+        state, y, labels = settle(outputs)
+        losses = self.likelihood.log_loss(outputs, y, state)
+        samples = self._per_sample(params, state, x, y)
+        gradient = {name: g.mean(0) for name, g in samples.items()}
+        if self.targets == "model":
+            samples = self._per_sample(params, state, x, labels)
+        return losses.mean(), gradient, ({}, {}, samples), state
+
+    def _per_sample(self, params: Params, state: LikelihoodState, x: Tensor, y: Tensor) -> Params:
+        def loss(p: Params, x_n: Tensor, y_n: Tensor) -> Tensor:
+            return self._sample_loss(state, p, x_n[None], y_n[None])
+
+        return vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)

@@ -1,0 +1,152 @@
+"""Capture: a model as a pure function of its parameters, with its layers' calls on tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from natural_langevin.statistics.rules import RULES, Rule, Units, own_units
+from natural_langevin.statistics.rules.tapped import Tapped
+from natural_langevin.statistics.tape import CallKey, Epsilons, Tape, is_real
+from natural_langevin.statistics.vectorised import vectorised
+
+Params = dict[str, Tensor]
+
+
+class Places:
+    """Where a network keeps its parameters: every (module, attribute) once, whatever its names.
+
+    ``functional_call`` finds tied weights by itself, but where one submodule has two names it
+    puts back the second time what it had put in the first, and the parameter is lost."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        first = {id(p): name for name, p in model.named_parameters()}
+        self._first = {
+            f"{path}.{attribute}".lstrip("."): first[id(p)]
+            for path, module in model.named_modules()
+            for attribute, p in module.named_parameters(recurse=False, remove_duplicate=False)
+        }
+
+    def call(self, params: Params, args: Any, kwargs: Any = None) -> Any:
+        """The network with ``params``, by the first name of each, at every place."""
+        filled = {place: params[name] for place, name in self._first.items() if name in params}
+        return functional_call(self._model, filled, args, kwargs, tie_weights=False)
+
+
+class Network:
+    """A private copy of a model: hooks stay on it for good."""
+
+    def __init__(self, model: nn.Module, *, autocast: torch.dtype | None = None) -> None:
+        """With ``autocast`` the forward pass runs in that precision where torch.autocast does so;
+        parameters, outputs and all gradients that are squared keep the model's own."""
+        self.model, self.autocast = model, autocast
+        self.rules: dict[str, Rule] = {}  # of the layers that have one
+        self.owned: dict[str, dict[str, str]] = {}  # layer -> own name -> full name, trainable
+        self._tape: Tape | None = None
+        self.places = Places(model)
+
+    def trainable(self) -> Params:
+        """Parameters with ``requires_grad``, detached, by name (a tied one once)."""
+        return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def install_hooks(self) -> None:
+        """Watches every layer with trainable parameters of its own."""
+        for name, module in self.model.named_modules():
+            own = self._names(module, recurse=False)
+            if not own:
+                continue
+            self.owned[name] = own
+            # A forward that somebody replaced is not what the rule knows.
+            if type(module) in RULES and "forward" not in vars(module):
+                self.rules[name] = RULES[type(module)]
+            if isinstance(module, Tapped):
+                module.tape_of = self._tape_of(name)
+                continue
+            # First of all hooks: a user's own hook may change the output afterwards.
+            module.register_forward_hook(self._hook(name), with_kwargs=True, prepend=True)
+
+    def names_within(self, name: str) -> dict[str, str]:
+        """All trainable parameters inside a layer: their names there, and their full names."""
+        return self._names(self.model.get_submodule(name), recurse=True)
+
+    def _names(self, module: nn.Module, *, recurse: bool) -> dict[str, str]:
+        full = {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
+        inside = module.named_parameters(recurse=recurse)
+        return {name: full[id(p)] for name, p in inside if id(p) in full}
+
+    def _hook(self, name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            return None if self._tape is None else self._tape.watch(name, (args, kwargs), output)
+
+        return hook
+
+    def _tape_of(self, name: str) -> Any:
+        return lambda: (self._tape, name)
+
+    def call(self, params: Params, x: Tensor) -> Any:
+        """The outputs; recorded where a tape is running."""
+        if self.dtype is None:
+            with vectorised(x):
+                return self.places.call(params, (x,))
+        with vectorised(x), self.reduced(x):
+            outputs = self.places.call(params, (x,))
+        return pytree.tree_map(lambda o: o.to(self.dtype) if is_real(o) else o, outputs)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The precision of parameters and squares, where the forward pass has another one."""
+        return None if self.autocast is None else next(self.model.parameters()).dtype
+
+    @property
+    def loss_scale(self) -> float:
+        """A power of two. Float16 has no numbers below 6e-8; output gradients of a sample are at
+        most of order one and are summed, not averaged, so a modest factor is enough."""
+        return 16.0 if self.autocast == torch.float16 else 1.0
+
+    def reduced(self, x: Tensor) -> torch.autocast:
+        # No cache of converted weights: it would outlive the transformation they belong to.
+        return torch.autocast(x.device.type, dtype=self.autocast, cache_enabled=False)
+
+    @contextmanager
+    def taping(self, tape: Tape) -> Iterator[Tape]:
+        """The tape is taken off in any case: tensors that the network held on to would outlive the
+        transformation (vmap, vjp) they belong to."""
+        self._tape = tape
+        try:
+            yield tape
+        finally:
+            self._tape = None
+
+    def recorded_call(
+        self, params: Params, epsilons: Epsilons, x: Tensor
+    ) -> tuple[Any, dict[CallKey, list[Tensor]]]:
+        """Outputs, and the tensors that went into every recorded call."""
+        self._tape = tape = Tape(epsilons)
+        try:
+            return self.call(params, x), tape.inputs
+        finally:
+            self._tape = None
+
+    def units(self) -> Units:
+        """For every trainable bias, the full names of its units' trainable weights.
+
+        A frozen bias is no direction of the posterior, so its units have no bias row. A weight
+        that several layers share belongs to the first of their biases."""
+        units: Units = {}
+        taken: set[str] = set()
+        for name, own in self.owned.items():
+            module = self.model.get_submodule(name)
+            pairs = self.rules[name].units(module) if name in self.rules else own_units(module)
+            for bias, weights in pairs.items():
+                full = tuple(own[w] for w in weights if w in own and own[w] not in taken)
+                if bias in own and full and own[bias] not in units:
+                    units[own[bias]] = full
+                    taken |= {own[bias], *full}
+        return units

@@ -1,0 +1,48 @@
+"""What evaluating a minibatch gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from natural_langevin.likelihoods import State as LikelihoodState
+from natural_langevin.statistics.capture import Params
+
+
+@dataclass
+class Statistics:
+    """Fisher statistics by parameter name, with a leading chain axis."""
+
+    second: Params = field(default_factory=dict)
+    cross: dict[str, Params] = field(default_factory=dict)
+    samples: Params = field(default_factory=dict)
+
+
+@dataclass
+class Evaluation:
+    """What one batch says of every chain: loss (chain,), gradient, statistics, likelihood state."""
+
+    loss: Tensor
+    gradient: Params
+    statistics: Statistics
+    likelihood: LikelihoodState
+    deferred: dict[str, DeferredCall] = field(default_factory=dict)
+
+
+class DeferredCall(NamedTuple):
+    """The one call of a linear layer whose products somebody else forms: (chain, B, features)."""
+
+    input: Tensor  # a
+    delta: Tensor  # per-sample output gradients of the data's losses
+    fisher_delta: Tensor | None = None  # of drawn labels, for statistics; None: the same as delta
+
+
+class Settled(NamedTuple):
+    """What is known once the outputs are: the likelihood's state, the labels of the loss, and
+    those of the statistics."""
+
+    state: LikelihoodState
+    y: Tensor
+    labels: Tensor

@@ -1,0 +1,244 @@
+"""The plan: how the statistics of every parameter are found, for inputs of one shape.
+
+Two rehearsals, the second with one sample more, show which axis of every tensor is the batch: the
+one that grew. Three ways lead to per-sample gradients, from cheap to dear:
+
+    ruled     the layer has a rule, and its inputs and outputs have the samples on one axis
+    replayed  no rule: the layer alone is run again, sample by sample
+    whole     the network is run again, sample by sample: for a parameter that is used outside its
+              own layer, or in a layer whose outputs are shared by all samples
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.rules import Call
+from natural_langevin.statistics.rules.tapped import Tapped
+from natural_langevin.statistics.tape import CallKey, Tape, Trace, is_real
+
+
+class Axis(NamedTuple):
+    """Where the samples are: ``repeat`` consecutive indices of ``axis`` belong to each."""
+
+    axis: int
+    repeat: int
+
+    def first(self, value: Tensor) -> Tensor:
+        """(..., B repeat, ...) -> (B repeat, ...)."""
+        return value.movedim(self.axis, 0)
+
+    def apart(self, value: Tensor) -> Tensor:
+        """(..., B repeat, ...) -> (B, repeat, ...)."""
+        return self.first(value).unflatten(0, (-1, self.repeat))
+
+    def one(self, value: Tensor) -> Tensor:
+        """What ``apart`` made of one sample, as a batch of that sample alone."""
+        return value.movedim(0, self.axis)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the statistics of one batch need to know."""
+
+    traces: dict[CallKey, Trace]  # of the ruled and replayed layers' calls
+    inputs: dict[CallKey, list[Axis | None]]
+    outputs: dict[CallKey, list[Axis]]
+    ruled: tuple[str, ...]
+    replayed: tuple[str, ...]
+    whole: frozenset[str]  # full names of parameters
+
+    def epsilons(self, device: torch.device) -> dict[CallKey, list[Tensor]]:
+        return {
+            key: [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in trace.outputs]
+            for key, trace in self.traces.items()
+        }
+
+    def without(self, layers: Collection[str]) -> Plan:
+        """The plan with these ruled layers left out."""
+        return replace(self, ruled=tuple(n for n in self.ruled if n not in layers))
+
+    def single_linear_calls(self, network: Network) -> list[str]:
+        """Ruled ``nn.Linear`` layers with one call, of one row per sample, and no other use."""
+        found = []
+        for name in self.ruled:
+            keys = [key for key in self.traces if key[0] == name]
+            module, own = network.model.get_submodule(name), network.owned[name].values()
+            shared = sum(
+                full in others.values() for full in own for others in network.owned.values()
+            )
+            plain = type(module) is nn.Linear and len(keys) == 1 and shared == len(own)
+            if plain and not self.whole & set(own):
+                rows = [self.inputs[keys[0]], self.outputs[keys[0]]]
+                shapes = [
+                    *self.traces[keys[0]].inputs,
+                    *(s for s, _ in self.traces[keys[0]].outputs),
+                ]
+                if rows == [[Axis(0, 1)], [Axis(0, 1)]] and all(len(s) == 2 for s in shapes):
+                    found.append(name)
+        return found
+
+
+def make_plan(network: Network, params: Params, x: Tensor, distrusted: frozenset[str]) -> Plan:
+    """``params`` of one chain; ``distrusted`` parameters are known to need the whole network."""
+    traces, strangers = _rehearse(network, params, x)
+    longer, _ = _rehearse(network, params, torch.cat([x, x[:1]]))
+    inputs: dict[CallKey, list[Axis | None]] = {}
+    outputs: dict[CallKey, list[Axis]] = {}
+    ruled, replayed, whole = [], [], {*distrusted, *strangers}
+    for name, own in network.owned.items():
+        keys = [key for key in traces if key[0] == name]
+        if not keys:
+            continue  # never called: its statistics are zero
+        try:
+            if keys != [key for key in longer if key[0] == name]:
+                raise _UnclearError
+            for key in keys:
+                found = _axes(traces[key], longer[key], len(x))
+                inputs[key], outputs[key] = found
+        except _UnclearError:
+            whole |= set(own.values())
+            continue
+        if _rule_applies(network, name, [(traces[k], inputs[k], outputs[k]) for k in keys]):
+            ruled.append(name)
+        elif isinstance(network.model.get_submodule(name), Tapped):
+            whole |= set(own.values())  # what is on tape are its inner maps, not its arguments
+        else:
+            replayed.append(name)
+    by_rule = {p for name in ruled for p in network.owned[name].values()}
+    by_replay = [p for name in replayed for p in network.owned[name].values()]
+    whole |= {p for p in by_replay if p in by_rule or by_replay.count(p) > 1}
+    for bias, weights in network.units().items():
+        if whole & {bias, *weights}:
+            whole |= {bias, *weights}
+
+    def needed(name: str) -> bool:
+        return not whole >= set(network.owned[name].values())
+
+    ruled, replayed = [n for n in ruled if needed(n)], [n for n in replayed if needed(n)]
+    kept = {key: t for key, t in traces.items() if key[0] in ruled or key[0] in replayed}
+    return Plan(kept, inputs, outputs, tuple(ruled), tuple(replayed), frozenset(whole))
+
+
+class _UnclearError(Exception):
+    """A tensor whose batch axis cannot be told."""
+
+
+def _axes(trace: Trace, longer: Trace, batch: int) -> tuple[list[Axis | None], list[Axis]]:
+    if len(trace.inputs) != len(longer.inputs) or len(trace.outputs) != len(longer.outputs):
+        raise _UnclearError
+    pairs = zip(trace.inputs, longer.inputs, strict=True)
+    inputs = [_grown_axis(a, b, batch) for a, b in pairs]
+    outputs = []
+    for (a, _), (b, _) in zip(trace.outputs, longer.outputs, strict=True):
+        axis = _grown_axis(a, b, batch)
+        if axis is None:
+            raise _UnclearError  # an output that all samples share
+        outputs.append(axis)
+    return inputs, outputs
+
+
+def _grown_axis(shape: torch.Size, longer: torch.Size, batch: int) -> Axis | None:
+    """The axis that grew with one sample more, or None where none did."""
+    if len(shape) != len(longer):
+        raise _UnclearError
+    grown = [i for i, (a, b) in enumerate(zip(shape, longer, strict=True)) if a != b]
+    if not grown:
+        return None
+    axis = grown[0]
+    repeat, rest = divmod(shape[axis], batch)
+    if len(grown) > 1 or rest or longer[axis] != repeat * (batch + 1):
+        raise _UnclearError
+    return Axis(axis, repeat)
+
+
+def _rule_applies(
+    network: Network, name: str, calls: list[tuple[Trace, list[Axis | None], list[Axis]]]
+) -> bool:
+    """Samples on one axis of everything, and a rule that knows all of the layer's parameters."""
+    if name not in network.rules:
+        return False
+    for trace, inputs, outputs in calls:
+        if None in inputs or len({axis.repeat for axis in (*inputs, *outputs) if axis}) != 1:
+            return False
+        like = next(iter(network.model.parameters()))
+        sizes = [shape for shape, _ in trace.outputs]
+        deltas = tuple(a.first(like.new_zeros(s)) for a, s in zip(outputs, sizes, strict=True))
+        tensors = zip(inputs, trace.inputs, trace.real, strict=True)
+        made = tuple(
+            a.first(like.new_zeros(s, dtype=None if real else torch.int64))
+            for a, s, real in tensors
+            if a is not None
+        )
+        known = network.rules[name].gradients(network.model.get_submodule(name), Call(made, deltas))
+        if not network.owned[name].keys() <= known.keys():
+            return False
+    return True
+
+
+# Rehearsals ---------------------------------------------------------------------------------------
+
+
+def _rehearse(network: Network, params: Params, x: Tensor) -> tuple[dict[CallKey, Trace], set[str]]:
+    """One forward pass: the calls of all watched layers, and the parameters used elsewhere."""
+    with _open_modules(network) as opened, torch.no_grad(), network.taping(Tape()) as tape:
+        strangers = _Strangers(network, params, opened)
+        with strangers:
+            network.call(params, x.clone())  # a network may work in place
+    return tape.traces, strangers.found
+
+
+@contextmanager
+def _open_modules(network: Network) -> Iterator[list[str]]:
+    """The names of the watched layers whose forward is running, kept up to date by hooks."""
+    opened: list[str] = []
+
+    def push(name: str) -> Any:
+        return lambda *_: opened.append(name)
+
+    def pop(module: nn.Module, args: Any, output: Any) -> None:
+        opened.pop()
+
+    handles = []
+    for name in network.owned:
+        module = network.model.get_submodule(name)
+        handles.append(module.register_forward_pre_hook(push(name), prepend=True))
+        handles.append(module.register_forward_hook(pop))
+    try:
+        yield opened
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Strangers(TorchFunctionMode):
+    """Notes every parameter that a function sees while none of the parameter's layers is running.
+
+    ``functional_call`` puts the very tensors of ``params`` into the modules, so they are known by
+    identity. Looking at a shape or a dtype is no use of a parameter."""
+
+    def __init__(self, network: Network, params: Params, opened: list[str]) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self._opened = opened
+        self._names = {id(p): name for name, p in params.items()}
+        self._owners: dict[str, set[str]] = {}
+        for layer, own in network.owned.items():
+            for full in own.values():
+                self._owners.setdefault(full, set()).add(layer)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        seen = {self._names.get(id(leaf)) for leaf in pytree.tree_leaves((args, kwargs))} - {None}
+        if seen and any(is_real(leaf) for leaf in pytree.tree_leaves(result)):
+            self.found |= {n for n in seen if n and not self._owners[n] & set(self._opened)}
+        return result

@@ -1,0 +1,132 @@
+"""Preparing a private copy of a model: a deterministic, vectorisable forward pass, or a refusal.
+
+What cannot be sampled is refused here with the reason and the remedy, before anything is computed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+
+from natural_langevin.statistics.rules import restore_layers, rewrite_layers
+
+
+def plain_copy(model: nn.Module) -> nn.Module:
+    """A private copy, without the wrappers of ``torch.compile``: the step is compiled as a whole.
+
+    Parameters keep the names they have in the model that was compiled."""
+    refuse_model(model)
+    model = copy.deepcopy(_original(model))
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if _original(child) is not child:
+                setattr(parent, name, _original(child))
+    return model
+
+
+def _original(module: nn.Module) -> nn.Module:
+    """What a compiled wrapper wraps. By name: importing the wrapper's class takes seconds."""
+    wrapped = module._modules.get("_orig_mod")
+    if type(module).__name__ == "OptimizedModule" and wrapped is not None:
+        return wrapped
+    return module
+
+
+def refuse_model(model: nn.Module) -> None:
+    """What cannot even be copied or called as a function of its parameters."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            f"{type(model).__name__} is compiled by torch.jit, which hides its parameters: give "
+            "the nn.Module it was made from"
+        )
+    for name, p in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(p):
+            raise ValueError(
+                f"parameter {name!r} of a lazy module has no shape yet: call the model once on a "
+                "batch of inputs before giving it to the sampler"
+            )
+        if p.is_quantized:
+            raise TypeError(_quantised(name))
+        if p.requires_grad and p.dtype.is_complex:
+            raise TypeError(
+                f"parameter {name!r} is complex ({p.dtype}): its noise and its metric are not "
+                "defined here. Store the real and the imaginary part as two real parameters, and "
+                "combine them with torch.complex(...) in the forward pass"
+            )
+    for name, module in model.named_modules():
+        if ".quantized." in f"{type(module).__module__}.":
+            raise TypeError(_quantised(name))
+
+
+def _quantised(name: str) -> str:
+    return (
+        f"{name!r} is quantised: integers have no gradient and no Gaussian noise. Sample the "
+        "floating-point model, and quantise the networks of the posterior afterwards"
+    )
+
+
+def prepare_model(model: nn.Module, log: Any) -> None:
+    """Makes a private copy's forward pass deterministic, or refuses what cannot be."""
+    for name, module in model.named_modules():
+        _refuse_layer(f"layer {name!r} ({type(module).__name__})", module)
+        if isinstance(module, _DropoutNd) and module.training and module.p > 0:
+            module.eval()
+            log.info("dropout layer %r is switched off: sampling replaces it", name)
+        if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0:
+            if module.training:
+                log.info("dropout inside layer %r is switched off: sampling replaces it", name)
+            module.dropout = 0.0
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # no fused fast path, which calls none of its layers
+    rewrite_layers(model)
+
+
+def _refuse_layer(what: str, module: nn.Module) -> None:
+    if isinstance(module, _BatchNorm):
+        if module.training:
+            raise ValueError(
+                f"{what} is in training mode: its output for one sample depends on the others, so "
+                "the likelihood has no per-sample form. Call model.eval() first, or use GroupNorm "
+                "or LayerNorm"
+            )
+        if module.running_mean is None:
+            raise ValueError(
+                f"{what} has no running statistics, so its output for one sample depends on the "
+                "others even in eval mode. Use track_running_stats=True, GroupNorm or LayerNorm"
+            )
+    if isinstance(module, _InstanceNorm) and module.training and module.running_mean is not None:
+        raise ValueError(
+            f"{what} updates its running statistics in training mode. Call model.eval() first, or "
+            "use track_running_stats=False"
+        )
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.weight.requires_grad:
+        if module.sparse:
+            raise ValueError(
+                f"{what} asks for sparse gradients, but noise moves every row at every step. Use "
+                "sparse=False, or freeze the table with requires_grad_(False)"
+            )
+        if module.max_norm is not None or module.scale_grad_by_freq:
+            raise ValueError(
+                f"{what} changes its own table or its gradient (max_norm, scale_grad_by_freq), so "
+                "what it follows is not the gradient of a likelihood. Leave these options off; a "
+                "prior of small variance keeps rows short"
+            )
+
+
+def with_parameters(model: nn.Module, params: Mapping[str, Tensor]) -> nn.Module:
+    """A copy to hand out, as it was before ``prepare_model``, with these values."""
+    model = copy.deepcopy(model)
+    restore_layers(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in params:
+                parameter.copy_(params[name])
+    return model

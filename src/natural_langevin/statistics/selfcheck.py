@@ -1,0 +1,121 @@
+"""Self-check: before the first step, the statistics must equal those of the per-sample loop.
+
+The plan sees a layer's calls, not what they mean: a rule may be wrong, or a network may fold its
+axes in an unusual order. Each would give wrong statistics without an error, so a few samples are
+checked against the definition once per run. A parameter that fails is from then on computed from
+the whole network, sample by sample; a network that has no per-sample gradients is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from natural_langevin.likelihoods import State as LikelihoodState
+from natural_langevin.statistics import Evaluation, Gradients, Params
+
+log = logging.getLogger("natural_langevin")
+
+#: Samples looked at: several, so that mixed-up axes show.
+SAMPLES = 3
+#: Relative error above which the statistics are wrong. Rounding alone can push one unit of one
+#: sample across a kink, which in a small layer is a few per cent; wrong statistics are far off.
+TOLERANCE = 0.05
+
+
+def check_statistics(
+    gradients: Gradients, params: Params, state: LikelihoodState, x: Tensor, y: Tensor
+) -> None:
+    """Compares the first chain's gradient, second moments and bias rows with the definition."""
+    if gradients.need != "diagonal":
+        return
+    # Reduced-precision products (TF32) move activations across their kinks: compare without them.
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        wrong = _wrong_parameters(gradients, params, state, x, y)
+        if wrong and gradients.distrust(set(wrong)):
+            log.info(
+                "the rules do not fit %s: per-sample gradients of the whole network instead",
+                ", ".join(map(repr, wrong)),
+            )
+            wrong = _wrong_parameters(gradients, params, state, x, y)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    if wrong:
+        name, error = next(iter(wrong.items()))
+        raise ValueError(
+            f"the Fisher statistics of {name!r} do not match its per-sample gradients (relative "
+            f"error {error:.2g}): does the network do something else with a batch of one? Use "
+            "preconditioners.RMSProp() or Euclidean() for this network"
+        )
+
+
+def _wrong_parameters(
+    gradients: Gradients, params: Params, state: LikelihoodState, x: Tensor, y: Tensor
+) -> dict[str, float]:
+    """The parameters whose statistics are wrong, each with its relative error."""
+    x, y = x[:SAMPLES], y[:SAMPLES]
+    measured = _measure(gradients, params, state, x, y)
+    samples = _per_sample_loop(gradients, params, measured, x, y)
+    second = {k: g.square().mean(0) for k, g in samples.items()}
+    for name, g in samples.items():
+        # Relative to the samples' own gradients, which may cancel in the mean.
+        error = _relative(measured.gradient[name][0] - g.mean(0), second[name].sqrt())
+        if not error <= TOLERANCE:
+            raise ValueError(
+                f"the gradient of {name!r} is not the mean of its per-sample gradients (relative "
+                f"error {error:.2g}): do samples influence each other, or is the batch not the "
+                "first axis of x? Use preconditioners.RMSProp() or Euclidean() for this network"
+            )
+    errors = {k: [_relative(measured.statistics.second[k][0] - s, s)] for k, s in second.items()}
+    for bias, row in measured.statistics.cross.items():
+        for w, found in row.items():
+            b = samples[bias].reshape(
+                *samples[bias].shape, *(1,) * (found.ndim - samples[bias].ndim)
+            )
+            # By Cauchy and Schwarz no larger than this; relative to itself it may be a mere rest.
+            scale = (b.square().mean(0) * second[w]).sqrt()
+            errors[w].append(_relative(found[0] - (b * samples[w]).mean(0), scale))
+    return {k: max(e) for k, e in errors.items() if not max(e) <= TOLERANCE}
+
+
+def _measure(
+    gradients: Gradients, params: Params, state: LikelihoodState, x: Tensor, y: Tensor
+) -> Evaluation:
+    plain = copy.copy(gradients)
+    plain.targets = "data"  # drawn labels would be another sum
+    plain.sharing = "exact"  # the approximation starts from the same pieces
+    plain.clip = plain.peers = None  # every process checks for itself
+    plain.prepare(params, x)
+    return plain(
+        {name: value[:1] for name, value in params.items()},
+        {name: value[:1] for name, value in state.items()},
+        (x, y),
+        chain_axis=False,
+        key=torch.zeros(1, 2, dtype=torch.int32, device=x.device),
+        step=torch.zeros((), device=x.device),
+    )
+
+
+def _per_sample_loop(
+    gradients: Gradients, params: Params, measured: Evaluation, x: Tensor, y: Tensor
+) -> Params:
+    """d loss_n / d theta by the definition, one sample after the other: (n, *shape)."""
+    learned = {name: value[0] for name, value in measured.likelihood.items()}
+
+    def loss(p: Params, x_n: Tensor, y_n: Tensor) -> Tensor:
+        return gradients.likelihood.log_loss(gradients.network.call(p, x_n), y_n, learned).sum()
+
+    plain = {name: value[0] for name, value in params.items()}
+    found = [grad(loss)(plain, x[n : n + 1], y[n : n + 1]) for n in range(len(x))]
+    return {name: torch.stack([g[name] for g in found]) for name in plain}
+
+
+def _relative(error: Tensor, reference: Tensor) -> float:
+    scale = float(reference.norm())
+    return float(error.norm()) / scale if scale > 1e-12 else float(error.norm() > 1e-12)

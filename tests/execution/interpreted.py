@@ -1,0 +1,30 @@
+"""Runs the Triton kernel in Triton's interpreter, on the CPU, against the general step."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    sys.path.insert(0, str(Path(__file__).parent))
+
+    from test_fused_step import METRICS, assert_same_steps, network, sampler
+
+    from natural_langevin.execution.kernels import triton_linear
+    from natural_langevin.execution.kernels.layer import Backend
+
+    backend = Backend("triton", triton_linear.update_, triton_linear.arrange)
+    # A batch of 18 in two blocks, where sums go on in a second one, and in one block.
+    for bias, samples in ((True, 16), (False, 32)):
+        triton_linear.TILE = (16, 16, samples)
+        for name, metric in METRICS.items():
+            one = sampler(network(bias=bias), metric, chains=2)
+            assert_same_steps(one, backend, steps=2, expected=["0", "2"])
+            print(f"{name}, bias {bias}, blocks of {samples}: agrees")
+
+
+if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests
+    main()

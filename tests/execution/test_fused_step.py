@@ -1,0 +1,210 @@
+"""The fused step is Dynamics.step: every backend, every metric, against the general path."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from natural_langevin import Langevin, likelihoods, preconditioners, priors, random
+from natural_langevin.dynamics.overdamped import Rates
+from natural_langevin.execution.engine import Engine
+from natural_langevin.execution.kernels import FusedStep, backend_for, plan
+
+METRICS = {
+    "euclidean": preconditioners.Euclidean(),
+    "rmsprop": preconditioners.RMSProp(),
+    "diagonal": preconditioners.DiagonalFisher(damping=1e-2),
+    "quasi-diagonal": preconditioners.QuasiDiagonalFisher(damping=1e-2),
+    "quasi-diagonal, model": preconditioners.QuasiDiagonalFisher(targets="model"),
+}
+
+
+def network(*, bias: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 17, bias=bias), nn.ReLU(), nn.Linear(17, 5, bias=bias))
+
+
+def sampler(model: nn.Module, metric: Any, **settings: Any) -> Langevin:
+    settings = {"prior": priors.Gaussian(0.3, 0.1), "chains": 3, "step_size": 1e-3} | settings
+    return Langevin(
+        model, likelihoods.Categorical(), preconditioner=metric, num_data=50, **settings
+    )
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(50, 20, generator=generator), torch.arange(50) % 5
+
+
+def assert_same_steps(one: Langevin, backend: Any, *, steps: int = 3, expected: list[str]) -> None:
+    """Three steps of both paths from the same state; float32 rounding is all that may differ."""
+    x, y = data()
+    dynamics, state = one._dynamics, one.init()
+    fused_state = copy.deepcopy(state)
+    tasks = plan(dynamics, state, (x[:18], y[:18]))
+    assert [task.name for task in tasks] == expected
+    step = FusedStep(dynamics, tasks, backend, lambda state, *where: where, lambda f: f)
+    count = torch.tensor(50.0)
+    for k in range(steps):
+        row = one._rates_table(k, k + 1)[0]
+        rates = Rates(row[:-2], row[-2], row[-1])
+        batch = (x[3 * k : 3 * k + 18], y[3 * k : 3 * k + 18])
+        state, info = dynamics.step(state, batch, rates, count)
+        fused_info = step(fused_state, batch, rates, count, False)
+        torch.testing.assert_close(fused_info.loss, info.loss, rtol=1e-4, atol=1e-5)
+    assert (
+        float(
+            (state.params[f"{expected[0]}.weight"] - fused_state.params[f"{expected[0]}.weight"])
+            .abs()
+            .max()
+        )
+        < 1e-4
+    )
+    for general, fused in zip(
+        pytree.tree_leaves(state), pytree.tree_leaves(fused_state), strict=True
+    ):
+        torch.testing.assert_close(fused, general, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_cpu_kernel_is_the_general_step(metric: str, bias: bool) -> None:
+    backend = backend_for(torch.device("cpu"))
+    assert backend is not None
+    assert_same_steps(sampler(network(bias=bias), METRICS[metric]), backend, expected=["0", "2"])
+
+
+def test_priors_and_rates_of_every_chain_reach_the_kernel() -> None:
+    backend = backend_for(torch.device("cpu"))
+    grid = {
+        "prior": priors.Gaussian(torch.tensor([0.1, 1.0, 10.0]), torch.tensor([0.0, 0.5, -1.0])),
+        "step_size": torch.tensor([1e-4, 1e-3, 2e-3]),
+        "temperature": torch.tensor([1.0, 0.1, 0.0]),
+    }
+    one = sampler(network(), preconditioners.QuasiDiagonalFisher(damping=1e-2), **grid)
+    assert_same_steps(one, backend, expected=["0", "2"])
+    flat = sampler(network(), preconditioners.Euclidean(), prior=priors.Flat())
+    assert_same_steps(flat, backend, expected=["0", "2"])
+
+
+class Tied(nn.Module):
+    """A weight that is used twice: once by its layer, once outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(20, 20), nn.Linear(20, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.relu(self.one(x)) @ self.one.weight)
+
+
+def test_what_does_not_qualify_stays_with_the_general_path() -> None:
+    backend = backend_for(torch.device("cpu"))
+    torch.manual_seed(0)
+    assert_same_steps(sampler(Tied(), preconditioners.RMSProp()), backend, expected=["two"])
+    frozen = network()
+    frozen[0].bias.requires_grad_(False)
+    assert_same_steps(sampler(frozen, preconditioners.RMSProp()), backend, expected=["2"])
+    shaped = sampler(
+        network(), METRICS["quasi-diagonal"],
+        prior={"0.*": priors.NormalInverseGamma(), "*": priors.Gaussian(1.0)},
+    )  # fmt: skip
+    assert_same_steps(shaped, backend, expected=["2"])
+
+
+def test_double_precision_and_the_full_metric_are_not_fused() -> None:
+    x, y = data()
+    full = sampler(network(), preconditioners.FullFisher(max_parameters=1000))
+    double = sampler(network().double(), preconditioners.RMSProp())
+    for one, inputs in ((full, x), (double, x.double())):
+        assert plan(one._dynamics, one.init(), (inputs[:18], y[:18])) == []
+
+
+def test_a_stopped_chain_stands_still() -> None:
+    one = sampler(network(), METRICS["quasi-diagonal"])
+    x, y = data()
+    state = one.init()
+    state.params["0.weight"][1] = torch.nan
+    before = copy.deepcopy(state)
+    tasks = plan(one._dynamics, one.init(), (x[:18], y[:18]))
+    row = one._rates_table(0, 1)[0]
+    backend = backend_for(torch.device("cpu"))
+    step = FusedStep(one._dynamics, tasks, backend, lambda state, *where: where, lambda f: f)
+    info = step(
+        state, (x[:18], y[:18]), Rates(row[:-2], row[-2], row[-1]), torch.tensor(50.0), False
+    )
+    assert info.diverged.tolist() == [False, True, False]
+    torch.testing.assert_close(state.params["2.weight"][1], before.params["2.weight"][1])
+    torch.testing.assert_close(state.mean["0.bias"][1], before.mean["0.bias"][1])
+    assert not torch.equal(state.params["2.weight"][0], before.params["2.weight"][0])
+
+
+def test_threads_share_the_rows_of_a_layer() -> None:
+    """Bit for bit, on a layer so large, and so often, that threads are at work together."""
+    backend, ends, before = backend_for(torch.device("cpu")), [], torch.get_num_threads()
+    x, y = torch.rand(18, 500, generator=torch.Generator().manual_seed(1)), torch.arange(18)
+    for threads in (1, 4):
+        torch.manual_seed(0)
+        one = sampler(nn.Linear(500, 400), METRICS["quasi-diagonal"])
+        state, row = one.init(), one._rates_table(0, 1)[0]
+        tasks = plan(one._dynamics, state, (x, y))
+        step = FusedStep(one._dynamics, tasks, backend, lambda state, *where: where, lambda f: f)
+        torch.set_num_threads(threads)
+        try:
+            for _ in range(40):
+                step(state, (x, y), Rates(row[:-2], row[-2], row[-1]), torch.tensor(50.0), False)
+        finally:
+            torch.set_num_threads(before)
+        ends.append(state)
+    for a, b in zip(*map(pytree.tree_leaves, ends), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_kernels_noise_is_that_of_random() -> None:
+    from natural_langevin.execution.kernels import cpu_linear
+
+    key = random.stream(random.origin(3, random.NOISE, torch.arange(1)), 5)
+    out = torch.empty(1 << 16)
+    words = [int(k) for k in key[0]]
+    cpu_linear.library().linear_noise(64, len(out) // 32, *words, cpu_linear.pointer(out))
+    expected = random.normal(key, len(out), start=64)[0]
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=5e-6)
+    assert float(out.std()) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while compiling
+def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one() -> None:
+    """The step compiled as a whole, of one layer: every further one adds half a minute."""
+    one_layer = nn.Sequential(nn.Linear(20, 5))
+    for model, fuse in ((network(), True), (one_layer, False)):
+        ends = []
+        for compile in (False, True):
+            one = sampler(model, METRICS["quasi-diagonal"], compile=compile)
+            engine, state = one.prepare(data(), steps=8, batch_size=10)
+            engine = Engine(
+                one._dynamics, engine.stream, engine.rates, 50, mode=engine.mode, fuse=fuse
+            )
+            state, _ = engine.run(state, 0, 8)
+            ends.append(state)
+            assert isinstance(engine._compiled, FusedStep) == (compile and fuse)
+        for a, b in zip(*map(pytree.tree_leaves, ends), strict=True):
+            torch.testing.assert_close(b, a, rtol=2e-4, atol=2e-5)
+
+
+def test_the_triton_kernel_in_its_interpreter() -> None:
+    """Triton decides at import whether kernels are interpreted, so another process runs this."""
+    pytest.importorskip("triton", reason="Triton is not installed: its kernel is not tested")
+    script = Path(__file__).with_name("interpreted.py")
+    ran = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("agrees") == 2 * len(METRICS)

@@ -1,0 +1,80 @@
+"""Gaussian mixtures against scipy: densities, quantiles by root finding, CRPS by quadrature."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, optimize, stats
+from torch import Tensor
+
+from natural_langevin.likelihoods import mixtures
+
+
+@pytest.fixture
+def mixture() -> tuple[Tensor, Tensor, Tensor]:
+    """Means (network, point), variances (network, 1), and a y for each point; partly far apart."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(5, 4, generator=generator) * torch.tensor([0.1, 1.0, 5.0, 0.0]) + 2
+    variance = torch.rand(5, 1, generator=generator) + 0.1
+    return means, variance, torch.tensor([2.0, 0.5, 9.0, -7.0])
+
+
+def components(mixture: tuple[Tensor, Tensor, Tensor], point: int):  # type: ignore[no-untyped-def]
+    means, variance, _ = mixture
+    return stats.norm(means[:, point].double().numpy(), variance[:, 0].double().sqrt().numpy())
+
+
+def test_density_and_cdf(mixture: tuple[Tensor, Tensor, Tensor]) -> None:
+    means, variance, y = mixture
+    log_p, below = mixtures.log_density(y, means, variance), mixtures.cdf(y, means, variance)
+    for k in range(4):
+        parts = components(mixture, k)
+        assert float(log_p[k]) == pytest.approx(np.log(parts.pdf(float(y[k])).mean()), rel=1e-9)
+        assert float(below[k]) == pytest.approx(parts.cdf(float(y[k])).mean(), rel=1e-9, abs=1e-15)
+
+
+def test_density_far_from_every_network() -> None:
+    """Where every density underflows, its logarithm does not."""
+    far = mixtures.log_density(torch.tensor([1e4]), torch.zeros(3, 1), torch.tensor(1.0))
+    assert float(far) == pytest.approx(stats.norm.logpdf(1e4))
+
+
+@pytest.mark.parametrize("level", [0.001, 0.05, 0.5, 0.95, 0.999])
+def test_quantiles(mixture: tuple[Tensor, Tensor, Tensor], level: float) -> None:
+    means, variance, _ = mixture
+    found = mixtures.quantile(level, means, variance)
+    for k in range(4):
+        parts = components(mixture, k)
+
+        def excess(t: float, parts=parts) -> float:  # type: ignore[no-untyped-def]
+            return float(parts.cdf(t).mean() - level)
+
+        assert float(found[k]) == pytest.approx(optimize.brentq(excess, -60, 60), abs=1e-8)
+
+
+def by_quadrature(parts, y: Tensor) -> float:  # type: ignore[no-untyped-def]
+    """The integral that defines the score, on each side of y."""
+    left = integrate.quad(lambda t: parts.cdf(t).mean() ** 2, -40, float(y), limit=200)[0]
+    right = integrate.quad(lambda t: parts.sf(t).mean() ** 2, float(y), 60, limit=200)[0]
+    return float(left + right)
+
+
+def test_crps(mixture: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    means, variance, y = mixture
+    found = mixtures.crps(y, means, variance)
+    for k in range(4):
+        assert float(found[k]) == pytest.approx(by_quadrature(components(mixture, k), y[k]), 1e-6)
+    monkeypatch.setattr(mixtures, "_PAIRS", 1)  # one network at a time
+    torch.testing.assert_close(mixtures.crps(y, means, variance), found)
+
+
+def test_crps_of_a_point_is_the_absolute_error() -> None:
+    found = mixtures.crps(torch.tensor([3.0]), torch.full((2, 1), 1.0), torch.tensor(0.0))
+    assert float(found) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, float("nan")])
+def test_levels_outside_are_refused(level: float) -> None:
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        mixtures.quantile(level, torch.zeros(2, 1), torch.tensor(1.0))

@@ -1,0 +1,69 @@
+"""Every kind of layer against the float64 per-sample loop, however it is run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from natural_langevin.statistics import Evaluation, Params
+from oracle import chains_of, cross_entropy, per_sample_loop, spread
+from registry import CASES, batch, evaluate, make
+
+BATCH = 4
+
+
+def assert_exact(evaluation: Evaluation, chain: int, samples: Params) -> None:
+    """Gradient, second moments and bias rows from per-sample gradients (B, *shape) in float64.
+
+    Errors are relative to the norm: a few hundred roundings."""
+    tolerance = 1e-5 if evaluation.loss.dtype == torch.float32 else 1e-12
+    statistics = evaluation.statistics
+    assert evaluation.gradient.keys() == statistics.second.keys() == samples.keys()
+    pairs = {}
+    for k, g in samples.items():
+        pairs["gradient", k] = (evaluation.gradient[k], g.mean(0))
+        pairs["second", k] = (statistics.second[k], g.square().mean(0))
+    for b, row in statistics.cross.items():
+        for w, cross in row.items():
+            expected = (spread(samples[b], samples[w]) * samples[w]).mean(0)
+            pairs["cross", b, w] = (cross, expected)
+    for what, (measured, reference) in pairs.items():
+        assert measured[chain].shape == reference.shape, what
+        assert measured[chain].count_nonzero() > 0, f"{what} is zero"
+        error = (measured[chain].double() - reference).norm() / reference.norm()
+        assert error <= tolerance, f"{what}: relative error {error:.1e}"
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("name", CASES)
+def test_statistics_equal_the_per_sample_loop(name: str, dtype: torch.dtype, chains: int) -> None:
+    model, (x, y) = make(name, dtype), batch(name, BATCH, chains, dtype)
+    params = chains_of(model, chains)
+    evaluation, gradients = evaluate(name, params, x, y)
+    for c in range(chains):
+        own = {k: p[c] for k, p in params.items()}
+        expected = per_sample_loop(model, cross_entropy, x[c], y[c], own)
+        assert_exact(evaluation, c, expected.samples)
+    (plan,) = gradients._plans.values()
+    replayed = {p for n in plan.replayed for p in gradients.network.owned[n].values()}
+    assert (replayed - plan.whole, set(plan.whole)) == (
+        set(CASES[name].replayed), set(CASES[name].whole)
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # raised inside inductor
+@pytest.mark.parametrize(
+    ("name", "chains", "dtype", "backend"),
+    # One network of many kinds, because each takes a minute; results/compiled-layers.json has all.
+    [("compact", 3, torch.float32, "inductor")],
+)
+def test_compiled(name: str, chains: int, dtype: torch.dtype, backend: str) -> None:
+    """fullgraph=True, with and without several chains."""
+    model, (x, y) = make(name, dtype), batch(name, BATCH, chains, dtype)
+    params = chains_of(model, chains)
+    evaluation, _ = evaluate(name, params, x, y, backend=backend)
+    for c in range(chains):
+        own = {k: p[c] for k, p in params.items()}
+        expected = per_sample_loop(model, cross_entropy, x[c], y[c], own)
+        assert_exact(evaluation, c, expected.samples)

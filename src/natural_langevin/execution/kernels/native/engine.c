@@ -118,12 +118,12 @@ static void carve_scratch(Arena *arena, Scratch *s, const Run *run, const Layer 
         units = most(units, chunk);
     }
     s->pack = CARVE(arena, real, DEPTH * ROWS);
-    s->squares = CARVE(arena, real, run->batch * OUTER_WIDTH);
+    s->squares = CARVE(arena, real, 2 * run->batch * OUTER_WIDTH);
     s->v = CARVE(arena, real, widest);
     s->d = CARVE(arena, real, widest);
     for (int k = 0; k < 3; ++k) s->sums[k] = CARVE(arena, real, sums);
-    s->noise = CARVE(arena, float, sums + 64);
-    s->bias_noise = CARVE(arena, float, units + 64);
+    s->noise = CARVE(arena, float, sums + 512);
+    s->bias_noise = CARVE(arena, float, units + 512);
     s->active = CARVE(arena, Active, units);
     for (int64_t u = 0; u < units; ++u) {
         int32_t *const sample = CARVE(arena, int32_t, run->batch);
@@ -309,11 +309,16 @@ static void wide_sums(const Team *t, int64_t k, int64_t unit, int64_t units, int
         const real *const block = p->blocks + i * batch;
         const int64_t vectors = (least(OUTER_WIDTH, l->in - i) + LANES - 1) / LANES;
         if (need >= SECOND)
-            for (int64_t n = 0; n < batch * OUTER_WIDTH; ++n) s->squares[n] = block[n] * block[n];
+            for (int64_t n = 0; n < batch; ++n)
+                for (int64_t j = 0; j < OUTER_WIDTH; ++j) {
+                    const real x = block[n * OUTER_WIDTH + j];
+                    s->squares[2 * n * OUTER_WIDTH + j] = x;
+                    s->squares[(2 * n + 1) * OUTER_WIDTH + j] = x * x;
+                }
         for (int64_t u = 0; u < units; ++u) {
             const int64_t at = u * width + i;
             const Sums sums = {s->sums[0] + at, s->sums[1] + at, s->sums[2] + at, width};
-            outer_product(vectors, need, s->active[u], block, s->squares, sums);
+            outer_product(vectors, need, s->active[u], need >= SECOND ? s->squares : block, sums);
         }
     }
 }

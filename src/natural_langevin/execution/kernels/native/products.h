@@ -223,19 +223,28 @@ typedef struct {
     real *delta;
 } Active;
 
-INLINE void outer_tile(int vectors, int need, Active u, const real *a, const real *aa, Sums s) {
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC optimize("no-schedule-insns")  // loads moved early would push sums out of registers
+#endif
+
+// `a` holds a sample's inputs and their squares side by side; without squares (need = GRADIENT), the
+// inputs alone.
+INLINE void outer_tile(int vectors, int need, Active u, const real *a, Sums s) {
+    const int64_t width = need >= SECOND ? 2 * OUTER_WIDTH : OUTER_WIDTH;
     vector g[OUTER_VECTORS], q[OUTER_VECTORS], c[OUTER_VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) g[v] = q[v] = c[v] = (vector){0};
+#pragma GCC unroll 2
     for (int64_t n = 0; n < u.count; ++n) {
         const real delta = u.delta[n], square = delta * delta;
-        const real *row = a + u.sample[n] * OUTER_WIDTH, *squares = aa + u.sample[n] * OUTER_WIDTH;
+        const real *row = a + u.sample[n] * width;
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) {
             const vector x = load(row + v * LANES);
             g[v] += x * delta;
-            if (need >= SECOND) q[v] += load(squares + v * LANES) * square;
             if (need >= SECOND_AND_CROSS) c[v] += x * square;
+            if (need >= SECOND) q[v] += load(row + OUTER_WIDTH + v * LANES) * square;
         }
     }
 #pragma GCC unroll 8
@@ -246,11 +255,11 @@ INLINE void outer_tile(int vectors, int need, Active u, const real *a, const rea
     }
 }
 
-#define OUTER_CASE(V, N) case (V)*4 + (N): outer_tile(V, N, u, a, aa, s); break;
+#define OUTER_CASE(V, N) case (V)*4 + (N): outer_tile(V, N, u, a, s); break;
 #define OUTER_NEEDS(V) OUTER_CASE(V, GRADIENT) OUTER_CASE(V, SECOND) OUTER_CASE(V, SECOND_AND_CROSS)
 
-// One unit against one block of A, a (batch, OUTER_WIDTH); sums are written in whole vectors.
-static void outer_product(int64_t vectors, int need, Active u, const real *a, const real *aa, Sums s) {
+// One unit against one block of A; sums are written in whole vectors.
+static void outer_product(int64_t vectors, int need, Active u, const real *a, Sums s) {
     switch (vectors * 4 + need) {
         OUTER_NEEDS(1) OUTER_NEEDS(2) OUTER_NEEDS(3) OUTER_NEEDS(4)
 #if OUTER_VECTORS == 8
@@ -258,5 +267,9 @@ static void outer_product(int64_t vectors, int need, Active u, const real *a, co
 #endif
     }
 }
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC pop_options
+#endif
 
 #endif

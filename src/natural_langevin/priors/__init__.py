@@ -46,6 +46,13 @@ class Prior:
         """A draw for every chain from the streams ``key`` (chain, 2): shape (chain, *shape)."""
         raise NotImplementedError
 
+    @property
+    def precision(self) -> float | Tensor:
+        """The prior's typical curvature per weight, a number or (chain,): what the damping goes by.
+
+        -d^2 ln alpha / d theta^2 where that is constant; 0 where the prior says nothing."""
+        return 0.0
+
     def chain_values(self) -> dict[str, float | Tensor]:
         """The settings that may hold one value per chain, by name; for validation."""
         return {}
@@ -83,6 +90,11 @@ class Gaussian(Prior):
     def sample(self, key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         z = random.normal(key, math.prod(shape)).to(dtype).reshape(-1, *shape)
         return per_chain(self.mean, z) + per_chain(self.variance, z).sqrt() * z
+
+    @property
+    def precision(self) -> float | Tensor:
+        """1 / variance."""
+        return 1 / self.variance
 
     def chain_values(self) -> dict[str, float | Tensor]:
         return {"variance": self.variance, "mean": self.mean}
@@ -143,6 +155,12 @@ class NormalInverseGamma(Prior):
         u = random.uniform(key ^ 0x5BD1E995, 1)[:, 0].to(torch.float64)
         precision = _gamma_quantile(self.alpha, u) / self.beta
         return per_chain(self.mean, z) + z * per_chain(precision.rsqrt(), z)
+
+    @property
+    def precision(self) -> float | Tensor:
+        """The mean of 1 / variance under the prior, alpha / beta; the curvature that the weights
+        themselves imply, (alpha + d/2) / (beta + S/2), moves around it with them."""
+        return self.alpha / self.beta
 
     def chain_values(self) -> dict[str, float | Tensor]:
         return {"mean": self.mean}

@@ -124,7 +124,7 @@ class Method:
 
 
 #: The paper's settings: C follows every batch to the end, is applied to the batch it has just seen,
-#: and has one damping. Labels drawn from the model, which the paper left untried, need a larger one.
+#: and has one damping. Labels drawn from the model, which the paper left untried, need a larger.
 AS_IN_THE_PAPER: Any = {"fresh": True, "adapt": "always", "damping": 1e-4}
 MODEL_TARGETS: Any = AS_IN_THE_PAPER | {"targets": "model", "damping": 1e-2}
 RMSPROP = partial(P.RMSProp, **AS_IN_THE_PAPER)

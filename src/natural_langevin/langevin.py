@@ -411,7 +411,7 @@ class Langevin:
         columns = [
             schedules.tabulate(eta, start, stop, name="step_size", chains=chains or self.chains),
             schedules.tabulate(
-                self.preconditioner.decay, start, stop, name="decay", chains=1, high=1.0
+                self.preconditioner.ema_schedule(), start, stop, name="decay", chains=1, high=1.0
             ),
             schedules.tabulate(self.mean_rate, start, stop, name="mean_rate", chains=1, high=1.0),
         ]

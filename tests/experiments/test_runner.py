@@ -15,9 +15,9 @@ import torch
 
 from natural_langevin import data
 from natural_langevin.experiments import runner
-from natural_langevin.experiments.table1 import results, stages
 from natural_langevin.experiments.loop import DivergedError
 from natural_langevin.experiments.runner import STAGES, Request, RunError, run
+from natural_langevin.experiments.table1 import results, stages
 from natural_langevin.experiments.table1.protocol import BY_NAME, METHODS, PRESETS, fit_to
 from natural_langevin.experiments.table1.stages import Bench
 from natural_langevin.report import load_results, render

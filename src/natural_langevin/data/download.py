@@ -134,4 +134,3 @@ def _refuse_downgrade(response: Any) -> None:
     if response.is_redirect:
         target = urljoin(response.url, response.headers["location"])
         _require_safe(target, loopback=urlsplit(response.url).scheme != "https")
-

@@ -78,9 +78,7 @@ def sample(
             k: 0.5 * jax.random.normal(kk, s)
             for kk, (k, s) in zip(keys[2:], shapes.items(), strict=True)
         }
-        adapt = blackjax.window_adaptation(
-            blackjax.nuts, log_density, target_acceptance_rate=0.8
-        )
+        adapt = blackjax.window_adaptation(blackjax.nuts, log_density, target_acceptance_rate=0.8)
         (state, parameters), _ = adapt.run(keys[0], start, warmup)
         kernel = blackjax.nuts(log_density, **parameters, max_num_doublings=8)
 
@@ -95,7 +93,8 @@ def sample(
 
 
 def summary(problem: Problem, outputs: np.ndarray) -> dict[str, Any]:
-    """Test NLL of the averaged densities, mean prediction and its sd over networks, per chain too."""
+    """Test NLL of the averaged densities, mean prediction and its sd over networks."""
+
     def nll(out: np.ndarray) -> float:
         y = jnp.asarray(problem.y_test.numpy())
         logp = jax.vmap(lambda o: log_likelihood(problem, o, y))(jnp.asarray(out))

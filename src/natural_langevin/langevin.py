@@ -15,7 +15,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, words
-from natural_langevin.data.streams import Loader, Subsets, as_stream, check_finite, split_pair
+from natural_langevin.data.streams import (
+    InMemory,
+    Loader,
+    Stream,
+    Subsets,
+    as_stream,
+    check_finite,
+    split_pair,
+)
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed.beginning import agree, open_checkpoint, resumed_config
 from natural_langevin.distributed.holding import spread
@@ -207,8 +215,9 @@ class Langevin:
 
         Iterate k is the parameter after k updates; k = burn_in + thin, burn_in + 2 thin, ... are
         kept, (steps - burn_in) // thin in all. ``data``: (x, y) tensors, y alone (unsupervised), a
-        TensorDataset, or a DataLoader (whose batches are shared by all chains, and whose own
-        batch size counts).
+        TensorDataset, or a DataLoader, whose own batch size counts: every chain gets an order of
+        its own where its dataset can be indexed (see ``data.loaders``). N is what it yields in an
+        epoch, unless ``num_data`` says otherwise.
 
         ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
         (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
@@ -243,6 +252,7 @@ class Langevin:
             "sample_dtype": str(dtype),
             "num_data": engine.num_data,
             "data": engine.stream.fingerprint(),
+            "shared_batches": not engine.stream.chain_axis,
         }
         if chosen:
             config |= {"step_size": words(step_size), "pilot": chosen.as_dict()}
@@ -342,23 +352,38 @@ class Langevin:
         stream = as_stream(
             data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed, device=self.device
         )
-        num_data = self.num_data or stream.num_data
-        if num_data is None:
-            raise ValueError(
-                "this DataLoader's dataset has no length: give Langevin(..., num_data=N). "
-                "N sets the weight of the prior and the size of the noise"
-            )
+        num_data = self._number_of_data(stream)
         check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
-        if isinstance(stream, Loader):
+        if not isinstance(stream, InMemory):
             stream.check = batch_check(dynamics.gradients, state.params)
-            if self.chains > 1:
-                log.info("a DataLoader's batches are shared by all %d chains", self.chains)
         rates = self._rates_table(0, steps, step_size)
         warn_if_stiff(self.preconditioner, self._prior, float(rates[:, :-2].max()), num_data)
         per_step = 6.0 * self.chains * batch_size * sum(p[0].numel() for p in state.params.values())
         processes = 1 if self.place is None else self.place.layout.processes
         mode = choose_mode(self.compile, work=per_step * steps / processes, steps=steps)
         return Engine(dynamics, stream, self._own_rates(rates), num_data, mode=mode), state
+
+    def _number_of_data(self, stream: Stream) -> float:
+        """N: the user's own, or what the data yield. Batches that do not stand for the data are
+        refused, or, where the user has said what N is, warned of."""
+        problem = stream.wrong or ("" if stream.num_data else stream.unknown)
+        if self.num_data is None and problem:
+            raise ValueError(
+                f"{problem}: give Langevin(..., num_data=N) to sample with it all the same. "
+                "N sets the weight of the prior and the size of the noise"
+            )
+        if self.num_data is not None and stream.wrong:
+            log.warning("%s", stream.wrong)
+        if isinstance(stream, Loader):
+            stream.expected = stream.num_data if self.num_data is None else None
+            if self.chains > 1:
+                log.info(
+                    "the DataLoader's batches are shared by all %d chains, whose draws are then "
+                    "not independent", self.chains,
+                )  # fmt: skip
+        found = self.num_data or stream.num_data
+        assert found is not None
+        return found
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
@@ -386,7 +411,7 @@ class Langevin:
         columns = [
             schedules.tabulate(eta, start, stop, name="step_size", chains=chains or self.chains),
             schedules.tabulate(
-                self.preconditioner.decay, start, stop, name="decay", chains=1, high=1.0
+                self.preconditioner.ema_schedule(), start, stop, name="decay", chains=1, high=1.0
             ),
             schedules.tabulate(self.mean_rate, start, stop, name="mean_rate", chains=1, high=1.0),
         ]

@@ -178,18 +178,18 @@ class Wrong(preconditioners.QuasiDiagonalFisher):
 
     kind = ""
 
-    def factor(self, metric):  # type: ignore[no-untyped-def]
-        right = super().factor(metric)
+    def factor(self, metric, damping):  # type: ignore[no-untyped-def]
+        right = super().factor(metric, damping)
 
         class Mismatched(Factor):
             def sample(inner, z):  # type: ignore[no-untyped-def]  # noqa: N805
                 if Wrong.kind == "C instead of its root":
                     return right.apply(z)
                 if Wrong.kind == "no bias row":
-                    return {k: (metric["second"][k] + self.damping).rsqrt() * z[k] for k in z}
+                    return {k: (metric["second"][k] + damping[k]).rsqrt() * z[k] for k in z}
                 if Wrong.kind == "metric of the noise clamped":
                     clamped = {k: j.clamp_min(0.05) for k, j in metric["second"].items()}
-                    scale = {k: (j + self.damping).rsqrt() for k, j in clamped.items()}
+                    scale = {k: (j + damping[k]).rsqrt() for k, j in clamped.items()}
                     return diagonal_factor(scale).sample(z)
                 return right.sample(z)
 

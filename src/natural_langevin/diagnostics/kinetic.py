@@ -120,7 +120,7 @@ def measure(
     warm, cold, swallowed = [none.warm], [none.cold], 0
     for batch in batches:
         new, _ = dynamics.step(state, batch, rates, num_data, chain_axis=chain_axis)
-        weights = _rough_diagonal(dynamics, new, generator)
+        weights = _rough_diagonal(dynamics, new, num_data, generator)
         sums = _step_sums(dynamics, state, new, batch, rates, num_data, weights, chain_axis,
                           generator)  # fmt: skip
         finite = torch.isfinite(sums[..., : _TRACE + 1]).flatten(1).all(1)
@@ -162,15 +162,15 @@ def _step_sums(
 ) -> Tensor:
     eta, theta = rates.step_size, old.params
     v, delta = _gradient_of_halves(dynamics, old, new, batch, num_data, chain_axis)
-    apply = dynamics.preconditioner.apply
-    p = {k: -per_chain(eta, c) * c for k, c in apply(new.metric, v).items()}
-    heat = {k: per_chain(eta, c) * c for k, c in apply(new.metric, delta).items()}
+    C = dynamics.preconditioner.factor(new.metric, dynamics.damping(theta, num_data))
+    p = {k: -per_chain(eta, c) * c for k, c in C.apply(v).items()}
+    heat = {k: per_chain(eta, c) * c for k, c in C.apply(delta).items()}
     root = {k: weights[k].rsqrt() for k in weights}
     signs = {
         k: torch.randint(0, 2, t.shape, generator=generator, device=t.device).to(t) * 2 - 1
         for k, t in theta.items()
     }
-    image = apply(new.metric, {k: signs[k] * root[k] for k in signs})
+    image = C.apply({k: signs[k] * root[k] for k in signs})
     scale = float(num_data) / (2 * eta.double())
     columns = []
     for k, w in weights.items():
@@ -189,15 +189,18 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a.double() * b.double()).flatten(1).sum(1)
 
 
-def _rough_diagonal(dynamics: Dynamics, state: State, generator: torch.Generator) -> Params:
+def _rough_diagonal(
+    dynamics: Dynamics, state: State, num_data: float, generator: torch.Generator
+) -> Params:
     """Weights D > 0: mean squares of a few vectors of covariance C."""
+    C = dynamics.preconditioner.factor(state.metric, dynamics.damping(state.params, num_data))
     total = {k: torch.zeros_like(p) for k, p in state.params.items()}
     for _ in range(_WEIGHT_DRAWS):
         z = {
             k: torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
             for k, p in state.params.items()
         }
-        drawn = dynamics.preconditioner.sample(state.metric, z)
+        drawn = C.sample(z)
         total = {k: total[k] + drawn[k].square() / _WEIGHT_DRAWS for k in total}
     return {k: t.clamp_min(torch.finfo(t.dtype).tiny) for k, t in total.items()}
 

@@ -14,6 +14,7 @@ prior or the noise. Reference: Marceau-Caron & Ollivier 2017, Eq. (3) and Algori
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import random
 from natural_langevin._internal.chains import average, per_chain
-from natural_langevin.preconditioners import Preconditioner
+from natural_langevin.preconditioners import Damping, Preconditioner, resolve_damping
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import Evaluation, Gradients, Params
 
@@ -133,7 +134,7 @@ class Dynamics:
         v = {k: g[k] - self.prior[k].gradient(theta[k]) / num_data for k in theta}
         # "update preconditioner C using current sample and gradient"  (g without the prior)
         metric = self.preconditioner.update(state.metric, g, evaluation.statistics, rates.decay)
-        C = self.preconditioner.factor(metric)
+        C = self.preconditioner.factor(metric, self.damping(theta, num_data))
         # "apply preconditioner: g <- C g"
         drift = C.apply(v)
         # "sample preconditioned noise: xi ~ N(0, C) = C^{1/2} N(0, Id)"
@@ -147,6 +148,11 @@ class Dynamics:
         # "update posterior mean: theta_mean <- (1 - mu_t) theta_mean + mu_t theta"
         mean = {k: average(state.mean[k], moved[k], rates.mean) for k in theta}
         return State(state.step + 1, moved, mean, metric, evaluation.likelihood, state.diverged)
+
+    def damping(self, names: Iterable[str], num_data: float | Tensor) -> Damping:
+        """epsilon of these parameters, for drift and noise alike."""
+        own = {k: self.prior[k] for k in names}
+        return resolve_damping(self.preconditioner, own, num_data)
 
     def noise_scale(self, rates: Rates, num_data: float | Tensor) -> Tensor:
         """sqrt(2 eta T / N): (chain,)."""

@@ -90,7 +90,8 @@ class Engine:
             self._shuffle(step)
             batch = None if isinstance(self.stream, InMemory) else self.stream.batch(step)
             if batch is not None:  # a DataLoader's last batch may be shorter than the others
-                self.dynamics.gradients.prepare(state.params, batch[0])
+                one = batch[0][0] if self.stream.chain_axis else batch[0]
+                self.dynamics.gradients.prepare(state.params, one)
             if self.mode == "eager":
                 state, info = self._eager_step(state, batch)
             elif self._captured is not None:
@@ -120,7 +121,7 @@ class Engine:
         row = self.rates.index_select(0, state.step.reshape(1))[0]
         rates = Rates(step_size=row[:-2], decay=row[-2], mean=row[-1])
         if batch is not None:
-            return StepInputs(batch, rates, self._count, False)
+            return StepInputs(batch, rates, self._count, self.stream.chain_axis)
         assert isinstance(self.stream, InMemory)
         assert order is not None
         return StepInputs(self.stream.gather(order, state.step), rates, self._count, True)

@@ -312,7 +312,7 @@ class NaturalLangevin(torch.optim.Optimizer):
             found = schedules.tabulate(rate, step, step + 1, name=name, chains=1, high=high)[0]
             return found.to(dtype=first.dtype, device=first.device)
 
-        decay = at(self.preconditioner.decay, "decay", 1.0)[0]
+        decay = at(self.preconditioner.ema_schedule(), "decay", 1.0)[0]
         return Rates(at(float(lr), "lr"), decay, at(self.mean_rate, "mean_rate", 1.0)[0])
 
     def _dynamics(self, like: Tensor, temperature: float) -> Dynamics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from natural_langevin.preconditioners.base import Factor, Metric, Preconditioner, Units
+from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner, Units
 from natural_langevin.statistics import Params, Statistics
 
 
@@ -19,7 +19,7 @@ class Euclidean(Preconditioner):
     ) -> Metric:
         return metric
 
-    def factor(self, metric: Metric) -> Factor:
+    def factor(self, metric: Metric, damping: Damping) -> Factor:
         return Factor(lambda z: z, lambda v: v)
 
     def __repr__(self) -> str:

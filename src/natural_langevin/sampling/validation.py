@@ -19,8 +19,8 @@ from natural_langevin._internal import capacity
 from natural_langevin._internal.tensorfile import Spec, size_in_bytes
 from natural_langevin.dynamics.overdamped import State
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.preconditioners import Preconditioner
-from natural_langevin.priors import Gaussian, Prior
+from natural_langevin.preconditioners import Preconditioner, resolve_damping
+from natural_langevin.priors import Prior
 from natural_langevin.statistics import Gradients, Network, Params
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.vectorised import why_untransformable
@@ -162,15 +162,17 @@ def check_run(steps: int, burn_in: int, thin: int) -> int:
 def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_data: float) -> float:
     """Where the metric vanishes, the prior's own pull is a linear map of rate eta / damping.
 
-    Beyond damping N variance it overshoots, and beyond twice that ever further, whatever the data
-    say: a chain will diverge. Infinite where the metric or the prior sets no such limit."""
-    damping = getattr(preconditioner, "damping", None)
-    variances = [
-        float(torch.as_tensor(p.variance).min()) for p in prior.values() if isinstance(p, Gaussian)
-    ]
-    if preconditioner.need == "gradient" or not damping or not variances:
+    Beyond the smallest damping N / precision it overshoots, and beyond twice that ever further,
+    whatever the data say: a chain will diverge. That is 1 with ``damping="prior"``, and infinite
+    where the metric or the prior sets no such limit."""
+    if preconditioner.need == "gradient":
         return math.inf
-    return damping * num_data * min(variances)
+    damping = resolve_damping(preconditioner, prior, num_data)
+    limits = [
+        float((torch.as_tensor(damping[k]) * num_data / torch.as_tensor(p.precision)).min())
+        for k, p in prior.items()
+    ]
+    return min([limit for limit in limits if limit > 0], default=math.inf)
 
 
 def warn_if_stiff(
@@ -180,11 +182,10 @@ def warn_if_stiff(
     pull = step_size / largest_step(preconditioner, prior, num_data)
     if pull > 1:
         log.warning(
-            "step_size / (damping N variance) = %.2g is above 1: with %d data the prior alone "
-            "can make a chain diverge. Use a damping of at least %.1g or a smaller step size",
+            "step_size precision / (damping N) = %.2g is above 1: with %d data the prior alone "
+            'can make a chain diverge. Use damping="prior" or a smaller step size',
             pull,
             num_data,
-            getattr(preconditioner, "damping", 0.0) * pull,
         )
 
 

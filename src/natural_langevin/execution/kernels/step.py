@@ -97,7 +97,7 @@ def plan(dynamics: Dynamics, state: State, batch: Batch) -> list[LayerTask]:
     delta^T a is the gradient of its weight on this batch, whatever the network's structure says.
     """
     kind = KINDS.get(type(dynamics.preconditioner))
-    if kind is None:
+    if kind is None or dynamics.preconditioner.damping == "prior":  # a layer takes one number
         return []
     trainable = dynamics.gradients.network.trainable()
     names = dynamics.gradients.deferrable(state.params, batch[0])
@@ -121,7 +121,7 @@ def _task(
     return LayerTask(
         name=name,
         kind=kind,
-        damping=getattr(dynamics.preconditioner, "damping", 0.0),
+        damping=float(dynamics.preconditioner.damping),
         has_bias=module.bias is not None,
         weight_start=dynamics.starts[weight],
         bias_start=dynamics.starts[names[-1]],

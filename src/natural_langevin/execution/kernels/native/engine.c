@@ -14,6 +14,10 @@
 #include "minibatch.h"
 #include "update.h"
 
+// A chain whose step takes fewer multiplications than this goes by one thread: a team's members wait
+// for each other four times a step, and for long where other programs want their cores.
+#define SHARED_FROM 250000
+
 // From this many inputs on a layer's moments are formed row by row of the batch.
 #define WIDE 48
 
@@ -149,7 +153,8 @@ static void meet(Team *t) {
 static void choose_rows(Team *t, int64_t step) {
     const Run *run = t->run;
     if (!run->shuffled) {
-        for (int64_t n = 0; n < run->batch; ++n) t->rows[n] = n;
+        const int64_t *const own = run->rows ? run->rows + t->chain * run->batch : 0;
+        for (int64_t n = 0; n < run->batch; ++n) t->rows[n] = own ? own[n] : n;
     } else {
         const int64_t per_epoch = run->num_rows / run->batch, epoch = step / per_epoch;
         if (epoch != t->epoch) {
@@ -437,6 +442,7 @@ typedef struct {
     Scratch *scratch;
     atomic_llong next;
     atomic_int threads;  // 0 until it is known how many could be started
+    int shared;          // whether chains that are left over are worth a team
 } Crew;
 
 typedef struct {
@@ -450,7 +456,8 @@ static void *work(void *argument) {
     Crew *const crew = w->crew;
     const Run *run = crew->run;
     while (!atomic_load(&crew->threads)) sched_yield();
-    const int64_t alone = run->chains / crew->threads * crew->threads;
+    const int64_t rounds = run->chains / crew->threads;
+    const int64_t alone = crew->shared ? rounds * crew->threads : run->chains;
     Team *const own = crew->teams + w->number;
     for (int64_t chain; (chain = atomic_fetch_add(&crew->next, 1)) < alone;) {
         own->chain = chain, own->members = 1;
@@ -478,6 +485,9 @@ static void prepare(Arena *arena, Crew *crew, const Run *run, const Layer *layer
         carve_scratch(arena, arena->base ? crew->scratch + k : &unused, run, layers);
     }
     crew->common = crew->teams + run->threads;
+    double work = 0;
+    for (int64_t k = 0; k < run->layers; ++k) work += (double)layers[k].in * layers[k].out;
+    crew->shared = work * run->batch >= SHARED_FROM;
 }
 
 int64_t workspace_bytes(const Run *run, const Layer *layers) {
@@ -495,7 +505,8 @@ void run_steps(const Run *run, const Layer *layers) {
     Worker workers[run->threads];
     for (int64_t k = 0; k < run->threads; ++k) workers[k] = (Worker){&crew, k, 0};
     int64_t started = 1;
-    while (started < run->threads &&
+    const int64_t useful = crew.shared ? run->threads : least(run->threads, run->chains);
+    while (started < useful &&
            !pthread_create(&workers[started].thread, 0, work, workers + started))
         ++started;
     crew.common->members = started;

@@ -45,12 +45,13 @@ typedef struct {
     int64_t start, count;     // steps start ... start + count
     // Data: row r of chain c is rows[c][order[r]]; a permutation per chain and epoch.
     int64_t num_rows;         // rows that a chain sees
-    int64_t shuffled;         // 0: the batch is rows 0 ... batch - 1, the same for all chains
+    int64_t shuffled;         // 0: the batch is the first `batch` rows of a chain, as they come
     const real *x;            // (row, in)
     const int64_t *classes;   // (row), categorical
     const real *y;            // (row, targets)
     int64_t targets;
     const real *offset;       // (row): added to a sample's loss, NULL: none
+    const real *weight;       // (row): multiplies a sample's loss, NULL: 1
     const int64_t *rows;      // (chain, num_rows), NULL: all rows
     const int64_t *data_origin, *noise_origin, *label_origin;  // (chain)
     // Rates of step start + s: row s.

@@ -57,6 +57,7 @@ class Run(ctypes.Structure):
         ("y", c_void_p),
         ("targets", c_int64),
         ("offset", c_void_p),
+        ("weight", c_void_p),
         ("rows", c_void_p),
         ("data_origin", c_void_p),
         ("noise_origin", c_void_p),

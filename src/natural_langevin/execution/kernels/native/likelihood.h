@@ -76,6 +76,25 @@ static void poisson(const Run *run, const Outputs *o) {
     EACH_OUTPUT(exp_(f) - y * f, exp_(f) - y)
 }
 
+// Two outputs per target: the means, then the logarithms of the variances.
+static void heteroscedastic(const Run *run, const Outputs *o) {
+    SAMPLES o->loss[n] = 0;
+    for (int64_t k = 0; k < run->targets; ++k) {
+        const int64_t second = (k + run->targets) * o->stride;
+        const real *restrict mean = o->z + k * o->stride, *restrict log_variance = o->z + second;
+        real *restrict d_mean = o->d + k * o->stride, *restrict d_log = o->d + second;
+        real *restrict loss = o->loss, *restrict target = o->total;
+        SAMPLES target[n] = run->y[o->rows[n] * run->targets + k];
+        SAMPLES {
+            const real r = target[n] - mean[n], precision = exp_(-log_variance[n]);
+            const real square = r * r * precision;
+            loss[n] += (real)0.5 * (square + log_variance[n] + (real)1.8378770664093454836);
+            d_mean[n] = -r * precision;
+            d_log[n] = (real)0.5 * (1 - square);
+        }
+    }
+}
+
 // The sum of squared residuals, for a variance that is learned.
 static double squared_residuals(const Run *run, const Outputs *o) {
     double sum = 0;
@@ -93,7 +112,14 @@ static double losses(const Run *run, const Outputs *o) {
     case CATEGORICAL: categorical(run, o); break;
     case BERNOULLI: bernoulli(run, o); break;
     case NORMAL: normal(run, o); break;
+    case HETEROSCEDASTIC: heteroscedastic(run, o); break;
     case POISSON: poisson(run, o); break;
+    }
+    if (run->weight) {
+        SAMPLES o->total[n] = run->weight[o->rows[n]];
+        SAMPLES o->loss[n] *= o->total[n];
+        for (int64_t k = 0; k < o->outputs; ++k)
+            SAMPLES o->d[k * o->stride + n] *= o->total[n];
     }
     double sum = 0;
     SAMPLES sum += o->loss[n];

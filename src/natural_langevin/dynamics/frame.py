@@ -17,6 +17,7 @@ J_{t+1}, the paper's order, in which C and g share a batch and E[C g] is not E[C
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -34,9 +35,17 @@ from natural_langevin.dynamics.base import (
     still_running,
 )
 from natural_langevin.dynamics.rates import Kind, Rates
-from natural_langevin.preconditioners import Factor, Metric, Preconditioner, resolve_damping
+from natural_langevin.preconditioners import (
+    Damping,
+    Factor,
+    Metric,
+    Preconditioner,
+    resolve_damping,
+)
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import Evaluation, Gradients, Params
+
+EVERY_BATCH = Kind()
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +108,7 @@ class LangevinDynamics:
         self,
         state: State,
         batch: Batch,
-        kind: Kind = Kind(),
+        kind: Kind = EVERY_BATCH,
         *,
         chain_axis: bool,
         deferred: tuple[str, ...] = (),
@@ -140,19 +149,21 @@ class LangevinDynamics:
             new = self.preconditioner.update(
                 state.metric, evaluation.gradient, evaluation.statistics, rates.decay
             )
-        return new, self.factor(new if self.fresh(rates.kind) else state.metric, num_data)
+        used = new if self.fresh(rates.kind) else state.metric
+        return new, self.factor(used, state.params, num_data)
 
     def fresh(self, kind: Kind) -> bool:
         """Whether such a step applies the metric that its own batch has changed."""
         return self.preconditioner.fresh or kind.first
 
-    def factor(self, metric: Metric, num_data: float | Tensor) -> Factor:
-        """A with C = A A^T, damped."""
-        return self.preconditioner.factor(metric, self.damping(num_data))
+    def factor(self, metric: Metric, names: Iterable[str], num_data: float | Tensor) -> Factor:
+        """A with C = A A^T for these parameters, damped."""
+        return self.preconditioner.factor(metric, self.damping(names, num_data))
 
-    def damping(self, num_data: float | Tensor) -> dict[str, float | Tensor]:
-        """epsilon of every parameter."""
-        return resolve_damping(self.preconditioner, self.prior, num_data)
+    def damping(self, names: Iterable[str], num_data: float | Tensor) -> Damping:
+        """epsilon of these parameters, for drift and noise alike."""
+        own = {k: self.prior[k] for k in names}
+        return resolve_damping(self.preconditioner, own, num_data)
 
     def noise_scale(self, rates: Rates, num_data: float | Tensor, share: float = 1.0) -> Tensor:
         """sqrt(2 eta T / N), with ``share`` under the root: (chain,)."""

@@ -33,6 +33,9 @@ from natural_langevin.execution.stepping import (
     step_in_place,
 )
 
+#: Weights from which the CPU's fused kernels are worth the seconds that building them takes.
+FUSE_FROM = 20_000
+
 Mode = Literal["eager", "auto", "compiled"]
 
 
@@ -79,12 +82,12 @@ class Engine:
         parts = ["graph"] if self._graph is not None else []
         if isinstance(step, kernels.FusedStep):
             parts.append(f"{step.backend.name} kernels")
-        if isinstance(self.step, Attempt):
+        if isinstance(self.step, Attempt) and step is not step_in_place:
             parts.append("compiled")
         return ", ".join(parts) or "eager"
 
     def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
-        """``count`` updates from ``state``, which has seen ``start``; not eagerly, in its memory."""
+        """``count`` updates from ``state``, which has seen ``start``; not eagerly: in place."""
         if not self._ready:
             self._plan(state)
             self._ready = True
@@ -132,7 +135,11 @@ class Engine:
 
     def _fused_step(self, state: State, compile: Any = None) -> kernels.FusedStep | None:
         """The step whose linear layers are updated by kernels, where they implement it."""
-        backend = kernels.backend_for(state.step.device) if self._fuse else None
+        weights = sum(p[0].numel() for p in state.params.values())
+        small = self.mode == "auto" and state.step.device.type == "cpu" and weights < FUSE_FROM
+        if not self._fuse or small or "linear" not in self.dynamics.kernels:
+            return None
+        backend = kernels.backend_for(state.step.device)
         if backend is None:
             return None
         tasks = kernels.plan(self.dynamics, state, self.stream.example(), self.num_data)

@@ -105,9 +105,7 @@ class GraphedStep:
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 # Other threads may go on using the device meanwhile.
-                with torch.cuda.graph(
-                    graph, pool=self._pool, capture_error_mode="thread_local"
-                ):
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                     info = self._step(dynamics, data, state, static, kind)
         except Exception as error:  # something in the network waits for the host
             first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]

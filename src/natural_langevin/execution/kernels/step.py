@@ -37,6 +37,7 @@ from natural_langevin.execution.kernels.layer import (
     prior_numbers,
 )
 from natural_langevin.execution.stepping import StepData, overwrite
+from natural_langevin.preconditioners import Damping
 
 
 class FusedStep:
@@ -125,7 +126,7 @@ def plan(dynamics: Dynamics, state: State, batch: Batch, num_data: float) -> lis
     if kind is None:
         return []
     trainable = dynamics.gradients.network.trainable()
-    damping = dynamics.damping(num_data)
+    damping = dynamics.damping(dynamics.prior, num_data)
     names = dynamics.gradients.deferrable(state.params, batch[0])
     tasks = [_task(dynamics, name, kind, trainable, damping) for name in names]
     found = {task.name: task for task in tasks if task is not None}
@@ -137,7 +138,7 @@ def _task(
     name: str,
     kind: Any,
     trainable: dict[str, Tensor],
-    damping: dict[str, Any],
+    damping: Damping,
 ) -> LayerTask | None:
     module = dynamics.gradients.network.model.get_submodule(name)
     weight, bias = parameter_names(name)

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from natural_langevin import likelihoods, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import words
-from natural_langevin.dynamics.overdamped import Dynamics, Rates, State
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.overdamped import Overdamped
+from natural_langevin.dynamics.rates import Rates, RatesTable
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
@@ -129,7 +132,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._prior_like, self._group_priors = prior, dict[str, priors.Prior]()
         self._prior: dict[str, priors.Prior] = {}
         self._layout: Layout | None = None
-        self._dynamics_of: dict[Any, Dynamics] = {}
+        self._dynamics_of: dict[Any, LangevinDynamics] = {}
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
         self._rates(0, self.param_groups[0]["lr"])  # wrong rates fail here
@@ -273,7 +276,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         if lr not in rates:
             rates[lr] = self._rates(step, lr)
         dynamics = self._dynamics(first, temperature)
-        new = dynamics.update(state, evaluation, rates[lr], self.num_data)
+        new = dynamics.integrator.update(dynamics, state, evaluation, rates[lr], self.num_data)
         for k, p in params.items():
             shards.local(p).copy_(new.params[k][0])
             own[k]["mean"] = new.mean[k][0]
@@ -307,19 +310,17 @@ class NaturalLangevin(torch.optim.Optimizer):
 
     def _rates(self, step: int, lr: float) -> Rates:
         first = next(iter(self._names.params.values()))
+        return RatesTable.build(
+            float(lr), self.preconditioner.ema_schedule(), self.mean_rate,
+            start=step, stop=step + 1, chains=1, dtype=first.dtype, device=first.device,
+        ).row(step)  # fmt: skip
 
-        def at(rate: Any, name: str, high: float = float("inf")) -> Tensor:
-            found = schedules.tabulate(rate, step, step + 1, name=name, chains=1, high=high)[0]
-            return found.to(dtype=first.dtype, device=first.device)
-
-        decay = at(self.preconditioner.ema_schedule(), "decay", 1.0)[0]
-        return Rates(at(float(lr), "lr"), decay, at(self.mean_rate, "mean_rate", 1.0)[0])
-
-    def _dynamics(self, like: Tensor, temperature: float) -> Dynamics:
+    def _dynamics(self, like: Tensor, temperature: float) -> LangevinDynamics:
         key = (like.device, like.dtype, temperature)
         if key not in self._dynamics_of:
             chain = torch.tensor([self.chain], device=like.device)
             self._dynamics_of[key] = LocalDynamics(
+                Overdamped(),
                 gradients=self._fisher.gradients,
                 preconditioner=self.preconditioner,
                 prior=self._prior,

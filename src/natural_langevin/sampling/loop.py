@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from natural_langevin._internal.progress import Progress
-from natural_langevin.dynamics.overdamped import Info, State
+from natural_langevin.dynamics.base import Info, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.sampling.checkpoint import Saved
 from natural_langevin.sampling.collector import Collector

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from natural_langevin import schedules
 from natural_langevin._internal import capacity
 from natural_langevin._internal.tensorfile import Spec, size_in_bytes
-from natural_langevin.dynamics.overdamped import State
+from natural_langevin.dynamics import Integrator, Overdamped, State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.preconditioners import Preconditioner, resolve_damping
 from natural_langevin.priors import Prior
@@ -41,7 +41,12 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def check_arguments(
-    model: Any, likelihood: Any, prior: Any, preconditioner: Any, init: str
+    model: Any,
+    likelihood: Any,
+    prior: Any,
+    preconditioner: Any,
+    init: str,
+    dynamics: Any = Overdamped(),  # noqa: B008 - immutable
 ) -> None:
     """The kinds of the sampler's parts; their values are checked where they are made."""
     if not isinstance(model, nn.Module):
@@ -59,6 +64,10 @@ def check_arguments(
     _check_kind(
         "preconditioner", preconditioner, Preconditioner, "one of natural_langevin.preconditioners",
         "give preconditioners.DiagonalFisher(), for example",
+    )  # fmt: skip
+    _check_kind(
+        "dynamics", dynamics, Integrator, "one of natural_langevin.dynamics",
+        "give dynamics.Overdamped(), for example",
     )  # fmt: skip
     if init not in ("model", "fan_in", "prior"):
         raise ValueError(f'init must be "model", "fan_in" or "prior", got {init!r}')

@@ -84,6 +84,7 @@ class Gradients:
         self._numbers = CHUNK_NUMBERS
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._distrusted: frozenset[str] = frozenset()
+        self._wanted: Need = need  # by the call under way
         self._watching = need == "diagonal"
         if need == "diagonal":
             network.install_hooks()
@@ -134,12 +135,15 @@ class Gradients:
         key: Tensor,
         step: Tensor,
         deferred: tuple[str, ...] = (),
+        statistics: bool = True,
     ) -> Evaluation:
         """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t).
+        Without ``statistics`` the gradient alone is computed, as if nothing else were needed.
 
         For the layers named in ``deferred``, some of ``deferrable``, neither gradient nor
         statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
         first = next(iter(params.values()))
+        self._wanted = self.need if statistics else "gradient"
         self._numbers = max(1, CHUNK_NUMBERS // len(first))  # of one chain's temporary tensors
         rate = (step + 1).to(first.dtype).rsqrt()
         if self.peers is None:
@@ -192,7 +196,7 @@ class Gradients:
             everybody = peers.add_up(at_its_rows(outputs, part, axis=1))
             update = vmap(self.likelihood.update, in_dims=(0, 0, data, None))
             state = update(state, everybody, y, rate)
-        if self.need == "diagonal" and self.microbatch is None:
+        if self._wanted == "diagonal" and self.microbatch is None:
             return self._overlapped(params, state, own, key, chain_axis, part, peers)
         here = self._evaluate(params, state, own, key, rate, chain_axis, part=part)
         found = here.statistics
@@ -249,7 +253,7 @@ class Gradients:
             new = state if learned else self.likelihood.update(state, outputs, y, rate)
             return Settled(new, y, self._labels(outputs, y, key, new, part))
 
-        if self.need == "samples":
+        if self._wanted == "samples":
             return (*self._with_samples(params, x, settle), {})
         if self.microbatch is None or self.microbatch >= len(x):
             return self._one_batch(params, x, settle, deferred)
@@ -263,7 +267,7 @@ class Gradients:
         deferred: tuple[str, ...] = (),
     ) -> tuple[Tensor, Params, Found, LikelihoodState, Deferred]:
         loss, gradient, state, calls, tape = self._backward(params, x, settle, deferred)
-        if self.need == "gradient":
+        if self._wanted == "gradient":
             return loss, gradient, ({}, {}, {}), state, calls
         second, cross = self._moments(params, state, x, *tape, deferred)
         return loss, gradient, (second, cross, {}), state, calls
@@ -290,7 +294,7 @@ class Gradients:
         total, deltas = self._unscaled(pullback, self._output_gradient(outputs, y, state))
         gradient = {name: g / x.shape[0] for name, g in total.items()}
         calls: Deferred = {n: (*inputs[n, 0], *deltas[n, 0]) for n in deferred}
-        if self.need == "diagonal" and self.targets == "model":
+        if self._wanted == "diagonal" and self.targets == "model":
             drawn = self._output_gradient(outputs, labels, state)
             _, deltas = self._unscaled(pullback, drawn)
             calls = {n: (*call, *deltas[n, 0]) for n, call in calls.items()}
@@ -318,7 +322,7 @@ class Gradients:
         return second, {bias: row for bias, row in cross.items() if bias not in apart}
 
     def _plan_of(self, x: Tensor, deferred: tuple[str, ...] = ()) -> Plan | None:
-        return self._plans[tuple(x.shape)] if self.need == "diagonal" or deferred else None
+        return self._plans[tuple(x.shape)] if self._wanted == "diagonal" or deferred else None
 
     def _apart(self, deferred: tuple[str, ...]) -> set[str]:
         """Parameters of the layers whose products somebody else forms."""
@@ -337,7 +341,7 @@ class Gradients:
         assert self.microbatch is not None
         xs, ys = x.split(self.microbatch), y.split(self.microbatch)
         labels = y
-        if state or self.targets == "model":
+        if state or (self.targets == "model" and self._wanted != "gradient"):
             outputs = joined([self.network.call(params, part) for part in xs])
             state, _, labels = settle(outputs)
 
@@ -354,7 +358,7 @@ class Gradients:
 
         Draws are addressed by a sample's place in the whole minibatch: with a part of it, labels
         are drawn for all places, and those of the part are used."""
-        if self.targets == "data":
+        if self.targets == "data" or self._wanted == "gradient":
             return y
         if part is None:
             return self.likelihood.sample(outputs, key, state)

@@ -38,8 +38,8 @@ from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import step_size_search, temperature_probe
-from natural_langevin.sampling.collector import Collector
-from natural_langevin.sampling.loop import DivergenceError, Plan, run
+from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
 from natural_langevin.sampling.validation import (
     StepSize,
     batch_check,
@@ -253,7 +253,7 @@ class Langevin:
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
         thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
         thin, draws = check_thinning(steps, burn_in, thin, keep)
-        plan = Plan(steps, burn_in, thin, check_every(every))
+        plan = RunPlan(steps, burn_in, thin, check_every(every))
         where, params = stores.place(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
@@ -287,7 +287,7 @@ class Langevin:
             )
         if self.place is not None:
             where = agree(self.place, identity, engine.stream, where)
-        collector = Collector(
+        collector = SampleCollector(
             state,
             store=stores.open_store(where, specs, device=self.device, run=identity),
             dtype=dtype,

@@ -150,10 +150,17 @@ def check_temperature(value: Any, chains: int) -> Tensor:
     return schedules.tabulate(value, 0, 1, name="temperature", chains=chains)[0]
 
 
-def check_run(steps: int, burn_in: int, thin: int) -> int:
-    """How many iterates will be kept."""
+def check_kept(burn_in: Any, thin: Any) -> tuple[int, int]:
+    """Which iterates are kept: burn_in + thin, burn_in + 2 thin, ..."""
+    burn_in, thin = whole_number("burn_in", burn_in), whole_number("thin", thin)
     if burn_in < 0 or thin < 1:
         raise ValueError(f"burn_in must be >= 0 and thin >= 1, got {burn_in} and {thin}")
+    return burn_in, thin
+
+
+def check_run(steps: int, burn_in: int, thin: int) -> int:
+    """How many iterates will be kept."""
+    check_kept(burn_in, thin)
     if steps <= burn_in:
         raise ValueError(
             f"steps must be larger than burn_in, got steps={steps} and burn_in={burn_in}: "

@@ -8,10 +8,12 @@ from natural_langevin.dynamics.descent import Descent
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import Kind, Rates, RatesTable
+from natural_langevin.dynamics.underdamped import Underdamped
 
 #: What ``Langevin(dynamics=...)`` takes, by name: the one list that tests read.
 REGISTRY: dict[str, type[Integrator]] = {
     "overdamped": Overdamped,
+    "underdamped": Underdamped,
 }
 
 __all__ = [
@@ -26,4 +28,5 @@ __all__ = [
     "Rates",
     "RatesTable",
     "State",
+    "Underdamped",
 ]

@@ -127,7 +127,7 @@ class Langevin:
             gradients=Gradients(
                 network,
                 likelihood,
-                need=preconditioner.need,
+                requests=preconditioner.requests,
                 targets=preconditioner.targets,
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,

@@ -146,7 +146,7 @@ class Langevin:
             gradients=Gradients(
                 network,
                 likelihood,
-                need=preconditioner.need,
+                requests=preconditioner.requests,
                 targets=preconditioner.targets,
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,

@@ -157,8 +157,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._prior = self._group_priors | (
             priors.resolve(self._prior_like, rest, 1) if rest else {}
         )
-        units = {b: tuple(w for w in ws if w in sampled) for b, ws in self._fisher.units.items()}
-        units = {b: ws for b, ws in units.items() if b in sampled and ws}
+        units = self._fisher.sample_units(sampled)
         shapes = {n: p.shape for n, p in self._names.params.items() if n in sampled}
         if shards.any_sharded(self.sampled().values()):
             shards.check_shards(self.sampled(), units, self._prior)
@@ -199,7 +198,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        scale = self._scaling.read(self, statistics=self.preconditioner.need != "gradient")
+        scale = self._scaling.read(self, statistics=bool(self.preconditioner.requests))
         if scale is None:
             self._fisher.forget()
             self._labels.forget()

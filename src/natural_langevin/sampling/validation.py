@@ -105,7 +105,7 @@ def check_training(
     if microbatch is not None:
         if whole_number("microbatch", microbatch) < 1:
             raise ValueError(f"microbatch must be a positive integer or None, got {microbatch!r}")
-        if preconditioner.need == "samples":
+        if "samples" in preconditioner.requests:
             raise ValueError(
                 f"microbatch={microbatch!r} does not go with {type(preconditioner).__name__}, "
                 "which needs the gradients of all samples at once: leave it out"
@@ -181,7 +181,7 @@ def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_da
     Beyond the smallest damping N / precision it overshoots, and beyond twice that ever further,
     whatever the data say: a chain will diverge. That is 1 with ``damping="prior"``, and infinite
     where the metric or the prior sets no such limit."""
-    if preconditioner.need == "gradient":
+    if not preconditioner.requests:
         return math.inf
     damping = resolve_damping(preconditioner, prior, num_data)
     limits = [

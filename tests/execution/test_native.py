@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from natural_langevin import Langevin, likelihoods, preconditioners, priors, random
+from natural_langevin import Langevin, dynamics, likelihoods, preconditioners, priors, random
 from natural_langevin.data import Subsets
 from natural_langevin.dynamics import State
 from natural_langevin.execution.engine import Engine
@@ -26,6 +26,9 @@ LIKELIHOODS: dict[str, Any] = {
     "bernoulli": likelihoods.Bernoulli(),
     "gaussian": likelihoods.Gaussian(sigma=0.7),
     "rmse": likelihoods.Gaussian(sigma="rmse"),
+    "heteroscedastic": likelihoods.HeteroscedasticGaussian(),
+    "poisson": likelihoods.Poisson(),
+    "weighted": likelihoods.Categorical(class_weights=(0.5, 2.0), ignore_index=-1),
 }
 METRICS: dict[str, Any] = {
     "euclidean": preconditioners.Euclidean(),
@@ -69,7 +72,12 @@ def data(likelihood: Any, inputs: int, outputs: int, count: int = 50) -> tuple[T
     g = torch.Generator().manual_seed(2)
     x = torch.randn(count, inputs, generator=g, dtype=torch.float64)
     if isinstance(likelihood, likelihoods.Categorical):
-        return x, torch.randint(0, outputs, (count,), generator=g)
+        lowest = 0 if likelihood.ignore_index is None else likelihood.ignore_index
+        return x, torch.randint(lowest, outputs, (count,), generator=g)
+    if isinstance(likelihood, likelihoods.Poisson):
+        return x, torch.randint(0, 5, (count, outputs), generator=g)
+    if isinstance(likelihood, likelihoods.HeteroscedasticGaussian):
+        outputs //= 2
     if isinstance(likelihood, likelihoods.Bernoulli):
         return x, torch.randint(0, 2, (count, outputs), generator=g).double()
     return x, torch.randn(count, outputs, generator=g, dtype=torch.float64)
@@ -167,6 +175,28 @@ def test_values_per_chain() -> None:
         step_size=torch.tensor([1e-3, 1e-2, 3e-2]), temperature=torch.tensor([0.0, 0.5, 1.0]),
     )  # fmt: skip
     assert_same(reference, native, state, rtol=1e-5)
+
+
+@pytest.mark.parametrize("friction", [0.1, 1.0])
+@pytest.mark.parametrize("metric", ["euclidean", "rmsprop", "quasi-diagonal"])
+def test_underdamped(metric: str, friction: float) -> None:
+    reference, native, state = engines(
+        network(4, 6, 2), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 2),
+        preconditioner=METRICS[metric], dynamics=dynamics.Underdamped(friction=friction),
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-5)
+
+
+def test_no_friction_left_is_overdamped_bit_for_bit() -> None:
+    ended = []
+    for one in (dynamics.Overdamped(), dynamics.Underdamped(friction=1.0)):
+        _, native, state = engines(
+            network(4, 6, 2), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 2),
+            dynamics=one,
+        )  # fmt: skip
+        ended.append(native.run(state, 0, STEPS)[0].params)
+        assert native.way == "native"
+    assert all(torch.equal(p, ended[1][k]) for k, p in ended[0].items())
 
 
 @pytest.mark.parametrize("batch_size", [1, 25, 50])

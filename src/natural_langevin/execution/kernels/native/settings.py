@@ -48,10 +48,20 @@ def metric(preconditioner: Any) -> tuple[int, str | None]:
     return METRICS.index(found[0]), found[1]
 
 
+def _mean(one: Any) -> Any:
+    return getattr(one, "mean", 0.0)
+
+
+def _squared(value: Any) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64) ** 2
+
+
 #: prior -> kind, and its numbers: precision or scale, centre, and up to two more (see update.h).
 _PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
     "Flat": ("flat", lambda p: ()),
     "Gaussian": ("gaussian", lambda p: (1 / torch.as_tensor(p.variance, dtype=torch.float64), p.mean)),
+    "StudentT": ("student_t", lambda p: (p.df * _squared(p.scale), _mean(p), p.df + 1)),
+    "Laplace": ("laplace", lambda p: (1 / torch.as_tensor(p.scale, dtype=torch.float64), _mean(p))),
     "NormalInverseGamma": ("normal_inverse_gamma", lambda p: (0.0, p.mean, p.alpha, p.beta)),
 }
 

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from natural_langevin import likelihoods, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import words
-from natural_langevin.dynamics.overdamped import Dynamics, Rates, State
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.overdamped import Overdamped
+from natural_langevin.dynamics.rates import Rates, RatesTable
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
@@ -142,7 +145,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._prior_like, self._group_priors = prior, dict[str, priors.Prior]()
         self._prior: dict[str, priors.Prior] = {}
         self._layout: Layout | None = None
-        self._dynamics_of: dict[Any, Dynamics] = {}
+        self._dynamics_of: dict[Any, LangevinDynamics] = {}
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
         self._rates(0, self.param_groups[0]["lr"])  # wrong rates fail here
@@ -168,8 +171,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._prior = self._group_priors | (
             priors.resolve(self._prior_like, rest, 1) if rest else {}
         )
-        units = {b: tuple(w for w in ws if w in sampled) for b, ws in self._fisher.units.items()}
-        units = {b: ws for b, ws in units.items() if b in sampled and ws}
+        units = self._fisher.sample_units(sampled)
         shapes = {n: p.shape for n, p in self._names.params.items() if n in sampled}
         if shards.any_sharded(self.sampled().values()):
             shards.check_shards(self.sampled(), units, self._prior)
@@ -211,7 +213,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        scale = self._scaling.read(self, statistics=self.preconditioner.need != "gradient")
+        scale = self._scaling.read(self, statistics=bool(self.preconditioner.requests))
         if scale is None:
             self._fisher.forget()
             self._labels.forget()
@@ -298,7 +300,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         if lr not in rates:
             rates[lr] = self._rates(step, lr)
         dynamics = self._dynamics(first, temperature)
-        new = dynamics.update(state, evaluation, rates[lr], self.num_data)
+        new = dynamics.integrator.update(dynamics, state, evaluation, rates[lr], self.num_data)
         for k, p in params.items():
             shards.local(p).copy_(new.params[k][0])
             own[k]["mean"] = new.mean[k][0]
@@ -332,19 +334,17 @@ class NaturalLangevin(torch.optim.Optimizer):
 
     def _rates(self, step: int, lr: float) -> Rates:
         first = next(iter(self._names.params.values()))
+        return RatesTable.build(
+            float(lr), self.preconditioner.ema_schedule(), self.mean_rate,
+            start=step, stop=step + 1, chains=1, dtype=first.dtype, device=first.device,
+        ).row(step)  # fmt: skip
 
-        def at(rate: Any, name: str, high: float = float("inf")) -> Tensor:
-            found = schedules.tabulate(rate, step, step + 1, name=name, chains=1, high=high)[0]
-            return found.to(dtype=first.dtype, device=first.device)
-
-        decay = at(self.preconditioner.decay, "decay", 1.0)[0]
-        return Rates(at(float(lr), "lr"), decay, at(self.mean_rate, "mean_rate", 1.0)[0])
-
-    def _dynamics(self, like: Tensor, temperature: float) -> Dynamics:
+    def _dynamics(self, like: Tensor, temperature: float) -> LangevinDynamics:
         key = (like.device, like.dtype, temperature)
         if key not in self._dynamics_of:
             chain = torch.tensor([self.chain], device=like.device)
             self._dynamics_of[key] = LocalDynamics(
+                Overdamped(),
                 gradients=self._fisher.gradients,
                 preconditioner=self.preconditioner,
                 prior=self._prior,

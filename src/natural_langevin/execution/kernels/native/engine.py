@@ -124,7 +124,9 @@ class NativeMLP:
     def _describe_layers(self, width: int) -> None:
         """Shapes, activations, priors and damping; ``width``: of an input."""
         dynamics, chains = self.dynamics, len(self.dynamics.temperature)
-        shapes = {name: tuple(t.shape) for name, t in dynamics.gradients.network.trainable().items()}
+        shapes = {
+            name: tuple(t.shape) for name, t in dynamics.gradients.network.trainable().items()
+        }
         shapes |= {name: tuple(t.shape) for name, t in self._fixed.items()}
         damping = dynamics.damping(dynamics.starts, self.num_data)
         for layer, spec in zip(self._layers, self.specs, strict=True):
@@ -158,6 +160,7 @@ class NativeMLP:
         friction = getattr(dynamics.integrator, "friction", None)
         if friction is not None:
             run.friction = self._per_chain(friction)
+            run.baoab = getattr(dynamics.integrator, "integrator", None) == "baoab"
 
     def _per_chain(self, value: float | Tensor) -> int:
         chains = len(self.dynamics.temperature)

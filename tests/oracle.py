@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from natural_langevin.statistics import Evaluation
+
 Params = dict[str, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of one sample -> number
 
@@ -58,6 +60,28 @@ def per_sample_loop(
 def spread(bias: Tensor, weight: Tensor) -> Tensor:
     """(n, unit), shaped to broadcast against (n, unit, ...)."""
     return bias.reshape(bias.shape + (1,) * (weight.ndim - bias.ndim))
+
+
+def assert_exact(evaluation: Evaluation, chain: int, samples: Params) -> None:
+    """Gradient, second moments and bias rows from per-sample gradients (B, *shape) in float64.
+
+    Errors are relative to the norm: a few hundred roundings."""
+    tolerance = 1e-5 if evaluation.loss.dtype == torch.float32 else 1e-12
+    statistics = evaluation.statistics
+    assert evaluation.gradient.keys() == statistics.second.keys() == samples.keys()
+    pairs = {}
+    for k, g in samples.items():
+        pairs["gradient", k] = (evaluation.gradient[k], g.mean(0))
+        pairs["second", k] = (statistics.second[k], g.square().mean(0))
+    for b, row in statistics.cross.items():
+        for w, cross in row.items():
+            expected = (spread(samples[b], samples[w]) * samples[w]).mean(0)
+            pairs["cross", b, w] = (cross, expected)
+    for what, (measured, reference) in pairs.items():
+        assert measured[chain].shape == reference.shape, what
+        assert measured[chain].count_nonzero() > 0, f"{what} is zero"
+        error = (measured[chain].double() - reference).norm() / reference.norm()
+        assert error <= tolerance, f"{what}: relative error {error:.1e}"
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:

@@ -96,10 +96,10 @@ def test_noise_and_drift_share_one_metric(name: str, targets: str) -> None:
     ]  # fmt: skip
     hot, cold = (run.step(run.init(), (x, x[:, :1] * 2))[0] for run in runs)
     noise = torch.cat([(hot.params[k] - cold.params[k]).flatten(1) for k in hot.params], dim=1)
-    columns = []
+    columns, damping = [], runs[0]._dynamics.damping(cold.params, 10)
     for basis in torch.eye(3).double():
         tree = {"weight": basis[:2].expand(CHAINS, 1, 2), "bias": basis[2:].expand(CHAINS, 1)}
-        image = runs[0].preconditioner.apply(cold.metric, tree)
+        image = runs[0].preconditioner.apply(cold.metric, tree, damping)
         columns.append(torch.cat([image["weight"].flatten(1), image["bias"]], dim=1))
     root = torch.linalg.cholesky(torch.stack(columns, dim=2))
     white = torch.linalg.solve_triangular(root, noise[..., None], upper=False)[..., 0]
@@ -166,11 +166,12 @@ def test_clamp_acts_on_noise_and_drift_alike() -> None:
         "second": {"b": torch.tensor([[1.0]]).double(), "w": torch.tensor([[[1.0, 2.0]]]).double()},
         "cross": {"b": {"w": torch.tensor([[[1.5, 0.5]]]).double()}},
     }
-    quasi = QuasiDiagonalFisher(damping=1e-2)
+    quasi, eps = QuasiDiagonalFisher(), {"b": 1e-2, "w": 1e-2}
     A, C = [], []
     for e in torch.eye(3).double():
         tree = {"b": e[None, :1], "w": e[None, None, 1:]}
-        for columns, image in ((A, quasi.sample(metric, tree)), (C, quasi.apply(metric, tree))):
+        images = quasi.sample(metric, tree, eps), quasi.apply(metric, tree, eps)
+        for columns, image in zip((A, C), images, strict=True):
             columns.append(torch.cat([image["b"].flatten(), image["w"].flatten()]))
     factor, matrix = torch.stack(A, dim=1), torch.stack(C, dim=1)
     torch.testing.assert_close(factor @ factor.T, matrix)

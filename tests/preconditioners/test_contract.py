@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+from collections import defaultdict
 from typing import NamedTuple
 
 import pytest
@@ -32,6 +33,7 @@ variants = pytest.mark.parametrize(("name", "targets"), VARIANTS)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 DAMPING, CHAINS, BATCH, NUM_DATA, ETA = 1e-2, 2, 32, 50, 0.05
+EPS = defaultdict(lambda: DAMPING)  # of every parameter
 
 
 def make(name: str, targets: str | None) -> Preconditioner:
@@ -131,8 +133,8 @@ def expected_inverse(name: str, data: Expected, fisher: Expected) -> tuple[Tenso
 def test_apply_is_the_dense_matrix(name: str, targets: str, dtype: torch.dtype) -> None:
     run = first_step(name, targets, dtype)
     metric, params = run.after.metric, run.before.params
-    C = dense(lambda v: run.preconditioner.apply(metric, v), params)
-    A = dense(lambda z: run.preconditioner.sample(metric, z), params)
+    C = dense(lambda v: run.preconditioner.apply(metric, v, EPS), params)
+    A = dense(lambda z: run.preconditioner.sample(metric, z, EPS), params)
     # Rounding grows with the condition number, at most 1/DAMPING times the largest J here.
     tolerance = 1e-3 if dtype == torch.float32 else 1e-10
     for c in range(CHAINS):
@@ -152,11 +154,11 @@ def test_covariance_of_samples(name: str, targets: str) -> None:
     run = first_step(name, targets, torch.float64)
     n, params = 2000, {k: p[:1] for k, p in run.before.params.items()}
     metric = pytree.tree_map(lambda j: j[:1], run.after.metric)
-    C = dense(lambda v: run.preconditioner.apply(metric, v), params)[0]
+    C = dense(lambda v: run.preconditioner.apply(metric, v, EPS), params)[0]
     many = pytree.tree_map(lambda j: j.expand(n, *j.shape[1:]), metric)
     generator = torch.Generator().manual_seed(6)
     z = {k: torch.randn(n, *p.shape[1:], generator=generator).double() for k, p in params.items()}
-    image = run.preconditioner.sample(many, z)
+    image = run.preconditioner.sample(many, z, EPS)
     draws = flat({k: image[k] for k in params}, 1)
     error = torch.sqrt((torch.outer(C.diag(), C.diag()) + C.square()) / n)
     assert ((draws.mT @ draws / n - C) / error).abs().max() < 6
@@ -175,7 +177,7 @@ def test_zero_temperature_is_preconditioned_descent(
         g = run.data[c].gradient
         v = {k: (g[k] + theta[k] / 0.5 / NUM_DATA).to(dtype)[None] for k in theta}
         drift = run.preconditioner.apply(
-            pytree.tree_map(lambda j, c=c: j[c : c + 1], run.after.metric), v
+            pytree.tree_map(lambda j, c=c: j[c : c + 1], run.after.metric), v, EPS
         )
         for k in theta:
             expected = theta[k] - ETA * drift[k][0].double()
@@ -192,7 +194,7 @@ def test_metric_starts_at_the_identity_and_forgets_it(name: str, targets: str) -
     """J = 1 and J_0i = 0 at first; gamma_1 = 1 replaces whatever was there."""
     run = first_step(name, targets, torch.float64)
     start = run.sampler.init()
-    C = dense(lambda v: run.preconditioner.apply(start.metric, v), start.params)
+    C = dense(lambda v: run.preconditioner.apply(start.metric, v, EPS), start.params)
     damping = {"euclidean": 1.0, "rmsprop": math.sqrt(1 + DAMPING)}.get(name, 1 + DAMPING)
     torch.testing.assert_close(C, (torch.eye(C.shape[-1]) / damping).double().expand_as(C))
 

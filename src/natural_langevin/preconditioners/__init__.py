@@ -1,6 +1,7 @@
 """Preconditioners: one file per metric. ``REGISTRY`` is the one list that tests read."""
 
-from natural_langevin.preconditioners.base import Factor, Metric, Preconditioner
+from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner
+from natural_langevin.preconditioners.damping import resolve_damping
 from natural_langevin.preconditioners.diagonal import DiagonalFisher
 from natural_langevin.preconditioners.euclidean import Euclidean
 from natural_langevin.preconditioners.full import FullFisher
@@ -18,6 +19,7 @@ REGISTRY: dict[str, type[Preconditioner]] = {
 
 __all__ = [
     "REGISTRY",
+    "Damping",
     "DiagonalFisher",
     "Euclidean",
     "Factor",
@@ -26,4 +28,5 @@ __all__ = [
     "Preconditioner",
     "QuasiDiagonalFisher",
     "RMSProp",
+    "resolve_damping",
 ]

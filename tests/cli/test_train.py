@@ -234,8 +234,9 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         interrupted(patch, at=20)
         assert run(*words).exit_code == 130
-    for path in (tmp_path / "r" / "checkpoint").iterdir():
-        path.write_bytes(b"nonsense")
+    for path in (tmp_path / "r" / "checkpoint").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"nonsense")
     result = run(*words, "--resume")
     assert result.exit_code == 2
     assert "Traceback" not in result.output

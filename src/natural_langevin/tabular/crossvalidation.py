@@ -154,6 +154,7 @@ class Problem:
             burn_in=settings.burn_in,
             thin=settings.thin,
             checkpoint=folder,
+            every=max(1, settings.steps // 10),
             progress=title if self.progress else False,
         )
 

@@ -177,12 +177,14 @@ def test_values_per_chain() -> None:
     assert_same(reference, native, state, rtol=1e-5)
 
 
+@pytest.mark.parametrize("integrator", ["euler", "baoab"])
 @pytest.mark.parametrize("friction", [0.1, 1.0])
 @pytest.mark.parametrize("metric", ["euclidean", "rmsprop", "quasi-diagonal"])
-def test_underdamped(metric: str, friction: float) -> None:
+def test_underdamped(metric: str, friction: float, integrator: str) -> None:
     reference, native, state = engines(
         network(4, 6, 2), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 2),
-        preconditioner=METRICS[metric], dynamics=dynamics.Underdamped(friction=friction),
+        preconditioner=METRICS[metric],
+        dynamics=dynamics.Underdamped(friction=friction, integrator=integrator),
     )  # fmt: skip
     assert_same(reference, native, state, rtol=1e-5)
 

@@ -50,7 +50,7 @@ typedef struct {
 
 // One thread's own memory.
 typedef struct {
-    real *pack, *squares, *v, *d;
+    real *pack, *squares, *v, *d, *n;
     real *sums[3];
     float *noise, *bias_noise;
     Active *active;
@@ -125,6 +125,7 @@ static void carve_scratch(Arena *arena, Scratch *s, const Run *run, const Layer 
     s->squares = CARVE(arena, real, 2 * run->batch * OUTER_WIDTH);
     s->v = CARVE(arena, real, widest);
     s->d = CARVE(arena, real, widest);
+    s->n = CARVE(arena, real, widest);
     for (int k = 0; k < 3; ++k) s->sums[k] = CARVE(arena, real, sums);
     s->noise = CARVE(arena, float, sums + 512);
     s->bias_noise = CARVE(arena, float, units + 512);
@@ -373,7 +374,7 @@ static void update_units(Team *t, int64_t k, int64_t from, int64_t to, const Rat
             const Sums of_bias = {&gradient, &second, 0, 1};
             update_unit(r, unit + u, l->in, l->trainable[WEIGHT] ? &weight : 0,
                         l->trainable[BIAS] ? &bias : 0, cross, &own, &of_bias, z + u * l->in,
-                        z_bias + u, s->v, s->d);
+                        z_bias + u, s->v, s->d, s->n);
         }
     }
 }
@@ -383,14 +384,16 @@ static Rates rates_of(const Team *t, int64_t s) {
     const int64_t chain = t->chain, row = s * run->step_stride;
     const real eta = run->step_size[row + chain], friction = run->friction ? run->friction[chain] : 1;
     const real gamma = run->decay[row];
+    const real keep = 1 - friction, share = run->baoab ? (1 - keep * keep) / 2 : friction;
     return (Rates){
         .eta = eta,
-        .noise = sqrt_(2 * friction * eta * run->temperature[chain] / (real)run->num_data),
+        .noise = sqrt_(2 * share * eta * run->temperature[chain] / (real)run->num_data),
         .gamma = gamma,
         .mu = run->mean_rate ? run->mean_rate[row] : 0,
         .share = 1 / (real)run->batch,
         .per_data = 1 / (real)run->num_data,
-        .keep = 1 - friction,
+        .keep = keep,
+        .baoab = (int)run->baoab,
         .metric = run->metric,
         .use = gamma <= 0 ? STANDING : run->fresh || run->start + s == 0 ? NEW : OLD,
     };

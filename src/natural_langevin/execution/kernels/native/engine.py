@@ -160,6 +160,7 @@ class NativeMLP:
         friction = getattr(dynamics.integrator, "friction", None)
         if friction is not None:
             run.friction = self._per_chain(friction)
+            run.baoab = getattr(dynamics.integrator, "integrator", None) == "baoab"
 
     def _per_chain(self, value: float | Tensor) -> int:
         chains = len(self.dynamics.temperature)

@@ -59,6 +59,7 @@ typedef struct {
     const real *decay, *mean_rate;  // (step), step_stride apart
     int64_t step_stride;
     const real *temperature, *friction;  // (chain); friction NULL: overdamped
+    int64_t baoab;            // the underdamped integrator: 0 is Euler's
     double num_data;
     int64_t likelihood;
     double variance;          // NORMAL with a known sigma

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from natural_langevin import data
-from natural_langevin.experiments import results, runner, stages
+from natural_langevin.experiments import runner
 from natural_langevin.experiments.loop import DivergedError
 from natural_langevin.experiments.runner import STAGES, Request, RunError, run
+from natural_langevin.experiments.table1 import results, stages
 from natural_langevin.experiments.table1.protocol import BY_NAME, METHODS, PRESETS, fit_to
 from natural_langevin.experiments.table1.stages import Bench
 from natural_langevin.report import load_results, render
@@ -42,7 +43,8 @@ import json, os, sys
 from dataclasses import replace
 from pathlib import Path
 import sklearn.datasets, torch, torchmetrics  # once, and not in every child
-from natural_langevin.experiments import protocol, loop, runner
+from natural_langevin.experiments import loop, runner
+from natural_langevin.experiments.table1 import protocol
 torch.set_num_threads(1)
 loop.CHECKPOINT_SECONDS = 0.0
 values = json.loads(sys.argv[2])

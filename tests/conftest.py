@@ -12,10 +12,6 @@ from torch import Tensor, nn
 from oracle import build
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "thorough: takes a minute or more; `make test-thorough`")
-
-
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     """For the layers that tests make: the library itself never looks at the global generator."""

@@ -21,6 +21,7 @@ from natural_langevin import (
     priors,
     schedules,
 )
+from natural_langevin.data import SharedBatches
 
 Data = tuple[Tensor, Tensor]
 
@@ -147,11 +148,11 @@ def test_a_tensor_dataset_is_its_tensors(network: nn.Module, classes: Data) -> N
     assert_same(a, b)
 
 
-def test_a_loader_is_shared_by_all_chains(
+def test_shared_batches_go_to_all_chains(
     network: nn.Module, classes: Data, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without noise, chains from one start stay together; in-memory data take them apart."""
-    loader = DataLoader(TensorDataset(*classes), batch_size=8)
+    loader = SharedBatches(DataLoader(TensorDataset(*classes), batch_size=8))
     cold = make(network, temperature=0.0, num_data=40)
     with caplog.at_level(logging.INFO, logger="natural_langevin"):
         shared = cold.sample(loader, 7, progress=False).last
@@ -169,8 +170,9 @@ def test_a_loader_is_shared_by_all_chains(
 
 @pytest.mark.parametrize("metric", [preconditioners.Euclidean, preconditioners.QuasiDiagonalFisher])
 def test_a_loader_with_a_shorter_last_batch(network: nn.Module, classes: Data, metric) -> None:
-    loader = DataLoader(TensorDataset(*classes), batch_size=15)
-    posterior = make(network, preconditioner=metric()).sample(loader, 7, progress=False)
+    plain = DataLoader(TensorDataset(*classes), batch_size=15, shuffle=True)
+    sampler = make(network, preconditioner=metric())
+    posterior = sampler.sample(SharedBatches(plain), 7, progress=False)
     assert all(torch.isfinite(s).all() for s in posterior.samples.values())
 
 
@@ -187,9 +189,13 @@ def test_every_batch_of_a_loader_is_checked(
     """The bad sample comes in the second batch, which is shorter than what a check looks at."""
     samples = [(torch.zeros(3), good)] * 8 + [(torch.zeros(3), good), (torch.zeros(3), bad)]
     sampler = make(network, likelihood=likelihood)
-    assert sampler.sample(DataLoader(samples, batch_size=8), 1, progress=False).draws == 1
+    order = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    loader = DataLoader(samples, batch_sampler=order)
+    assert sampler.sample(loader, 1, progress=False).draws == 1
     with pytest.raises(ValueError, match=message):
-        sampler.sample(DataLoader(samples, batch_size=8), 2, progress=False)
+        sampler.sample(loader, 2, progress=False)
+    with pytest.raises(ValueError, match=message):  # in an order of its own for every chain
+        sampler.sample(DataLoader(samples, batch_size=5), 2, progress=False)
 
 
 def test_a_loader_of_several_lengths(regression: Data) -> None:

@@ -16,7 +16,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, words
-from natural_langevin.data.streams import Loader, Subsets, as_stream, check_finite, split_pair
+from natural_langevin.data.streams import (
+    InMemory,
+    Loader,
+    Stream,
+    Subsets,
+    as_stream,
+    check_finite,
+    split_pair,
+)
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed.beginning import agree, open_checkpoint, resumed_config
 from natural_langevin.distributed.holding import spread
@@ -30,8 +38,8 @@ from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import step_size_search, temperature_probe
-from natural_langevin.sampling.collector import Collector
-from natural_langevin.sampling.loop import DivergenceError, Plan, run
+from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
 from natural_langevin.sampling.validation import (
     StepSize,
     batch_check,
@@ -138,7 +146,7 @@ class Langevin:
             gradients=Gradients(
                 network,
                 likelihood,
-                need=preconditioner.need,
+                requests=preconditioner.requests,
                 targets=preconditioner.targets,
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,
@@ -228,8 +236,9 @@ class Langevin:
 
         Iterate k is the parameter after k updates; k = burn_in + thin, burn_in + 2 thin, ... are
         kept, (steps - burn_in) // thin in all. ``data``: (x, y) tensors, y alone (unsupervised), a
-        TensorDataset, or a DataLoader (whose batches are shared by all chains, and whose own
-        batch size counts).
+        TensorDataset, or a DataLoader, whose own batch size counts: every chain gets an order of
+        its own where its dataset can be indexed (see ``data.loaders``). N is what it yields in an
+        epoch, unless ``num_data`` says otherwise.
 
         ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
         (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
@@ -244,7 +253,7 @@ class Langevin:
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
         thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
         thin, draws = check_thinning(steps, burn_in, thin, keep)
-        plan = Plan(steps, burn_in, thin, check_every(every))
+        plan = RunPlan(steps, burn_in, thin, check_every(every))
         where, params = stores.place(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
@@ -264,6 +273,7 @@ class Langevin:
             "sample_dtype": str(dtype),
             "num_data": engine.num_data,
             "data": engine.stream.fingerprint(),
+            "shared_batches": not engine.stream.chain_axis,
         }
         if chosen:
             config |= {"step_size": words(step_size), "pilot": chosen.as_dict()}
@@ -277,7 +287,7 @@ class Langevin:
             )
         if self.place is not None:
             where = agree(self.place, identity, engine.stream, where)
-        collector = Collector(
+        collector = SampleCollector(
             state,
             store=stores.open_store(where, specs, device=self.device, run=identity),
             dtype=dtype,
@@ -377,21 +387,36 @@ class Langevin:
         stream = as_stream(
             data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed, device=self.device
         )
-        num_data = self.num_data or stream.num_data
-        if num_data is None:
-            raise ValueError(
-                "this DataLoader's dataset has no length: give Langevin(..., num_data=N). "
-                "N sets the weight of the prior and the size of the noise"
-            )
+        num_data = self._number_of_data(stream)
         check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
-        if isinstance(stream, Loader):
+        if not isinstance(stream, InMemory):
             stream.check = batch_check(dynamics.gradients, state.params)
-            if self.chains > 1:
-                log.info("a DataLoader's batches are shared by all %d chains", self.chains)
         rates = self._rates_table(0, steps, step_size, burn_in=burn_in)
         warn_if_stiff(self.preconditioner, self._prior, float(rates.step_size.max()), num_data)
         mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)
         return Engine(dynamics, stream, own, num_data, mode=mode), state
+
+    def _number_of_data(self, stream: Stream) -> float:
+        """N: the user's own, or what the data yield. Batches that do not stand for the data are
+        refused, or, where the user has said what N is, warned of."""
+        problem = stream.wrong or ("" if stream.num_data else stream.unknown)
+        if self.num_data is None and problem:
+            raise ValueError(
+                f"{problem}: give Langevin(..., num_data=N) to sample with it all the same. "
+                "N sets the weight of the prior and the size of the noise"
+            )
+        if self.num_data is not None and stream.wrong:
+            log.warning("%s", stream.wrong)
+        if isinstance(stream, Loader):
+            stream.expected = stream.num_data if self.num_data is None else None
+            if self.chains > 1:
+                log.info(
+                    "the DataLoader's batches are shared by all %d chains, whose draws are then "
+                    "not independent", self.chains,
+                )  # fmt: skip
+        found = self.num_data or stream.num_data
+        assert found is not None
+        return found
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""

@@ -29,13 +29,13 @@ CHAINS, STEPS = 1024, 150
 
 def kicked_noise(a: float) -> Callable[[Tensor], Tensor]:
     """Euler: the same normal moves r and theta."""
-    return lambda C: torch.kron(torch.full((2, 2), 2 * a, dtype=C.dtype), C)
+    return lambda c: torch.kron(torch.full((2, 2), 2 * a, dtype=c.dtype), c)
 
 
 def ou_noise(a: float) -> Callable[[Tensor], Tensor]:
     """BAOAB: the noise of O reaches theta by half."""
     by = torch.tensor([0.5, 1.0], dtype=torch.float64)
-    return lambda C: torch.kron((1 - (1 - a) ** 2) * torch.outer(by, by), C)
+    return lambda c: torch.kron((1 - (1 - a) ** 2) * torch.outer(by, by), c)
 
 
 def free_noise(a: float) -> Callable[[Tensor], Tensor]:
@@ -45,7 +45,7 @@ def free_noise(a: float) -> Callable[[Tensor], Tensor]:
     rho = math.exp(-g / 2)
     cov = (1 - rho) ** 2 / g
     half = [[1 / g - (1 - rho) * (3 - rho) / g**2, cov], [cov, 1 - rho**2]]
-    return lambda C: torch.kron(torch.tensor(half, dtype=C.dtype), C)
+    return lambda c: torch.kron(torch.tensor(half, dtype=c.dtype), c)
 
 
 #: Integrator, step size, and the noise of (theta, r) in units of (eta T / N).
@@ -137,11 +137,11 @@ def test_every_integrator_samples_the_posterior(name: str, metric: str) -> None:
 def metric_of(sampler, state) -> Tensor:  # type: ignore[no-untyped-def]
     """C (p, p) of the first chain."""
     factor = sampler._dynamics.factor(state.metric, state.params, sampler.num_data)
-    columns = [
-        flat(state._replace(params=factor.apply(replace(state, e.expand(len(flat(state)), -1)).params)))
-        for e in torch.eye(PARAMETERS, dtype=torch.float64)
-    ]  # fmt: skip
-    return torch.stack([c[0] for c in columns], dim=1)
+    columns = []
+    for e in torch.eye(PARAMETERS, dtype=torch.float64):
+        unit = replace(state, e.expand(len(state.diverged), -1)).params
+        columns.append(flat(state._replace(params=factor.apply(unit)))[0])
+    return torch.stack(columns, dim=1)
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -134,6 +134,10 @@ class Underdamped(Integrator):
         before, after = old.own.momentum, new.own.momentum
         return {k: after[k] - (1 - self.friction) * r for k, r in before.items()}, self.friction
 
+    @property
+    def kernels(self) -> frozenset[str]:
+        return frozenset({"mlp"}) if self.integrator == "euler" else frozenset()
+
     def _noise(
         self,
         on: LangevinDynamics,

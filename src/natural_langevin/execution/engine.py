@@ -100,7 +100,8 @@ class Engine:
             self._data.shuffle(step)
             batch = None if isinstance(self.stream, InMemory) else self.stream.batch(step)
             if batch is not None:  # a DataLoader's last batch may be shorter than the others
-                self.dynamics.prepare(state.params, batch[0])
+                one = batch[0][0] if self.stream.chain_axis else batch[0]
+                self.dynamics.prepare(state.params, one)
             kind = self.rates.kind(step)
             if self.step is None:
                 state, info = pure_step(self.dynamics, self._data, state, batch, kind)

@@ -54,7 +54,7 @@ class StepData:
         """This step's minibatch and rates; in memory, looked up at the state's own counter."""
         rates = self.rates.at(state.step, kind)
         if batch is not None:
-            return StepInputs(batch, rates, self.count, False)
+            return StepInputs(batch, rates, self.count, self.stream.chain_axis)
         assert isinstance(self.stream, InMemory)
         assert self.order is not None
         return StepInputs(self.stream.gather(self.order, state.step), rates, self.count, True)

@@ -12,7 +12,6 @@ from natural_langevin import models, random, schedules
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.experiments.loop import Outcome, run_in_pieces
 from natural_langevin.experiments.table1.baselines import forward, mc_dropout, mean_loss
 from natural_langevin.experiments.table1.scores import finite, reliability, score, summary
 from natural_langevin.experiments.table1.stages import (
@@ -25,6 +24,7 @@ from natural_langevin.experiments.table1.stages import (
     in_rows,
     ranked,
 )
+from natural_langevin.experiments.table1.training import Outcome, train
 
 #: The paper's Euclidean step sizes, best guess first, like the samplers' grids.
 STEP_SIZES = (0.1, 0.01, 1.0, 0.001)
@@ -169,18 +169,9 @@ def _train(
     descent = Descent(mean_loss(rate.to(device), origin))
     state = descent.init(models.fan_in_init(template, chain=chain, seed=seed))
     engine = Engine(descent, stream, rates, len(stream.x), mode=choose_mode(bench.compile))
-    outcome = run_in_pieces(
-        engine,
-        state,
-        steps=steps,
-        burn_in=steps,
-        thin=1,
-        keep=lambda s: None,
-        kept_state={},
-        checkpoint=bench.checkpoint(f"{kind}-{stage}", rank),
-        stop_if_diverged=stop_if_diverged,
-        title=f"{kind}-{stage}",
-        progress=bench.progress,
-    )
+    outcome = train(
+        engine, state, steps=steps, burn_in=steps, thin=1, stop_if_diverged=stop_if_diverged,
+        **bench.training(f"{kind}-{stage}", rank),
+    )  # fmt: skip
     mask_origin = None if origin is None else random.origin(seed, random.LABELS, chain)
     return outcome, mask_origin

@@ -91,9 +91,7 @@ def _built(dtype: torch.dtype) -> Path:
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     target = _cache_folder() / f"native-{DTYPES[dtype]}-{digest}.so"
     if not target.exists():
-        own = (
-            "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
-        )
+        own = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
         try:
             build(target, dtype, tune=(own,))
         except NoLibrary:  # a compiler that does not know this processor

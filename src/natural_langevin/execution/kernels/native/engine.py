@@ -124,14 +124,12 @@ class NativeMLP:
     def _describe_layers(self, width: int) -> None:
         """Shapes, activations, priors and damping; ``width``: of an input."""
         dynamics, chains = self.dynamics, len(self.dynamics.temperature)
-        shapes = {
-            name: tuple(t.shape) for name, t in dynamics.gradients.network.trainable().items()
-        }
+        shapes = {name: tuple(t.shape) for name, t in dynamics.gradients.network.trainable().items()}
         shapes |= {name: tuple(t.shape) for name, t in self._fixed.items()}
         damping = dynamics.damping(dynamics.starts, self.num_data)
         for layer, spec in zip(self._layers, self.specs, strict=True):
             layer.outputs, layer.inputs = shapes[spec.weight]
-            if layer.inputs != width or (spec.bias and shapes[spec.bias] != (layer.outputs,)):
+            if layer.inputs != width or spec.bias and shapes[spec.bias] != (layer.outputs,):
                 raise Unsupported("layers that do not fit")
             width = layer.outputs
             layer.activation = ACTIVATIONS.index(spec.activation)

@@ -59,10 +59,7 @@ def _squared(value: Any) -> Tensor:
 #: prior -> kind, and its numbers: precision or scale, centre, and up to two more (see update.h).
 _PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
     "Flat": ("flat", lambda p: ()),
-    "Gaussian": (
-        "gaussian",
-        lambda p: (1 / torch.as_tensor(p.variance, dtype=torch.float64), p.mean),
-    ),
+    "Gaussian": ("gaussian", lambda p: (1 / torch.as_tensor(p.variance, dtype=torch.float64), p.mean)),
     "StudentT": ("student_t", lambda p: (p.df * _squared(p.scale), _mean(p), p.df + 1)),
     "Laplace": ("laplace", lambda p: (1 / torch.as_tensor(p.scale, dtype=torch.float64), _mean(p))),
     "NormalInverseGamma": ("normal_inverse_gamma", lambda p: (0.0, p.mean, p.alpha, p.beta)),

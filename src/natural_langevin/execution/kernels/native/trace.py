@@ -34,9 +34,7 @@ class _NotAChain(Exception):
     pass
 
 
-def trace(
-    call: Callable[[Tensor], Any], named: Mapping[str, Tensor], x: Tensor
-) -> list[LinearSpec] | None:
+def trace(call: Callable[[Tensor], Any], named: Mapping[str, Tensor], x: Tensor) -> list[LinearSpec] | None:
     """The layers of ``call`` on a batch ``x``, or None where it is no chain of them.
 
     ``named``: every parameter and buffer that ``call`` uses, as the tensors that it uses."""
@@ -73,7 +71,9 @@ class _Watch(TorchFunctionMode):
     def _flat(self) -> set[str]:
         return {name for name, tensor in self.named.items() if tensor.ndim != 2}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         before = self._carrier
         result = func(*args, **kwargs)
@@ -99,9 +99,7 @@ class _Watch(TorchFunctionMode):
         elif names:
             raise _NotAChain  # a parameter that is computed with
 
-    def _on_the_way(
-        self, func: Any, before: Tensor, args: Any, kwargs: Any, result: Tensor
-    ) -> None:
+    def _on_the_way(self, func: Any, before: Tensor, args: Any, kwargs: Any, result: Tensor) -> None:
         name = FUNCTIONS.get(func)
         if name == "linear":
             self._linear(before, *args, **kwargs)

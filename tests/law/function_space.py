@@ -59,7 +59,7 @@ def with_inputs(net: nn.Sequential, matrix: Tensor, shift: Tensor) -> nn.Sequent
 #: What the last layer gives, z -> Q z, undone by a fixed map behind it.
 OUTPUT_CHANGES = {
     "outputs rescaled": torch.diag(torch.tensor([0.3, -2.0])),
-    "outputs mixed": torch.tensor([[2.0, 1.5], [-0.5, 1.0]]),
+    "outputs mixed": torch.tensor([[1.0, 3.0], [0.5, -1.0]]),
 }
 
 

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -190,7 +190,7 @@ class FisherPreconditioner(AveragedPreconditioner):
     """
 
     #: What ``sharing`` may be.
-    sharings = ("exact", "expand")
+    sharings: ClassVar[tuple[Sharing, ...]] = ("exact", "expand")
     targets: Targets = "data"
     sharing: Sharing = "exact"
 

@@ -46,7 +46,7 @@ def nested(group: Group, value: Any) -> dict[str, Any]:
     """A value under its group's names, ``{bias: {weight: value}}``: a metric knows its units."""
     for name in reversed(group.names):
         value = {name: value}
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def by_group(tree: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[Group, Any]]:

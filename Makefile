@@ -2,14 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUNS := $(VENV)/.installed-run
+READY := $(VENV)/.installed-dev
+# Compiling tens of thousands of files that are never imported costs a minute: Python compiles what
+# it loads.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: run test test-thorough lint types docs dist clean
 
 # The paper's table at its quick size. Finished work is kept: running it again shows the table,
 # and after an interruption it goes on. Another size: make run ARGS="--preset paper".
-run: $(READY)
+run: $(RUNS)
 	$(BIN)/natural-langevin reproduce --resume $(ARGS)
 
 # A file stays with one worker: what its tests share (a launch of torchrun, a compiled step) is made
@@ -38,12 +41,17 @@ docs: $(READY)
 dist: $(READY)
 	$(BIN)/python -m build $(ARGS)
 
-# Installed again only when a file that says what to install has changed.
+# Installed again only when a file that says what to install has changed; `make run` installs what
+# it runs, everything else the tools as well.
+$(RUNS): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[run]'
+	touch $(RUNS)
+
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
 	$(PIP) -e '.[dev]'
-	touch $(READY)
+	touch $(RUNS) $(READY)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

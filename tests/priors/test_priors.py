@@ -117,6 +117,24 @@ def test_gaussian_samples() -> None:
         assert stats.kstest(draws[c].flatten().numpy(), law.cdf).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("prior", [p for p in ALL if p != priors.Flat()], ids=repr)
+def test_precision_is_the_mean_curvature(prior: priors.Prior) -> None:
+    """E[(d ln alpha)^2] = -E[d^2 ln alpha] over prior samples of a large tensor, chain by chain."""
+    repeats = 400
+    theta = torch.stack(
+        [prior.sample(keys(3) + 1000 * r, (500,), torch.float64) for r in range(repeats)]
+    )
+    measured = torch.stack([prior.gradient(t).square().mean(1) for t in theta])
+    expected = torch.as_tensor(prior.precision, dtype=torch.float64)
+    error = measured.std(0) / math.sqrt(repeats)
+    # A learned variance has this precision in the limit of many components: 2 / 500 is left.
+    assert ((measured.mean(0) - expected).abs() < 5 * error + 0.004 * expected).all()
+
+
+def test_a_flat_prior_has_no_precision() -> None:
+    assert priors.Flat().precision == 0
+
+
 def test_flat_cannot_be_sampled() -> None:
     with pytest.raises(ValueError, match=r'improper.*init="model"'):
         priors.Flat().sample(keys(2), (3,), torch.float32)

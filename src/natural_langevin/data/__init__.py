@@ -5,7 +5,7 @@ from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.digits import digits
 from natural_langevin.data.errors import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.data.images import fashion_mnist, mnist
-from natural_langevin.data.streams import Subsets
+from natural_langevin.data.streams import SharedBatches, Subsets
 
 __all__ = [
     "NAMES",
@@ -13,6 +13,7 @@ __all__ = [
     "DataError",
     "DataUnavailableError",
     "Dataset",
+    "SharedBatches",
     "Subsets",
     "digits",
     "fashion_mnist",

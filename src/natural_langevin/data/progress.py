@@ -10,7 +10,9 @@ _MEBIBYTE = 1 << 20
 
 
 @contextlib.contextmanager
-def download_progress(description: str, *, total: int | None) -> Iterator[Callable[[int], None]]:
+def download_progress(
+    description: str, *, total: int | None = None
+) -> Iterator[Callable[[int], None]]:
     """Yield a function to be called with the number of bytes that just arrived."""
     try:
         import rich.console

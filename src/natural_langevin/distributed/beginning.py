@@ -25,10 +25,10 @@ def agree(
 ) -> str | Path:
     """An error at every process unless all are about to do the same run with the same versions.
 
-    A DataLoader's data are known by its first batch. Returns where this process puts its samples:
+    A DataLoader's data are known by an example batch. Returns where this process puts its samples:
     in a folder, each process has a folder of its own."""
     refuse_sampler(stream)
-    first = stream.example() if isinstance(stream, Loader) else ()
+    first = () if isinstance(stream, InMemory) else stream.example()
     place.group.agree(
         "the run",
         {

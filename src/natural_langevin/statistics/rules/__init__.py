@@ -58,7 +58,7 @@ from natural_langevin.statistics.rules.tapped import (
 
 __all__ = [
     "RULES", "Call", "Outer", "Rule", "SampleGradient", "Scatter", "Stacked", "Sum", "Units",
-    "own_units", "positions", "register_rule", "restore_layers", "rewrite_layers",
+    "own_units", "positions", "register_rule", "restore_layers", "rewrite_layers", "row_units",
 ]  # fmt: skip
 
 #: By exact type: a subclass may compute something else.

@@ -136,8 +136,7 @@ class Langevin:
         self.chain_ids = torch.tensor(own, device=self.device)  # of the chains at this process
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
         network = Network(self.model, autocast=autocast)
-        names = list(network.trainable())
-        self._prior = priors.resolve(prior, names, self.chains, device=self.device)
+        self._prior = priors.resolve(prior, network.trainable(), self.chains, device=self.device)
         self._temperature = check_temperature(temperature, self.chains).to(
             dtype=trainable[0].dtype, device=self.device
         )

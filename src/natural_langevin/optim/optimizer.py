@@ -165,9 +165,14 @@ class NaturalLangevin(torch.optim.Optimizer):
         check_number("temperature", added["temperature"])
         check_number("lr", added["lr"])
         if prior is not None:
-            self._group_priors |= priors.resolve(prior, names, 1)
+            own = {n: self._names.params[n] for n in names}
+            self._group_priors |= priors.resolve(prior, own, 1)
         sampled = [self._names.of(p) for g in self.param_groups for p in g["params"]]
-        rest = [n for n in self._names.params if n in sampled and n not in self._group_priors]
+        rest = {
+            n: p
+            for n, p in self._names.params.items()
+            if n in sampled and n not in self._group_priors
+        }
         self._prior = self._group_priors | (
             priors.resolve(self._prior_like, rest, 1) if rest else {}
         )

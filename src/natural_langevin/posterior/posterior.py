@@ -335,13 +335,9 @@ class Posterior:
         batch_size: int,
         max_draws: int,
     ) -> diagnostics.Configurational | None:
-        known = (
-            self.prior
-            if prior is None
-            else resolve(
-                prior, list(self.samples), self.chains, device=next(iter(self.last.values())).device
-            )
-        )
+        like = {name: value[0] for name, value in self.last.items()}
+        device = next(iter(like.values())).device
+        known = self.prior if prior is None else resolve(prior, like, self.chains, device=device)
         if known is None:
             raise ValueError(
                 "the temperature of the samples needs the prior, which a saved posterior does not "
@@ -352,12 +348,11 @@ class Posterior:
         if not warm:
             return None
         here = {name: self.holding.here(value) for name, value in self.learned.items()}
-        like = next(iter(self.last.values()))
-        x, y = (t.to(like.device) for t in split_pair(data))
+        x, y = (t.to(device) for t in split_pair(data))
         return diagnostics.configurational.measure(
             self._call, self.likelihood, known, self.samples, here, temperature,
-            (x, y), like=like, chosen_chains=warm, of_all=self.holding.everywhere,
-            batch_size=batch_size,
+            (x, y), like=next(iter(self.last.values())), chosen_chains=warm,
+            of_all=self.holding.everywhere, batch_size=batch_size,
             num_data=float(self.config.get("num_data", len(x))), max_draws=max_draws,
         )  # fmt: skip
 

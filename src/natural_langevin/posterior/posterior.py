@@ -110,7 +110,11 @@ class Posterior:
         return self._as_module(params)
 
     def mean_network(
-        self, chain: int | None = None, *, average: Literal["running", "samples"] = "running"
+        self,
+        chain: int | None = None,
+        *,
+        average: Literal["running", "samples"] = "running",
+        chains: Chains = None,
     ) -> nn.Module:
         """The network at the running mean of one chain, or at the average over healthy chains;
         with ``average="samples"``, at the mean of kept draws (see ``mean``, ``sample_mean``)."""
@@ -119,8 +123,8 @@ class Posterior:
         means = self.mean if average == "running" else self.sample_mean
         if chain is not None:
             return self._as_module(self._row_of(means, chain))
-        chains = self.chosen(None)
-        return self._as_module({k: self.holding.mean(m, chains) for k, m in means.items()})
+        pooled = self.chosen(chains)
+        return self._as_module({k: self.holding.mean(m, pooled) for k, m in means.items()})
 
     def chosen(self, chains: Chains) -> list[int]:
         """The healthy ones among ``chains``: None for all of them, if they have one temperature

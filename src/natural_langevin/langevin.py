@@ -273,6 +273,7 @@ class Langevin:
             "num_data": engine.num_data,
             "data": engine.stream.fingerprint(),
             "shared_batches": not engine.stream.chain_axis,
+            "adapting": engine.rates.kind(steps - 1).adapts,
         }
         if chosen:
             config |= {"step_size": words(step_size), "pilot": chosen.as_dict()}
@@ -427,6 +428,7 @@ class Langevin:
             "step_size": words(self.step_size),
             "mean_rate": words(self.mean_rate),
             "temperature": self._temperature.tolist(),
+            "alike": step_size_search.like_chains(self._temperature, self._prior),
             "chains": self.chains,
             "init": self._start,
             "seed": self.seed,

@@ -17,10 +17,14 @@ from natural_langevin import likelihoods, models, preconditioners, priors, rando
 from natural_langevin._internal.fingerprints import exact_settings, words
 from natural_langevin.data.streams import Loader, Subsets, as_stream, check_finite, split_pair
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.distributed.beginning import agree, open_checkpoint, resumed_config
-from natural_langevin.distributed.holding import spread
 from natural_langevin.distributed.layout import Layout
-from natural_langevin.distributed.place import find_place, together
+from natural_langevin.distributed.posterior_shards import shard_posterior
+from natural_langevin.distributed.process_mesh import ProcessMesh, find_processes
+from natural_langevin.distributed.run_setup import (
+    check_same_everywhere,
+    open_checkpoint,
+    resumed_config,
+)
 from natural_langevin.dynamics.overdamped import Dynamics, Info, Rates, State
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
@@ -102,9 +106,9 @@ class Langevin:
         prepare_model(self.model, log)
         trainable = check_parameters(self.model)
         self.device = torch.device(device) if device is not None else trainable[0].device
-        self.place = find_place(parallel, chains=self.chains, device=self.device)
-        if self.place is not None:
-            self.device = self.place.device
+        self.mesh = find_processes(parallel, chains=self.chains, device=self.device)
+        if isinstance(self.mesh, ProcessMesh):
+            self.device = self.mesh.device
         self.model.to(self.device)
         self._training = check_training(microbatch, autocast, clip, preconditioner)
         self.likelihood, self.preconditioner = likelihood, preconditioner
@@ -114,8 +118,7 @@ class Langevin:
         # Wrong rates fail here rather than at the first step.
         self._rates_table(0, 1, 0.0 if self._auto else None)
 
-        own = range(self.chains) if self.place is None else self.place.own
-        self.chain_ids = torch.tensor(own, device=self.device)  # of the chains at this process
+        self.chain_ids = torch.tensor(self.mesh.own, device=self.device)  # of the chains here
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
         network = Network(self.model, autocast=autocast)
         names = list(network.trainable())
@@ -132,7 +135,7 @@ class Langevin:
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,
                 clip=clip,
-                peers=None if self.place is None else self.place.data,
+                peers=self.mesh.data,
             ),
             preconditioner=preconditioner,
             prior=priors.of_chains(self._prior, self.chain_ids),
@@ -227,7 +230,7 @@ class Langevin:
         where, params = stores.place(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
-        with together(self.place, "preparing the run"):
+        with self.mesh.together("preparing the run"):
             check_memory(specs, where, self.device)
             chosen = self._chosen(data, steps, batch_size, checkpoint) if self._auto else None
             step_size = chosen.schedule if chosen else None
@@ -247,12 +250,11 @@ class Langevin:
         if chosen:
             config |= {"step_size": words(step_size), "pilot": chosen.as_dict()}
         identity = config
-        if checkpoint is not None or isinstance(where, Path) or self.place is not None:
+        if checkpoint is not None or isinstance(where, Path) or self.mesh.world > 1:
             identity = config | exact_settings(
                 self._template, self._rates_table(0, steps, step_size), self._prior, engine.mode
             )
-        if self.place is not None:
-            where = agree(self.place, identity, engine.stream, where)
+        where = check_same_everywhere(self.mesh, identity, engine.stream, where)
         collector = SampleCollector(
             state,
             store=stores.open_store(where, specs, device=self.device, run=identity),
@@ -261,27 +263,31 @@ class Langevin:
             first=int(self.chain_ids[0]),
         )
         title = repr(self.preconditioner).split("(")[0]
-        saved = open_checkpoint(checkpoint, identity, engine.stream, self.place)
-        with together(self.place, "the run"):
+        saved = open_checkpoint(checkpoint, identity, engine.stream, self.mesh)
+        with self.mesh.together("the run"):
             state = run(
                 plan, engine, state, collector,
-                saved=saved, title=title, progress=progress, team=self.place,
+                saved=saved, title=title, progress=progress, processes=self.mesh,
             )  # fmt: skip
         config["effective_temperature"] = temperature_probe.after_run(
-            engine, state, steps, pool=self.place
+            engine, state, steps, self.mesh
         )
         posterior = collector.finish(
             state, model=self._template, likelihood=self.likelihood, config=config
         )
         posterior.prior = self._dynamics.prior
-        return posterior if self.place is None else spread(posterior, self.place)
+        return (
+            shard_posterior(posterior, self.mesh)
+            if isinstance(self.mesh, ProcessMesh)
+            else posterior
+        )
 
     def _chosen(
         self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None
     ) -> step_size_search.Choice:
         """The pilot's choice; a run to go on with keeps the one that it was started with."""
         found = step_size_search.Choice.from_config(
-            resumed_config(checkpoint, self.place), self.chains
+            resumed_config(checkpoint, self.mesh), self.chains
         )
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
@@ -317,10 +323,10 @@ class Langevin:
         """
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
         if posterior is not None:
-            here = {k: posterior.holding.here(v) for k, v in posterior.learned.items()}
+            here = {k: posterior.shards.here(v) for k, v in posterior.learned.items()}
             state = state._replace(params=posterior.last, likelihood=here or state.likelihood)
         found = temperature_probe.summary(
-            state, temperature_probe.measure(engine, state, steps), self.place
+            state, temperature_probe.measure(engine, state, steps), self.mesh
         )
         if found is None:
             raise DivergenceError("no chain is running: there is no step to measure")
@@ -356,8 +362,7 @@ class Langevin:
         rates = self._rates_table(0, steps, step_size)
         warn_if_stiff(self.preconditioner, self._prior, float(rates[:, :-2].max()), num_data)
         per_step = 6.0 * self.chains * batch_size * sum(p[0].numel() for p in state.params.values())
-        processes = 1 if self.place is None else self.place.layout.processes
-        mode = choose_mode(self.compile, work=per_step * steps / processes, steps=steps)
+        mode = choose_mode(self.compile, work=per_step * steps / self.mesh.world, steps=steps)
         return Engine(dynamics, stream, self._own_rates(rates), num_data, mode=mode), state
 
     def describe(self) -> dict[str, Any]:

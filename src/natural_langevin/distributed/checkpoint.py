@@ -5,8 +5,9 @@ those of its chains, and reads those of its chains. What ranks hold in common (t
 and every chain of a group that shares minibatches) is written once.
 
 The folder holds ``sharded-000007/`` and the one before it. A checkpoint is there from the moment
-in which its index is (see ``parts``): a rank that dies before leaves the one before it the newest.
-What a run on one process wrote (``RunCheckpoint``, one file for all chains) is gone on from too.
+in which its index is (see ``shard_storage``): a rank that dies earlier leaves the one before it the
+newest. What a run on one process wrote (``RunCheckpoint``, one file for all chains) is gone on
+from too.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import check_writable, remove_leftovers, sync_folder
+from natural_langevin._internal.processes import Processes
 from natural_langevin._internal.tensorfile import StorageError, WriteError
 from natural_langevin.distributed.group import Group, GroupError
-from natural_langevin.distributed.parts import PartReader, PartWriter, read_words
+from natural_langevin.distributed.shard_storage import ShardReader, ShardWriter, read_index
 from natural_langevin.sampling.checkpoint import (
     NEWEST,
     PREVIOUS,
@@ -61,7 +63,7 @@ class ShardedCheckpoint:
     ``chains``: the numbers, among all chains of the run, of those that this rank's trees hold."""
 
     def __init__(
-        self, folder: Path, config: dict[str, Any], group: Group, chains: Sequence[int]
+        self, folder: Path, config: dict[str, Any], group: Group | Processes, chains: Sequence[int]
     ) -> None:
         self._folder, self._group, self._chains = folder, group, chains
         self._config = json.loads(json.dumps(config))
@@ -113,13 +115,13 @@ class ShardedCheckpoint:
         )
         self._number += 1
         path = self._folder / f"{SHARDED}{self._number:06d}"
-        words = {"config": self._config, "ranks": self._group.world}
+        about = {"config": self._config, "ranks": self._group.world}
         with tensorfile.writing(f"a checkpoint to {self._folder}", remedy):
             self._once("making room for a checkpoint", path.mkdir)
             with self._group.waiting("writing a checkpoint"), _plainly():
                 save(
                     self._entries(tree),
-                    storage_writer=PartWriter(path, words),
+                    storage_writer=ShardWriter(path, about),
                     planner=DefaultSavePlanner(flatten_state_dict=False),
                     no_dist=self._group.world == 1,
                 )
@@ -155,15 +157,15 @@ class ShardedCheckpoint:
             self._check_files(like, 1)
             self._read_single(path, named(tree))
             return tree
-        words = read_words(path)
-        if not isinstance(words.get("config"), dict):
+        about = read_index(path)
+        if not isinstance(about.get("config"), dict):
             raise CheckpointError(f"{path.name} does not say which run it is of")
-        check_checkpoint_of(self._folder, words["config"], self._config)
-        self._check_files(like, words.get("ranks"))
+        check_checkpoint_of(self._folder, about["config"], self._config)
+        self._check_files(like, about.get("ranks"))
         with _plainly():
             load(
                 self._entries(tree),  # views: what is loaded into them is in the tree
-                storage_reader=PartReader(path),
+                storage_reader=ShardReader(path),
                 planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 no_dist=True,  # every rank reads for itself, and they compare notes afterwards
             )

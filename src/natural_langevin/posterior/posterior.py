@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from natural_langevin import diagnostics
+from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.streams import split_pair
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.metrics.summary import (
@@ -22,7 +23,7 @@ from natural_langevin.metrics.summary import (
     interval_levels,
 )
 from natural_langevin.posterior import distillation, export, networks, storage
-from natural_langevin.posterior.chain_shards import AllHere, Holding
+from natural_langevin.posterior.chain_shards import ChainShards
 from natural_langevin.posterior.evaluation import score
 from natural_langevin.posterior.prediction import (
     Averager,
@@ -68,7 +69,7 @@ class Posterior:
         self.trace = trace if trace is not None else torch.empty(0, len(diverged) + 1)
         self.config = config or {}
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
-        self.holding: Holding = AllHere()  # who has which chains
+        self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
         self._model, self._places = model, Places(model)
 
     @property
@@ -103,12 +104,12 @@ class Posterior:
         """The network at the running mean of one chain, or at the average over healthy chains."""
         if chain is not None:
             return self._as_module(self._row_of(self.mean, chain))
-        mean = {k: self.holding.mean(m, self.healthy) for k, m in self.mean.items()}
+        mean = {k: self.shards.mean(m, self.healthy) for k, m in self.mean.items()}
         return self._as_module(mean)
 
     def _row_of(self, values: Params, chain: int) -> Params:
         """One chain's part of ``mean`` or ``last``."""
-        return self.holding.one(chain, lambda row: {k: v[row] for k, v in values.items()})
+        return self.shards.one(chain, lambda row: {k: v[row] for k, v in values.items()})
 
     def predict(
         self,
@@ -209,7 +210,7 @@ class Posterior:
         It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
         ``predict(x, estimate=estimate)`` does. ONNX needs the extra ``export``.
         """
-        self.holding.check_whole("export")
+        self.shards.check_whole("export")
         every, noise = self._stacked(estimate), self._noise_of(estimate)
         served = export.Served(self._model, self.likelihood, every, noise)
         export.write(served, path, example.to(next(iter(every.values())).device), format)
@@ -241,12 +242,12 @@ class Posterior:
 
     def _fill(self, averager: Averager, samples: Params, x: Tensor, sample_batch: int) -> None:
         """Adds the predictions of all networks, ``sample_batch`` at a time."""
-        rows = self.holding.rows(self.healthy)
+        rows = self.shards.rows(self.healthy)
         with torch.no_grad():
             for some in networks.chunks(samples, rows, sample_batch, like=self.last):
                 averager.add(self._outputs(some, x))
             one = {name: value[:1] for name, value in self.last.items()}
-            self.holding.pool(averager, lambda: self._outputs(one, x)[:0])
+            self.shards.pool(averager, lambda: self._outputs(one, x)[:0])
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         """Predictions of several networks: (network, B, ...)."""
@@ -282,7 +283,7 @@ class Posterior:
             stopped,
             healthy=self.healthy,
             thin=self.config.get("thin"),
-            parameters={k: self.holding.everywhere(v)[self.healthy] for k, v in chosen.items()},
+            parameters={k: self.shards.everywhere(v)[self.healthy] for k, v in chosen.items()},
             kinetic=None if measured is None else diagnostics.Kinetic.from_dict(measured),
             configurational=None
             if data is None
@@ -318,12 +319,12 @@ class Posterior:
         warm = [c for c in self.healthy if temperature[c] > 0]
         if not warm:
             return None
-        here = {name: self.holding.here(value) for name, value in self.learned.items()}
+        here = {name: self.shards.here(value) for name, value in self.learned.items()}
         like = next(iter(self.last.values()))
         x, y = (t.to(like.device) for t in split_pair(data))
         return diagnostics.configurational.measure(
             self._call, self.likelihood, known, self.samples, here, temperature,
-            (x, y), like=like, chosen_chains=warm, of_all=self.holding.everywhere,
+            (x, y), like=like, chosen_chains=warm, of_all=self.shards.everywhere,
             batch_size=batch_size,
             num_data=float(self.config.get("num_data", len(x))), max_draws=max_draws,
         )  # fmt: skip
@@ -335,7 +336,7 @@ class Posterior:
     def to_arviz(self, x: Tensor | None = None) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
         tensor, and ``prediction`` for the inputs ``x`` when they are given."""
-        self.holding.check_whole("to_arviz")
+        self.shards.check_whole("to_arviz")
         variables = {k: s[self.healthy].to(self.last[k].dtype) for k, s in self.samples.items()}
         if x is not None:
             predictions = self.predict(x).samples
@@ -355,7 +356,7 @@ class Posterior:
         are.
         """
         run = {"diverged": self.diverged.long(), "trace": self.trace.double()}
-        self.holding.write(
+        self.shards.write(
             Path(folder),
             model=self._model,
             samples=self.samples,

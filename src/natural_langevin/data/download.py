@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.progress import Progress
 
 from . import verify
 from .errors import CorruptDataError, DownloadError
-from .progress import download_progress
 from .sources import IdxFile
 
 TIMEOUT_SECONDS = 5.0  # to connect, and for the longest silence: offline must fall through soon
@@ -74,12 +74,12 @@ def _stream(url: str, *, limit: int, timeout: float) -> Iterator[bytes]:
         with opener.open(request, timeout=timeout) as response:
             length = response.headers.get("Content-Length", "")
             total = int(length) if length.isdecimal() else None
-            with download_progress(f"Downloading {url}", total=total) as advance:
+            with Progress(f"Downloading {url}", total, bytes=True) as bar:
                 while chunk := response.read(_CHUNK):
                     received += len(chunk)
                     if received > limit:
                         raise DownloadError(f"{url}: longer than the {limit} bytes allowed")
-                    advance(len(chunk))
+                    bar.update(received)
                     yield chunk
     except urllib.error.HTTPError as error:
         error.close()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
-from natural_langevin._internal.fingerprints import exact_settings, words
+from natural_langevin._internal.fingerprints import exact_settings, stable_repr
 from natural_langevin.data.streams import Loader, Subsets, as_stream, check_finite, split_pair
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed.layout import Layout
@@ -227,7 +227,7 @@ class Langevin:
         thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
         thin, draws = check_thinning(steps, burn_in, thin, keep)
         plan = RunPlan(steps, burn_in, thin, check_every(every))
-        where, params = stores.place(store), self.init().params
+        where, params = stores.location(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
         with self.mesh.together("preparing the run"):
@@ -248,7 +248,7 @@ class Langevin:
             "data": engine.stream.fingerprint(),
         }
         if chosen:
-            config |= {"step_size": words(step_size), "pilot": chosen.as_dict()}
+            config |= {"step_size": stable_repr(step_size), "pilot": chosen.as_dict()}
         identity = config
         if checkpoint is not None or isinstance(where, Path) or self.mesh.world > 1:
             identity = config | exact_settings(
@@ -368,11 +368,11 @@ class Langevin:
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
         return {
-            "preconditioner": words(self.preconditioner),
-            "prior": {name: words(p) for name, p in self._prior.items()},
-            "likelihood": words(self.likelihood),
-            "step_size": words(self.step_size),
-            "mean_rate": words(self.mean_rate),
+            "preconditioner": stable_repr(self.preconditioner),
+            "prior": {name: stable_repr(p) for name, p in self._prior.items()},
+            "likelihood": stable_repr(self.likelihood),
+            "step_size": stable_repr(self.step_size),
+            "mean_rate": stable_repr(self.mean_rate),
             "temperature": self._temperature.tolist(),
             "chains": self.chains,
             "init": self._start,

@@ -34,16 +34,16 @@ class Processes(Protocol):
     def writes(self) -> bool:
         """Whether this process writes its chains: one of those that share them does."""
 
-    def exchange(self, place: str, value: str = "") -> list[str]:
-        """Every process's ``value``, a short text, by rank; also a barrier called ``place``."""
+    def exchange(self, label: str, value: str = "") -> list[str]:
+        """Every process's ``value``, a short text, by rank; also a barrier called ``label``."""
 
-    def agree(self, place: str, settings: Mapping[str, Any]) -> None:
+    def agree(self, label: str, settings: Mapping[str, Any]) -> None:
         """An error at every process unless all have the same settings."""
 
-    def together(self, place: str) -> AbstractContextManager[None]:
+    def together(self, label: str) -> AbstractContextManager[None]:
         """Around what succeeds at all processes or fails at all."""
 
-    def waiting(self, place: str) -> AbstractContextManager[None]:
+    def waiting(self, label: str) -> AbstractContextManager[None]:
         """Around what may wait for the others: a process that does not arrive is named."""
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
@@ -70,13 +70,13 @@ class SingleProcess:
     def __init__(self, chains: int) -> None:
         self.chains, self.own = chains, range(chains)
 
-    def exchange(self, place: str, value: str = "") -> list[str]:
+    def exchange(self, label: str, value: str = "") -> list[str]:
         return [value]
 
-    def agree(self, place: str, settings: Mapping[str, Any]) -> None:
+    def agree(self, label: str, settings: Mapping[str, Any]) -> None:
         pass
 
-    def together(self, place: str) -> AbstractContextManager[None]:
+    def together(self, label: str) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     waiting = together

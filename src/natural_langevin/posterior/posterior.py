@@ -36,10 +36,10 @@ from natural_langevin.posterior.prediction import (
 from natural_langevin.priors import Prior, PriorLike, resolve
 from natural_langevin.statistics import plain_copy, prepare_model, vectorised, with_parameters
 from natural_langevin.statistics.capture import Places
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
-Params = dict[str, Tensor]
 Estimate = Literal["ensemble", "mean", "last"]
 
 

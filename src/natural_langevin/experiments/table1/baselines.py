@@ -17,8 +17,7 @@ from torch.func import grad_and_value
 from natural_langevin import random
 from natural_langevin._internal.chains import per_chain
 from natural_langevin.dynamics.overdamped import Info, Rates
-
-Params = dict[str, Tensor]
+from natural_langevin.types import Params
 
 
 class DescentState(NamedTuple):

@@ -91,9 +91,7 @@ def _built(dtype: torch.dtype) -> Path:
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     target = _cache_folder() / f"native-{DTYPES[dtype]}-{digest}.so"
     if not target.exists():
-        own = (
-            "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
-        )
+        x86 = platform.machine() in ("x86_64", "AMD64", "i686")
         try:
             build(target, dtype, tune=("-march=native" if x86 else "-mcpu=native",))
         except NoLibraryError:  # a compiler that does not know this processor

@@ -232,7 +232,7 @@ class Langevin:
         sample_dtype: torch.dtype | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
-        progress: bool = True,
+        progress: bool | str = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
 
@@ -296,12 +296,12 @@ class Langevin:
             looks=plan.looks,
             first=int(self.chain_ids[0]),
         )
-        title = repr(self.preconditioner).split("(")[0]
+        title = progress if isinstance(progress, str) else "sampling"
         saved = open_checkpoint(checkpoint, identity, engine.stream, self.mesh)
         with self.mesh.together("the run"):
             state = run(
                 plan, engine, state, collector,
-                saved=saved, title=title, progress=progress, processes=self.mesh,
+                saved=saved, title=title, progress=bool(progress), processes=self.mesh,
             )  # fmt: skip
         config["execution"] = engine.way
         config["effective_temperature"] = temperature_probe.after_run(

@@ -1,10 +1,7 @@
-"""results.json, or a saved posterior's JSON -> one self-contained HTML page. Touches no model.
+"""Report: results.json, or a saved posterior's JSON, as one self-contained HTML page.
 
-    schema -> summary, claims, table, charts, heatmap, reliability, digits -> page -> templates/
-    posterior (charts, reliability, histogram) -> templates/
-
-Every builder turns a part of the results into plain values; only the templates write markup, and
-they escape all of it.
+Imports ``_internal`` alone and touches no model; the command line and experiments import it.
+Builders turn the results into plain values, matplotlib draws, and only the templates write words.
 """
 
 from natural_langevin.report.markdown import markdown_table

@@ -24,7 +24,8 @@ ORDER = [
 
 #: What ``import natural_langevin`` must do without.
 OPTIONAL = [
-    "sklearn", "rich", "typer", "matplotlib", "jinja2", "torchmetrics", "arviz", "scipy", "pandas",
+    "sklearn", "rich", "typer", "matplotlib", "jinja2", "pydantic", "torchmetrics", "arviz", "scipy",
+    "pandas",
     "onnx", "lightning", "transformers", "accelerate",
 ]  # fmt: skip
 

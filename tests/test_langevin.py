@@ -36,12 +36,14 @@ def make(network: nn.Module, **options) -> Langevin:
     return Langevin(network, **(settings | options))
 
 
-def iterates(sampler: Langevin, data: Data, steps: int, batch_size: int) -> list[State]:
+def iterates(
+    sampler: Langevin, data: Data, steps: int, batch_size: int, burn_in: int
+) -> list[State]:
     """State k is the state after k calls of ``step`` on the batches that ``sample`` sees."""
     engine, state = sampler.prepare(data, steps=steps, batch_size=batch_size)
     states = [state]
     for k in range(steps):
-        state, _ = sampler.step(state, engine.stream.batch(k), chain_axis=True)
+        state, _ = sampler.step(state, engine.stream.batch(k), chain_axis=True, burn_in=burn_in)
         states.append(state)
     return states
 
@@ -64,7 +66,7 @@ def test_exactly_the_right_iterates_are_kept(
     posterior = sampler.sample(
         classes, steps, batch_size=8, burn_in=burn_in, thin=thin, progress=False
     )
-    states = iterates(sampler, classes, steps, 8)
+    states = iterates(sampler, classes, steps, 8, burn_in)
     expected = range(burn_in + thin, steps + 1, thin)
     assert posterior.draws == len(expected) == (steps - burn_in) // thin
     for k, samples in posterior.samples.items():
@@ -88,7 +90,7 @@ def test_running_mean(network: nn.Module, classes: Data, options: dict, rate) ->
     """theta_mean <- (1 - mu_t) theta_mean + mu_t theta from t = 1 on, over every iterate."""
     sampler = make(network, num_data=40, **options)
     posterior = sampler.sample(classes, 9, batch_size=8, burn_in=5, thin=2, progress=False)
-    states = iterates(sampler, classes, 9, 8)
+    states = iterates(sampler, classes, 9, 8, burn_in=5)
     for k, mean in posterior.mean.items():
         expected = states[0].params[k].double()
         for t in range(1, 10):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -29,13 +30,16 @@ from natural_langevin.distributed.beginning import agree, open_checkpoint, resum
 from natural_langevin.distributed.holding import spread
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.distributed.place import find_place, together
-from natural_langevin.dynamics.overdamped import Dynamics, Info, Rates, State
+from natural_langevin.dynamics.base import Info, Integrator, State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.overdamped import Overdamped
+from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import step_size_search, temperature_probe
-from natural_langevin.sampling.collector import Collector
-from natural_langevin.sampling.loop import DivergenceError, Plan, run
+from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
 from natural_langevin.sampling.validation import (
     StepSize,
     batch_check,
@@ -78,11 +82,12 @@ class Langevin:
         prior: priors.PriorLike = priors.Gaussian(variance=0.1),
         preconditioner: preconditioners.Preconditioner | None = None,
         step_size: StepSize | Literal["auto"] = schedules.halving(1e-3, every=10_000),
+        dynamics: Integrator | None = None,
         temperature: float | Tensor = 1.0,
         chains: int = 4,
         num_data: int | None = None,
         init: str = "model",
-        mean_rate: float | schedules.Schedule = schedules.inverse_sqrt(),
+        mean_rate: float | schedules.Schedule | None = schedules.inverse_sqrt(),
         seed: int = 0,
         device: torch.device | str | None = None,
         compile: bool | str = "auto",
@@ -91,7 +96,11 @@ class Langevin:
         clip: float | None = None,
         parallel: str | Layout | DeviceMesh | None = "auto",
     ) -> None:
-        """``mean_rate`` is mu_t of the running mean; docs/api/sampler.md has the other arguments.
+        """``mean_rate`` is mu_t of the running mean; None keeps none, and ``posterior.mean`` is the
+        mean of the kept draws. docs/api/sampler.md has the other arguments.
+
+        ``dynamics``: how the chains move, one of ``natural_langevin.dynamics``; by default
+        ``dynamics.Overdamped()``, the paper's Algorithm 1.
 
         ``step_size="auto"``: ``sample`` chooses it by a short run (see ``pilot``), and says so in
         the log and in ``posterior.config["pilot"]``.
@@ -104,7 +113,8 @@ class Langevin:
         process for itself. ``chains`` and values per chain are always those of all processes."""
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
-        check_arguments(model, likelihood, prior, preconditioner, init)
+        self.dynamics = Overdamped() if dynamics is None else dynamics
+        check_arguments(model, likelihood, prior, preconditioner, init, self.dynamics)
         self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
         self.model = plain_copy(model)  # the user's own is never touched
         prepare_model(self.model, log)
@@ -117,7 +127,7 @@ class Langevin:
         self._training = check_training(microbatch, autocast, clip, preconditioner)
         self.likelihood, self.preconditioner = likelihood, preconditioner
         self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
-        choose_mode(compile, work=0.0, steps=0)
+        choose_mode(compile)
         self._auto = isinstance(step_size, str) and step_size == "auto"
         # Wrong rates fail here rather than at the first step.
         self._rates_table(0, 1, 0.0 if self._auto else None)
@@ -131,11 +141,12 @@ class Langevin:
         self._temperature = check_temperature(temperature, self.chains).to(
             dtype=trainable[0].dtype, device=self.device
         )
-        self._dynamics = Dynamics(
+        self._dynamics = LangevinDynamics(
+            self.dynamics,
             gradients=Gradients(
                 network,
                 likelihood,
-                need=preconditioner.need,
+                requests=preconditioner.requests,
                 targets=preconditioner.targets,
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,
@@ -147,6 +158,7 @@ class Langevin:
             temperature=self._temperature[self.chain_ids],
             noise=random.origin(self.seed, random.NOISE, self.chain_ids),
             labels=random.origin(self.seed, random.LABELS, self.chain_ids),
+            keep_mean=mean_rate is not None,
         )
         self._start, self._step_checked = init, False
         self.init()  # a model too large for its metric, or an improper prior, fails here
@@ -155,7 +167,7 @@ class Langevin:
         """The state before the first update."""
         return self._start_of(self._dynamics, self.chain_ids)
 
-    def _start_of(self, dynamics: Dynamics, chain: Tensor) -> State:
+    def _start_of(self, dynamics: LangevinDynamics, chain: Tensor) -> State:
         """The same for chains of these identities under these dynamics."""
         params = dynamics.gradients.network.trainable()
         if self._start == "fan_in":
@@ -174,9 +186,17 @@ class Langevin:
         return dynamics.init(start)
 
     def step(
-        self, state: State, batch: tuple[Tensor, Tensor], *, chain_axis: bool = False
+        self,
+        state: State,
+        batch: tuple[Tensor, Tensor],
+        *,
+        chain_axis: bool = False,
+        burn_in: int = 0,
     ) -> tuple[State, Info]:
         """One update. The batch is shared by all chains unless ``chain_axis``: (chain, B, ...).
+
+        ``burn_in``: that of the run which the step belongs to, as in ``sample``: from there on a
+        metric with ``adapt="burn-in"`` stands still. 0: it follows every batch.
 
         The first batch that a sampler sees here is checked like the data of ``sample``."""
         if self.num_data is None:
@@ -192,8 +212,9 @@ class Langevin:
             check_data(self._dynamics.gradients, self.init(), *one, targets=one[1])
             self._step_checked = True
         self._dynamics.gradients.prepare(state.params, one[0])
-        row = self._own_rates(self._rates_table(int(state.step), int(state.step) + 1))[0]
-        rates = Rates(row[:-2], row[-2], row[-1])
+        done = int(state.step)
+        table = self._rates_table(done, done + 1, burn_in=burn_in)
+        rates = table.of_chains(self.chain_ids).row(done)
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
     def sample(
@@ -232,7 +253,7 @@ class Langevin:
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
         thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
         thin, draws = check_thinning(steps, burn_in, thin, keep)
-        plan = Plan(steps, burn_in, thin, check_every(every))
+        plan = RunPlan(steps, burn_in, thin, check_every(every))
         where, params = stores.place(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
@@ -241,7 +262,7 @@ class Langevin:
             chosen = self._chosen(data, steps, batch_size, checkpoint) if self._auto else None
             step_size = chosen.schedule if chosen else None
             engine, state = self.prepare(
-                data, steps=steps, batch_size=batch_size, step_size=step_size
+                data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
             )
         config = self.describe() | {
             "steps": steps,
@@ -259,11 +280,14 @@ class Langevin:
         identity = config
         if checkpoint is not None or isinstance(where, Path) or self.place is not None:
             identity = config | exact_settings(
-                self._template, self._rates_table(0, steps, step_size), self._prior, engine.mode
+                self._template,
+                self._rates_table(0, steps, step_size, burn_in=burn_in).values,
+                self._prior,
+                "compiled" if engine.mode == "compiled" else "eager",
             )
         if self.place is not None:
             where = agree(self.place, identity, engine.stream, where)
-        collector = Collector(
+        collector = SampleCollector(
             state,
             store=stores.open_store(where, specs, device=self.device, run=identity),
             dtype=dtype,
@@ -277,6 +301,7 @@ class Langevin:
                 plan, engine, state, collector,
                 saved=saved, title=title, progress=progress, team=self.place,
             )  # fmt: skip
+        config["execution"] = engine.way
         config["effective_temperature"] = temperature_probe.after_run(
             engine, state, steps, pool=self.place
         )
@@ -307,7 +332,10 @@ class Langevin:
             # With several processes, each runs the pilot of all chains: the same choice everywhere.
             dataclasses.replace(self._dynamics, prior=self._prior, temperature=self._temperature),
             start=self._start_of,
-            rates=lambda etas, count: self._rates_table(0, count, etas, len(etas)),
+            # Candidates are scored by the second half of the pilot: the first is their burn-in.
+            rates=lambda etas, count: self._rates_table(
+                0, count, etas, len(etas), burn_in=count // 2
+            ),
             num_data=self.num_data,
             seed=self.seed,
             compile=self.compile,
@@ -337,11 +365,18 @@ class Langevin:
         return found
 
     def prepare(
-        self, data: Any, *, steps: int, batch_size: int = 100, step_size: StepSize | None = None
+        self,
+        data: Any,
+        *,
+        steps: int,
+        batch_size: int = 100,
+        step_size: StepSize | None = None,
+        burn_in: int = 0,
     ) -> tuple[Engine, State]:
         """Everything ``sample`` does before its first step: an engine on this data, and a state.
 
-        ``step_size`` is needed where the sampler's own is "auto"."""
+        ``step_size`` is needed where the sampler's own is "auto". With ``adapt="burn-in"`` the
+        metric stands still from step ``burn_in`` on; without burn-in it never does."""
         steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
         dynamics, state = self._dynamics, self.init()
         if isinstance(data, Subsets) and len(data.rows) != self.chains:
@@ -356,12 +391,10 @@ class Langevin:
         check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
         if not isinstance(stream, InMemory):
             stream.check = batch_check(dynamics.gradients, state.params)
-        rates = self._rates_table(0, steps, step_size)
-        warn_if_stiff(self.preconditioner, self._prior, float(rates[:, :-2].max()), num_data)
-        per_step = 6.0 * self.chains * batch_size * sum(p[0].numel() for p in state.params.values())
-        processes = 1 if self.place is None else self.place.layout.processes
-        mode = choose_mode(self.compile, work=per_step * steps / processes, steps=steps)
-        return Engine(dynamics, stream, self._own_rates(rates), num_data, mode=mode), state
+        rates = self._rates_table(0, steps, step_size, burn_in=burn_in)
+        warn_if_stiff(self.preconditioner, self._prior, float(rates.step_size.max()), num_data)
+        mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)
+        return Engine(dynamics, stream, own, num_data, mode=mode), state
 
     def _number_of_data(self, stream: Stream) -> float:
         """N: the user's own, or what the data yield. Batches that do not stand for the data are
@@ -389,6 +422,7 @@ class Langevin:
         """The configuration in words, for results and saved posteriors."""
         return {
             "preconditioner": words(self.preconditioner),
+            **({} if self.dynamics == Overdamped() else {"dynamics": words(self.dynamics)}),
             "prior": {name: words(p) for name, p in self._prior.items()},
             "likelihood": words(self.likelihood),
             "step_size": words(self.step_size),
@@ -399,21 +433,24 @@ class Langevin:
             "seed": self.seed,
         } | self._training
 
-    def _own_rates(self, table: Tensor) -> Tensor:
-        """The columns of this process's chains, and the two that all chains share."""
-        return torch.cat([table[:, self.chain_ids], table[:, -2:]], dim=1)
-
     def _rates_table(
-        self, start: int, stop: int, step_size: StepSize | None = None, chains: int | None = None
-    ) -> Tensor:
-        """A row per step: eta of every chain, gamma, mu."""
-        eta = known_step_size(self.step_size) if step_size is None else step_size
-        columns = [
-            schedules.tabulate(eta, start, stop, name="step_size", chains=chains or self.chains),
-            schedules.tabulate(
-                self.preconditioner.ema_schedule(), start, stop, name="decay", chains=1, high=1.0
-            ),
-            schedules.tabulate(self.mean_rate, start, stop, name="mean_rate", chains=1, high=1.0),
-        ]
-        dtype = next(p.dtype for p in self.model.parameters() if p.requires_grad)
-        return torch.cat(columns, dim=1).to(dtype=dtype, device=self.device)
+        self,
+        start: int,
+        stop: int,
+        step_size: StepSize | None = None,
+        chains: int | None = None,
+        burn_in: int = 0,
+    ) -> RatesTable:
+        """eta of all chains, gamma and mu. ``burn_in=0``: there is no burn-in to adapt in, and a
+        metric that never saw a batch would be none: it goes on adapting."""
+        trainable = next(p for p in self.model.parameters() if p.requires_grad)
+        return RatesTable.build(
+            known_step_size(self.step_size) if step_size is None else step_size,
+            self.preconditioner.ema_schedule(burn_in or math.inf),
+            self.mean_rate,
+            start=start,
+            stop=stop,
+            chains=chains or self.chains,
+            dtype=trainable.dtype,
+            device=self.device,
+        )

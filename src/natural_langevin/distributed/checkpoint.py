@@ -40,7 +40,7 @@ from natural_langevin.sampling.checkpoint import (
     SHARDED,
     SHARDED_INDEX,
     CheckpointError,
-    check_same_run,
+    check_checkpoint_of,
     named,
     read_config,
 )
@@ -151,14 +151,14 @@ class ShardedCheckpoint:
     def _read(self, path: Path, like: Any) -> Any:
         tree = pytree.tree_map(torch.empty_like, like)
         if path.name in (NEWEST, PREVIOUS):
-            check_same_run(self._folder, read_config(path), self._config)
+            check_checkpoint_of(self._folder, read_config(path), self._config)
             self._check_files(like, 1)
             self._read_single(path, named(tree))
             return tree
         words = read_words(path)
         if not isinstance(words.get("config"), dict):
             raise CheckpointError(f"{path.name} does not say which run it is of")
-        check_same_run(self._folder, words["config"], self._config)
+        check_checkpoint_of(self._folder, words["config"], self._config)
         self._check_files(like, words.get("ranks"))
         with _plainly():
             load(

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from natural_langevin._internal.fingerprints import words
+from natural_langevin._internal.same_run import differing
 
 #: Seconds that a rank which has lost the others waits for their word on where they are.
 GRACE = 3.0
@@ -231,15 +232,13 @@ def _check(words_: Sequence[_Word]) -> None:
 
 
 def _differences(place: str, everybody: Sequence[Mapping[str, str]]) -> str:
-    names = dict.fromkeys(name for settings in everybody for name in settings)
     found = []
-    for name in names:
+    for name in differing(*everybody):
         holders: dict[str, list[int]] = {}
         for rank, settings in enumerate(everybody):
             holders.setdefault(settings.get(name, "missing"), []).append(rank)
-        if len(holders) > 1:
-            values = ", ".join(f"{value:.80} on {_ranks(r)}" for value, r in holders.items())
-            found.append(f"{name} is {values}")
+        values = ", ".join(f"{value:.80} on {_ranks(r)}" for value, r in holders.items())
+        found.append(f"{name} is {values}")
     return (
         f"the ranks do not agree on {place}: {'; '.join(found)}. Start every rank with the same "
         "script, arguments and data"

@@ -1,7 +1,7 @@
 """The runner: stages in order, each result kept on disk as soon as it exists.
 
 A run folder holds ``config.json`` (what is run), ``stages/NAME.json`` (finished work),
-``stages/NAME.checkpoint.safetensors`` (work under way) and ``results.json``. Resuming skips the
+``stages/NAME.RANK.checkpoint`` (work under way) and ``results.json``. Resuming skips the
 finished stages and continues the one under way; a folder of another configuration is refused.
 """
 
@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import multiprocessing
+import shutil
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ import torch
 
 from natural_langevin import data
 from natural_langevin._internal.atomic import remove_leftovers, staged
+from natural_langevin._internal.same_run import check_same_run
 from natural_langevin.distributed import launched
 from natural_langevin.distributed.once import (
     exists_everywhere,
@@ -142,15 +144,10 @@ def _claim(request: Request, config: dict[str, Any]) -> None:
         for folder in (request.out, request.out / "stages"):
             remove_leftovers(folder)
         if path.exists():
-            there = json.loads(path.read_text())
-            if there != config:
-                differing = sorted(
-                    k for k in there.keys() | config.keys() if there.get(k) != config.get(k)
-                )
-                raise RunError(
-                    f"{request.out} holds a run with another configuration (different: "
-                    f"{', '.join(differing)}): choose another --out, or the same settings"
-                )
+            check_same_run(
+                request.out, json.loads(path.read_text()), config, what="another run",
+                remedy="Choose another --out, or the same settings", error=RunError,
+            )  # fmt: skip
             if not request.resume:
                 raise RunError(
                     f"{request.out} already holds this run: add --resume to go on with it, or "
@@ -175,8 +172,8 @@ def run_stage(bench: Bench, name: str) -> None:
         ranking = json.loads((bench.folder / f"{needed}.json").read_text())["ranking"]
         result = module.final(bench, subject, ranking)
     write_json(bench.folder / f"{name}.json", result)
-    for checkpoint in bench.folder.glob(f"{name}.*.checkpoint.safetensors"):
-        checkpoint.unlink()
+    for checkpoint in bench.folder.glob(f"{name}.*.checkpoint"):
+        shutil.rmtree(checkpoint)
 
 
 def _run_spread(bench: Bench, missing: list[str], device: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from natural_langevin.optim import Collector, NaturalLangevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling.loop import DivergenceError
-from natural_langevin.sampling.validation import whole_number
+from natural_langevin.sampling.validation import check_kept
 
 log = logging.getLogger("natural_langevin")
 
@@ -32,8 +32,7 @@ class Collecting:
         store: str = "cpu",
         sample_dtype: torch.dtype | None = None,
     ) -> None:
-        if whole_number("burn_in", burn_in) < 0 or whole_number("thin", thin) < 1:
-            raise ValueError(f"burn_in must be >= 0 and thin >= 1, got {burn_in} and {thin}")
+        check_kept(burn_in, thin)
         self._options: dict[str, Any] = {
             "burn_in": burn_in,
             "thin": thin,

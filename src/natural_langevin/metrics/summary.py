@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from natural_langevin.likelihoods.predictive import Mixture
 from natural_langevin.metrics import classification, regression, selective
 
 #: Central intervals whose coverage a regression is scored by.
@@ -72,21 +74,19 @@ class RegressionScores:
     ood_auroc: float | None
 
     @staticmethod
-    def of(
-        means: Tensor, variance: Tensor, y: Tensor, quantiles: Tensor, *, outside: Tensor | None
-    ) -> RegressionScores:
-        """From every network's means (network, n, ...) and noise variance (network, 1, ...);
-        ``quantiles`` holds the lower, then the upper ends of the intervals in ``LEVELS``."""
-        mean, y = means.mean(0), y.reshape(means.shape[1:])
-        epistemic = means.double().var(0, correction=0)
-        inside = epistemic.reshape(len(y), -1).sum(1)
+    def of(law: Mixture, y: Tensor, *, outside: Tensor | None) -> RegressionScores:
+        """Of a predictive distribution over the targets ``y``."""
+        mean = law.mean
+        y = y.reshape(mean.shape).double()
+        inside = law.epistemic.reshape(len(y), -1).sum(1)
         squared = (mean - y).square().reshape(len(y), -1).sum(1)
-        lower, upper = quantiles.chunk(2)
+        levels = torch.tensor(LEVELS, dtype=torch.float64)
+        lower, upper = law.icdf((1 - levels) / 2), law.icdf((1 + levels) / 2)
         return RegressionScores(
             count=len(y),
-            nll=regression.regression_nll(means, variance, y),
+            nll=float(-law.log_prob(y).mean()),
             rmse=regression.rmse(mean, y),
-            crps=regression.crps(means, variance, y),
+            crps=float(law.crps(y).mean()),
             coverage={
                 level: regression.interval_coverage(low, high, y)
                 for level, low, high in zip(LEVELS, lower, upper, strict=True)
@@ -109,11 +109,6 @@ class RegressionScores:
              "squared error, averaged over how many samples are answered"),
         ]  # fmt: skip
         return _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
-
-
-def interval_levels() -> list[float]:
-    """The quantiles that ``RegressionScores.of`` wants: lower ends, then upper ends."""
-    return [(1 - level) / 2 for level in LEVELS] + [(1 + level) / 2 for level in LEVELS]
 
 
 def _ood_row(auroc: float | None) -> list[tuple[str, str, str]]:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.func import vmap
 
 from natural_langevin import diagnostics
 from natural_langevin.data.streams import split_pair
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.metrics.summary import (
-    ClassificationScores,
-    RegressionScores,
-    interval_levels,
-)
+from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import distillation, export, networks, storage
 from natural_langevin.posterior.chain_shards import AllHere, Holding
 from natural_langevin.posterior.evaluation import score
@@ -128,20 +125,56 @@ class Posterior:
         ``batch_size`` inputs are evaluated at once. ``quantiles=(0.05, 0.95)`` asks for these
         levels too (see ``Prediction``). Large x: ``keep_samples=False`` keeps the averages alone.
         """
-        levels = check_levels(quantiles)
-        samples, noise = self._networks(estimate), self._noise_of(estimate)
-        count = len(self.healthy) * next(iter(samples.values())).shape[1]
-        device = next(iter(self.last.values())).device
-        parts = []
+        options = {"estimate": estimate, "batch_size": batch_size, "sample_batch": sample_batch}
+        found = self._averaged(
+            x, keep_samples=keep_samples, levels=check_levels(quantiles), **options
+        )
+        return join([averager.finish() for averager in found])
+
+    def predict_dist(
+        self,
+        x: Tensor | Iterable[Any],
+        *,
+        estimate: Estimate = "ensemble",
+        batch_size: int = 1000,
+        sample_batch: int = 16,
+    ) -> Distribution:
+        """The predictive distribution as a ``torch.distributions`` object over the targets.
+
+        Classes: a ``Categorical`` or ``Bernoulli`` with the mean probabilities. Numbers and counts:
+        a ``Mixture`` over networks with ``mean``, ``variance`` (``aleatoric`` + ``epistemic``),
+        ``log_prob``, ``cdf``, ``icdf(level)``, ``crps(y)`` and ``sample(shape, seed=0)``.
+        """
+        options = {"estimate": estimate, "batch_size": batch_size, "sample_batch": sample_batch}
+        first, *others = self._averaged(x, keep_samples=False, whole=True, **options)
+        return first.distribution(*others)
+
+    def _averaged(
+        self,
+        x: Tensor | Iterable[Any],
+        *,
+        estimate: Estimate,
+        batch_size: int,
+        sample_batch: int,
+        keep_samples: bool,
+        levels: Sequence[float] = (),
+        whole: bool = False,
+    ) -> Iterator[Averager]:
+        """What all networks say of every batch of inputs."""
+        samples = self._networks(estimate)
+        draws = next(iter(samples.values())).shape[1]
+        state = self._learned_by([c for c in self.healthy if self.holding.rows([c])], draws)
+        device, empty = next(iter(self.last.values())).device, True
         for batch in input_batches(x, batch_size):
+            empty = False
             averager = Averager(
-                self.likelihood, count, noise, keep_samples=keep_samples, levels=levels
-            )
+                self.likelihood, len(self.healthy) * draws, state,
+                keep_samples=keep_samples, levels=levels, whole=whole,
+            )  # fmt: skip
             self._fill(averager, samples, batch.to(device), sample_batch)
-            parts.append(averager.finish())
-        if not parts:
+            yield averager
+        if empty:
             raise ValueError("there is nothing to predict: x holds no batch")
-        return join(parts)
 
     def evaluate(
         self,
@@ -160,14 +193,14 @@ class Posterior:
         """
         options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
         options["sample_batch"] = sample_batch
-        levels = () if self.likelihood.discrete else interval_levels()
-        prediction = self.predict(
-            x, keep_samples=not self.likelihood.discrete, quantiles=levels, **options
-        )
+        found = list(self._averaged(x, keep_samples=False, whole=True, **options))
+        prediction = join([averager.finish() for averager in found])
+        y = y.to(prediction.mean.device)
+        self.likelihood.check(found[0].example, y)
         other = None if ood is None else self.predict(ood, keep_samples=False, **options).epistemic
         return score(
-            prediction, y.to(prediction.mean.device), self.likelihood,
-            noise=self._noise_of(estimate), outside=other,
+            found[0].distribution(*found[1:]), y, inside=prediction.epistemic, outside=other,
+            ignored=self.likelihood.ignore_index,
         )  # fmt: skip
 
     def distill(
@@ -191,8 +224,10 @@ class Posterior:
         student = copy.deepcopy(own)
         x = x.to(next(iter(self.last.values())).device)
         prediction = self.predict(x, keep_samples=False)
+        law = None if prediction.total is None else self.predict_dist(x)
         return distillation.train(
-            student.to(x.device), x, distillation.divergence(prediction, self.likelihood),
+            student.to(x.device), x,
+            distillation.divergence(prediction, law, self.likelihood, seed),
             steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed,
         )  # fmt: skip
 
@@ -210,8 +245,10 @@ class Posterior:
         ``predict(x, estimate=estimate)`` does. ONNX needs the extra ``export``.
         """
         self.holding.check_whole("export")
-        every, noise = self._stacked(estimate), self._noise_of(estimate)
-        served = export.Served(self._model, self.likelihood, every, noise)
+        every = self._stacked(estimate)
+        count = len(next(iter(every.values()))) // len(self.healthy)
+        state = self._learned_by(self.healthy, count)
+        served = export.Served(self._model, self.likelihood, every, state)
         export.write(served, path, example.to(next(iter(every.values())).device), format)
 
     def _networks(self, estimate: Estimate) -> Params:
@@ -231,13 +268,9 @@ class Posterior:
         count = len(self.healthy) * next(iter(samples.values())).shape[1]
         return next(networks.chunks(samples, self.healthy, count, like=self.last))
 
-    def _noise_of(self, estimate: Estimate) -> Tensor | None:
-        """Every network's observation variance, (network,), where the likelihood knows it."""
-        variance = self.likelihood.noise_variance(self.learned)
-        if variance is None:
-            return None
-        by_chain = variance.expand(self.chains)[self.healthy]
-        return by_chain.repeat_interleave(self.draws) if estimate == "ensemble" else by_chain
+    def _learned_by(self, chains: Sequence[int], draws: int) -> dict[str, Tensor]:
+        """The likelihood's state for every network of these chains, (network,)."""
+        return {k: v[list(chains)].repeat_interleave(draws) for k, v in self.learned.items()}
 
     def _fill(self, averager: Averager, samples: Params, x: Tensor, sample_batch: int) -> None:
         """Adds the predictions of all networks, ``sample_batch`` at a time."""
@@ -249,8 +282,8 @@ class Posterior:
             self.holding.pool(averager, lambda: self._outputs(one, x)[:0])
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
-        """Predictions of several networks: (network, B, ...)."""
-        return vmap(lambda p: self.likelihood.predictive(one_tensor(self._call(p, x))))(params)
+        """Outputs of several networks: (network, B, ...)."""
+        return vmap(lambda p: one_tensor(self._call(p, x)))(params)
 
     def diagnose(
         self,

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from natural_langevin import schedules
 from natural_langevin._internal.chains import per_chain
-from natural_langevin.statistics import Need, Params, Sharing, Statistics
+from natural_langevin.statistics import Params, Requests, Sharing, Statistics
 
 #: A tree of tensors by parameter name; what is in it is each metric's own business.
 Metric = dict[str, Any]
-#: For every bias, the weights of its units.
+#: For every bias, the weights of its units; for a weight whose units have none, ``{weight: ()}``.
 Units = dict[str, tuple[str, ...]]
 Targets = Literal["data", "model"]
 Rate = float | schedules.Schedule
@@ -63,8 +63,10 @@ def damped(value: Tensor, damping: float | Tensor) -> Tensor:
 class Preconditioner:
     """Base of all metrics. Subclasses are final: ``init``, ``update``, ``factor``."""
 
-    #: Which statistics ``update`` reads.
-    need: Need = "gradient"
+    #: Which statistics ``update`` reads (see statistics.requests); the gradient is always there.
+    requests: Requests = frozenset()
+    #: Which parameters C couples: of a unit, all, or none.
+    couples: Literal["none", "units", "all"] = "none"
     #: Whose labels the statistics come from.
     targets: Targets = "data"
     #: Whether a sample's positions are summed before they are squared (see statistics.moments).

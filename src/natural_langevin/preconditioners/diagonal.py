@@ -25,7 +25,7 @@ from natural_langevin.statistics import Params, Statistics
 class DiagonalFisher(FisherPreconditioner):
     """C_ii = 1 / (J_ii + damping)."""
 
-    need = "diagonal"
+    requests = frozenset({"second"})
 
     def init(self, params: Params, units: Units) -> Metric:
         return {"second": {name: torch.ones_like(p) for name, p in params.items()}}

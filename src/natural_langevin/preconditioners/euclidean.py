@@ -11,6 +11,8 @@ from natural_langevin.statistics import Params, Statistics
 class Euclidean(Preconditioner):
     """No preconditioning: nothing is stored, and drift and noise pass unchanged."""
 
+    decay = 0.0  # there is nothing to average
+
     def init(self, params: Params, units: Units) -> Metric:
         return {}
 

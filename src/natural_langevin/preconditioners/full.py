@@ -40,7 +40,8 @@ class FullFisher(FisherPreconditioner):
 
     ``max_parameters``: it refuses networks with more."""
 
-    need = "samples"
+    requests = frozenset({"samples"})
+    couples = "all"
     max_parameters: int = 2048
 
     def init(self, params: Params, units: Units) -> Metric:

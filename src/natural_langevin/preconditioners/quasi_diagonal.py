@@ -64,12 +64,15 @@ def _spread(bias: Tensor, weight: Tensor) -> Tensor:
 class QuasiDiagonalFisher(FisherPreconditioner):
     """C^{-1} has the diagonal and the bias row of J + damping, unit by unit."""
 
-    need = "diagonal"
+    requests = frozenset({"second", "cross"})
+    couples = "units"
 
     def init(self, params: Params, units: Units) -> Metric:
         return {
             "second": {name: torch.ones_like(p) for name, p in params.items()},
-            "cross": {b: {w: torch.zeros_like(params[w]) for w in ws} for b, ws in units.items()},
+            "cross": {
+                b: {w: torch.zeros_like(params[w]) for w in ws} for b, ws in units.items() if ws
+            },
         }
 
     def update(

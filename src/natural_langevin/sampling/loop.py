@@ -8,15 +8,14 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from natural_langevin._internal.progress import Progress
-from natural_langevin.dynamics.overdamped import Info, State
-from natural_langevin.execution.engine import Engine
+from natural_langevin.dynamics.base import Info
 from natural_langevin.sampling.checkpoint import Saved
-from natural_langevin.sampling.collector import Collector
+from natural_langevin.sampling.collector import Collector, is_kept
 
 log = logging.getLogger("natural_langevin")
 
@@ -31,32 +30,54 @@ class DivergenceError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Which iterates are kept and looked at. Iterate k is the parameter after k updates.
 
-    Kept are burn_in + thin, burn_in + 2 thin, ...; ``every`` counts steps between checkpoints."""
+    Kept are burn_in + thin, burn_in + 2 thin, ... Losses are looked at every ``look_every`` steps
+    and at the end. Checkpoints are ``save_every`` steps apart, or about ``SAVE_SECONDS``; the last
+    step is followed by one too, unless what comes of the run is written elsewhere at once."""
 
     steps: int
     burn_in: int
     thin: int
-    every: int | None = None
+    save_every: int | None = None
+    look_every: int = LOOK_EVERY
+    save_end: bool = True
 
     @property
     def looks(self) -> int:
-        return -(-self.steps // LOOK_EVERY)
+        """How often losses are looked at."""
+        return -(-self.steps // self.look_every)
 
     def keeps(self, done: int) -> bool:
-        return done > self.burn_in and (done - self.burn_in) % self.thin == 0
+        """Whether iterate ``done`` is kept."""
+        return is_kept(done, self.burn_in, self.thin)
 
     def looks_at(self, done: int) -> bool:
-        return done % LOOK_EVERY == 0 or done == self.steps
+        """Whether the losses are looked at after ``done`` updates."""
+        return done % self.look_every == 0 or done == self.steps
+
+    def saves(self, done: int, late: bool) -> bool:
+        """Whether a checkpoint is due after ``done`` updates; ``late``: the clock says so."""
+        if done == self.steps:
+            return self.save_end
+        return done % self.save_every == 0 if self.save_every else late
 
     def stop(self, done: int) -> int:
         """The next iterate after ``done`` at which there is something to do."""
         kept = self.burn_in + self.thin * (max(0, done - self.burn_in) // self.thin + 1)
-        look = LOOK_EVERY * (done // LOOK_EVERY + 1)
-        saved = self.every * (done // self.every + 1) if self.every else self.steps
+        look = self.look_every * (done // self.look_every + 1)
+        saved = self.save_every * (done // self.save_every + 1) if self.save_every else self.steps
         return min(kept, look, saved, self.steps)
+
+
+class Stepper(Protocol):
+    """What advances the chains: an ``Engine``, or something around one."""
+
+    say: Callable[[str], None]
+
+    def run(self, state: Any, start: int, count: int) -> tuple[Any, Info]:
+        """``count`` updates from ``state``, which has seen ``start``."""
 
 
 class Team(Protocol):
@@ -86,16 +107,16 @@ class Alone:
 
 
 def run(
-    plan: Plan,
-    engine: Engine,
-    state: State,
+    plan: RunPlan,
+    engine: Stepper,
+    state: Any,
     collector: Collector,
     *,
     saved: Saved | None = None,
     title: str = "",
     progress: bool = True,
     team: Team | None = None,
-) -> State:
+) -> Any:
     """All steps after those that ``state`` (or the checkpoint's) has seen; the last state.
 
     A ``team`` compares notes whenever losses are looked at: whether anybody was interrupted, it is
@@ -125,13 +146,12 @@ def run(
             if plan.looks_at(done):
                 collector.look(state, info)
                 bar.update(done, f"loss {_mean_loss(info):.4f}  {collector.kept} kept")
-                running = bool((state.diverged < 0).any())
+                running = not bool(info.diverged.all())
                 stopped, late, running = team.any([stopped, late, running])
                 _check_divergence(state, running)
             elif not alone:  # the others could not know
                 stopped = late = False
-            due = done % plan.every == 0 if plan.every else late
-            if saved is not None and (due or stopped or done == plan.steps):
+            if saved is not None and (stopped or plan.saves(done, late)):
                 saved.save({"state": state, "collector": collector.tree()})
                 written = time.monotonic()
             if stopped:
@@ -164,7 +184,7 @@ def _interrupts(saved: Any) -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _check_divergence(state: State, running: bool) -> None:
+def _check_divergence(state: Any, running: bool) -> None:
     """One warning per newly stopped chain is the collector's; here, the case where none is left,
     neither here nor at another process."""
     if not running:

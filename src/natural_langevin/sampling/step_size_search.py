@@ -32,7 +32,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import random, schedules
 from natural_langevin.data.streams import InMemory, Subsets, split_pair
-from natural_langevin.dynamics.overdamped import Dynamics, State
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.sampling.collector import finite_chains
 from natural_langevin.sampling.loop import DivergenceError
@@ -55,11 +57,11 @@ FEWEST_DATA = 10
 class Setup(NamedTuple):
     """What the pilot takes from the sampler."""
 
-    dynamics: Dynamics
+    dynamics: LangevinDynamics
     #: The state of (dynamics, chain identities) before the first step.
-    start: Callable[[Dynamics, Tensor], State]
+    start: Callable[[LangevinDynamics, Tensor], State]
     #: The rates' table of (step sizes, steps).
-    rates: Callable[[Tensor, int], Tensor]
+    rates: Callable[[Tensor, int], RatesTable]
     num_data: float | None
     seed: int
     compile: bool | str
@@ -151,13 +153,12 @@ def _engine(
     stream = InMemory(*fit, batch_size=batch_size, chain=ids, seed=setup.seed, device=device)
     state = setup.start(dynamics, ids)
     dynamics.gradients.prepare(state.params, stream.example()[0])
-    work = 6.0 * len(ids) * batch_size * sum(p[0].numel() for p in state.params.values())
-    mode = choose_mode(setup.compile and "auto", work=work * count, steps=count)
     rates = setup.rates(etas.repeat(len(rows)), count)
+    mode = choose_mode(setup.compile and "auto")  # too short to repay compiling
     return Engine(dynamics, stream, rates, num_data, mode=mode), state
 
 
-def candidates(dynamics: Dynamics, num_data: float) -> Tensor:
+def candidates(dynamics: LangevinDynamics, num_data: float) -> Tensor:
     """Step sizes to try, smallest first: float64. None that the prior alone makes unstable."""
     kind = type(dynamics.preconditioner).__name__
     largest = min(
@@ -204,7 +205,7 @@ def _take(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     return taken, taken if y is x else y[index.to(y.device)]
 
 
-def _like_chains(dynamics: Dynamics) -> list[int]:
+def _like_chains(dynamics: LangevinDynamics) -> list[int]:
     """For every chain the first one that has its settings: all 0, unless some differ."""
     values = [dynamics.temperature]
     for prior in dynamics.prior.values():
@@ -213,7 +214,7 @@ def _like_chains(dynamics: Dynamics) -> list[int]:
     return [settings.index(own) for own in settings]
 
 
-def _for_chains(dynamics: Dynamics, ids: Tensor, seed: int) -> Dynamics:
+def _for_chains(dynamics: LangevinDynamics, ids: Tensor, seed: int) -> LangevinDynamics:
     """The dynamics of a chain ``ids[k]`` in place k, with its settings and its randomness."""
 
     def prior_of(prior: Any) -> Any:
@@ -237,7 +238,7 @@ def _score(
     engine: Engine, state: State, held_out: tuple[Tensor, Tensor], steps: int, batch_size: int
 ) -> tuple[Tensor, Tensor]:
     """-ln of the mean density of the second half's iterates, (chain, sample), and which run."""
-    device = engine.rates.device
+    device = state.step.device
     x, y = (t.to(device) for t in held_out)
     done, drawn = 0, 0
     total = torch.full((len(state.diverged), len(x)), -math.inf, dtype=torch.float64, device=device)
@@ -249,7 +250,9 @@ def _score(
     return (math.log(drawn) - total).cpu(), finite_chains(state).cpu()
 
 
-def _log_density(dynamics: Dynamics, state: State, x: Tensor, y: Tensor, batch_size: int) -> Tensor:
+def _log_density(
+    dynamics: LangevinDynamics, state: State, x: Tensor, y: Tensor, batch_size: int
+) -> Tensor:
     """ln p(y_n | x_n) by every chain's network: (chain, sample)."""
     network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
     chains = len(state.diverged)

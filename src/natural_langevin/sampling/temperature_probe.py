@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from natural_langevin.diagnostics import kinetic
-from natural_langevin.dynamics.overdamped import Rates, State
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine
 
 log = logging.getLogger("natural_langevin")
@@ -80,9 +81,9 @@ def measure(engine: Engine, state: State, count: int) -> kinetic.Replicates:
         batches = (stream.batch(start + k) for k in range(count))
     else:
         batches = (batch for batch in [stream.example()] * count)
-    dynamics.gradients.prepare(state.params, stream.example()[0])
-    row = engine.rates[min(start, len(engine.rates)) - 1] if start else engine.rates[0]
-    rates = Rates(step_size=row[:-2], decay=row[-2], mean=row[-1])
+    assert isinstance(dynamics, LangevinDynamics)
+    dynamics.prepare(state.params, stream.example()[0])
+    rates = engine.rates.row(max(0, min(start, len(engine.rates)) - 1))
     return kinetic.measure(
         dynamics, state, batches, rates, engine.num_data, chain_axis=stream.chain_axis
     )

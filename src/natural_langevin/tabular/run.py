@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.version import __version__
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.features import Features
@@ -147,28 +148,10 @@ def load_posterior(folder: Path, run: Run, device: str = "cpu") -> Posterior:
 
 
 def check_same(folder: Path, run: Run) -> None:
-    """Going on needs the same data and settings; the first difference is named."""
+    """Going on needs the same data and settings; the differences are named."""
     there, here = read_json(folder / "run.json"), json.loads(json.dumps(run.to_json()))
-    difference = _difference(there, here, "")
-    if difference:
-        raise RunFolderError(
-            f"{folder} holds another run: {difference}. Use the same data and options, or another "
-            "--out"
-        )
-
-
-def _difference(there: Any, here: Any, name: str) -> str | None:
-    if isinstance(there, dict) and isinstance(here, dict) and set(there) == set(here):
-        for key in here:
-            found = _difference(there[key], here[key], f"{name} {key}" if name else key)
-            if found:
-                return found
-        return None
-    if name == "version" or there == here:  # a newer version may go on where the format is the same
-        return None
-    return f"{name} is {_brief(there)} there and {_brief(here)} here"
-
-
-def _brief(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
+    # A newer version may go on where the format is the same.
+    check_same_run(
+        folder, there | {"version": None}, here | {"version": None}, what="another run",
+        remedy="Use the same data and options, or another --out", error=RunFolderError,
+    )  # fmt: skip

@@ -95,8 +95,8 @@ def small_images() -> Problem:
     """8x8 digits, a small convolutional network."""
     digits = data.load("digits")
     g = _generator(6)
-    x = torch.cat([digits.x_train, digits.x_test]).reshape(-1, 1, 8, 8)
-    y = torch.cat([digits.y_train, digits.y_test])
+    x = torch.cat([digits.train_x, digits.test_x]).reshape(-1, 1, 8, 8)
+    y = torch.cat([digits.train_y, digits.test_y])
     order = torch.randperm(len(x), generator=g)
 
     def net() -> nn.Module:

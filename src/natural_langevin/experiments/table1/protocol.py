@@ -123,8 +123,8 @@ class Method:
     note: str | None = None
 
 
-#: The paper's settings: C follows every batch to the end, is applied to the batch it has just seen,
-#: and has one damping. Labels drawn from the model, which the paper left untried, need a larger.
+#: The paper's settings: C follows every batch to the end, is applied to the batch it has just
+#: seen, and has one damping. Labels drawn from the model, which the paper left untried, need more.
 AS_IN_THE_PAPER: Any = {"fresh": True, "adapt": "always", "damping": 1e-4}
 MODEL_TARGETS: Any = AS_IN_THE_PAPER | {"targets": "model", "damping": 1e-2}
 RMSPROP = partial(P.RMSProp, **AS_IN_THE_PAPER)

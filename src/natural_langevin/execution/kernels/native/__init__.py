@@ -1,0 +1,5 @@
+"""The native engine: whole steps of a multilayer perceptron on the CPU, in C.
+
+``trace`` finds out whether a network is one, ``engine`` runs its steps, ``build`` has the library,
+``layout`` mirrors the C structures. The C sources lie beside them; ``engine.c`` is the one to read.
+"""

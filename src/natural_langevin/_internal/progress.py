@@ -31,6 +31,7 @@ class Progress:
         return self
 
     def update(self, done: int, detail: str) -> None:
+        """Show that ``done`` of the total are done, and a few words on how it goes."""
         if not self._shown:
             return
         if self._rich is not None:

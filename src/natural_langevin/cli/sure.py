@@ -23,6 +23,7 @@ NARROW = 64
 
 
 def answer(quality: Mapping[str, Any], console: Console) -> None:
+    """Print how sure the posterior is on labelled rows: sentences, then bars or intervals."""
     words = sentences(quality)
     if not words:
         return

@@ -82,6 +82,7 @@ def inference_data(variables: Mapping[str, Tensor]) -> Any:
 
 
 def import_arviz() -> Any:
+    """ArviZ, without its announcement of a next version; ImportError names the extra."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # it announces its next version

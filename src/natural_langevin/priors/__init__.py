@@ -1,7 +1,8 @@
 """Priors: the log-density ln alpha(theta) of a parameter tensor and its exact gradient.
 
-One prior per file; ``resolve`` says which parameter has which. Needs nothing but random numbers;
-the dynamics, the kernels and the diagnostics import it.
+Imports nothing but tools; preconditioners and up import it.
+
+One prior per file; ``resolve`` says which parameter has which.
 """
 
 from natural_langevin.priors.base import Prior

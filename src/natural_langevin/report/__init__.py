@@ -1,6 +1,7 @@
 """Report: results.json, or a saved posterior's JSON, as one self-contained HTML page.
 
-Imports ``_internal`` alone and touches no model; the command line and experiments import it.
+Imports nothing but tools, and touches no model; cli imports it.
+
 Builders turn the results into plain values, matplotlib draws, and only the templates write words.
 """
 

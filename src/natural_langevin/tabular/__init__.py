@@ -1,5 +1,7 @@
 """From a table to a posterior and back: what the command line's train, predict and evaluate do.
 
+Imports langevin and what it needs from below; cli imports it.
+
     features, target -> settings -> run (a folder) -> fit -> quality, predictions
 
 A run is a folder: ``run.json`` (columns, standardisation, class names, network, settings),

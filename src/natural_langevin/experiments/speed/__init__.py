@@ -1,5 +1,7 @@
 """What a step costs, against plain SGD and other people's SGLD on the same machine.
 
+Imports everything below experiments; cli imports it.
+
 ``python -m natural_langevin.experiments.speed`` and ``natural-langevin bench`` are the same
 program; this one needs no more than torch and numpy. Peers that are not installed are
 listed as such.

@@ -15,6 +15,7 @@ from natural_langevin.experiments.speed.show import show
 
 
 def main(words: list[str] | None = None) -> int:
+    """Measure what the words ask for and write it down; the exit status."""
     given = parser().parse_args(words)
     settings = Settings(
         device=given.device,
@@ -53,6 +54,7 @@ def measure_and_show(settings: Settings, *, out: Path | None, picture: Path | No
 
 
 def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
     found = argparse.ArgumentParser(
         prog="python -m natural_langevin.experiments.speed", description=__doc__
     )

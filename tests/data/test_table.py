@@ -201,7 +201,9 @@ class Endless:
         return part
 
 
-@pytest.mark.parametrize("again", [b"x", b'",' + 4000 * b"x" + b'"\n'], ids=["no line end", "a row that never ends"])
+@pytest.mark.parametrize(
+    "again", [b"x", b'",' + 4000 * b"x" + b'"\n'], ids=["no line end", "a row that never ends"]
+)
 def test_an_endless_row_is_given_up_in_bounded_memory(again):
     stream = Endless(b'a,b\n"', again)
     with pytest.raises(DataError, match=r"more than|quotes"):

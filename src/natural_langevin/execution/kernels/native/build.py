@@ -52,7 +52,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 def build(target: Path, dtype: torch.dtype, *, tune: tuple[str, ...]) -> None:
-    """Compiles the sources into ``target``. Raises ``NoLibraryError`` with the compiler's own words."""
+    """Compiles the sources into ``target``. An error tells the compiler's own words."""
     define = ("-DDOUBLE",) if dtype == torch.float64 else ()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         made = Path(folder) / "library.so"
@@ -91,9 +91,7 @@ def _built(dtype: torch.dtype) -> Path:
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     target = _cache_folder() / f"native-{DTYPES[dtype]}-{digest}.so"
     if not target.exists():
-        own = (
-            "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
-        )
+        x86 = platform.machine() in ("x86_64", "AMD64", "i686")
         try:
             build(target, dtype, tune=("-march=native" if x86 else "-mcpu=native",))
         except NoLibraryError:  # a compiler that does not know this processor

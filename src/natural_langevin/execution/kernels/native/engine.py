@@ -30,7 +30,7 @@ SECONDS_PER_CALL = 0.2
 
 
 class NativeMLP:
-    """The steps of one network along one stream. Raises ``UnsupportedError`` for what it cannot take."""
+    """The steps of one network along one stream. ``UnsupportedError``: what it cannot take."""
 
     name = "native"
 

@@ -16,10 +16,10 @@ PACKAGE = "natural_langevin"
 
 #: From the bottom up: a module (a file, or a folder as a whole) may import those before it.
 ORDER = [
-    "_internal", "random", "schedules", "data", "models", "likelihoods", "priors", "statistics",
-    "preconditioners", "dynamics", "execution", "metrics", "diagnostics", "posterior", "sampling",
-    "distributed", "langevin", "optim", "integrations", "experiments", "sklearn", "tabular",
-    "report", "cli",
+    "types", "_internal", "random", "schedules", "data", "models", "likelihoods", "priors",
+    "statistics", "preconditioners", "dynamics", "execution", "metrics", "diagnostics", "posterior",
+    "sampling", "distributed", "langevin", "optim", "integrations", "experiments", "sklearn",
+    "tabular", "report", "cli",
 ]  # fmt: skip
 
 #: What ``import natural_langevin`` must do without.

@@ -171,7 +171,7 @@ def test_values_per_chain() -> None:
     reference, native, state = engines(
         network(4, 6, 1), LIKELIHOODS["gaussian"], Subsets(x, y, rows),
         preconditioner=METRICS["prior"],
-        prior=priors.Gaussian(variance=torch.tensor([0.1, 0.5, 2.0]), mean=torch.tensor([0, 0.1, 1])),
+        prior=priors.Gaussian(torch.tensor([0.1, 0.5, 2.0]), mean=torch.tensor([0.0, 0.1, 1.0])),
         step_size=torch.tensor([1e-3, 1e-2, 3e-2]), temperature=torch.tensor([0.0, 0.5, 1.0]),
     )  # fmt: skip
     assert_same(reference, native, state, rtol=1e-5)
@@ -224,8 +224,8 @@ def test_stopped_chains_stand_still() -> None:
     """A chain that diverges stops at the same step and place; the others go on."""
     reference, native, state = engines(
         network(4, 6, 1), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 1),
-        preconditioner=METRICS["euclidean"], step_size=torch.tensor([1e-2, 1e155, 1e-2], dtype=torch.float64),
-        temperature=0.0,
+        preconditioner=METRICS["euclidean"], temperature=0.0,
+        step_size=torch.tensor([1e-2, 1e155, 1e-2], dtype=torch.float64),
     )  # fmt: skip
     state = assert_same(reference, native, state, rtol=1e-9)
     assert state.diverged.tolist()[::2] == [-1, -1]
@@ -288,7 +288,7 @@ def test_a_disagreement_is_noticed(
         self._layers[0].activation = 3  # tanh, where the network has a ReLU
 
     monkeypatch.setattr(planner.NativeMLP, "_describe_layers", wrong)
-    reference, native, state = engines(
+    _, native, state = engines(
         network(4, 6, 2, activation=nn.ReLU), LIKELIHOODS["gaussian"],
         data(LIKELIHOODS["gaussian"], 4, 2),
     )  # fmt: skip

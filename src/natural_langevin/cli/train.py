@@ -15,7 +15,7 @@ from natural_langevin.cli import sure, table, tell
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import UsageError, one_line_errors
 from natural_langevin.data.tables import read_training
-from natural_langevin.distributed.once import is_first
+from natural_langevin.distributed.rank_zero import is_rank_zero
 from natural_langevin.tabular.fit import fit, open_folder, prepare
 from natural_langevin.tabular.settings import AUTO
 
@@ -125,7 +125,7 @@ def train(
             again = command if resume else f"{command} --resume"
             typer.echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
             raise typer.Exit(INTERRUPTED) from None
-        if not is_first():
+        if not is_rank_zero():
             return
         tell.step_size(quality, console)
         sure.answer(quality, console)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.priors import Prior
 from natural_langevin.sampling.collector import finite_chains
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.validation import largest_step
@@ -87,7 +88,7 @@ class Choice:
         return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and words, for ``posterior.config["pilot"]``."""
+        """Plain numbers and texts, for ``posterior.config["pilot"]``."""
         return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}
 
     @staticmethod
@@ -114,7 +115,7 @@ def choose(setup: Setup, data: Any, *, steps: int, batch_size: int, splits: int 
 
     The data are in memory and have been checked."""
     x, y = split_pair(data.tensors if isinstance(data, TensorDataset) else data)
-    like = _like_chains(setup.dynamics)
+    like = like_chains(setup.dynamics.temperature, setup.dynamics.prior)
     rows = sorted(set(like))
     kept = 1 - len(split(len(x), setup.seed)[1]) / len(x)
     num_data = kept * (setup.num_data or len(x))
@@ -205,12 +206,12 @@ def _take(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     return taken, taken if y is x else y[index.to(y.device)]
 
 
-def _like_chains(dynamics: LangevinDynamics) -> list[int]:
-    """For every chain the first one that has its settings: all 0, unless some differ."""
-    values = [dynamics.temperature]
-    for prior in dynamics.prior.values():
-        values += [v for v in prior.chain_values().values() if isinstance(v, Tensor) and v.ndim]
-    settings = torch.stack([v.double() for v in values], dim=1).tolist()
+def like_chains(temperature: Tensor, prior: Mapping[str, Prior]) -> list[int]:
+    """For every chain the first one of its temperature and prior: all 0, unless some differ."""
+    values = [temperature]
+    for one in prior.values():
+        values += [v for v in one.chain_values().values() if isinstance(v, Tensor) and v.ndim]
+    settings = torch.stack([v.double().to(temperature.device) for v in values], dim=1).tolist()
     return [settings.index(own) for own in settings]
 
 

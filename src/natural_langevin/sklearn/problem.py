@@ -84,7 +84,7 @@ class Problem:
         fine = [k for k in group if sum(chain[0] == k for chain in running) == every]
         found: dict[int, list[Networks]] = {k: [] for k in fine}
         for f, fold in enumerate(folds):
-            outputs = run.predict(self.x[fold]).samples
+            outputs = run.predict(self.x[fold], chains="all").samples
             assert outputs is not None
             by_chain = outputs.unflatten(0, (len(running), -1)).cpu()
             noise = None if run.sigma is None else run.sigma[run.healthy].cpu()

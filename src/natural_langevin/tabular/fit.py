@@ -16,7 +16,7 @@ from natural_langevin._internal.atomic import remove_leftovers
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table
 from natural_langevin.data.tables import TrainingData
-from natural_langevin.distributed.once import first_alone
+from natural_langevin.distributed.rank_zero import on_rank_zero
 from natural_langevin.tabular import run as folders
 from natural_langevin.tabular.features import fit_features
 from natural_langevin.tabular.quality import quality
@@ -101,7 +101,7 @@ def split(
 
 def open_folder(folder: Path, run: Run, *, resume: bool) -> None:
     """The folder is new, or holds the beginning of this very run and ``resume`` was said."""
-    first_alone("opening the run's folder", lambda: _open_folder(folder, run, resume))
+    on_rank_zero("opening the run's folder", lambda: _open_folder(folder, run, resume))
 
 
 def _open_folder(folder: Path, run: Run, resume: bool) -> None:
@@ -145,7 +145,7 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
     label = f"held-out rows of {run.source}" if run.hold_out else f"{run.source}, test part"
     found = quality(posterior, run.target, held_out, label=label)
     found["step_size"] = posterior.config.get("pilot", {}).get("reason", "")
-    first_alone("writing down the quality", lambda: _finish(folder, found))
+    on_rank_zero("writing down the quality", lambda: _finish(folder, found))
     return found
 
 

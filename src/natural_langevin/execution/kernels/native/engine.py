@@ -22,7 +22,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.build import DTYPES, library
 from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, Layer, Run
-from natural_langevin.execution.kernels.native.settings import Unsupported
+from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.execution.kernels.native.trace import LinearSpec, trace
 
 #: A call into the library lasts about so long: between calls Ctrl-C is noticed.
@@ -30,7 +30,7 @@ SECONDS_PER_CALL = 0.2
 
 
 class NativeMLP:
-    """The steps of one network along one stream. Raises ``Unsupported`` for what it cannot take."""
+    """The steps of one network along one stream. Raises ``UnsupportedError`` for what it cannot take."""
 
     name = "native"
 
@@ -44,7 +44,7 @@ class NativeMLP:
     ) -> None:
         first = next(iter(state.params.values()))
         if first.device.type != "cpu" or first.dtype not in DTYPES:
-            raise Unsupported(f"{first.dtype} on {first.device.type}")
+            raise UnsupportedError(f"{first.dtype} on {first.device.type}")
         self.dynamics, self.stream, self.rates = dynamics, stream, rates
         self.num_data, self.dtype = num_data, first.dtype
         self._check_settings()
@@ -53,7 +53,7 @@ class NativeMLP:
         self.specs = _specs(dynamics, state, self._fixed, x)
         found = library(self.dtype)
         if found is None:
-            raise Unsupported("there is no library")
+            raise UnsupportedError("there is no library")
         self._library = found
         self._kept: list[Tensor] = []  # memory that the structures point to
         self._run, self._layers = Run(), (Layer * len(self.specs))()
@@ -115,9 +115,9 @@ class NativeMLP:
     def _check_settings(self) -> None:
         gradients = self.dynamics.gradients
         if gradients.microbatch is not None or gradients.peers is not None:
-            raise Unsupported("minibatches in pieces")
+            raise UnsupportedError("minibatches in pieces")
         if gradients.clip is not None or gradients.network.dtype is not None:
-            raise Unsupported("clipped gradients or reduced precision")
+            raise UnsupportedError("clipped gradients or reduced precision")
         self._metric, self._second = settings.metric(self.dynamics.preconditioner)
         self._likelihood = settings.likelihood(gradients.likelihood)
 
@@ -131,8 +131,8 @@ class NativeMLP:
         damping = dynamics.damping(dynamics.starts, self.num_data)
         for layer, spec in zip(self._layers, self.specs, strict=True):
             layer.outputs, layer.inputs = shapes[spec.weight]
-            if layer.inputs != width or spec.bias and shapes[spec.bias] != (layer.outputs,):
-                raise Unsupported("layers that do not fit")
+            if layer.inputs != width or (spec.bias and shapes[spec.bias] != (layer.outputs,)):
+                raise UnsupportedError("layers that do not fit")
             width = layer.outputs
             layer.activation = ACTIVATIONS.index(spec.activation)
             layer.parameter = (ctypes.c_double * 2)(*spec.parameters)
@@ -198,7 +198,7 @@ class NativeMLP:
 
     def _take_rows(self, x: Tensor, y: Tensor, numbers: Tensor | None = None) -> None:
         if x.dtype != self.dtype:
-            raise Unsupported(f"inputs of {x.dtype}")
+            raise UnsupportedError(f"inputs of {x.dtype}")
         run, outputs = self._run, self._layers[len(self.specs) - 1].outputs
         rows = x.detach().reshape(len(x), -1).contiguous()
         found = settings.targets(self.dynamics.gradients.likelihood, y, outputs, self.dtype)
@@ -216,9 +216,9 @@ class NativeMLP:
         trees = (state.params, state.mean, state.metric, state.likelihood, momentum)
         leaves = pytree.tree_leaves(trees)
         if not all(leaf.is_contiguous() and leaf.dtype == self.dtype for leaf in leaves):
-            raise Unsupported("a state whose tensors are not contiguous, or of several dtypes")
+            raise UnsupportedError("a state whose tensors are not contiguous, or of several dtypes")
         if not set(state.params) <= {name for spec in self.specs for _, name in _tensors(spec)}:
-            raise Unsupported("parameters that the network does not use")
+            raise UnsupportedError("parameters that the network does not use")
         second = state.metric.get(self._second, {}) if self._second else {}
         cross: Mapping[str, Any] = state.metric.get("cross", {})
         for layer, spec in zip(self._layers, self.specs, strict=True):
@@ -238,7 +238,7 @@ class NativeMLP:
         if not state.own:
             return {}
         if len(state.own) != 1 or not self._run.friction:
-            raise Unsupported(f"the integrator {self.dynamics.integrator!r}")
+            raise UnsupportedError(f"the integrator {self.dynamics.integrator!r}")
         momentum: Mapping[str, Tensor] = state.own[0]
         return momentum
 
@@ -263,7 +263,7 @@ def _specs(
     named = {**fixed, **first}
     found = trace(lambda batch: network.call(named, batch), named, x[:3].clone())
     if found is None:
-        raise Unsupported("a network that is no chain of linear layers")
+        raise UnsupportedError("a network that is no chain of linear layers")
     return found
 
 

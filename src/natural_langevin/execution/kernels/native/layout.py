@@ -1,4 +1,4 @@
-"""``struct Layer`` and ``struct Run`` of layout.h, field by field: every one is eight bytes wide."""
+"""``struct Layer`` and ``struct Run`` of layout.h: every field is eight bytes wide."""
 
 from __future__ import annotations
 

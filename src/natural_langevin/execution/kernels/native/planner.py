@@ -13,7 +13,7 @@ from natural_langevin.dynamics.base import CHAINWISE, Dynamics, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native.engine import NativeMLP
-from natural_langevin.execution.kernels.native.settings import Unsupported
+from natural_langevin.execution.kernels.native.settings import UnsupportedError
 
 log = logging.getLogger("natural_langevin")
 
@@ -28,7 +28,7 @@ def plan_native(
         native = NativeMLP(dynamics, state, stream, rates, num_data)
         if agrees(native, state):
             return native
-    except Unsupported as reason:
+    except UnsupportedError as reason:
         log.debug("not by the native engine: %s", reason)
         return None
     log.warning("the native engine disagrees with the reference on this network: not used")

@@ -1,6 +1,6 @@
 """What the native engine takes of a run's settings, as the numbers that it reads.
 
-Every function raises ``Unsupported`` for what it does not know. Types are compared exactly: a
+Every function raises ``UnsupportedError`` for what it does not know. Types are compared exactly: a
 subclass may mean something else.
 """
 
@@ -21,7 +21,7 @@ from natural_langevin.execution.kernels.native.layout import (
 )
 
 
-class Unsupported(Exception):
+class UnsupportedError(Exception):
     """Something that the native engine does not take, in words."""
 
 
@@ -44,7 +44,7 @@ def metric(preconditioner: Any) -> tuple[int, str | None]:
     """Its number, and where its state keeps the diagonal of J."""
     found = _METRICS.get(_known_as(preconditioner, preconditioners))
     if found is None or preconditioner.targets != "data":
-        raise Unsupported(f"the metric {preconditioner!r}")
+        raise UnsupportedError(f"the metric {preconditioner!r}")
     return METRICS.index(found[0]), found[1]
 
 
@@ -73,7 +73,7 @@ def prior(one: Any, chains: int, dtype: torch.dtype) -> tuple[int, Tensor]:
     """Its number, and (chain, PRIOR_NUMBERS)."""
     found = _PRIORS.get(_known_as(one, priors))
     if found is None:
-        raise Unsupported(f"the prior {one!r}")
+        raise UnsupportedError(f"the prior {one!r}")
     numbers = torch.zeros(chains, PRIOR_NUMBERS, dtype=dtype)
     for k, value in enumerate(found[1](one)):
         numbers[:, k] = torch.as_tensor(value, dtype=dtype)
@@ -103,7 +103,7 @@ def likelihood(one: Any) -> tuple[int, float]:
     """Its number, and the variance of a Gaussian whose sigma is known."""
     name = _known_as(one, likelihoods)
     if name not in _LIKELIHOODS:
-        raise Unsupported(f"the likelihood {one!r}")
+        raise UnsupportedError(f"the likelihood {one!r}")
     sigma = getattr(one, "sigma", "none")
     variance = 0.0 if isinstance(sigma, str) else float(sigma) ** 2
     return LIKELIHOODS.index(_LIKELIHOODS[name][0]), variance
@@ -116,14 +116,14 @@ def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
         return _classes(one, y, dtype)
     values = y.detach().reshape(len(y), -1).to(dtype).contiguous()
     if values.shape[1] * per_target != outputs:
-        raise Unsupported(f"{values.shape[1]} targets for {outputs} outputs")
+        raise UnsupportedError(f"{values.shape[1]} targets for {outputs} outputs")
     constant = torch.lgamma(values + 1).sum(1) if type(one).__name__ == "Poisson" else None
     return Targets(values=values, offset=constant)
 
 
 def _classes(one: Any, y: Tensor, dtype: torch.dtype) -> Targets:
     if y.ndim != 1:
-        raise Unsupported("several classes per sample")
+        raise UnsupportedError("several classes per sample")
     classes, weight = y.detach().to(torch.int64).contiguous(), None
     class_weights = getattr(one, "class_weights", None)
     ignored = getattr(one, "ignore_index", None)

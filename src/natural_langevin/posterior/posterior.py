@@ -125,10 +125,10 @@ class Posterior:
         ``batch_size`` inputs are evaluated at once. ``quantiles=(0.05, 0.95)`` asks for these
         levels too (see ``Prediction``). Large x: ``keep_samples=False`` keeps the averages alone.
         """
-        options = {"estimate": estimate, "batch_size": batch_size, "sample_batch": sample_batch}
         found = self._averaged(
-            x, keep_samples=keep_samples, levels=check_levels(quantiles), **options
-        )
+            x, estimate=estimate, batch_size=batch_size, sample_batch=sample_batch,
+            keep_samples=keep_samples, levels=check_levels(quantiles),
+        )  # fmt: skip
         return join([averager.finish() for averager in found])
 
     def predict_dist(
@@ -145,8 +145,10 @@ class Posterior:
         a ``Mixture`` over networks with ``mean``, ``variance`` (``aleatoric`` + ``epistemic``),
         ``log_prob``, ``cdf``, ``icdf(level)``, ``crps(y)`` and ``sample(shape, seed=0)``.
         """
-        options = {"estimate": estimate, "batch_size": batch_size, "sample_batch": sample_batch}
-        first, *others = self._averaged(x, keep_samples=False, whole=True, **options)
+        first, *others = self._averaged(
+            x, estimate=estimate, batch_size=batch_size, sample_batch=sample_batch,
+            keep_samples=False, whole=True,
+        )  # fmt: skip
         return first.distribution(*others)
 
     def _averaged(

@@ -18,8 +18,7 @@ import torch
 import natural_langevin
 import small_run
 from natural_langevin import Posterior
-from natural_langevin.distributed.holding import Spread
-from natural_langevin.sampling.collector import Collector
+from natural_langevin.sampling.collector import SampleCollector
 
 CHAINS, EVERY = 4, 3
 PACKAGE = str(Path(natural_langevin.__file__).parent)
@@ -40,18 +39,18 @@ def sample(parallel: Any = "auto", **settings: Any) -> Posterior:
 @contextmanager
 def breaking_off(draws: int) -> Iterator[None]:
     """The run ends after so many draws, on every rank."""
-    keep = Collector.keep
+    keep = SampleCollector.keep
 
-    def counted(self: Collector, state: Any) -> None:
+    def counted(self: SampleCollector, state: Any) -> None:
         keep(self, state)
         if self.kept == draws:
             raise BrokenOffError
 
-    Collector.keep = counted  # type: ignore[method-assign]
+    SampleCollector.keep = counted  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Collector.keep = keep  # type: ignore[method-assign]
+        SampleCollector.keep = keep  # type: ignore[method-assign]
 
 
 def break_off(folder: Path, draws: int = 3, parallel: Any = "auto") -> None:
@@ -65,9 +64,9 @@ def break_off(folder: Path, draws: int = 3, parallel: Any = "auto") -> None:
 
 def differences(one: Posterior, other: Posterior) -> list[str]:
     """What is not the same bit for bit; ``one`` may have some of the other's chains only."""
-    chains = one.holding.place.own if isinstance(one.holding, Spread) else range(one.chains)
-    rows = slice(chains.start, chains.stop)
-    if isinstance(other.holding, Spread):
+    own = one.shards.processes.own
+    rows = slice(own.start, own.stop)
+    if other.shards.processes.world > 1:
         rows = slice(None)
     pairs = {
         f"{group} {name}": (value, getattr(other, group)[name][rows])
@@ -114,12 +113,12 @@ class Killer:
 
 def wait_to_be_killed(note: Path, draws: int) -> None:
     """Stands still after so many draws, until somebody else sends SIGKILL."""
-    keep = Collector.keep
+    keep = SampleCollector.keep
 
-    def still(self: Collector, state: Any) -> None:
+    def still(self: SampleCollector, state: Any) -> None:
         keep(self, state)
         if self.kept == draws:
             note.write_text(str(os.getpid()))
             time.sleep(3600)
 
-    Collector.keep = still  # type: ignore[method-assign]
+    SampleCollector.keep = still  # type: ignore[method-assign]

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from natural_langevin import data
-from natural_langevin.experiments import results, runner, stages
-from natural_langevin.experiments.loop import DivergedError
+from natural_langevin.experiments import runner
 from natural_langevin.experiments.runner import STAGES, Request, RunError, run
+from natural_langevin.experiments.table1 import results, stages
 from natural_langevin.experiments.table1.protocol import BY_NAME, METHODS, PRESETS, fit_to
 from natural_langevin.experiments.table1.stages import Bench
+from natural_langevin.experiments.table1.training import DivergedError
 from natural_langevin.report import load_results, render
 
 TOY = replace(
@@ -42,9 +43,11 @@ import json, os, sys
 from dataclasses import replace
 from pathlib import Path
 import sklearn.datasets, torch, torchmetrics  # once, and not in every child
-from natural_langevin.experiments import protocol, loop, runner
+from natural_langevin.experiments import runner
+from natural_langevin.experiments.table1 import protocol
+from natural_langevin.sampling import loop
 torch.set_num_threads(1)
-loop.CHECKPOINT_SECONDS = 0.0
+loop.SAVE_SECONDS = 0.0
 values = json.loads(sys.argv[2])
 names = ("hidden", "schedules", "prior_variances", "dropout_rates", "deviations")
 values |= {k: tuple(values[k]) for k in names}
@@ -260,4 +263,5 @@ def test_a_diverging_choice_gives_way_to_the_next_best():
 
 def test_every_choice_has_a_checkpoint_of_its_own(tmp_path):
     bench = toy_bench(tmp_path, lambda y: y)
-    assert bench.checkpoint("qdop-final", 0) != bench.checkpoint("qdop-final", 1)
+    first, second = (bench.training("qdop-final", rank)["checkpoint"] for rank in (0, 1))
+    assert first != second

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import small_run
 from natural_langevin import Langevin, StorageError, likelihoods, preconditioners, priors
 from natural_langevin.sampling.checkpoint import CheckpointError, RunCheckpoint
-from natural_langevin.sampling.collector import Collector
+from natural_langevin.sampling.collector import SampleCollector
 from small_run import assert_same, network, the_file
 
 EVERY = 2
@@ -37,14 +37,14 @@ class StopHereError(Exception):
 
 
 def stop_after(monkeypatch, draws: int) -> None:
-    keep = Collector.keep
+    keep = SampleCollector.keep
 
     def counted(self, state):
         keep(self, state)
         if self.kept == draws:
             raise StopHereError
 
-    monkeypatch.setattr(Collector, "keep", counted)
+    monkeypatch.setattr(SampleCollector, "keep", counted)
 
 
 @pytest.mark.parametrize("place", ["device", "cpu", "folder"])
@@ -61,7 +61,7 @@ def test_a_stopped_run_ends_with_the_same_bits(undisturbed, tmp_path, monkeypatc
 def test_a_finished_run_comes_back_at_once(undisturbed, tmp_path, monkeypatch):
     run(tmp_path, store=tmp_path / "draws")
     before = the_file(tmp_path / "draws", "draws").stat()
-    monkeypatch.setattr(Collector, "keep", None)  # nothing is drawn again
+    monkeypatch.setattr(SampleCollector, "keep", None)  # nothing is drawn again
     assert_same(undisturbed, run(tmp_path, store=tmp_path / "draws"))
     assert the_file(tmp_path / "draws", "draws").stat() == before
 
@@ -199,10 +199,10 @@ def test_a_data_loader_cannot_be_checkpointed(tmp_path):
 
 
 def test_functions_are_recognised_across_processes():
-    from natural_langevin._internal.fingerprints import words
+    from natural_langevin._internal.fingerprints import stable_repr
 
-    assert "0x" not in words(likelihoods.LogLoss(lambda out, y: out))
-    assert "0x" not in words(lambda step: 1e-3)
+    assert "0x" not in stable_repr(likelihoods.LogLoss(lambda out, y: out))
+    assert "0x" not in stable_repr(lambda step: 1e-3)
 
 
 def test_what_a_killed_process_was_writing_is_removed(tmp_path):
@@ -216,16 +216,17 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
 
 
 def interrupt_at(monkeypatch, draws: int) -> None:
-    keep = Collector.keep
+    keep = SampleCollector.keep
 
     def interrupted(self, state):
         keep(self, state)
         if self.kept == draws:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Collector, "keep", interrupted)
+    monkeypatch.setattr(SampleCollector, "keep", interrupted)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_writes_a_checkpoint_first(undisturbed, tmp_path, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         interrupt_at(patch, 3)
@@ -238,6 +239,7 @@ def test_an_interrupt_writes_a_checkpoint_first(undisturbed, tmp_path, monkeypat
     assert "resuming at step 7" in caplog.text
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_does_not_wait(tmp_path, monkeypatch):
     interrupt_at(monkeypatch, 3)
 

@@ -204,7 +204,7 @@ class StopHereError(Exception):
 def test_a_resumed_run_keeps_the_choice_it_started_with(found, tmp_path, monkeypatch):
     options = RUN | {"checkpoint": tmp_path, "every": 20}
     with monkeypatch.context() as patch:
-        patch.setattr("natural_langevin.sampling.collector.Collector.look", _stop)
+        patch.setattr("natural_langevin.sampling.collector.SampleCollector.look", _stop)
         with pytest.raises(StopHereError):
             auto().sample(small_run.data(), 60, **options)
     assert config_in(tmp_path)["pilot"] == found.config["pilot"]

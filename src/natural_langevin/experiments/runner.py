@@ -1,7 +1,7 @@
 """The runner: stages in order, each result kept on disk as soon as it exists.
 
 A run folder holds ``config.json`` (what is run), ``stages/NAME.json`` (finished work),
-``stages/NAME.checkpoint.safetensors`` (work under way) and ``results.json``. Resuming skips the
+``stages/NAME.RANK.checkpoint`` (work under way) and ``results.json``. Resuming skips the
 finished stages and continues the one under way; a folder of another configuration is refused.
 """
 
@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import multiprocessing
+import shutil
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -21,13 +22,14 @@ import torch
 
 from natural_langevin import data
 from natural_langevin._internal.atomic import remove_leftovers, staged
+from natural_langevin._internal.same_run import check_same_run
 from natural_langevin.distributed import launched
-from natural_langevin.distributed.once import (
-    exists_everywhere,
-    first_alone,
-    first_before,
-    is_first,
-    share,
+from natural_langevin.distributed.rank_zero import (
+    exists_uncached,
+    is_rank_zero,
+    on_rank_zero,
+    rank_zero_first,
+    split_work,
 )
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.table1 import baseline_stages, stages
@@ -76,7 +78,7 @@ def run(request: Request) -> Path:
     if request.jobs > 1 and launched():
         raise RunError("torchrun spreads the stages over its processes: leave --jobs out")
     # The first process may have to fetch the data, which the others then find.
-    preset, dataset = first_before(
+    preset, dataset = rank_zero_first(
         "loading the data", lambda: _resolve(request), device=request.device
     )
     config = {"dataset": dataset.name, "precision": request.precision, **preset.describe()}
@@ -86,13 +88,15 @@ def run(request: Request) -> Path:
         request = replace(request, out=Path("runs") / f"{dataset.name}-{preset.name}-{digest}")
     assert request.out is not None
     folder = request.out / "stages"
-    first_alone("opening the run's folder", lambda: _claim(request, config), device=request.device)
+    on_rank_zero("opening the run's folder", lambda: _claim(request, config), device=request.device)
     missing = [name for name in STAGES if not (folder / f"{name}.json").exists()]
     done = len(STAGES) - len(missing)
     if done:
         log.info("%d of %d stages were finished before", done, len(STAGES))
     if launched():
-        bench = _bench(replace(request, progress=request.progress and is_first()), preset, dataset)
+        bench = _bench(
+            replace(request, progress=request.progress and is_rank_zero()), preset, dataset
+        )
         _run_spread(bench, missing, request.device)
     elif request.jobs == 1:
         bench = _bench(request, preset, dataset)
@@ -142,15 +146,10 @@ def _claim(request: Request, config: dict[str, Any]) -> None:
         for folder in (request.out, request.out / "stages"):
             remove_leftovers(folder)
         if path.exists():
-            there = json.loads(path.read_text())
-            if there != config:
-                differing = sorted(
-                    k for k in there.keys() | config.keys() if there.get(k) != config.get(k)
-                )
-                raise RunError(
-                    f"{request.out} holds a run with another configuration (different: "
-                    f"{', '.join(differing)}): choose another --out, or the same settings"
-                )
+            check_same_run(
+                request.out, json.loads(path.read_text()), config, what="another run",
+                remedy="Choose another --out, or the same settings", error=RunError,
+            )  # fmt: skip
             if not request.resume:
                 raise RunError(
                     f"{request.out} already holds this run: add --resume to go on with it, or "
@@ -175,17 +174,17 @@ def run_stage(bench: Bench, name: str) -> None:
         ranking = json.loads((bench.folder / f"{needed}.json").read_text())["ranking"]
         result = module.final(bench, subject, ranking)
     write_json(bench.folder / f"{name}.json", result)
-    for checkpoint in bench.folder.glob(f"{name}.*.checkpoint.safetensors"):
-        checkpoint.unlink()
+    for checkpoint in bench.folder.glob(f"{name}.*.checkpoint"):
+        shutil.rmtree(checkpoint)
 
 
 def _run_spread(bench: Bench, missing: list[str], device: str) -> None:
-    """Under torchrun: every process runs its share of the stages, and waits for what others do.
+    """Under torchrun: every process runs its share of the stages, and waits for the others.
 
     Selections come before what needs them in every share, so nobody waits for ever; a process that
     fails is noticed by torchrun, which ends the others."""
     by_length = sorted(_longest_first(missing), key=lambda name: bool(STAGES[name]))
-    for name in share(by_length, device=device):
+    for name in split_work(by_length, device=device):
         _wait_for(bench.folder, STAGES[name])
         run_stage(bench, name)
         log.info("finished %s", name)
@@ -193,7 +192,7 @@ def _run_spread(bench: Bench, missing: list[str], device: str) -> None:
 
 
 def _wait_for(folder: Path, stages: tuple[str, ...]) -> None:
-    while not all(exists_everywhere(folder / f"{name}.json") for name in stages):
+    while not all(exists_uncached(folder / f"{name}.json") for name in stages):
         time.sleep(POLL_SECONDS)
 
 

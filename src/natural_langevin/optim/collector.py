@@ -11,8 +11,9 @@ from torch import nn
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sampling.collector import is_kept
 from natural_langevin.sampling.loop import DivergenceError
-from natural_langevin.sampling.validation import check_sample_dtype, whole_number
+from natural_langevin.sampling.validation import check_kept, check_sample_dtype, whole_number
 from natural_langevin.statistics import Params, plain_copy, prepare_model
 
 log = logging.getLogger("natural_langevin")
@@ -39,9 +40,7 @@ class Collector:
         store: str = "device",
         sample_dtype: torch.dtype | None = None,
     ) -> None:
-        self.burn_in, self.thin = whole_number("burn_in", burn_in), whole_number("thin", thin)
-        if self.burn_in < 0 or self.thin < 1:
-            raise ValueError(f"burn_in must be >= 0 and thin >= 1, got {burn_in} and {thin}")
+        self.burn_in, self.thin = check_kept(burn_in, thin)
         if keep is not None and whole_number("keep", keep) < 1:
             raise ValueError(f"keep must be a positive integer or None, got {keep!r}")
         if store not in ("device", "cpu"):
@@ -69,7 +68,7 @@ class Collector:
         step = self._optimizer.steps
         if loss is not None:
             self._trace.append((step, float(torch.as_tensor(loss).detach())))
-        if step <= self.burn_in or (step - self.burn_in) % self.thin or step in self._kept:
+        if not is_kept(step, self.burn_in, self.thin) or step in self._kept:
             return
         values = {}
         for name, p in self._optimizer.sampled().items():
@@ -80,7 +79,7 @@ class Collector:
         while self.keep is not None and len(self._kept) > self.keep:
             self.thin *= 2
             self._kept = {
-                k: v for k, v in self._kept.items() if (k - self.burn_in) % self.thin == 0
+                k: v for k, v in self._kept.items() if is_kept(k, self.burn_in, self.thin)
             }
 
     def _refuse_infinite(self, values: Params, step: int) -> None:

@@ -25,6 +25,9 @@ class Prediction(NamedTuple):
     ``quantiles``, when asked for, has one row per level. Numbers and counts: of the predictive
     distribution, the noise included (without it where the likelihood knows no distribution).
     Classes: of every class's probability over the networks.
+
+    ``error``, where samples are kept, is the Monte-Carlo standard error of ``mean`` (see
+    ``monte_carlo``): more draws make it smaller, and it says nothing of the data's own noise.
     """
 
     mean: Tensor
@@ -33,6 +36,7 @@ class Prediction(NamedTuple):
     epistemic: Tensor
     samples: Tensor | None  # (network, B, ...) in the order chain, then draw
     quantiles: Tensor | None = None  # (level, B, ...)
+    error: Tensor | None = None  # of the shape of ``mean``
 
 
 class Averager:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import check_writable, remove_leftovers, staged
+from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.tensorfile import StorageError, spec
 
 
@@ -98,7 +99,7 @@ class RunCheckpoint:
         there = [path for path in (self._newest, self._previous) if path.exists()]
         for path in there:
             try:
-                check_same_run(path.parent, read_config(path), self._config)
+                check_checkpoint_of(path.parent, read_config(path), self._config)
                 return load_tree(path, like)[0]
             except CheckpointError:
                 if path == there[-1]:
@@ -117,16 +118,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return found
 
 
-def check_same_run(folder: Path, found: dict[str, Any], config: dict[str, Any]) -> None:
+def check_checkpoint_of(folder: Path, there: dict[str, Any], config: dict[str, Any]) -> None:
     """Refuses a checkpoint of another run, and says in which arguments the two differ."""
-    differing = [k for k in config | found if config.get(k) != found.get(k)]
-    if differing:
-        key = differing[0]
-        raise CheckpointError(
-            f"{folder} holds a checkpoint of another run: {', '.join(differing)} differ "
-            f"({key}: {found.get(key)!r} there, {config.get(key)!r} here). Use another folder, or "
-            "the same settings and data"
-        )
+    check_same_run(
+        folder, there, config, what="a checkpoint of another run", error=CheckpointError,
+        remedy="Use another folder, or the same settings and data",
+    )  # fmt: skip
 
 
 def config_in(folder: str | os.PathLike[str] | None) -> dict[str, Any]:

@@ -1,19 +1,51 @@
-"""The collector: keeps iterates and a trace of losses while the chains run."""
+"""Collectors: what is made of the iterates while the chains run.
+
+The run loop (``sampling.loop``) hands every kept iterate to a collector, and now and then a look at
+the losses. ``SampleCollector`` stores the iterates for a ``Posterior``; the experiments add up
+predictions instead (``experiments.table1.ensemble``).
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from natural_langevin.dynamics.overdamped import Info, State
+from natural_langevin.dynamics.base import Info, State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.stores import Store
+from natural_langevin.statistics import Params
 
 log = logging.getLogger("natural_langevin")
+
+
+class Collector(Protocol):
+    """What the run loop asks for."""
+
+    @property
+    def kept(self) -> int:
+        """How many iterates it has been given."""
+
+    def tree(self) -> dict[str, Any]:
+        """Everything a checkpoint must hold, as tensors."""
+
+    def begin(self, found: dict[str, Any] | None) -> None:
+        """Starts anew, or where the checkpoint's tree ``found`` left off."""
+
+    def keep(self, state: State) -> None:
+        """Takes an iterate."""
+
+    def look(self, state: State, info: Info) -> None:
+        """Notes the chains' losses and their divergence."""
+
+
+def is_kept(step: int, burn_in: int, thin: int) -> bool:
+    """Whether iterate ``step`` (the parameter after so many updates) is one to keep: those are
+    burn_in + thin, burn_in + 2 thin, ..."""
+    return step > burn_in and (step - burn_in) % thin == 0
 
 
 def finite_chains(state: State) -> Tensor:
@@ -28,8 +60,34 @@ def finite_chains(state: State) -> Tensor:
     return finite
 
 
-class Collector:
-    """Gathers kept iterates and a trace of losses while the chains run.
+def draws_mean(samples: Params, like: Params) -> Params:
+    """The mean of every chain's kept draws, up to where it stopped: as ``like``."""
+    return {
+        name: torch.stack([chain.to(p.device, p.dtype).nanmean(0) for chain in samples[name]])
+        for name, p in like.items()
+    }
+
+
+class LossTrace:
+    """The chains' losses at every look: ``values`` is (look, 1 + chain), the step first."""
+
+    def __init__(self, looks: int, chains: int) -> None:
+        self.values = torch.full((looks, 1 + chains), torch.nan, dtype=torch.float64)
+        self.count = 0
+
+    def add(self, state: State, info: Info) -> None:
+        loss = info.loss.detach().double().cpu()  # waits for the device
+        self.values[self.count] = torch.cat([state.step.double().cpu().reshape(1), loss])
+        self.count += 1
+
+    @property
+    def seen(self) -> Tensor:
+        """The rows of the looks so far."""
+        return self.values[: self.count]
+
+
+class SampleCollector:
+    """Stores the kept iterates and a trace of losses, and makes a ``Posterior`` of them.
 
     Iterates go to ``store`` in ``dtype``; what a stopped chain would have drawn is NaN there."""
 
@@ -39,14 +97,13 @@ class Collector:
         """``first``: the number of the first chain here, for what is said of it."""
         self.kept, self._first = 0, first
         self._store, self._dtype = store, dtype
-        self._trace = torch.full((looks, 1 + len(state.diverged)), torch.nan, dtype=torch.float64)
-        self._looks = 0
+        self._trace = LossTrace(looks, len(state.diverged))
         self._reported: set[int] = set()
 
     def tree(self) -> dict[str, Any]:
         """Everything a checkpoint must hold, as tensors."""
-        counts = torch.tensor([self.kept, self._looks])
-        return {"samples": self._store.tree(), "trace": self._trace, "counts": counts}
+        counts = torch.tensor([self.kept, self._trace.count])
+        return {"samples": self._store.tree(), "trace": self._trace.values, "counts": counts}
 
     def begin(self, found: dict[str, Any] | None) -> None:
         """Starts anew, or where the checkpoint's tree ``found`` left off."""
@@ -54,10 +111,11 @@ class Collector:
             self._store.begin()
             return
         self._store.restore(found["samples"])
-        self._trace = found["trace"]
-        self.kept, self._looks = found["counts"].tolist()
+        self._trace.values = found["trace"]
+        self.kept, self._trace.count = found["counts"].tolist()
 
     def keep(self, state: State) -> None:
+        """Stores theta of every running chain."""
         running = finite_chains(state)
         values = {}
         for name, p in state.params.items():
@@ -74,9 +132,7 @@ class Collector:
 
     def look(self, state: State, info: Info) -> None:
         """Notes the chains' losses, and says once of each chain that it diverged."""
-        loss = info.loss.detach().double().cpu()
-        self._trace[self._looks] = torch.cat([state.step.double().cpu().reshape(1), loss])
-        self._looks += 1
+        self._trace.add(state, info)
         self._report(state.diverged)
 
     def _report(self, diverged: Tensor) -> None:
@@ -93,18 +149,20 @@ class Collector:
     def finish(
         self, state: State, *, model: nn.Module, likelihood: Likelihood, config: dict[str, Any]
     ) -> Posterior:
+        """The posterior of this process's chains."""
         # A chain that broke in the very last step has not been noticed by the dynamics yet.
         late = ~finite_chains(state) & (state.diverged < 0)
         diverged = torch.where(late, state.step, state.diverged)
         self._report(diverged)
+        samples = self._store.finished()
         return Posterior(
             model=model,
             likelihood=likelihood,
-            samples=self._store.finished(),
-            mean=state.mean,
+            samples=samples,
+            mean=state.mean or draws_mean(samples, state.params),
             last=state.params,
             diverged=diverged,
             learned=state.likelihood,
-            trace=self._trace[: self._looks],
+            trace=self._trace.seen,
             config=config,
         )

@@ -8,15 +8,15 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin._internal.progress import Progress
-from natural_langevin.dynamics.overdamped import Info, State
-from natural_langevin.execution.engine import Engine
+from natural_langevin.dynamics.base import Info
 from natural_langevin.sampling.checkpoint import Saved
-from natural_langevin.sampling.collector import Collector
+from natural_langevin.sampling.collector import Collector, is_kept
 
 log = logging.getLogger("natural_langevin")
 
@@ -31,76 +31,72 @@ class DivergenceError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Which iterates are kept and looked at. Iterate k is the parameter after k updates.
 
-    Kept are burn_in + thin, burn_in + 2 thin, ...; ``every`` counts steps between checkpoints."""
+    Kept are burn_in + thin, burn_in + 2 thin, ... Losses are looked at every ``look_every`` steps
+    and at the end. Checkpoints are ``save_every`` steps apart, or about ``SAVE_SECONDS``; the last
+    step is followed by one too, unless what comes of the run is written elsewhere at once."""
 
     steps: int
     burn_in: int
     thin: int
-    every: int | None = None
+    save_every: int | None = None
+    look_every: int = LOOK_EVERY
+    save_end: bool = True
 
     @property
     def looks(self) -> int:
-        return -(-self.steps // LOOK_EVERY)
+        """How often losses are looked at."""
+        return -(-self.steps // self.look_every)
 
     def keeps(self, done: int) -> bool:
-        return done > self.burn_in and (done - self.burn_in) % self.thin == 0
+        """Whether iterate ``done`` is kept."""
+        return is_kept(done, self.burn_in, self.thin)
 
     def looks_at(self, done: int) -> bool:
-        return done % LOOK_EVERY == 0 or done == self.steps
+        """Whether the losses are looked at after ``done`` updates."""
+        return done % self.look_every == 0 or done == self.steps
+
+    def saves(self, done: int, late: bool) -> bool:
+        """Whether a checkpoint is due after ``done`` updates; ``late``: the clock says so."""
+        if done == self.steps:
+            return self.save_end
+        return done % self.save_every == 0 if self.save_every else late
 
     def stop(self, done: int) -> int:
         """The next iterate after ``done`` at which there is something to do."""
         kept = self.burn_in + self.thin * (max(0, done - self.burn_in) // self.thin + 1)
-        look = LOOK_EVERY * (done // LOOK_EVERY + 1)
-        saved = self.every * (done // self.every + 1) if self.every else self.steps
+        look = self.look_every * (done // self.look_every + 1)
+        saved = self.save_every * (done // self.save_every + 1) if self.save_every else self.steps
         return min(kept, look, saved, self.steps)
 
 
-class Team(Protocol):
-    """Several processes on one run. They stop, save and give up together."""
+class Stepper(Protocol):
+    """What advances the chains: an ``Engine``, or something around one."""
 
-    @property
-    def first(self) -> bool:
-        """Whether this is the one that shows progress."""
+    say: Callable[[str], None]
 
-    def any(self, flags: Sequence[bool]) -> list[bool]:
-        """Each flag, whether any process raised it."""
-
-    def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Around what may wait for the others."""
-
-
-class Alone:
-    """A run of one process."""
-
-    first = True
-
-    def any(self, flags: Sequence[bool]) -> list[bool]:
-        return list(flags)
-
-    def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def run(self, state: Any, start: int, count: int) -> tuple[Any, Info]:
+        """``count`` updates from ``state``, which has seen ``start``."""
 
 
 def run(
-    plan: Plan,
-    engine: Engine,
-    state: State,
+    plan: RunPlan,
+    engine: Stepper,
+    state: Any,
     collector: Collector,
     *,
     saved: Saved | None = None,
     title: str = "",
     progress: bool = True,
-    team: Team | None = None,
-) -> State:
+    processes: Processes | None = None,
+) -> Any:
     """All steps after those that ``state`` (or the checkpoint's) has seen; the last state.
 
-    A ``team`` compares notes whenever losses are looked at: whether anybody was interrupted, it is
-    time for a checkpoint, or any chain is running."""
-    alone, team = team is None, team or Alone()
+    Several ``processes`` compare notes whenever losses are looked at: whether anybody was
+    interrupted, it is time for a checkpoint, or any chain is running."""
+    processes = processes or SingleProcess(0)
     found = None
     if saved is not None:
         found = saved.load({"state": state, "collector": collector.tree()})
@@ -110,13 +106,13 @@ def run(
     collector.begin(None if found is None else found["collector"])
     done, written = int(state.step), time.monotonic()
     with (
-        Progress(title, plan.steps, shown=progress and team.first) as bar,
+        Progress(title, plan.steps, shown=progress and processes.first) as bar,
         _interrupts(saved) as interrupted,
     ):
         engine.say = bar.say
         while done < plan.steps:
             stop = plan.stop(done)
-            with team.waiting(f"the steps up to {stop}"):
+            with processes.waiting(f"the steps up to {stop}"):
                 state, info = engine.run(state, done, stop - done)
             done = stop
             if plan.keeps(done):
@@ -125,13 +121,12 @@ def run(
             if plan.looks_at(done):
                 collector.look(state, info)
                 bar.update(done, f"loss {_mean_loss(info):.4f}  {collector.kept} kept")
-                running = bool((state.diverged < 0).any())
-                stopped, late, running = team.any([stopped, late, running])
+                running = not bool(info.diverged.all())
+                stopped, late, running = processes.any([stopped, late, running])
                 _check_divergence(state, running)
-            elif not alone:  # the others could not know
+            elif processes.world > 1:  # the others could not know
                 stopped = late = False
-            due = done % plan.every == 0 if plan.every else late
-            if saved is not None and (due or stopped or done == plan.steps):
+            if saved is not None and (stopped or plan.saves(done, late)):
                 saved.save({"state": state, "collector": collector.tree()})
                 written = time.monotonic()
             if stopped:
@@ -164,7 +159,7 @@ def _interrupts(saved: Any) -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _check_divergence(state: State, running: bool) -> None:
+def _check_divergence(state: Any, running: bool) -> None:
     """One warning per newly stopped chain is the collector's; here, the case where none is left,
     neither here nor at another process."""
     if not running:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from natural_langevin import likelihoods, metrics, models, priors, schedules
 from natural_langevin.data import Dataset
-from natural_langevin.experiments.loop import DivergedError, Outcome, run_in_pieces
 from natural_langevin.experiments.table1.ensemble import Ensemble, Scorer
 from natural_langevin.experiments.table1.protocol import Method, Preset
 from natural_langevin.experiments.table1.scores import (
@@ -29,6 +28,7 @@ from natural_langevin.experiments.table1.scores import (
     summary,
     uncertain_inputs,
 )
+from natural_langevin.experiments.table1.training import DivergedError, Outcome, train
 from natural_langevin.langevin import Langevin
 
 SELECT_SEED, FINAL_SEED = 1, 2
@@ -72,9 +72,15 @@ class Bench:
     def network(self) -> torch.nn.Sequential:
         return models.mlp(self.data.train_x.shape[1], self.data.num_classes, self.preset.hidden)
 
-    def checkpoint(self, stage: str, rank: int = 0) -> Path:
-        """Where a stage under way is kept; ``rank`` is that of its hyper-parameters."""
-        return self.folder / f"{stage}.{rank}.checkpoint.safetensors"
+    def training(self, stage: str, rank: int = 0) -> dict[str, Any]:
+        """How a stage shows its progress and where it is kept while under way; ``rank`` is that of
+        its hyper-parameters."""
+        return {
+            "checkpoint": self.folder / f"{stage}.{rank}.checkpoint",
+            "config": {"stage": stage, "rank": rank, **self.preset.describe()},
+            "title": stage,
+            "progress": self.progress,
+        }
 
 
 def langevin(
@@ -198,13 +204,13 @@ def final(bench: Bench, method: Method, ranking: list[dict[str, Any]]) -> Result
 def first_to_survive(
     label: str,
     ranking: list[dict[str, Any]],
-    train: Callable[[int, dict[str, Any]], Result],
+    attempt: Callable[[int, dict[str, Any]], Result],
 ) -> Result:
     """Trains with the best choice, the next best if a network diverges, and so on."""
     passed_over = []
     for rank, chosen in enumerate(ranking[:TRIES]):
         try:
-            result = train(rank, chosen)
+            result = attempt(rank, chosen)
         except DivergedError as error:
             where = f"step size {chosen['step_size']:g}"
             passed_over.append(f"{error} networks diverged at {where}, the next best is used")
@@ -293,19 +299,10 @@ def _train(
         draws=(steps - burn_in) // thin,
         train_every=bench.preset.train_score_every,
     )
-    outcome = run_in_pieces(
-        engine,
-        state,
-        steps=steps,
-        burn_in=burn_in,
-        thin=thin,
-        keep=lambda s: ensemble.add(s.params),
-        kept_state=ensemble.state(),
-        checkpoint=bench.checkpoint(stage, rank),
-        title=stage,
-        progress=bench.progress,
-        stop_if_diverged=stop_if_diverged,
-    )
+    outcome = train(
+        engine, state, steps=steps, burn_in=burn_in, thin=thin, ensemble=ensemble,
+        stop_if_diverged=stop_if_diverged, **bench.training(stage, rank),
+    )  # fmt: skip
     return ensemble, outcome
 
 

@@ -1,0 +1,141 @@
+"""The process mesh: which chains a process has, whom it shares them with, what it asks others.
+
+Only small things travel: a number per chain, predictions, one network that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from natural_langevin._internal.processes import Processes, SingleProcess
+from natural_langevin.distributed.group import Group, GroupError
+from natural_langevin.distributed.join import join, launched
+from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
+from natural_langevin.distributed.rank_logging import name_rank
+from natural_langevin.distributed.reduction import DataGroup
+
+
+def find_processes(parallel: Any, *, chains: int, device: torch.device) -> Processes:
+    """The processes of a run of ``chains`` chains; a single one where nobody launched several.
+
+    ``parallel``: "auto", None, a ``Layout``, or a device mesh with axes "chains" and "data"."""
+    if parallel is None:
+        return SingleProcess(chains)
+    if not (parallel == "auto" or isinstance(parallel, Layout | DeviceMesh)):
+        raise ValueError(
+            'parallel must be "auto", None, a distributed.Layout or a DeviceMesh, got '
+            f"{parallel!r}: use Layout(chains=2, data=2), for example"
+        )
+    if not launched():
+        if parallel != "auto":
+            raise GroupError(
+                f"{parallel} is for several processes: start the script with torchrun, or leave "
+                "parallel= out"
+            )
+        return SingleProcess(chains)
+    group = join(device)
+    if group.world > 1:
+        name_rank(group.rank)
+    group.agree("the layout", {"chains": chains, "parallel": str(parallel)})
+    layout = chosen(parallel, group, chains)
+    mesh = parallel if isinstance(parallel, DeviceMesh) else mesh_of(layout, device.type)
+    return ProcessMesh(group, mesh, layout, chains, explicit=parallel != "auto")
+
+
+class ProcessMesh:
+    """``Processes`` that torchrun started. A row of the layout has chains of its own; the processes
+    of a row share their minibatches."""
+
+    def __init__(
+        self, group: Group, mesh: DeviceMesh, layout: Layout, chains: int, *, explicit: bool = False
+    ) -> None:
+        self.layout, self.chains, self.device = layout, chains, group.device
+        self.rank, self.world, self.first = group.rank, group.world, group.first
+        self.exchange, self.agree = group.exchange, group.agree
+        self.together, self.waiting = group.together, group.waiting
+        names = mesh.mesh_dim_names or ()
+        row = mesh.get_local_rank("chains") if "chains" in names else 0
+        column = mesh.get_local_rank("data") if "data" in names else 0
+        self.own = own_chains(chains, layout.chains, row)
+        self._column_group = mesh.get_group("chains") if "chains" in names else None
+        self.data: DataGroup | None = None
+        if "data" in names and (layout.data > 1 or (explicit and group.world == 1)):
+            self.data = DataGroup(mesh.get_group("data"), rank=column, size=layout.data)
+        self.writes = column == 0
+
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Each flag, whether any process raised it."""
+        found = torch.tensor(flags, dtype=torch.int32, device=self.device)
+        with self.waiting("comparing notes between steps"):
+            dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in found.tolist()]
+
+    def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Everybody's rows in the order of the chains: (own, ...) -> (all, ...).
+
+        ``counts`` says how many each group of chains has, which may be none."""
+        if self.layout.chains == 1:
+            return rows
+        shape = (max(counts), *rows.shape[1:])
+        padded = torch.zeros(shape, dtype=rows.dtype, device=self.device)  # NCCL wants it there
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        with self.waiting("gathering what the chains say"):
+            dist.all_gather(parts, padded, group=self._column_group)
+        cut = [part[:count] for part, count in zip(parts, counts, strict=True)]
+        return torch.cat(cut).to(rows.device)
+
+    def chain_counts(self) -> list[int]:
+        """How many chains every group has."""
+        rows = self.layout.chains
+        return [len(own_chains(self.chains, rows, row)) for row in range(rows)]
+
+    def gather_chains(self, values: Tensor) -> Tensor:
+        """One row per own chain -> one row per chain."""
+        return self.gather(values, self.chain_counts())
+
+    def all_rows(self, rows: Tensor) -> Tensor:
+        """Everybody's rows, in the order of the chains, any number of them."""
+        count = torch.tensor([len(rows)], device=self.device)
+        counts = self.gather(count, [1] * self.layout.chains).tolist()
+        return self.gather(rows, counts)
+
+    def add_up(self, value: Tensor) -> Tensor:
+        """The sum over the groups of chains."""
+        if self.layout.chains == 1:
+            return value
+        total = value.to(self.device, copy=True)
+        with self.waiting("adding up what the chains say"):
+            dist.all_reduce(total, group=self._column_group)
+        return total.to(value.device)
+
+    def same_everywhere(self, values: Tensor) -> bool:
+        """Whether the processes that share minibatches have the same numbers."""
+        if self.data is None:
+            return True
+        both = torch.stack([values, -values])
+        with self.waiting("comparing what should be the same"):
+            dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self.data.group)
+        return bool((both[0] == -both[1]).all())
+
+    def from_owner(self, chain: int, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``values`` as the group that has ``chain`` has them, at every process; elsewhere only
+        their shapes count."""
+        if self.layout.chains == 1:
+            return values
+        (row,) = (
+            r
+            for r in range(self.layout.chains)
+            if chain in own_chains(self.chains, self.layout.chains, r)
+        )
+        sent = {k: v.to(self.device, copy=True).contiguous() for k, v in values.items()}
+        with self.waiting(f"sending a network of chain {chain}"):
+            for value in sent.values():
+                dist.broadcast(value, group=self._column_group, group_src=row)
+        return {k: v.to(values[k].device) for k, v in sent.items()}

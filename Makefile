@@ -8,7 +8,7 @@ READY := $(VENV)/.installed-dev
 # it loads.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: run test test-thorough lint types docs dist clean
+.PHONY: gpu-check run test test-thorough lint types docs dist clean
 
 # The paper's table at its quick size. Finished work is kept: running it again shows the table,
 # and after an interruption it goes on. Another size: make run ARGS="--preset paper".
@@ -32,6 +32,11 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# Every dynamics and metric, run every way there is, against the eager float64 step: on a GPU in
+# under two minutes. On a machine without one: make gpu-check ARGS="--device cpu".
+gpu-check: $(READY)
+	$(BIN)/python -m natural_langevin.experiments.matrix $(ARGS)
 
 # The documentation site, in build/site: every link and anchor is checked, nothing is fetched.
 docs: $(READY)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
-from natural_langevin._internal.fingerprints import exact_settings, words
+from natural_langevin._internal.fingerprints import exact_settings, stable_repr
 from natural_langevin.data.streams import (
     InMemory,
     Loader,
@@ -26,10 +26,14 @@ from natural_langevin.data.streams import (
     split_pair,
 )
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.distributed.beginning import agree, open_checkpoint, resumed_config
-from natural_langevin.distributed.holding import spread
 from natural_langevin.distributed.layout import Layout
-from natural_langevin.distributed.place import find_place, together
+from natural_langevin.distributed.posterior_shards import shard_posterior
+from natural_langevin.distributed.process_mesh import ProcessMesh, find_processes
+from natural_langevin.distributed.run_setup import (
+    check_same_everywhere,
+    open_checkpoint,
+    resumed_config,
+)
 from natural_langevin.dynamics.base import Info, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
@@ -124,9 +128,9 @@ class Langevin:
         prepare_model(self.model, log)
         trainable = check_parameters(self.model)
         self.device = torch.device(device) if device is not None else trainable[0].device
-        self.place = find_place(parallel, chains=self.chains, device=self.device)
-        if self.place is not None:
-            self.device = self.place.device
+        self.mesh = find_processes(parallel, chains=self.chains, device=self.device)
+        if isinstance(self.mesh, ProcessMesh):
+            self.device = self.mesh.device
         self.model.to(self.device)
         self._training = check_training(microbatch, autocast, clip, preconditioner)
         self.likelihood, self.preconditioner = likelihood, preconditioner
@@ -136,12 +140,10 @@ class Langevin:
         # Wrong rates fail here rather than at the first step.
         self._rates_table(0, 1, 0.0 if self._auto else None)
 
-        own = range(self.chains) if self.place is None else self.place.own
-        self.chain_ids = torch.tensor(own, device=self.device)  # of the chains at this process
+        self.chain_ids = torch.tensor(self.mesh.own, device=self.device)  # of the chains here
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
         network = Network(self.model, autocast=autocast)
-        names = list(network.trainable())
-        self._prior = priors.resolve(prior, names, self.chains, device=self.device)
+        self._prior = priors.resolve(prior, network.trainable(), self.chains, device=self.device)
         self._temperature = check_temperature(temperature, self.chains).to(
             dtype=trainable[0].dtype, device=self.device
         )
@@ -155,7 +157,7 @@ class Langevin:
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,
                 clip=clip,
-                peers=None if self.place is None else self.place.data,
+                peers=self.mesh.data,
             ),
             preconditioner=preconditioner,
             prior=priors.of_chains(self._prior, self.chain_ids),
@@ -234,7 +236,7 @@ class Langevin:
         sample_dtype: torch.dtype | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
-        progress: bool = True,
+        progress: bool | str = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
 
@@ -258,10 +260,10 @@ class Langevin:
         thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
         thin, draws = check_thinning(steps, burn_in, thin, keep)
         plan = RunPlan(steps, burn_in, thin, check_every(every))
-        where, params = stores.place(store), self.init().params
+        where, params = stores.location(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
-        with together(self.place, "preparing the run"):
+        with self.mesh.together("preparing the run"):
             check_memory(specs, where, self.device)
             chosen = self._chosen(data, steps, batch_size, checkpoint) if self._auto else None
             step_size = chosen.schedule if chosen else None
@@ -281,17 +283,16 @@ class Langevin:
             "adapting": engine.rates.kind(steps - 1).adapts,
         }
         if chosen:
-            config |= {"step_size": words(step_size), "pilot": chosen.as_dict()}
+            config |= {"step_size": stable_repr(step_size), "pilot": chosen.as_dict()}
         identity = config
-        if checkpoint is not None or isinstance(where, Path) or self.place is not None:
+        if checkpoint is not None or isinstance(where, Path) or self.mesh.world > 1:
             identity = config | exact_settings(
                 self._template,
                 self._rates_table(0, steps, step_size, burn_in=burn_in).values,
                 self._prior,
                 "compiled" if engine.mode == "compiled" else "eager",
             )
-        if self.place is not None:
-            where = agree(self.place, identity, engine.stream, where)
+        where = check_same_everywhere(self.mesh, identity, engine.stream, where)
         collector = SampleCollector(
             state,
             store=stores.open_store(where, specs, device=self.device, run=identity),
@@ -299,31 +300,35 @@ class Langevin:
             looks=plan.looks,
             first=int(self.chain_ids[0]),
         )
-        title = repr(self.preconditioner).split("(")[0]
-        saved = open_checkpoint(checkpoint, identity, engine.stream, self.place)
-        with together(self.place, "the run"):
+        title = progress if isinstance(progress, str) else "sampling"
+        saved = open_checkpoint(checkpoint, identity, engine.stream, self.mesh)
+        with self.mesh.together("the run"):
             state = run(
                 plan, engine, state, collector,
-                saved=saved, title=title, progress=progress, team=self.place,
+                saved=saved, title=title, progress=bool(progress), processes=self.mesh,
             )  # fmt: skip
         config["execution"] = engine.way
         if (shift := rounding.autocast_shift(engine, state)) is not None:
             config["autocast_shift"] = shift
         config["effective_temperature"] = temperature_probe.after_run(
-            engine, state, steps, pool=self.place
+            engine, state, steps, self.mesh
         )
         posterior = collector.finish(
             state, model=self._template, likelihood=self.likelihood, config=config
         )
         posterior.prior = self._dynamics.prior
-        return posterior if self.place is None else spread(posterior, self.place)
+        return (
+            shard_posterior(posterior, self.mesh)
+            if isinstance(self.mesh, ProcessMesh)
+            else posterior
+        )
 
     def _chosen(
         self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None
     ) -> step_size_search.Choice:
         """The pilot's choice; a run to go on with keeps the one that it was started with."""
         found = step_size_search.Choice.from_config(
-            resumed_config(checkpoint, self.place), self.chains
+            resumed_config(checkpoint, self.mesh), self.chains
         )
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
@@ -362,10 +367,10 @@ class Langevin:
         """
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
         if posterior is not None:
-            here = {k: posterior.holding.here(v) for k, v in posterior.learned.items()}
+            here = {k: posterior.shards.here(v) for k, v in posterior.learned.items()}
             state = state._replace(params=posterior.last, likelihood=here or state.likelihood)
         found = temperature_probe.summary(
-            state, temperature_probe.measure(engine, state, steps), self.place
+            state, temperature_probe.measure(engine, state, steps), self.mesh
         )
         if found is None:
             raise DivergenceError("no chain is running: there is no step to measure")
@@ -431,12 +436,12 @@ class Langevin:
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
         return {
-            "preconditioner": words(self.preconditioner),
-            **({} if self.dynamics == Overdamped() else {"dynamics": words(self.dynamics)}),
-            "prior": {name: words(p) for name, p in self._prior.items()},
-            "likelihood": words(self.likelihood),
-            "step_size": words(self.step_size),
-            "mean_rate": words(self.mean_rate),
+            "preconditioner": stable_repr(self.preconditioner),
+            **({} if self.dynamics == Overdamped() else {"dynamics": stable_repr(self.dynamics)}),
+            "prior": {name: stable_repr(p) for name, p in self._prior.items()},
+            "likelihood": stable_repr(self.likelihood),
+            "step_size": stable_repr(self.step_size),
+            "mean_rate": stable_repr(self.mean_rate),
             "temperature": self._temperature.tolist(),
             "alike": step_size_search.like_chains(self._temperature, self._prior),
             "chains": self.chains,

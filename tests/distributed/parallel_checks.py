@@ -75,7 +75,7 @@ def largest_difference(one: Posterior, other: Posterior, rows: Any = slice(None)
         for a, b in ((one.mean, other.mean), (one.last, other.last))
         for name in a
     ]
-    learned = [(one.holding.here(v), other.learned[k][rows]) for k, v in one.learned.items()]
+    learned = [(one.shards.here(v), other.learned[k][rows]) for k, v in one.learned.items()]
     return max(float((a - b).abs().max()) for a, b in pairs + learned)
 
 
@@ -304,7 +304,7 @@ def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
         if group.world == 2:
             patch.setattr(temperature_probe, "SMALL_PART", 5)
         alone, spread = (different_chains(where, **length) for where in (None, "auto"))
-    own = spread.holding.place.own  # type: ignore[attr-defined]
+    own = spread.shards.processes.own
     rows = slice(own.start, own.stop)
     bits = all(torch.equal(v, alone.samples[k][rows]) for k, v in spread.samples.items())
     said = answers(alone)
@@ -364,7 +364,7 @@ def check_a_checkpoint(group: Group, folder: Path) -> bool:
     different_chains("auto", steps=60, every=30, **options)
     again = different_chains("auto", steps=60, every=30, **options)
     alone = different_chains(None, steps=60, burn_in=0, thin=10)
-    own = again.holding.place.own  # type: ignore[attr-defined]
+    own = again.shards.processes.own
     rows = slice(own.start, own.stop)
     return all(torch.equal(v, alone.samples[k][rows]) for k, v in again.samples.items())
 
@@ -384,7 +384,7 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
         )
         patch.setattr(step_size_search, "choose", lambda *_, **__: pytest.fail("a second pilot"))
         again = different_chains("auto", checkpoint=at, every=10, **options)
-    own = again.holding.place.own  # type: ignore[attr-defined]
+    own = again.shards.processes.own
     rows = slice(own.start, own.stop)
     return {
         "shared minibatches": [shared, one],

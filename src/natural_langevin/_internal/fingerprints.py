@@ -24,7 +24,7 @@ def fingerprint(tensors: Mapping[str, Tensor], text: str = "") -> str:
     return digest.hexdigest()
 
 
-def words(value: Any) -> str:
+def stable_repr(value: Any) -> str:
     """A setting as text that is the same in every process: no addresses of functions."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
@@ -34,7 +34,7 @@ def model_fingerprint(model: nn.Module) -> str:
     state = model.state_dict()
     tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
     others = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
-    return fingerprint(tensors, text=words(model) + words(others))
+    return fingerprint(tensors, text=stable_repr(model) + stable_repr(others))
 
 
 def exact_settings(
@@ -66,7 +66,7 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     state = model.state_dict(keep_vars=True)  # as variables, which know whether they are trained
     fixed = {n: v for n, v in state.items() if isinstance(v, Tensor) and not v.requires_grad}
     return {
-        "text": words(model),
+        "text": stable_repr(model),
         "torch": torch.__version__,
         "sampled": {n: [str(p.dtype), list(p.shape)] for n, p in sampled.items()},
         "fixed": {n: fingerprint({"": p}) for n, p in fixed.items()},

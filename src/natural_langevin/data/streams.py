@@ -95,7 +95,7 @@ class InMemory:
         self.batches_per_epoch = count // batch_size
         # A tensor: compiled code must not depend on how many data there are.
         self._batches = torch.tensor(self.batches_per_epoch, device=device)
-        self._origin = random.origin(seed, random.DATA, chain.to(device))
+        self.origin = random.origin(seed, random.DATA, chain.to(device))
         self._epoch, self._order = -1, torch.empty(0)
 
     @property
@@ -114,7 +114,7 @@ class InMemory:
     def order(self, epoch: int) -> Tensor:
         """The chains' data in the order of this epoch: (chain, num_data)."""
         if epoch != self._epoch:
-            order = random.permutation(random.stream(self._origin, epoch), self.num_data)
+            order = random.permutation(random.stream(self.origin, epoch), self.num_data)
             self._order = order if self.rows is None else self.rows.gather(1, order)
             self._epoch = epoch
         return self._order

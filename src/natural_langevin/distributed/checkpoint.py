@@ -5,8 +5,9 @@ those of its chains, and reads those of its chains. What ranks hold in common (t
 and every chain of a group that shares minibatches) is written once.
 
 The folder holds ``sharded-000007/`` and the one before it. A checkpoint is there from the moment
-in which its index is (see ``parts``): a rank that dies before leaves the one before it the newest.
-What a run on one process wrote (``RunCheckpoint``, one file for all chains) is gone on from too.
+in which its index is (see ``shard_storage``): a rank that dies earlier leaves the one before it the
+newest. What a run on one process wrote (``RunCheckpoint``, one file for all chains) is gone on
+from too.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import check_writable, remove_leftovers, sync_folder
+from natural_langevin._internal.processes import Processes
 from natural_langevin._internal.tensorfile import StorageError, WriteError
 from natural_langevin.distributed.group import Group, GroupError
-from natural_langevin.distributed.parts import PartReader, PartWriter, read_words
+from natural_langevin.distributed.shard_storage import ShardReader, ShardWriter, read_index
 from natural_langevin.sampling.checkpoint import (
     NEWEST,
     PREVIOUS,
@@ -48,7 +50,7 @@ from natural_langevin.sampling.checkpoint import (
 _NAME = re.compile(rf"{SHARDED}\d{{6,}}")
 
 #: Entries that all ranks hold alike; all others have a chain axis.
-_COMMON = ("['state'].step", "['collector']['counts']")
+_SHARED_ENTRIES = ("['state'].step", "['collector']['counts']")
 #: The trace of losses has a column for the step, and then one for every chain.
 _TRACE = "['collector']['trace']"
 _SAMPLES = "['collector']['samples']"
@@ -61,15 +63,15 @@ class ShardedCheckpoint:
     ``chains``: the numbers, among all chains of the run, of those that this rank's trees hold."""
 
     def __init__(
-        self, folder: Path, config: dict[str, Any], group: Group, chains: Sequence[int]
+        self, folder: Path, config: dict[str, Any], group: Group | Processes, chains: Sequence[int]
     ) -> None:
         self._folder, self._group, self._chains = folder, group, chains
         self._config = json.loads(json.dumps(config))
         self._token = f".{secrets.token_hex(8)}.part"
         with tensorfile.writing(f"checkpoints to {folder}", "Give another folder"):
-            self._once("opening the checkpoint folder", self._open)
+            self._on_rank_zero("opening the checkpoint folder", self._open)
         self._check_shared()
-        self._number = self._common(lambda: [0, *map(_number, _generations(folder))])[-1]
+        self._number = self._seen_by_rank_zero(lambda: [0, *map(_number, _generations(folder))])[-1]
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -82,9 +84,9 @@ class ShardedCheckpoint:
 
     def _check_shared(self) -> None:
         """Whether all ranks see the file that rank 0 has just made."""
-        place, mine = "comparing checkpoint folders", json.dumps([str(self._folder), self._token])
-        folder, token = json.loads(self._group.exchange(place, mine)[0])
-        seen = self._group.exchange(place, "yes" if (self._folder / token).exists() else "")
+        label, mine = "comparing checkpoint folders", json.dumps([str(self._folder), self._token])
+        folder, token = json.loads(self._group.exchange(label, mine)[0])
+        seen = self._group.exchange(label, "yes" if (self._folder / token).exists() else "")
         if self._group.first:
             (self._folder / token).unlink()
         if not all(seen):
@@ -94,7 +96,7 @@ class ShardedCheckpoint:
                 "folder that all nodes share, under the same name"
             )
 
-    def _once(self, place: str, action: Callable[[], None]) -> None:
+    def _on_rank_zero(self, label: str, action: Callable[[], None]) -> None:
         """Rank 0 does it; where it cannot, the same OSError on all ranks."""
         problem = ""
         if self._group.first:
@@ -102,7 +104,7 @@ class ShardedCheckpoint:
                 action()
             except OSError as error:
                 problem = error.strerror or str(error)
-        problem = self._group.exchange(place, problem)[0]
+        problem = self._group.exchange(label, problem)[0]
         if problem:
             raise OSError(problem)
 
@@ -113,13 +115,13 @@ class ShardedCheckpoint:
         )
         self._number += 1
         path = self._folder / f"{SHARDED}{self._number:06d}"
-        words = {"config": self._config, "ranks": self._group.world}
+        about = {"config": self._config, "ranks": self._group.world}
         with tensorfile.writing(f"a checkpoint to {self._folder}", remedy):
-            self._once("making room for a checkpoint", path.mkdir)
-            with self._group.waiting("writing a checkpoint"), _plainly():
+            self._on_rank_zero("making room for a checkpoint", path.mkdir)
+            with self._group.waiting("writing a checkpoint"), _rank_errors():
                 save(
                     self._entries(tree),
-                    storage_writer=PartWriter(path, words),
+                    storage_writer=ShardWriter(path, about),
                     planner=DefaultSavePlanner(flatten_state_dict=False),
                     no_dist=self._group.world == 1,
                 )
@@ -130,7 +132,7 @@ class ShardedCheckpoint:
         """The newest readable checkpoint of this run, or None in an empty folder.
 
         Where one rank cannot read its part, all ranks take the checkpoint before."""
-        for name in (names := self._common(self._candidates)):
+        for name in (names := self._seen_by_rank_zero(self._candidates)):
             found, problem = None, ""
             try:
                 found = self._read(self._folder / name, like)
@@ -155,15 +157,15 @@ class ShardedCheckpoint:
             self._check_files(like, 1)
             self._read_single(path, named(tree))
             return tree
-        words = read_words(path)
-        if not isinstance(words.get("config"), dict):
+        about = read_index(path)
+        if not isinstance(about.get("config"), dict):
             raise CheckpointError(f"{path.name} does not say which run it is of")
-        check_checkpoint_of(self._folder, words["config"], self._config)
-        self._check_files(like, words.get("ranks"))
-        with _plainly():
+        check_checkpoint_of(self._folder, about["config"], self._config)
+        self._check_files(like, about.get("ranks"))
+        with _rank_errors():
             load(
                 self._entries(tree),  # views: what is loaded into them is in the tree
-                storage_reader=PartReader(path),
+                storage_reader=ShardReader(path),
                 planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 no_dist=True,  # every rank reads for itself, and they compare notes afterwards
             )
@@ -180,7 +182,7 @@ class ShardedCheckpoint:
                 value = file.get_tensor(name)
                 if name == _TRACE:
                     value = value[:, [0, *(1 + chain for chain in self._chains)]]
-                elif name not in _COMMON and not _is_file(name, leaf):
+                elif name not in _SHARED_ENTRIES and not _is_file(name, leaf):
                     value = value[list(self._chains)]
                 if value.shape != leaf.shape:
                     raise StorageError(f"{path.name}: {name} has an unexpected shape")
@@ -190,7 +192,7 @@ class ShardedCheckpoint:
         """Views of the tree's tensors, those with a chain axis chain by chain."""
         entries = {}
         for name, leaf in named(tree).items():
-            if name in _COMMON:
+            if name in _SHARED_ENTRIES:
                 entries[name] = leaf
             elif _is_file(name, leaf):
                 entries[f"rank {self._group.rank} {name}"] = leaf
@@ -214,7 +216,7 @@ class ShardedCheckpoint:
                 'store="device" or "cpu", can be gone on with by any number of processes'
             )
 
-    def _common(self, look: Callable[[], list[Any]]) -> list[Any]:
+    def _seen_by_rank_zero(self, look: Callable[[], list[Any]]) -> list[Any]:
         """What rank 0 finds, at every rank: others may see the folder a moment later."""
         mine = json.dumps(look() if self._group.first else [])
         return json.loads(self._group.exchange("looking for checkpoints", mine)[0])
@@ -253,7 +255,7 @@ def _number(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _plainly() -> Iterator[None]:
+def _rank_errors() -> Iterator[None]:
     """Torch's error of one or more ranks as the error that it is about; no talk of single
     processes, which are meant."""
     try:

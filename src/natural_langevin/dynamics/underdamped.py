@@ -5,7 +5,7 @@ the time step sqrt(eta), and in equilibrium r ~ N(0, (eta T / N) C). One step, b
 
 "euler"  r <- (1 - a) r - eta C v + sqrt(2 a eta T / N) C^{1/2} xi,   theta <- theta + r
 
-    a = 1 *is* Algorithm 1, bit for bit. Its bias is of first order in sqrt(eta).
+    a = 1 *is* Algorithm 1, bit for bit. First order in eta.
 
 "baoab"  r <- r - eta C v                                                            B, a full kick
          theta <- theta + r / 2                                                      A
@@ -13,7 +13,7 @@ the time step sqrt(eta), and in equilibrium r ~ N(0, (eta T / N) C). One step, b
          theta <- theta + r / 2                                                      A
 
     The positions of BAOAB (Leimkuhler & Matthews 2013): its two half kicks between two positions
-    are one full kick. Second order. Exact for Gaussian targets as a -> 1.
+    are one full kick. Second order, and exact for Gaussian targets.
 
 "ubu"    U(1/2), kick r <- r - eta C v at the point reached, U(1/2), where U(1/2) solves free motion
          with friction exactly over half a step: with g = -ln(1 - a) and rho = exp(-g / 2),
@@ -133,6 +133,10 @@ class Underdamped(Integrator):
             return None
         before, after = old.own.momentum, new.own.momentum
         return {k: after[k] - (1 - self.friction) * r for k, r in before.items()}, self.friction
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        return frozenset() if self.integrator == "ubu" else frozenset({"mlp"})
 
     def _noise(
         self,

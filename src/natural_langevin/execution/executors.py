@@ -12,6 +12,7 @@ from typing import Protocol
 from natural_langevin.data.streams import Stream
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.execution.kernels.native.planner import plan_native
 
 
 class Executor(Protocol):
@@ -26,7 +27,7 @@ class Executor(Protocol):
 
 Planner = Callable[[Dynamics, State, Stream, RatesTable, float], Executor | None]
 
-PLANNERS: list[Planner] = []
+PLANNERS: list[Planner] = [plan_native]
 
 
 def plan_executor(

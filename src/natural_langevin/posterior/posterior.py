@@ -16,11 +16,12 @@ from torch.distributions import Distribution
 from torch.func import vmap
 
 from natural_langevin import diagnostics
+from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.streams import split_pair
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import distillation, export, monte_carlo, networks, storage
-from natural_langevin.posterior.chain_shards import AllHere, Holding
+from natural_langevin.posterior.chain_shards import ChainShards
 from natural_langevin.posterior.evaluation import score
 from natural_langevin.posterior.prediction import (
     Averager,
@@ -33,10 +34,10 @@ from natural_langevin.posterior.prediction import (
 from natural_langevin.priors import Prior, PriorLike, resolve
 from natural_langevin.statistics import plain_copy, prepare_model, vectorised, with_parameters
 from natural_langevin.statistics.capture import Places
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
-Params = dict[str, Tensor]
 Estimate = Literal["ensemble", "mean", "last"]
 Chains = Sequence[int] | Literal["all"] | None
 
@@ -71,7 +72,7 @@ class Posterior:
         self.trace = trace if trace is not None else torch.empty(0, len(diverged) + 1)
         self.config = config or {}
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
-        self.holding: Holding = AllHere()  # who has which chains
+        self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
         self._model, self._places = model, Places(model)
 
     @property
@@ -124,7 +125,7 @@ class Posterior:
         if chain is not None:
             return self._as_module(self._row_of(means, chain))
         pooled = self.chosen(chains)
-        return self._as_module({k: self.holding.mean(m, pooled) for k, m in means.items()})
+        return self._as_module({k: self.shards.mean(m, pooled) for k, m in means.items()})
 
     def chosen(self, chains: Chains) -> list[int]:
         """The healthy ones among ``chains``: None for all of them, if they have one temperature
@@ -152,7 +153,7 @@ class Posterior:
 
     def _row_of(self, values: Params, chain: int) -> Params:
         """One chain's part of ``mean`` or ``last``."""
-        return self.holding.one(chain, lambda row: {k: v[row] for k, v in values.items()})
+        return self.shards.one(chain, lambda row: {k: v[row] for k, v in values.items()})
 
     def predict(
         self,
@@ -221,7 +222,7 @@ class Posterior:
         """What all networks say of every batch of inputs."""
         samples, pooled = self._networks(estimate), self.chosen(chains)
         draws = next(iter(samples.values())).shape[1]
-        state = self._learned_by([c for c in pooled if self.holding.rows([c])], draws)
+        state = self._learned_by([c for c in pooled if self.shards.rows([c])], draws)
         device, empty = next(iter(self.last.values())).device, True
         for batch in input_batches(x, batch_size):
             empty = False
@@ -261,7 +262,7 @@ class Posterior:
             found[0].distribution(*found[1:]), y, inside=prediction.epistemic, outside=other,
             ignored=self.likelihood.ignore_index,
         )  # fmt: skip
-        elsewhere = not isinstance(self.holding, AllHere)
+        elsewhere = not self.shards.whole
         if estimate != "ensemble" or scores.count != len(y) or elsewhere:
             return scores
         error = monte_carlo.log_score(self.log_likelihood(x, y, chains=chains)).error
@@ -281,7 +282,7 @@ class Posterior:
         What leave-one-out cross-validation and WAIC are made of: ``to_arviz(data=(x, y))`` hands
         it to ``arviz.loo``. At temperatures other than 1 the draws are not from the posterior that
         those formulas assume."""
-        self.holding.check_whole("log_likelihood")
+        self.shards.check_whole("log_likelihood")
         pooled, like = self.chosen(chains), next(iter(self.last.values()))
         state = self._learned_by(pooled, self.draws)
         seen, rows = 0, []
@@ -345,7 +346,7 @@ class Posterior:
         It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
         ``predict(x, estimate=estimate)`` does. ONNX needs the extra ``export``.
         """
-        self.holding.check_whole("export")
+        self.shards.check_whole("export")
         every, chains = self._stacked(estimate), self.chosen(None)
         state = self._learned_by(chains, len(next(iter(every.values()))) // len(chains))
         served = export.Served(self._model, self.likelihood, every, state)
@@ -380,12 +381,12 @@ class Posterior:
         chains: Sequence[int],
     ) -> None:
         """Adds the predictions of all networks, ``sample_batch`` at a time."""
-        rows = self.holding.rows(chains)
+        rows = self.shards.rows(chains)
         with torch.no_grad():
             for some in networks.chunks(samples, rows, sample_batch, like=self.last):
                 averager.add(self._outputs(some, x))
             one = {name: value[:1] for name, value in self.last.items()}
-            self.holding.pool(averager, lambda: self._outputs(one, x)[:0])
+            self.shards.pool(averager, lambda: self._outputs(one, x)[:0])
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of several networks: (network, B, ...)."""
@@ -425,7 +426,7 @@ class Posterior:
             stopped,
             healthy=pooled,
             thin=self.config.get("thin"),
-            parameters={k: self.holding.everywhere(v)[pooled] for k, v in chosen.items()},
+            parameters={k: self.shards.everywhere(v)[pooled] for k, v in chosen.items()},
             kinetic=None if measured is None else diagnostics.Kinetic.from_dict(measured),
             configurational=None
             if data is None
@@ -451,7 +452,7 @@ class Posterior:
         half = diagnostics.some_components(other.samples, ("*",))
         return diagnostics.halved.compare(
             {"predictions": predictions}
-            | {k: self.holding.everywhere(v)[list(pooled)] for k, v in mine.items()},
+            | {k: self.shards.everywhere(v)[list(pooled)] for k, v in mine.items()},
             {"predictions": other._followed(x, theirs)}
             | {k: other.holding.everywhere(v)[theirs] for k, v in half.items()},
         )
@@ -468,13 +469,9 @@ class Posterior:
         batch_size: int,
         max_draws: int,
     ) -> diagnostics.Configurational | None:
-        known = (
-            self.prior
-            if prior is None
-            else resolve(
-                prior, list(self.samples), self.chains, device=next(iter(self.last.values())).device
-            )
-        )
+        like = {name: value[0] for name, value in self.last.items()}
+        device = next(iter(like.values())).device
+        known = self.prior if prior is None else resolve(prior, like, self.chains, device=device)
         if known is None:
             raise ValueError(
                 "the temperature of the samples needs the prior, which a saved posterior does not "
@@ -484,13 +481,12 @@ class Posterior:
         warm = [c for c in self.healthy if temperature[c] > 0]
         if not warm:
             return None
-        here = {name: self.holding.here(value) for name, value in self.learned.items()}
-        like = next(iter(self.last.values()))
-        x, y = (t.to(like.device) for t in split_pair(data))
+        here = {name: self.shards.here(value) for name, value in self.learned.items()}
+        x, y = (t.to(device) for t in split_pair(data))
         return diagnostics.configurational.measure(
             self._call, self.likelihood, known, self.samples, here, temperature,
-            (x, y), like=like, chosen_chains=warm, of_all=self.holding.everywhere,
-            batch_size=batch_size,
+            (x, y), like=next(iter(self.last.values())), chosen_chains=warm,
+            of_all=self.shards.everywhere, batch_size=batch_size,
             num_data=float(self.config.get("num_data", len(x))), max_draws=max_draws,
         )  # fmt: skip
 
@@ -504,7 +500,7 @@ class Posterior:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
         tensor, and ``prediction`` for the inputs ``x`` when they are given. With the training
         ``data`` (x, y), the group ``log_likelihood`` too, for ``arviz.loo`` and ``arviz.waic``."""
-        self.holding.check_whole("to_arviz")
+        self.shards.check_whole("to_arviz")
         variables = {k: s[self.healthy].to(self.last[k].dtype) for k, s in self.samples.items()}
         if x is not None:
             variables["prediction"] = self._followed(x, "all")
@@ -524,7 +520,7 @@ class Posterior:
         are.
         """
         run = {"diverged": self.diverged.long(), "trace": self.trace.double()}
-        self.holding.write(
+        self.shards.write(
             Path(folder),
             model=self._model,
             samples=self.samples,

@@ -1,4 +1,4 @@
-"""Saved posteriors: safetensors for the numbers, JSON for the words. Never pickle.
+"""Saved posteriors: safetensors for the numbers, JSON for the rest. Never pickle.
 
 A folder holds ``posterior.json`` (see ``manifest``: versions, the model's fingerprint, likelihood,
 configuration, and which files belong to it), ``samples-*.safetensors`` (or the ``draws-*`` file
@@ -28,7 +28,8 @@ from natural_langevin._internal.fingerprints import check_model, describe_model
 from natural_langevin._internal.tensorfile import Spec, StorageError, WriteError, spec
 from natural_langevin.posterior import manifest
 from natural_langevin.posterior.manifest import File, Manifest
-from natural_langevin.posterior.networks import OnDisk, Params
+from natural_langevin.posterior.networks import OnDisk
+from natural_langevin.types import Params
 
 __all__ = ["StorageError", "WriteError", "forget", "read", "write"]
 
@@ -73,15 +74,15 @@ def publish(
     rest: File,
 ) -> None:
     """Makes these two files, which are written already, the posterior of the folder."""
-    words = Manifest(
+    saved = Manifest(
         model=describe_model(model),
-        likelihood=_likelihood_words(likelihood),
+        likelihood=_describe_likelihood(likelihood),
         config=config,
         samples=samples,
         rest=rest,
     )
     with staged(folder / manifest.NAME) as handle:
-        handle.write(words.text().encode())
+        handle.write(saved.text().encode())
     _remove_others(folder, {samples.name, rest.name})
 
 
@@ -138,11 +139,11 @@ def _remove_others(folder: Path, belonging: set[str]) -> None:
 def forget(draws: Path) -> None:
     """A posterior saved over these draws is none any more once they are drawn again."""
     try:
-        words = manifest.read(draws.parent)
+        saved = manifest.read(draws.parent)
     except StorageError:
         return
-    if words.samples.name == draws.name:
-        for name in (manifest.NAME, words.rest.name):
+    if saved.samples.name == draws.name:
+        for name in (manifest.NAME, saved.rest.name):
             (draws.parent / name).unlink(missing_ok=True)
 
 
@@ -157,25 +158,25 @@ def read(
 
     The samples are read into memory and compared with their checksum, or, with ``memory_map``,
     stay on the disk, and then only their names, shapes, dtypes and sizes are checked."""
-    words = manifest.read(folder)
-    check_model(words.model, model)
-    found = _likelihood(words.likelihood, likelihood)
-    _check_shapes(words, {n: p for n, p in model.named_parameters() if p.requires_grad})
+    saved = manifest.read(folder)
+    check_model(saved.model, model)
+    found = _likelihood(saved.likelihood, likelihood)
+    _check_shapes(saved, {n: p for n, p in model.named_parameters() if p.requires_grad})
     groups: Groups = {}
-    for key, value in _read_file(folder, words.rest).items():
+    for key, value in _read_file(folder, saved.rest).items():
         group, _, name = key.partition("/")
         groups.setdefault(group, {})[name] = value
-    samples = folder / words.samples.name
+    samples = folder / saved.samples.name
     if memory_map:
-        return OnDisk(samples, words.samples.tensors), groups, found, words.config
+        return OnDisk(samples, saved.samples.tensors), groups, found, saved.config
     devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
-    size, there = _bytes(words.samples), min(map(capacity.in_memory, devices))
+    size, there = _bytes(saved.samples), min(map(capacity.in_memory, devices))
     if size > there:
         raise StorageError(
             f"the samples take {size / 2**30:.3g} GiB and the memory has {there / 2**30:.3g}: "
             "leave them on the disk, Posterior.load(..., memory_map=True)"
         )
-    return _read_file(folder, words.samples), groups, found, words.config
+    return _read_file(folder, saved.samples), groups, found, saved.config
 
 
 def _bytes(file: File) -> int:
@@ -190,9 +191,9 @@ def _read_file(folder: Path, file: File) -> Params:
     return {name: value.clone() for name, value in tensors.items()}
 
 
-def _check_shapes(words: Manifest, parameters: dict[str, Tensor]) -> None:
+def _check_shapes(saved: Manifest, parameters: dict[str, Tensor]) -> None:
     """The tensors must be those of a posterior of these parameters, before any is read."""
-    rest, samples = dict(words.rest.tensors), words.samples.tensors
+    rest, samples = dict(saved.rest.tensors), saved.samples.tensors
     chains, draws = 0, 0
     if len(rest.get("run/diverged", (None, ()))[1]) == 1:
         chains = rest["run/diverged"][1][0]
@@ -218,7 +219,7 @@ def _check_shapes(words: Manifest, parameters: dict[str, Tensor]) -> None:
     tensorfile.check_specs(Path(manifest.NAME), there, expected | learned)
 
 
-def _likelihood_words(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
+def _describe_likelihood(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
     name = type(likelihood).__name__
     if name not in likelihoods.REGISTRY:
         return {"name": name}  # a LogLoss holds functions: they must be given again when loading
@@ -226,9 +227,9 @@ def _likelihood_words(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
 
 
 def _likelihood(
-    words: dict[str, Any], given: likelihoods.Likelihood | None
+    fields: dict[str, Any], given: likelihoods.Likelihood | None
 ) -> likelihoods.Likelihood:
-    name = words.get("name")
+    name = fields.get("name")
     if given is not None:
         if type(given).__name__ != name:
             raise StorageError(
@@ -241,6 +242,6 @@ def _likelihood(
             "Posterior.load(folder, model, likelihood=...)"
         )
     try:
-        return likelihoods.REGISTRY[name](**words.get("arguments", {}))
+        return likelihoods.REGISTRY[name](**fields.get("arguments", {}))
     except (TypeError, ValueError, OverflowError) as error:
         raise StorageError(f"the saved likelihood {name} is malformed: {error}") from error

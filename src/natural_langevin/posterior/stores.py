@@ -16,14 +16,15 @@ import torch
 from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import remove_leftovers, staged
 from natural_langevin._internal.tensorfile import Spec, StorageError
-from natural_langevin.posterior.networks import OnDisk, Params
+from natural_langevin.posterior.networks import OnDisk
 from natural_langevin.posterior.storage import forget
+from natural_langevin.types import Params
 
-#: Words that are meant as a place rather than as the name of a folder.
+#: Words that are meant as a kind of memory rather than as the name of a folder.
 _NO_FOLDERS = {"gpu", "cuda", "disk", "memory", "ram", "host", ""}
 
 
-def place(store: Any) -> str | Path:
+def location(store: Any) -> str | Path:
     """The argument ``store=``: "device", "cpu", or a folder."""
     if isinstance(store, str) and store in ("device", "cpu"):
         return store

@@ -95,7 +95,7 @@ class Choice:
         return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and words, for ``posterior.config["pilot"]``."""
+        """Plain numbers and texts, for ``posterior.config["pilot"]``."""
         return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}
 
     @staticmethod

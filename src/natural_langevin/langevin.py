@@ -41,7 +41,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling import step_size_search, temperature_probe
+from natural_langevin.sampling import rounding, step_size_search, temperature_probe
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
 from natural_langevin.sampling.validation import (
@@ -58,12 +58,16 @@ from natural_langevin.sampling.validation import (
     check_thinning,
     check_training,
     known_step_size,
+    warn_if_saturated,
     warn_if_stiff,
     whole_number,
 )
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
 
 log = logging.getLogger("natural_langevin")
+
+#: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
+DEFAULT_STEP_SIZE = schedules.polynomial(1e-3, offset=10_000)
 
 
 class Langevin:
@@ -85,7 +89,7 @@ class Langevin:
         *,
         prior: priors.PriorLike = priors.Gaussian(variance=0.1),
         preconditioner: preconditioners.Preconditioner | None = None,
-        step_size: StepSize | Literal["auto"] = schedules.halving(1e-3, every=10_000),
+        step_size: StepSize | Literal["auto"] = DEFAULT_STEP_SIZE,
         dynamics: Integrator | None = None,
         temperature: float | Tensor = 1.0,
         chains: int = 4,
@@ -304,6 +308,8 @@ class Langevin:
                 saved=saved, title=title, progress=bool(progress), processes=self.mesh,
             )  # fmt: skip
         config["execution"] = engine.way
+        if (shift := rounding.autocast_shift(engine, state)) is not None:
+            config["autocast_shift"] = shift
         config["effective_temperature"] = temperature_probe.after_run(
             engine, state, steps, self.mesh
         )
@@ -327,11 +333,11 @@ class Langevin:
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
     def choose_step_size(
-        self, data: Any, steps: int, *, batch_size: int = 100, splits: int = 1
+        self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
         """What ``step_size="auto"`` means for a run of ``steps`` steps (see ``pilot``).
 
-        ``splits``: how many times another part of the data is held out; scores are averaged."""
+        ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
         step_size_search.refuse_loader(data)
         self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
         setup = step_size_search.Setup(
@@ -398,7 +404,10 @@ class Langevin:
         if not isinstance(stream, InMemory):
             stream.check = batch_check(dynamics.gradients, state.params)
         rates = self._rates_table(0, steps, step_size, burn_in=burn_in)
-        warn_if_stiff(self.preconditioner, self._prior, float(rates.step_size.max()), num_data)
+        kept = rates.step_size[min(burn_in, steps - 1) :]
+        warn_if_saturated(kept)
+        if isinstance(self.dynamics, Overdamped):
+            warn_if_stiff(self.preconditioner, self._prior, float(kept.max()), num_data)
         mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)
         return Engine(dynamics, stream, own, num_data, mode=mode), state
 

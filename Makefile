@@ -2,14 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUNS := $(VENV)/.installed-run
+READY := $(VENV)/.installed-dev
+# Compiling tens of thousands of files that are never imported costs a minute: Python compiles what
+# it loads.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: run test test-thorough lint types docs dist clean
+.PHONY: gpu-check run test test-thorough lint types docs dist clean
 
 # The paper's table at its quick size. Finished work is kept: running it again shows the table,
 # and after an interruption it goes on. Another size: make run ARGS="--preset paper".
-run: $(READY)
+run: $(RUNS)
 	$(BIN)/natural-langevin reproduce --resume $(ARGS)
 
 # A file stays with one worker: what its tests share (a launch of torchrun, a compiled step) is made
@@ -30,6 +33,11 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# Every dynamics and metric, run every way there is, against the eager float64 step: on a GPU in
+# under two minutes. On a machine without one: make gpu-check ARGS="--device cpu".
+gpu-check: $(READY)
+	$(BIN)/python -m natural_langevin.experiments.matrix $(ARGS)
+
 # The documentation site, in build/site: every link and anchor is checked, nothing is fetched.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
@@ -38,12 +46,17 @@ docs: $(READY)
 dist: $(READY)
 	$(BIN)/python -m build $(ARGS)
 
-# Installed again only when a file that says what to install has changed.
+# Installed again only when a file that says what to install has changed; `make run` installs what
+# it runs, everything else the tools as well.
+$(RUNS): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[run]'
+	touch $(RUNS)
+
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
 	$(PIP) -e '.[dev]'
-	touch $(READY)
+	touch $(RUNS) $(READY)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

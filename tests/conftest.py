@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,14 +12,19 @@ from torch import Tensor, nn
 from oracle import build
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "thorough: takes a minute or more; `make test-thorough`")
-
-
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     """For the layers that tests make: the library itself never looks at the global generator."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as Python has it by default, whatever this process was started with: under ``nohup``,
+    or in a shell's background, interrupts are ignored, and children would inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

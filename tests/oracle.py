@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from natural_langevin.statistics import Evaluation
 
 Params = dict[str, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of one sample -> number
@@ -55,9 +57,74 @@ def per_sample_loop(
     )
 
 
+#: By layer: mean of a a^T (behind a one where the bias is trainable) and of delta delta^T.
+Factors = dict[str, tuple[Tensor, Tensor]]
+
+
+def kronecker_loop(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, params: Params, *, reduce: bool = False
+) -> Factors:
+    """The Kronecker factors of every nn.Linear, one sample at a time, seen from hooks.
+
+    All calls and positions of a sample: as samples of their own, or, ``reduce``, as one."""
+    model = copy.deepcopy(model).double()
+    model.load_state_dict({k: v.double() for k, v in params.items()}, strict=False)
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            output.retain_grad()
+            seen.setdefault(name, []).append((args[0].detach(), output))
+            return output.clone()  # the next layer may work in place
+
+        return hook
+
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    for name, layer in layers.items():
+        layer.register_forward_hook(watch(name))
+    sums: Factors = {}
+    for n in range(len(x)):
+        seen.clear()
+        loss(model(x[n : n + 1].double()), y[n : n + 1]).backward()
+        for name, calls in seen.items():
+            a = torch.cat([inputs.flatten(0, -2) for inputs, _ in calls])
+            delta = torch.cat([output.grad.flatten(0, -2) for _, output in calls])
+            bias = layers[name].bias
+            if bias is not None and bias.requires_grad:
+                a = torch.cat([torch.ones(len(a), 1, dtype=a.dtype), a], dim=1)
+            if reduce:
+                a, delta = a.mean(0, keepdim=True), delta.sum(0, keepdim=True)
+            A, G = a.mT @ a / len(a) / len(x), delta.mT @ delta / len(x)
+            before = sums.get(name, (torch.zeros_like(A), torch.zeros_like(G)))
+            sums[name] = (before[0] + A, before[1] + G)
+    return sums
+
+
 def spread(bias: Tensor, weight: Tensor) -> Tensor:
     """(n, unit), shaped to broadcast against (n, unit, ...)."""
     return bias.reshape(bias.shape + (1,) * (weight.ndim - bias.ndim))
+
+
+def assert_exact(evaluation: Evaluation, chain: int, samples: Params) -> None:
+    """Gradient, second moments and bias rows from per-sample gradients (B, *shape) in float64.
+
+    Errors are relative to the norm: a few hundred roundings."""
+    tolerance = 1e-5 if evaluation.loss.dtype == torch.float32 else 1e-12
+    statistics = evaluation.statistics
+    assert evaluation.gradient.keys() == statistics.second.keys() == samples.keys()
+    pairs = {}
+    for k, g in samples.items():
+        pairs["gradient", k] = (evaluation.gradient[k], g.mean(0))
+        pairs["second", k] = (statistics.second[k], g.square().mean(0))
+    for b, row in statistics.cross.items():
+        for w, cross in row.items():
+            expected = (spread(samples[b], samples[w]) * samples[w]).mean(0)
+            pairs["cross", b, w] = (cross, expected)
+    for what, (measured, reference) in pairs.items():
+        assert measured[chain].shape == reference.shape, what
+        assert measured[chain].count_nonzero() > 0, f"{what} is zero"
+        error = (measured[chain].double() - reference).norm() / reference.norm()
+        assert error <= tolerance, f"{what}: relative error {error:.1e}"
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:

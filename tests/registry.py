@@ -205,7 +205,7 @@ def evaluate(
     model = make(name, dtype)
     prepare_model(model, logging.getLogger())
     gradients = Gradients(
-        Network(model), likelihoods.Categorical(), need="diagonal", sharing=sharing
+        Network(model), likelihoods.Categorical(), requests=("second", "cross"), sharing=sharing
     )
     chains = len(next(iter(params.values())))
     chain_axis = chains > 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors, schedules
-from natural_langevin.dynamics.overdamped import Dynamics
+from natural_langevin.dynamics.frame import LangevinDynamics
 from oracle import build
 
 X, Y = torch.linspace(-1, 1, 120).reshape(40, 3), torch.arange(40) % 3
@@ -25,7 +25,7 @@ def no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(*_: object, **__: object) -> None:
         pytest.fail("a step was taken")
 
-    monkeypatch.setattr(Dynamics, "step", step)
+    monkeypatch.setattr(LangevinDynamics, "step", step)
 
 
 def construct(model: nn.Module | None = None, **options) -> Langevin:

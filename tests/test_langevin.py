@@ -21,6 +21,7 @@ from natural_langevin import (
     priors,
     schedules,
 )
+from natural_langevin.data import SharedBatches
 
 Data = tuple[Tensor, Tensor]
 
@@ -35,12 +36,14 @@ def make(network: nn.Module, **options) -> Langevin:
     return Langevin(network, **(settings | options))
 
 
-def iterates(sampler: Langevin, data: Data, steps: int, batch_size: int) -> list[State]:
+def iterates(
+    sampler: Langevin, data: Data, steps: int, batch_size: int, burn_in: int
+) -> list[State]:
     """State k is the state after k calls of ``step`` on the batches that ``sample`` sees."""
     engine, state = sampler.prepare(data, steps=steps, batch_size=batch_size)
     states = [state]
     for k in range(steps):
-        state, _ = sampler.step(state, engine.stream.batch(k), chain_axis=True)
+        state, _ = sampler.step(state, engine.stream.batch(k), chain_axis=True, burn_in=burn_in)
         states.append(state)
     return states
 
@@ -63,7 +66,7 @@ def test_exactly_the_right_iterates_are_kept(
     posterior = sampler.sample(
         classes, steps, batch_size=8, burn_in=burn_in, thin=thin, progress=False
     )
-    states = iterates(sampler, classes, steps, 8)
+    states = iterates(sampler, classes, steps, 8, burn_in)
     expected = range(burn_in + thin, steps + 1, thin)
     assert posterior.draws == len(expected) == (steps - burn_in) // thin
     for k, samples in posterior.samples.items():
@@ -87,7 +90,7 @@ def test_running_mean(network: nn.Module, classes: Data, options: dict, rate) ->
     """theta_mean <- (1 - mu_t) theta_mean + mu_t theta from t = 1 on, over every iterate."""
     sampler = make(network, num_data=40, **options)
     posterior = sampler.sample(classes, 9, batch_size=8, burn_in=5, thin=2, progress=False)
-    states = iterates(sampler, classes, 9, 8)
+    states = iterates(sampler, classes, 9, 8, burn_in=5)
     for k, mean in posterior.mean.items():
         expected = states[0].params[k].double()
         for t in range(1, 10):
@@ -145,11 +148,11 @@ def test_a_tensor_dataset_is_its_tensors(network: nn.Module, classes: Data) -> N
     assert_same(a, b)
 
 
-def test_a_loader_is_shared_by_all_chains(
+def test_shared_batches_go_to_all_chains(
     network: nn.Module, classes: Data, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without noise, chains from one start stay together; in-memory data take them apart."""
-    loader = DataLoader(TensorDataset(*classes), batch_size=8)
+    loader = SharedBatches(DataLoader(TensorDataset(*classes), batch_size=8))
     cold = make(network, temperature=0.0, num_data=40)
     with caplog.at_level(logging.INFO, logger="natural_langevin"):
         shared = cold.sample(loader, 7, progress=False).last
@@ -167,8 +170,9 @@ def test_a_loader_is_shared_by_all_chains(
 
 @pytest.mark.parametrize("metric", [preconditioners.Euclidean, preconditioners.QuasiDiagonalFisher])
 def test_a_loader_with_a_shorter_last_batch(network: nn.Module, classes: Data, metric) -> None:
-    loader = DataLoader(TensorDataset(*classes), batch_size=15)
-    posterior = make(network, preconditioner=metric()).sample(loader, 7, progress=False)
+    plain = DataLoader(TensorDataset(*classes), batch_size=15, shuffle=True)
+    sampler = make(network, preconditioner=metric())
+    posterior = sampler.sample(SharedBatches(plain), 7, progress=False)
     assert all(torch.isfinite(s).all() for s in posterior.samples.values())
 
 
@@ -185,9 +189,13 @@ def test_every_batch_of_a_loader_is_checked(
     """The bad sample comes in the second batch, which is shorter than what a check looks at."""
     samples = [(torch.zeros(3), good)] * 8 + [(torch.zeros(3), good), (torch.zeros(3), bad)]
     sampler = make(network, likelihood=likelihood)
-    assert sampler.sample(DataLoader(samples, batch_size=8), 1, progress=False).draws == 1
+    order = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    loader = DataLoader(samples, batch_sampler=order)
+    assert sampler.sample(loader, 1, progress=False).draws == 1
     with pytest.raises(ValueError, match=message):
-        sampler.sample(DataLoader(samples, batch_size=8), 2, progress=False)
+        sampler.sample(loader, 2, progress=False)
+    with pytest.raises(ValueError, match=message):  # in an order of its own for every chain
+        sampler.sample(DataLoader(samples, batch_size=5), 2, progress=False)
 
 
 def test_a_loader_of_several_lengths(regression: Data) -> None:

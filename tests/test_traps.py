@@ -67,7 +67,8 @@ def test_noise_variance(num_data: int, eta: float, temperature: float) -> None:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_noise_has_the_square_root_of_the_metric(name: str) -> None:
-    """decay = 0 keeps J = 1, and damping 3 makes C = 1/4 (RMSProp: 1/2): variance 2 eta / N C.
+    """decay = 0 keeps J = 1, and damping 3 makes C = 1/4 (RMSProp: 1/2; Kronecker, whose factors
+    get half of it each: (1 + sqrt 3)^-2): variance 2 eta / N C.
 
     Noise scaled by C instead of C^(1/2) would have C^2."""
     options = {} if name == "euclidean" else {"damping": 3.0, "decay": 0.0}
@@ -75,7 +76,8 @@ def test_noise_has_the_square_root_of_the_metric(name: str) -> None:
         layer(20, 2, bias=True), (torch.zeros(4, 20).double(), torch.zeros(4, 2).double()),
         chains=CHAINS, preconditioner=REGISTRY[name](**options),
     )["weight"]  # fmt: skip
-    C = {"euclidean": 1.0, "rmsprop": 0.5}.get(name, 0.25)
+    kronecker = (1 + math.sqrt(3)) ** -2
+    C = {"euclidean": 1.0, "rmsprop": 0.5, "kronecker": kronecker}.get(name, 0.25)
     assert abs(theta.var() / (2 * 0.1 / 10 * C) - 1) < 5 * math.sqrt(2 / theta.numel())
 
 
@@ -96,10 +98,10 @@ def test_noise_and_drift_share_one_metric(name: str, targets: str) -> None:
     ]  # fmt: skip
     hot, cold = (run.step(run.init(), (x, x[:, :1] * 2))[0] for run in runs)
     noise = torch.cat([(hot.params[k] - cold.params[k]).flatten(1) for k in hot.params], dim=1)
-    columns = []
+    columns, damping = [], runs[0]._dynamics.damping(cold.params, 10)
     for basis in torch.eye(3).double():
         tree = {"weight": basis[:2].expand(CHAINS, 1, 2), "bias": basis[2:].expand(CHAINS, 1)}
-        image = runs[0].preconditioner.apply(cold.metric, tree)
+        image = runs[0].preconditioner.apply(cold.metric, tree, damping)
         columns.append(torch.cat([image["weight"].flatten(1), image["bias"]], dim=1))
     root = torch.linalg.cholesky(torch.stack(columns, dim=2))
     white = torch.linalg.solve_triangular(root, noise[..., None], upper=False)[..., 0]
@@ -166,11 +168,12 @@ def test_clamp_acts_on_noise_and_drift_alike() -> None:
         "second": {"b": torch.tensor([[1.0]]).double(), "w": torch.tensor([[[1.0, 2.0]]]).double()},
         "cross": {"b": {"w": torch.tensor([[[1.5, 0.5]]]).double()}},
     }
-    quasi = QuasiDiagonalFisher(damping=1e-2)
+    quasi, eps = QuasiDiagonalFisher(), {"b": 1e-2, "w": 1e-2}
     A, C = [], []
     for e in torch.eye(3).double():
         tree = {"b": e[None, :1], "w": e[None, None, 1:]}
-        for columns, image in ((A, quasi.sample(metric, tree)), (C, quasi.apply(metric, tree))):
+        images = quasi.sample(metric, tree, eps), quasi.apply(metric, tree, eps)
+        for columns, image in zip((A, C), images, strict=True):
             columns.append(torch.cat([image["b"].flatten(), image["w"].flatten()]))
     factor, matrix = torch.stack(A, dim=1), torch.stack(C, dim=1)
     torch.testing.assert_close(factor @ factor.T, matrix)

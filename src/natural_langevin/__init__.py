@@ -9,6 +9,7 @@ keep_pages_before_torch()
 
 from natural_langevin import (
     data,
+    dynamics,
     likelihoods,
     metrics,
     models,
@@ -20,7 +21,7 @@ from natural_langevin import (
 )
 from natural_langevin._internal.tensorfile import StorageError
 from natural_langevin._internal.version import __version__
-from natural_langevin.dynamics.overdamped import Info, State
+from natural_langevin.dynamics.base import Info, State
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.prediction import Prediction
@@ -39,6 +40,7 @@ __all__ = [
     "StorageError",
     "__version__",
     "data",
+    "dynamics",
     "likelihoods",
     "metrics",
     "models",

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,15 @@ from natural_langevin import likelihoods, models, preconditioners, priors, rando
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin._internal.provenance import provenance
-from natural_langevin.data.streams import Loader, Subsets, as_stream, check_finite, split_pair
+from natural_langevin.data.streams import (
+    InMemory,
+    Loader,
+    Stream,
+    Subsets,
+    as_stream,
+    check_finite,
+    split_pair,
+)
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.distributed.posterior_shards import shard_posterior
@@ -28,7 +37,10 @@ from natural_langevin.distributed.run_setup import (
     open_checkpoint,
     resumed_config,
 )
-from natural_langevin.dynamics.overdamped import Dynamics, Info, Rates, State
+from natural_langevin.dynamics.base import Info, Integrator, State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.overdamped import Overdamped
+from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
@@ -77,11 +89,12 @@ class Langevin:
         prior: priors.PriorLike = priors.Gaussian(variance=0.1),
         preconditioner: preconditioners.Preconditioner | None = None,
         step_size: StepSize | Literal["auto"] = schedules.halving(1e-3, every=10_000),
+        dynamics: Integrator | None = None,
         temperature: float | Tensor = 1.0,
         chains: int = 4,
         num_data: int | None = None,
         init: str = "model",
-        mean_rate: float | schedules.Schedule = schedules.inverse_sqrt(),
+        mean_rate: float | schedules.Schedule | None = schedules.inverse_sqrt(),
         seed: int = 0,
         device: torch.device | str | None = None,
         compile: bool | str = "auto",
@@ -90,7 +103,11 @@ class Langevin:
         clip: float | None = None,
         parallel: str | Layout | DeviceMesh | None = "auto",
     ) -> None:
-        """``mean_rate`` is mu_t of the running mean; docs/api/sampler.md has the other arguments.
+        """``mean_rate`` is mu_t of the running mean; None keeps none, and ``posterior.mean`` is the
+        mean of the kept draws. docs/api/sampler.md has the other arguments.
+
+        ``dynamics``: how the chains move, one of ``natural_langevin.dynamics``; by default
+        ``dynamics.Overdamped()``, the paper's Algorithm 1.
 
         ``step_size="auto"``: ``sample`` chooses it by a short run (see ``pilot``), and says so in
         the log and in ``posterior.config["pilot"]``.
@@ -103,7 +120,8 @@ class Langevin:
         process for itself. ``chains`` and values per chain are always those of all processes."""
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
-        check_arguments(model, likelihood, prior, preconditioner, init)
+        self.dynamics = Overdamped() if dynamics is None else dynamics
+        check_arguments(model, likelihood, prior, preconditioner, init, self.dynamics)
         self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
         self.model = plain_copy(model)  # the user's own is never touched
         prepare_model(self.model, log)
@@ -116,7 +134,7 @@ class Langevin:
         self._training = check_training(microbatch, autocast, clip, preconditioner)
         self.likelihood, self.preconditioner = likelihood, preconditioner
         self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
-        choose_mode(compile, work=0.0, steps=0)
+        choose_mode(compile)
         self._auto = isinstance(step_size, str) and step_size == "auto"
         # Wrong rates fail here rather than at the first step.
         self._rates_table(0, 1, 0.0 if self._auto else None)
@@ -124,16 +142,16 @@ class Langevin:
         self.chain_ids = torch.tensor(self.mesh.own, device=self.device)  # of the chains here
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
         network = Network(self.model, autocast=autocast)
-        names = list(network.trainable())
-        self._prior = priors.resolve(prior, names, self.chains, device=self.device)
+        self._prior = priors.resolve(prior, network.trainable(), self.chains, device=self.device)
         self._temperature = check_temperature(temperature, self.chains).to(
             dtype=trainable[0].dtype, device=self.device
         )
-        self._dynamics = Dynamics(
+        self._dynamics = LangevinDynamics(
+            self.dynamics,
             gradients=Gradients(
                 network,
                 likelihood,
-                need=preconditioner.need,
+                requests=preconditioner.requests,
                 targets=preconditioner.targets,
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,
@@ -145,6 +163,7 @@ class Langevin:
             temperature=self._temperature[self.chain_ids],
             noise=random.origin(self.seed, random.NOISE, self.chain_ids),
             labels=random.origin(self.seed, random.LABELS, self.chain_ids),
+            keep_mean=mean_rate is not None,
         )
         self._start, self._step_checked = init, False
         self._busy = OneAtATime()
@@ -154,7 +173,7 @@ class Langevin:
         """The state before the first update."""
         return self._start_of(self._dynamics, self.chain_ids)
 
-    def _start_of(self, dynamics: Dynamics, chain: Tensor) -> State:
+    def _start_of(self, dynamics: LangevinDynamics, chain: Tensor) -> State:
         """The same for chains of these identities under these dynamics."""
         params = dynamics.gradients.network.trainable()
         if self._start == "fan_in":
@@ -174,9 +193,17 @@ class Langevin:
 
     @exclusive
     def step(
-        self, state: State, batch: tuple[Tensor, Tensor], *, chain_axis: bool = False
+        self,
+        state: State,
+        batch: tuple[Tensor, Tensor],
+        *,
+        chain_axis: bool = False,
+        burn_in: int = 0,
     ) -> tuple[State, Info]:
         """One update. The batch is shared by all chains unless ``chain_axis``: (chain, B, ...).
+
+        ``burn_in``: that of the run which the step belongs to, as in ``sample``: from there on a
+        metric with ``adapt="burn-in"`` stands still. 0: it follows every batch.
 
         The first batch that a sampler sees here is checked like the data of ``sample``."""
         if self.num_data is None:
@@ -192,8 +219,9 @@ class Langevin:
             check_data(self._dynamics.gradients, self.init(), *one, targets=one[1])
             self._step_checked = True
         self._dynamics.gradients.prepare(state.params, one[0])
-        row = self._own_rates(self._rates_table(int(state.step), int(state.step) + 1))[0]
-        rates = Rates(row[:-2], row[-2], row[-1])
+        done = int(state.step)
+        table = self._rates_table(done, done + 1, burn_in=burn_in)
+        rates = table.of_chains(self.chain_ids).row(done)
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
     @exclusive
@@ -210,14 +238,15 @@ class Langevin:
         sample_dtype: torch.dtype | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
-        progress: bool = True,
+        progress: bool | str = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
 
         Iterate k is the parameter after k updates; k = burn_in + thin, burn_in + 2 thin, ... are
         kept, (steps - burn_in) // thin in all. ``data``: (x, y) tensors, y alone (unsupervised), a
-        TensorDataset, or a DataLoader (whose batches are shared by all chains, and whose own
-        batch size counts).
+        TensorDataset, or a DataLoader, whose own batch size counts: every chain gets an order of
+        its own where its dataset can be indexed (see ``data.loaders``). N is what it yields in an
+        epoch, unless ``num_data`` says otherwise.
 
         ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
         (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
@@ -242,7 +271,7 @@ class Langevin:
             chosen = self._chosen(data, steps, batch_size, checkpoint) if self._auto else None
             step_size = chosen.schedule if chosen else None
             engine, state = self.prepare(
-                data, steps=steps, batch_size=batch_size, step_size=step_size
+                data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
             )
         config = self.describe() | {
             "steps": steps,
@@ -253,13 +282,18 @@ class Langevin:
             "sample_dtype": str(dtype),
             "num_data": engine.num_data,
             "data": engine.stream.fingerprint(),
+            "shared_batches": not engine.stream.chain_axis,
+            "adapting": engine.rates.kind(steps - 1).adapts,
         }
         if chosen:
             config |= {"step_size": stable_repr(step_size), "pilot": chosen.as_dict()}
         identity = config
         if checkpoint is not None or isinstance(where, Path) or self.mesh.world > 1:
             identity = config | exact_settings(
-                self._template, self._rates_table(0, steps, step_size), self._prior, engine.mode
+                self._template,
+                self._rates_table(0, steps, step_size, burn_in=burn_in).values,
+                self._prior,
+                "compiled" if engine.mode == "compiled" else "eager",
             )
         made_by = provenance(
             self._template, likelihood=self.likelihood, preconditioner=self.preconditioner,
@@ -270,7 +304,7 @@ class Langevin:
         collector = SampleCollector(
             state, store=sink, dtype=dtype, looks=plan.looks, first=int(self.chain_ids[0])
         )
-        title = repr(self.preconditioner).split("(")[0]
+        title = progress if isinstance(progress, str) else "sampling"
         with contextlib.ExitStack() as closing:
             closing.callback(sink.close)
             saved = open_checkpoint(checkpoint, identity, engine.stream, self.mesh, made_by)
@@ -279,8 +313,9 @@ class Langevin:
             with self.mesh.together("the run"):
                 state = run(
                     plan, engine, state, collector,
-                    saved=saved, title=title, progress=progress, processes=self.mesh,
+                    saved=saved, title=title, progress=bool(progress), processes=self.mesh,
                 )  # fmt: skip
+            config["execution"] = engine.way
             config["effective_temperature"] = temperature_probe.after_run(
                 engine, state, steps, self.mesh
             )
@@ -316,7 +351,10 @@ class Langevin:
             # With several processes, each runs the pilot of all chains: the same choice everywhere.
             dataclasses.replace(self._dynamics, prior=self._prior, temperature=self._temperature),
             start=self._start_of,
-            rates=lambda etas, count: self._rates_table(0, count, etas, len(etas)),
+            # Candidates are scored by the second half of the pilot: the first is their burn-in.
+            rates=lambda etas, count: self._rates_table(
+                0, count, etas, len(etas), burn_in=count // 2
+            ),
             num_data=self.num_data,
             seed=self.seed,
             compile=self.compile,
@@ -348,11 +386,18 @@ class Langevin:
 
     @exclusive
     def prepare(
-        self, data: Any, *, steps: int, batch_size: int = 100, step_size: StepSize | None = None
+        self,
+        data: Any,
+        *,
+        steps: int,
+        batch_size: int = 100,
+        step_size: StepSize | None = None,
+        burn_in: int = 0,
     ) -> tuple[Engine, State]:
         """Everything ``sample`` does before its first step: an engine on this data, and a state.
 
-        ``step_size`` is needed where the sampler's own is "auto"."""
+        ``step_size`` is needed where the sampler's own is "auto". With ``adapt="burn-in"`` the
+        metric stands still from step ``burn_in`` on; without burn-in it never does."""
         steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
         dynamics, state = self._dynamics, self.init()
         if isinstance(data, Subsets) and len(data.rows) != self.chains:
@@ -363,52 +408,71 @@ class Langevin:
         stream = as_stream(
             data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed, device=self.device
         )
-        num_data = self.num_data or stream.num_data
-        if num_data is None:
+        num_data = self._number_of_data(stream)
+        check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
+        if not isinstance(stream, InMemory):
+            stream.check = batch_check(dynamics.gradients, state.params)
+        rates = self._rates_table(0, steps, step_size, burn_in=burn_in)
+        warn_if_stiff(self.preconditioner, self._prior, float(rates.step_size.max()), num_data)
+        mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)
+        return Engine(dynamics, stream, own, num_data, mode=mode), state
+
+    def _number_of_data(self, stream: Stream) -> float:
+        """N: the user's own, or what the data yield. Batches that do not stand for the data are
+        refused, or, where the user has said what N is, warned of."""
+        problem = stream.wrong or ("" if stream.num_data else stream.unknown)
+        if self.num_data is None and problem:
             raise ValueError(
-                "this DataLoader's dataset has no length: give Langevin(..., num_data=N). "
+                f"{problem}: give Langevin(..., num_data=N) to sample with it all the same. "
                 "N sets the weight of the prior and the size of the noise"
             )
-        check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
+        if self.num_data is not None and stream.wrong:
+            log.warning("%s", stream.wrong)
         if isinstance(stream, Loader):
-            stream.check = batch_check(dynamics.gradients, state.params)
+            stream.expected = stream.num_data if self.num_data is None else None
             if self.chains > 1:
-                log.info("a DataLoader's batches are shared by all %d chains", self.chains)
-        rates = self._rates_table(0, steps, step_size)
-        warn_if_stiff(self.preconditioner, self._prior, float(rates[:, :-2].max()), num_data)
-        per_step = 6.0 * self.chains * batch_size * sum(p[0].numel() for p in state.params.values())
-        mode = choose_mode(self.compile, work=per_step * steps / self.mesh.world, steps=steps)
-        return Engine(dynamics, stream, self._own_rates(rates), num_data, mode=mode), state
+                log.info(
+                    "the DataLoader's batches are shared by all %d chains, whose draws are then "
+                    "not independent", self.chains,
+                )  # fmt: skip
+        found = self.num_data or stream.num_data
+        assert found is not None
+        return found
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
         return {
             "preconditioner": stable_repr(self.preconditioner),
+            **({} if self.dynamics == Overdamped() else {"dynamics": stable_repr(self.dynamics)}),
             "prior": {name: stable_repr(p) for name, p in self._prior.items()},
             "likelihood": stable_repr(self.likelihood),
             "step_size": stable_repr(self.step_size),
             "mean_rate": stable_repr(self.mean_rate),
             "temperature": self._temperature.tolist(),
+            "alike": step_size_search.like_chains(self._temperature, self._prior),
             "chains": self.chains,
             "init": self._start,
             "seed": self.seed,
         } | self._training
 
-    def _own_rates(self, table: Tensor) -> Tensor:
-        """The columns of this process's chains, and the two that all chains share."""
-        return torch.cat([table[:, self.chain_ids], table[:, -2:]], dim=1)
-
     def _rates_table(
-        self, start: int, stop: int, step_size: StepSize | None = None, chains: int | None = None
-    ) -> Tensor:
-        """A row per step: eta of every chain, gamma, mu."""
-        eta = known_step_size(self.step_size) if step_size is None else step_size
-        columns = [
-            schedules.tabulate(eta, start, stop, name="step_size", chains=chains or self.chains),
-            schedules.tabulate(
-                self.preconditioner.decay, start, stop, name="decay", chains=1, high=1.0
-            ),
-            schedules.tabulate(self.mean_rate, start, stop, name="mean_rate", chains=1, high=1.0),
-        ]
-        dtype = next(p.dtype for p in self.model.parameters() if p.requires_grad)
-        return torch.cat(columns, dim=1).to(dtype=dtype, device=self.device)
+        self,
+        start: int,
+        stop: int,
+        step_size: StepSize | None = None,
+        chains: int | None = None,
+        burn_in: int = 0,
+    ) -> RatesTable:
+        """eta of all chains, gamma and mu. ``burn_in=0``: there is no burn-in to adapt in, and a
+        metric that never saw a batch would be none: it goes on adapting."""
+        trainable = next(p for p in self.model.parameters() if p.requires_grad)
+        return RatesTable.build(
+            known_step_size(self.step_size) if step_size is None else step_size,
+            self.preconditioner.ema_schedule(burn_in or math.inf),
+            self.mean_rate,
+            start=start,
+            stop=stop,
+            chains=chains or self.chains,
+            dtype=trainable.dtype,
+            device=self.device,
+        )

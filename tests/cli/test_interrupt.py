@@ -7,11 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import natural_langevin
 from natural_langevin.tabular.run import load_posterior, load_run
 from tables import SMALL, flowers, run
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     table = flowers(tmp_path / "flowers.csv", rows=40)
     words = ["train", str(table), "--target", "kind", *SMALL, "--steps", "250"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.dynamics.overdamped import Dynamics
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.preconditioners import REGISTRY, Factor
 from natural_langevin.preconditioners.base import diagonal_factor
 
@@ -115,7 +115,7 @@ def test_minibatch_noise_against_its_definition() -> None:
 
 def wrongly(combine: Callable[..., dict[str, Tensor]]) -> Callable[..., object]:
     """A step whose params are ``combine(theta, drift, noise, num_data, dynamics, metric)``."""
-    right = Dynamics.step
+    right = LangevinDynamics.step
 
     def step(self, state, batch, rates, num_data, **options):  # type: ignore[no-untyped-def]
         cold = dataclasses.replace(self, temperature=torch.zeros_like(self.temperature))
@@ -129,7 +129,7 @@ def wrongly(combine: Callable[..., dict[str, Tensor]]) -> Callable[..., object]:
     return step
 
 
-def scaled(drift_factor: float, noise_factor: Callable[[float, Dynamics], float]):  # type: ignore[no-untyped-def]
+def scaled(drift_factor: float, noise_factor: Callable[[float, LangevinDynamics], float]):  # type: ignore[no-untyped-def]
     def combine(theta, drift, noise, num_data, dynamics, metric):  # type: ignore[no-untyped-def]
         factor = noise_factor(num_data, dynamics)
         return {k: theta[k] + drift_factor * drift[k] + factor * noise[k] for k in theta}
@@ -154,7 +154,7 @@ SCALES = {
 def test_each_mis_scaling_is_flagged(trap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the reading is the temperature that the wrong step really has."""
     drift, noise, expected = SCALES[trap]
-    monkeypatch.setattr(Dynamics, "step", wrongly(scaled(drift, noise)))
+    monkeypatch.setattr(LangevinDynamics, "step", wrongly(scaled(drift, noise)))
     # Few data and large steps, where the drift can be told from the noise.
     found = read(sampler(temperature=0.25, step_size=0.3), steps=16)
     assert found.wrong
@@ -166,7 +166,7 @@ def test_the_same_steps_without_a_trap_are_right(monkeypatch: pytest.MonkeyPatch
     """The wrapper itself is not what is flagged. Halving both is another step size, not a bug."""
     for drift, noise in ((1.0, 1.0), (0.5, 0.5**0.5)):
         with monkeypatch.context() as patch:
-            patch.setattr(Dynamics, "step", wrongly(scaled(drift, lambda n, d, f=noise: f)))
+            patch.setattr(LangevinDynamics, "step", wrongly(scaled(drift, lambda n, d, f=noise: f)))
             found = read(sampler(temperature=0.25, step_size=0.3), steps=16)
             ratio = found.temperature
             assert abs(ratio.value - 1) < 4 * ratio.error
@@ -178,18 +178,18 @@ class Wrong(preconditioners.QuasiDiagonalFisher):
 
     kind = ""
 
-    def factor(self, metric):  # type: ignore[no-untyped-def]
-        right = super().factor(metric)
+    def factor(self, metric, damping):  # type: ignore[no-untyped-def]
+        right = super().factor(metric, damping)
 
         class Mismatched(Factor):
             def sample(inner, z):  # type: ignore[no-untyped-def]  # noqa: N805
                 if Wrong.kind == "C instead of its root":
                     return right.apply(z)
                 if Wrong.kind == "no bias row":
-                    return {k: (metric["second"][k] + self.damping).rsqrt() * z[k] for k in z}
+                    return {k: (metric["second"][k] + damping[k]).rsqrt() * z[k] for k in z}
                 if Wrong.kind == "metric of the noise clamped":
                     clamped = {k: j.clamp_min(0.05) for k, j in metric["second"].items()}
-                    scale = {k: (j + self.damping).rsqrt() for k, j in clamped.items()}
+                    scale = {k: (j + damping[k]).rsqrt() for k, j in clamped.items()}
                     return diagonal_factor(scale).sample(z)
                 return right.sample(z)
 
@@ -229,7 +229,7 @@ def test_a_run_keeps_its_reading_and_says_it(monkeypatch: pytest.MonkeyPatch) ->
     assert not good.kinetic.wrong
     assert "Effective temperature of a step (1 is right)" in str(good)
     assert not any("mis-scaled" in v for v in good.verdicts)
-    monkeypatch.setattr(Dynamics, "step", wrongly(scaled(1.0, lambda n, d: n**-0.5)))
+    monkeypatch.setattr(LangevinDynamics, "step", wrongly(scaled(1.0, lambda n, d: n**-0.5)))
     bad = sampler("euclidean", step_size=0.003).sample(data(), **options).diagnose(data()[0][:10])
     assert any("mis-scaled" in v for v in bad.verdicts)
 

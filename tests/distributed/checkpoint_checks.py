@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.distributed.checkpoint import ShardedCheckpoint
 from natural_langevin.distributed.group import Group
-from natural_langevin.dynamics.overdamped import State
+from natural_langevin.dynamics.base import State
 from natural_langevin.sampling.checkpoint import RunCheckpoint
 
 CHAINS = 3

@@ -244,19 +244,24 @@ def different_chains(parallel: Any, **settings: Any) -> Posterior:
 def answers(posterior: Posterior) -> dict[str, Any]:
     """Everything a reader asks of a posterior, as plain numbers."""
     x, y = classes(count=12)
-    predicted = posterior.predict(x, quantiles=(0.1, 0.9))
-    small = posterior.predict(x, keep_samples=False, batch_size=5, sample_batch=3)
-    diagnosis = posterior.diagnose(x, data=classes(), parameters=["0.bias"])
+    predicted = posterior.predict(x, quantiles=(0.1, 0.9), chains="all")
+    small = posterior.predict(x, keep_samples=False, batch_size=5, sample_batch=3, chains="all")
+    diagnosis = posterior.diagnose(x, data=classes(), parameters=["0.bias"], chains="all")
     assert diagnosis.configurational is not None
-    networks = [posterior.mean_network(), posterior.mean_network(chain=2), posterior.network(1, 4)]
+    networks = [
+        posterior.mean_network(chains="all"),
+        posterior.mean_network(chain=2),
+        posterior.network(1, 4),
+    ]
+    scores = replace(posterior.evaluate(x, y, chains="all"), nll_error=None)
     return {
         "mean": predicted.mean.tolist(),
         "samples": predicted.samples.tolist(),  # type: ignore[union-attr]
         "quantiles": predicted.quantiles.tolist(),  # type: ignore[union-attr]
         "epistemic": predicted.epistemic.tolist(),
         "without samples": small.mean.tolist(),
-        "running means": posterior.predict(x, estimate="mean").mean.tolist(),
-        "scores": json.loads(json.dumps(vars(posterior.evaluate(x, y)), default=float)),
+        "running means": posterior.predict(x, estimate="mean", chains="all").mean.tolist(),
+        "scores": json.loads(json.dumps(vars(scores), default=float)),
         "rhat": diagnosis.rhat.tolist(),  # type: ignore[union-attr]
         "ess": diagnosis.ess.tolist(),
         "distances": diagnosis.distances.tolist(),
@@ -324,7 +329,10 @@ def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
 
 def loaded_answers(posterior: Posterior) -> dict[str, Any]:
     x, _ = classes(count=12)
-    return {"mean": posterior.predict(x).mean.tolist(), "words": posterior.diverged.tolist()}
+    return {
+        "mean": posterior.predict(x, chains="all").mean.tolist(),
+        "words": posterior.diverged.tolist(),
+    }
 
 
 def refusals(posterior: Posterior) -> list[str]:

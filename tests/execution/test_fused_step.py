@@ -1,8 +1,9 @@
-"""The fused step is Dynamics.step: every backend, every metric, against the general path."""
+"""The fused step is the dynamics' own step: every backend and metric, against the general path."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from natural_langevin import Langevin, likelihoods, preconditioners, priors, random
-from natural_langevin.dynamics.overdamped import Rates
+from natural_langevin import Langevin, dynamics, likelihoods, preconditioners, priors, random
+from natural_langevin.dynamics import Kind, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, backend_for, plan
+from natural_langevin.execution.stepping import StepInputs, pure_step
 
 METRICS = {
     "euclidean": preconditioners.Euclidean(),
@@ -24,6 +26,10 @@ METRICS = {
     "diagonal": preconditioners.DiagonalFisher(damping=1e-2),
     "quasi-diagonal": preconditioners.QuasiDiagonalFisher(damping=1e-2),
     "quasi-diagonal, model": preconditioners.QuasiDiagonalFisher(targets="model"),
+    "quasi-diagonal, as in the paper": preconditioners.QuasiDiagonalFisher(
+        damping=1e-2, fresh=True, adapt="always"
+    ),
+    "diagonal, every second step": preconditioners.DiagonalFisher(every=2),
 }
 
 
@@ -44,30 +50,44 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(50, 20, generator=generator), torch.arange(50) % 5
 
 
+class Given:
+    """Stands in for an engine's data: this batch, these rates, and N = 50."""
+
+    def __init__(self, sampler: Langevin, batch: Any) -> None:
+        self.sampler, self.batch = sampler, batch
+
+    def inputs(self, state: State, batch: Any, kind: Kind) -> StepInputs:
+        step = int(state.step)
+        rates = self.sampler._rates_table(step, step + 1, burn_in=BURN_IN).row(step)
+        return StepInputs(self.batch, rates._replace(kind=kind), torch.tensor(50.0), False)
+
+
+#: Steps before this one update the metric, later ones read it alone.
+BURN_IN = 2
+
+
+def kind_of(sampler: Langevin, step: int) -> Kind:
+    return sampler._rates_table(step, step + 1, burn_in=BURN_IN).kind(step)
+
+
 def assert_same_steps(one: Langevin, backend: Any, *, steps: int = 3, expected: list[str]) -> None:
-    """Three steps of both paths from the same state; float32 rounding is all that may differ."""
+    """Steps of both paths from the same state; float32 rounding is all that may differ.
+
+    The first applies its own batch's metric, the second the first's, the third is frozen."""
     x, y = data()
     dynamics, state = one._dynamics, one.init()
     fused_state = copy.deepcopy(state)
-    tasks = plan(dynamics, state, (x[:18], y[:18]))
+    tasks = plan(dynamics, state, (x[:18], y[:18]), 50)
     assert [task.name for task in tasks] == expected
-    step = FusedStep(dynamics, tasks, backend, lambda state, *where: where, lambda f: f)
-    count = torch.tensor(50.0)
+    step = FusedStep(tasks, backend)
     for k in range(steps):
-        row = one._rates_table(k, k + 1)[0]
-        rates = Rates(row[:-2], row[-2], row[-1])
-        batch = (x[3 * k : 3 * k + 18], y[3 * k : 3 * k + 18])
-        state, info = dynamics.step(state, batch, rates, count)
-        fused_info = step(fused_state, batch, rates, count, False)
+        given = Given(one, (x[3 * k : 3 * k + 18], y[3 * k : 3 * k + 18]))
+        kind = kind_of(one, k)
+        state, info = pure_step(dynamics, given, state, None, kind)
+        fused_info = step(dynamics, given, fused_state, None, kind)
         torch.testing.assert_close(fused_info.loss, info.loss, rtol=1e-4, atol=1e-5)
-    assert (
-        float(
-            (state.params[f"{expected[0]}.weight"] - fused_state.params[f"{expected[0]}.weight"])
-            .abs()
-            .max()
-        )
-        < 1e-4
-    )
+    name = f"{expected[0]}.weight"
+    assert float((state.params[name] - fused_state.params[name]).abs().max()) < 1e-4
     for general, fused in zip(
         pytree.tree_leaves(state), pytree.tree_leaves(fused_state), strict=True
     ):
@@ -125,7 +145,31 @@ def test_double_precision_and_the_full_metric_are_not_fused() -> None:
     full = sampler(network(), preconditioners.FullFisher(max_parameters=1000))
     double = sampler(network().double(), preconditioners.RMSProp())
     for one, inputs in ((full, x), (double, x.double())):
-        assert plan(one._dynamics, one.init(), (inputs[:18], y[:18])) == []
+        assert plan(one._dynamics, one.init(), (inputs[:18], y[:18]), 50) == []
+
+
+class Still(dynamics.Overdamped):
+    """An integrator that moves nothing, derived from one that kernels know."""
+
+    def update(self, on: Any, state: State, *rest: Any) -> State:
+        return state._replace(step=state.step + 1)
+
+
+def test_kernels_serve_no_update_but_their_own() -> None:
+    """A class derived from Overdamped, or from the frame, says nothing about kernels by itself."""
+    x, y = data()
+    one = sampler(network(), METRICS["quasi-diagonal"], dynamics=Still())
+    assert one._dynamics.kernels == frozenset()
+    assert plan(one._dynamics, one.init(), (x[:18], y[:18]), 50) == []
+    own = sampler(network(), METRICS["quasi-diagonal"])
+
+    class Frame(dynamics.LangevinDynamics):
+        pass
+
+    known = dataclasses.fields(own._dynamics)
+    fields = {f.name: getattr(own._dynamics, f.name) for f in known if f.init}
+    assert own._dynamics.kernels
+    assert Frame(**fields).kernels == frozenset()
 
 
 def test_a_stopped_chain_stands_still() -> None:
@@ -134,13 +178,9 @@ def test_a_stopped_chain_stands_still() -> None:
     state = one.init()
     state.params["0.weight"][1] = torch.nan
     before = copy.deepcopy(state)
-    tasks = plan(one._dynamics, one.init(), (x[:18], y[:18]))
-    row = one._rates_table(0, 1)[0]
-    backend = backend_for(torch.device("cpu"))
-    step = FusedStep(one._dynamics, tasks, backend, lambda state, *where: where, lambda f: f)
-    info = step(
-        state, (x[:18], y[:18]), Rates(row[:-2], row[-2], row[-1]), torch.tensor(50.0), False
-    )
+    tasks = plan(one._dynamics, one.init(), (x[:18], y[:18]), 50)
+    step = FusedStep(tasks, backend_for(torch.device("cpu")))
+    info = step(one._dynamics, Given(one, (x[:18], y[:18])), state, None, kind_of(one, 0))
     assert info.diverged.tolist() == [False, True, False]
     torch.testing.assert_close(state.params["2.weight"][1], before.params["2.weight"][1])
     torch.testing.assert_close(state.mean["0.bias"][1], before.mean["0.bias"][1])
@@ -154,13 +194,12 @@ def test_threads_share_the_rows_of_a_layer() -> None:
     for threads in (1, 4):
         torch.manual_seed(0)
         one = sampler(nn.Linear(500, 400), METRICS["quasi-diagonal"])
-        state, row = one.init(), one._rates_table(0, 1)[0]
-        tasks = plan(one._dynamics, state, (x, y))
-        step = FusedStep(one._dynamics, tasks, backend, lambda state, *where: where, lambda f: f)
+        state = one.init()
+        step = FusedStep(plan(one._dynamics, state, (x, y), 50), backend)
         torch.set_num_threads(threads)
         try:
             for _ in range(40):
-                step(state, (x, y), Rates(row[:-2], row[-2], row[-1]), torch.tensor(50.0), False)
+                step(one._dynamics, Given(one, (x, y)), state, None, Kind(adapts=True))
         finally:
             torch.set_num_threads(before)
         ends.append(state)
@@ -194,7 +233,10 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one() -> None
             )
             state, _ = engine.run(state, 0, 8)
             ends.append(state)
-            assert isinstance(engine._compiled, FusedStep) == (compile and fuse)
+            assert engine.way == {
+                (True, True): "c++ kernels, compiled",
+                (True, False): "compiled",
+            }.get((compile, fuse), "eager")
         for a, b in zip(*map(pytree.tree_leaves, ends), strict=True):
             torch.testing.assert_close(b, a, rtol=2e-4, atol=2e-5)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods
 from natural_langevin.data.streams import as_stream
-from natural_langevin.dynamics.overdamped import State
+from natural_langevin.dynamics.base import State
 
 NUM_DATA, FEATURES = 48, 3
 PARAMETERS = FEATURES + 1  # weight, then bias
@@ -126,10 +126,10 @@ def replace(state: State, theta: Tensor) -> State:
 
 def metric_matrix(sampler: Langevin, state: State) -> Tensor:
     """C (chain, p, p), column by column from the preconditioner."""
-    columns = []
+    columns, damping = [], sampler._dynamics.damping(state.params, sampler.num_data)
     for e in torch.eye(PARAMETERS, dtype=torch.float64):
         unit = replace(state, e.expand(sampler.chains, -1)).params
-        applied = sampler.preconditioner.apply(state.metric, unit)
+        applied = sampler.preconditioner.apply(state.metric, unit, damping)
         columns.append(flat(state._replace(params=applied)))
     return torch.stack(columns, dim=-1)
 
@@ -157,9 +157,13 @@ def run(
         if t == frozen_from:
             law = start or point(flat(state))
         x, y = data if full else stream.batch(t)
+        before = state
         state, _ = sampler.step(state, (x, y), chain_axis=not full)
         if law is not None:
-            C = metric_matrix(sampler, state) if adaptive or C is None else C
+            # The first step applies its own batch's metric, every other that of those before.
+            late = t > 0 and not sampler.preconditioner.fresh
+            if adaptive or C is None:
+                C = metric_matrix(sampler, before if late else state)
             eta = torch.as_tensor(sampler.step_size, dtype=torch.float64)
             noise = 2 * eta * problem.temperature / len(problem.x)
             law = law.advance(problem.moments(x, y), C, eta, noise)

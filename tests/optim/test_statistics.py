@@ -9,14 +9,13 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from gradients.test_every_layer import assert_exact
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods, preconditioners
 from natural_langevin.optim import NaturalLangevin
 from natural_langevin.optim.reading import local_gradient
 from natural_langevin.statistics import Evaluation
-from oracle import Twice, cross_entropy, per_sample_loop
+from oracle import Twice, assert_exact, cross_entropy, per_sample_loop
 from registry import CASES, batch, make
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, metrics, preconditioners, priors
+from natural_langevin.likelihoods.predictive import Mixture
 from natural_langevin.posterior.distillation import divergence
 from natural_langevin.posterior.prediction import Prediction
 
@@ -108,17 +109,20 @@ def test_divergences_against_torch_distributions(kind: str) -> None:
     none = torch.zeros(6)
     if kind == "categorical":
         p = Prediction(logits.softmax(1), None, None, none, None)
-        found = divergence(p, likelihoods.Categorical())(outputs[rows], rows)
+        law = d.Categorical(probs=p.mean)
+        found = divergence(p, law, likelihoods.Categorical())(outputs[rows], rows)
         pair = d.Categorical(logits=logits[rows]), d.Categorical(logits=outputs[rows])
     elif kind == "bernoulli":
         p = Prediction(logits.sigmoid(), None, None, none, None)
-        found = divergence(p, likelihoods.Bernoulli())(outputs[rows], rows)
+        law = d.Bernoulli(probs=p.mean)
+        found = divergence(p, law, likelihoods.Bernoulli())(outputs[rows], rows)
         pair = d.Bernoulli(logits=logits[rows]), d.Bernoulli(logits=outputs[rows])
     else:
         variance = logits.exp()
         p = Prediction(logits, variance, None, none, None)
         both = torch.cat([outputs, outputs.flip(0)], dim=1)
-        found = divergence(p, likelihoods.Gaussian(1.0))(both[rows], rows)
+        law = Mixture(likelihoods.Gaussian(1.0), logits[None], {})
+        found = divergence(p, law, likelihoods.Gaussian(1.0))(both[rows], rows)
         scale = (outputs.flip(0) / 2).exp()
         pair = d.Normal(logits[rows], variance[rows].sqrt()), d.Normal(outputs[rows], scale[rows])
     torch.testing.assert_close(found, d.kl_divergence(*pair).mean())

@@ -89,6 +89,8 @@ def test_layers_that_cannot_stand_side_by_side(tmp_path: Path, classes: Data) ->
     "likelihood",
     [
         likelihoods.Gaussian(sigma=0.3),
+        likelihoods.Gaussian(sigma="rmse"),
+        likelihoods.StudentT(df=5.0),
         likelihoods.Bernoulli(),
         likelihoods.LogLoss(lambda outputs, y: (outputs - y).square().sum(1)),
     ],
@@ -99,11 +101,11 @@ def test_what_is_exported(
     """The module itself, for the other likelihoods."""
     x, y = regression
     posterior = sample(likelihood, (x, (y > 0).float() if likelihood.discrete else y))
-    networks, noise = posterior._stacked("ensemble"), posterior._noise_of("ensemble")
-    served = Served(posterior._model, likelihood, networks, noise)
+    networks = posterior._stacked("ensemble")
+    state = posterior._learned_by(posterior.healthy, posterior.draws)
+    served = Served(posterior._model, likelihood, networks, state)
     served.side_by_side = side_by_side
     assert_predicts(served, posterior, x)
-    assert len(served.outputs) == len(served(x))
 
 
 def test_bad_arguments(tmp_path: Path, classes: Data) -> None:

@@ -227,6 +227,7 @@ def interrupt_at(monkeypatch, draws: int) -> None:
     monkeypatch.setattr(SampleCollector, "keep", interrupted)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_writes_a_checkpoint_first(undisturbed, tmp_path, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         interrupt_at(patch, 3)
@@ -239,6 +240,7 @@ def test_an_interrupt_writes_a_checkpoint_first(undisturbed, tmp_path, monkeypat
     assert "resuming at step 7" in caplog.text
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_does_not_wait(tmp_path, monkeypatch):
     interrupt_at(monkeypatch, 3)
 

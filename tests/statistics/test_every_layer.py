@@ -5,33 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from natural_langevin.statistics import Evaluation, Params
-from oracle import chains_of, cross_entropy, per_sample_loop, spread
+from oracle import assert_exact, chains_of, cross_entropy, per_sample_loop
 from registry import CASES, batch, evaluate, make
 
 BATCH = 4
-
-
-def assert_exact(evaluation: Evaluation, chain: int, samples: Params) -> None:
-    """Gradient, second moments and bias rows from per-sample gradients (B, *shape) in float64.
-
-    Errors are relative to the norm: a few hundred roundings."""
-    tolerance = 1e-5 if evaluation.loss.dtype == torch.float32 else 1e-12
-    statistics = evaluation.statistics
-    assert evaluation.gradient.keys() == statistics.second.keys() == samples.keys()
-    pairs = {}
-    for k, g in samples.items():
-        pairs["gradient", k] = (evaluation.gradient[k], g.mean(0))
-        pairs["second", k] = (statistics.second[k], g.square().mean(0))
-    for b, row in statistics.cross.items():
-        for w, cross in row.items():
-            expected = (spread(samples[b], samples[w]) * samples[w]).mean(0)
-            pairs["cross", b, w] = (cross, expected)
-    for what, (measured, reference) in pairs.items():
-        assert measured[chain].shape == reference.shape, what
-        assert measured[chain].count_nonzero() > 0, f"{what} is zero"
-        error = (measured[chain].double() - reference).norm() / reference.norm()
-        assert error <= tolerance, f"{what}: relative error {error:.1e}"
 
 
 @pytest.mark.parametrize("chains", [1, 3])

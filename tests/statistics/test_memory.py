@@ -43,7 +43,7 @@ def mean(axis: int) -> nn.Module:
 def pieces(model: nn.Module, x: Tensor, sharing: str) -> int:
     y = torch.arange(len(x)) % 3
     gradients = Gradients(
-        Network(model), likelihoods.Categorical(), need="diagonal", sharing=sharing
+        Network(model), likelihoods.Categorical(), requests=("second", "cross"), sharing=sharing
     )
     params = {k: p.detach()[None] for k, p in model.named_parameters()}
     gradients.prepare(params, x)
@@ -104,9 +104,9 @@ class Model(nn.Module):
     def forward(self, x):
         return self.head(torch.tanh(self.embed(x)))
 
-def peak(need):
+def peak(*requests):
     model = Model()
-    g = Gradients(Network(model), likelihoods.Categorical(), need=need)
+    g = Gradients(Network(model), likelihoods.Categorical(), requests=requests)
     params = {k: p.detach()[None] for k, p in model.named_parameters()}
     x = torch.randint(0, 20_000, (16, 16))
     g.prepare(params, x)
@@ -114,8 +114,8 @@ def peak(need):
     g(params, {}, (x, x), chain_axis=False, key=key, step=step)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-plain = peak("gradient")  # with the logits, their softmax and their gradients
-print(peak("diagonal") - plain)
+plain = peak()  # with the logits, their softmax and their gradients
+print(peak("second", "cross") - plain)
 """
     environment = {"PYTHONPATH": str(Path(natural_langevin.__file__).parents[1]), "PATH": ""}
     done = subprocess.run(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
-from natural_langevin.dynamics.overdamped import Dynamics
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.statistics import restore_layers
 
 TOKENS = torch.arange(40).reshape(20, 2) % 5
@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], type[Exception], list[str]]] =
 def test_refused_before_the_first_step(
     name: str, metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Dynamics, "step", lambda *_, **__: pytest.fail("a step was taken"))
+    monkeypatch.setattr(LangevinDynamics, "step", lambda *_, **__: pytest.fail("a step was taken"))
     build, error, words = REFUSED[name]
     model = build()
     with pytest.raises(error) as caught:

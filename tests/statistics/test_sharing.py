@@ -56,7 +56,7 @@ def test_expand_by_its_definition() -> None:
     h = model[0](x).detach().requires_grad_()
     (delta,) = torch.autograd.grad(cross_entropy(model[1:](h), y), h)
     gradients = Gradients(
-        Network(model), likelihoods.Categorical(), need="diagonal", sharing="expand"
+        Network(model), likelihoods.Categorical(), requests=("second", "cross"), sharing="expand"
     )
     params = {k: p.detach()[None] for k, p in model.named_parameters()}
     gradients.prepare(params, x)

@@ -32,14 +32,14 @@ def evaluate(
     x: Tensor,
     y: Tensor,
     *,
-    need: str,
+    requests: tuple[str, ...],
     chain_axis: bool,
     backend: str | None = None,
     targets: str = "data",
     likelihood: likelihoods.Likelihood | None = None,
 ) -> Evaluation:
     likelihood = likelihood or likelihoods.Categorical()
-    gradients = Gradients(Network(model), likelihood, need=need, targets=targets)
+    gradients = Gradients(Network(model), likelihood, requests=requests, targets=targets)
     gradients.prepare(params, x[0] if chain_axis else x)
     run = gradients
     if backend is not None:
@@ -50,12 +50,14 @@ def evaluate(
     return run(params, {}, (x, y), chain_axis=chain_axis, key=key, step=step)
 
 
-def assert_matches(evaluation: Evaluation, chain: int, expected: Expected, *, need: str) -> None:
+def assert_matches(
+    evaluation: Evaluation, chain: int, expected: Expected, *, requests: tuple[str, ...]
+) -> None:
     """Relative error in norm: 1e-5 in float32 (a few hundred roundings), 1e-12 in float64."""
     gradient, statistics = evaluation.gradient, evaluation.statistics
     pairs = {("gradient", k): (gradient[k], g) for k, g in expected.gradient.items()}
     assert gradient.keys() == expected.gradient.keys()
-    if need == "diagonal":
+    if "second" in requests:
         assert statistics.second.keys() == expected.second.keys()
         pairs |= {("second", k): (statistics.second[k], s) for k, s in expected.second.items()}
         assert {b: set(row) for b, row in statistics.cross.items()} == {
@@ -63,7 +65,7 @@ def assert_matches(evaluation: Evaluation, chain: int, expected: Expected, *, ne
         }
         for b, row in expected.cross.items():
             pairs |= {("cross", b, w): (statistics.cross[b][w], c) for w, c in row.items()}
-    if need == "samples":
+    if "samples" in requests:
         assert statistics.samples.keys() == expected.samples.keys()
         pairs |= {("samples", k): (statistics.samples[k], s) for k, s in expected.samples.items()}
     tolerance = 1e-5 if evaluation.loss.dtype == torch.float32 else 1e-12
@@ -83,12 +85,12 @@ def test_layer_statistics(name: str, batch: int, chains: int, dtype: torch.dtype
     shared = chains == 1
     batched = (x[0], y[0]) if shared else (x, y)
     evaluation = evaluate(
-        build(name, dtype), params, *batched, need="diagonal", chain_axis=not shared
+        build(name, dtype), params, *batched, requests=("second", "cross"), chain_axis=not shared
     )
     for c in range(chains):
         own = {k: p[c] for k, p in params.items()}
         expected = per_sample_loop(model, cross_entropy, x[c], y[c], own)
-        assert_matches(evaluation, c, expected, need="diagonal")
+        assert_matches(evaluation, c, expected, requests=("second", "cross"))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -96,11 +98,11 @@ def test_per_sample_gradients(name: str) -> None:
     """What the full Fisher matrix is built from."""
     model, (x, y) = build(name, torch.float64), data(name, 5, 2, torch.float64)
     params = chains_of(model, 2)
-    evaluation = evaluate(model, params, x, y, need="samples", chain_axis=True)
+    evaluation = evaluate(model, params, x, y, requests=("samples",), chain_axis=True)
     for c in range(2):
         own = {k: p[c] for k, p in params.items()}
         expected = per_sample_loop(model, cross_entropy, x[c], y[c], own)
-        assert_matches(evaluation, c, expected, need="samples")
+        assert_matches(evaluation, c, expected, requests=("samples",))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # raised inside inductor
@@ -122,13 +124,13 @@ def test_compiled(chains: int, dtype: torch.dtype, backend: str) -> None:
     shared = chains == 1
     batched = (x[0], y[0]) if shared else (x, y)
     evaluation = evaluate(
-        build(name, dtype), params, *batched, need="diagonal", chain_axis=not shared,
+        build(name, dtype), params, *batched, requests=("second", "cross"), chain_axis=not shared,
         backend=backend,
     )  # fmt: skip
     for c in range(chains):
         own = {k: p[c] for k, p in params.items()}
         expected = per_sample_loop(model, cross_entropy, x[c], y[c], own)
-        assert_matches(evaluation, c, expected, need="diagonal")
+        assert_matches(evaluation, c, expected, requests=("second", "cross"))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -145,12 +147,12 @@ def test_layers_called_by_keyword(backend: str | None) -> None:
     model, (x, y) = ByKeyword(), data("bias", 5, 2, torch.float64)
     params = chains_of(model, 2)
     evaluation = evaluate(
-        ByKeyword(), params, x, y, need="diagonal", chain_axis=True, backend=backend
+        ByKeyword(), params, x, y, requests=("second", "cross"), chain_axis=True, backend=backend
     )
     for c in range(2):
         own = {k: p[c] for k, p in params.items()}
         expected = per_sample_loop(model, cross_entropy, x[c], y[c], own)
-        assert_matches(evaluation, c, expected, need="diagonal")
+        assert_matches(evaluation, c, expected, requests=("second", "cross"))
 
 
 def test_repeating_the_batch_changes_nothing() -> None:
@@ -162,8 +164,8 @@ def test_repeating_the_batch_changes_nothing() -> None:
     x, y = (t[0] for t in data("bias", 5, 1, torch.float64))
     once, twice = (
         evaluate(
-            build("bias", torch.float64), params, x.repeat(r, 1), y.repeat(r), need="diagonal",
-            chain_axis=False,
+            build("bias", torch.float64), params, x.repeat(r, 1), y.repeat(r),
+            requests=("second", "cross"), chain_axis=False,
         )
         for r in (1, 2)
     )  # fmt: skip
@@ -172,14 +174,22 @@ def test_repeating_the_batch_changes_nothing() -> None:
         torch.testing.assert_close(once.statistics.second[k], twice.statistics.second[k])
 
 
-@pytest.mark.parametrize("need", ["diagonal", "samples"])
-def test_model_targets(need: str) -> None:
+@pytest.mark.parametrize(
+    "requests", [("second", "cross"), ("samples",), ("second", "cross", "samples")]
+)
+def test_model_targets(requests: tuple[str, ...]) -> None:
     """Statistics come from labels drawn from the model; the gradient still comes from the data."""
     model, likelihood = build("bias", torch.float64), likelihoods.Categorical()
     params = chains_of(model, 2)
     x, y = data("bias", 32, 2, torch.float64)
     evaluation = evaluate(
-        build("bias", torch.float64), params, x, y, need=need, chain_axis=True, targets="model"
+        build("bias", torch.float64),
+        params,
+        x,
+        y,
+        requests=requests,
+        chain_axis=True,
+        targets="model",
     )
     key = random.stream(random.origin(0, random.LABELS, torch.arange(2)), 0)
     for c in range(2):
@@ -190,7 +200,7 @@ def test_model_targets(need: str) -> None:
         of_data = per_sample_loop(model, cross_entropy, x[c], y[c], own)
         of_model = per_sample_loop(model, cross_entropy, x[c], drawn, own)
         mixed = of_model._replace(gradient=of_data.gradient, loss=of_data.loss)
-        assert_matches(evaluation, c, mixed, need=need)
+        assert_matches(evaluation, c, mixed, requests=requests)
 
 
 def test_a_layer_that_is_never_called_has_zero_statistics() -> None:
@@ -205,7 +215,7 @@ def test_a_layer_that_is_never_called_has_zero_statistics() -> None:
     model = Unused()
     x, y = (t[0] for t in data("bias", 5, 1, torch.float32))
     statistics = evaluate(
-        model, chains_of(model, 1), x, y, need="diagonal", chain_axis=False
+        model, chains_of(model, 1), x, y, requests=("second", "cross"), chain_axis=False
     ).statistics
     assert statistics.second["unused.weight"].count_nonzero() == 0
     assert statistics.second["used.0.weight"].count_nonzero() > 0
@@ -223,7 +233,7 @@ def test_regression_loss() -> None:
     params = chains_of(model, 1)
     expected = per_sample_loop(model, loss, x, y, {k: p[0] for k, p in params.items()})
     evaluation = evaluate(
-        build("bias", torch.float64), params, x, y, need="diagonal", chain_axis=False,
+        build("bias", torch.float64), params, x, y, requests=("second", "cross"), chain_axis=False,
         likelihood=likelihoods.Gaussian(sigma=sigma),
     )  # fmt: skip
-    assert_matches(evaluation, 0, expected, need="diagonal")
+    assert_matches(evaluation, 0, expected, requests=("second", "cross"))

@@ -12,7 +12,9 @@ def per_chain(value: float | Tensor, like: Tensor) -> Tensor:
     >>> per_chain(torch.tensor([1.0, 2.0]), torch.zeros(2, 3, 4)).shape
     torch.Size([2, 1, 1])
     """
-    tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if not isinstance(value, Tensor):  # made where it is needed: a copy from the host would wait
+        return torch.full((), value, dtype=like.dtype, device=like.device)
+    tensor = value.to(dtype=like.dtype, device=like.device)
     return tensor.reshape(tensor.shape + (1,) * (like.ndim - 1)) if tensor.ndim else tensor
 
 

@@ -58,12 +58,12 @@ def provenance(model: nn.Module, **parts: Any) -> dict[str, Any]:
 
 
 def check_provenance(
-    folder: Path, there: Any, here: Mapping[str, Any], *, error: type[Exception]
+    folder: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, error: type[Exception]
 ) -> None:
     """Says that a run goes on with other versions; raises ``error`` where its code has changed.
 
     What an older version wrote notes nothing, and nothing is compared."""
-    if not isinstance(there, dict) or not here:
+    if not there or not here:
         return
     theirs, ours = there.get("versions") or {}, here["versions"]
     if changed := differing(theirs, ours):

@@ -61,10 +61,12 @@ def writing(what: str, state: Callable[[], str] = str, *, remedy: str = "") -> I
 
 
 def spec(tensor: Tensor) -> Spec:
+    """What a file says of a tensor: its dtype and its shape."""
     return tensor.dtype, tuple(tensor.shape)
 
 
 def size_in_bytes(of: Spec) -> int:
+    """How many bytes the tensor's numbers take."""
     return of[0].itemsize * math.prod(of[1])
 
 

@@ -1,11 +1,14 @@
-"""Data: datasets found, verified and split, and the batch streams that feed the sampler."""
+"""Data: datasets found, verified and split, and the batch streams that feed the sampler.
+
+Imports nothing but tools; execution and up import it.
+"""
 
 from natural_langevin.data.catalog import NAMES, load
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.digits import digits
 from natural_langevin.data.errors import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.data.images import fashion_mnist, mnist
-from natural_langevin.data.streams import Subsets
+from natural_langevin.data.streams import SharedBatches, Subsets
 
 __all__ = [
     "NAMES",
@@ -13,6 +16,7 @@ __all__ = [
     "DataError",
     "DataUnavailableError",
     "Dataset",
+    "SharedBatches",
     "Subsets",
     "digits",
     "fashion_mnist",

@@ -1,19 +1,16 @@
-"""From a list of mirrors to verified files in a folder."""
+"""From a list of mirrors to verified files in a folder. Pooch carries the bytes."""
 
 from __future__ import annotations
 
-import http.client
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from natural_langevin._internal.atomic import staged
 from natural_langevin._internal.progress import Progress
 
 from . import verify
@@ -21,7 +18,6 @@ from .errors import CorruptDataError, DownloadError
 from .sources import IdxFile
 
 TIMEOUT_SECONDS = 5.0  # to connect, and for the longest silence: offline must fall through soon
-_CHUNK = 1 << 16
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -55,41 +51,77 @@ def fetch(
 ) -> NDArray[np.uint8]:
     """Download a .gz to `destination`, which exists afterwards only if it is `file`, verified.
 
-    Returns the array, of shape `file.shape`. Raises DownloadError or CorruptDataError.
+    Returns the array, of shape `file.shape`. Raises DownloadError or CorruptDataError. The
+    checksum is that of the unpacked file, which mirrors may have compressed each in its own way:
+    pooch, which would compare the packed bytes, delivers into a folder of its own first.
     """
-    with staged(destination) as handle:
-        for chunk in _stream(url, limit=verify.size_limit(file), timeout=timeout):
-            handle.write(chunk)
-        handle.seek(0)
-        return verify.read_handle(handle, file, compressed=True, label=url)
-
-
-def _stream(url: str, *, limit: int, timeout: float) -> Iterator[bytes]:
-    """The bytes at `url`, with progress; every network error becomes a DownloadError."""
     _require_safe(url)
-    request = urllib.request.Request(url, headers={"User-Agent": "natural-langevin"})
-    opener = urllib.request.build_opener(_RefuseDowngrade)
-    received = 0
+    with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".download") as scratch:
+        path = _retrieve(url, Path(scratch), limit=verify.size_limit(file), timeout=timeout)
+        with path.open("rb") as handle:
+            array = verify.read_handle(handle, file, compressed=True, label=url)
+        path.replace(destination)
+    return array
+
+
+def _retrieve(url: str, folder: Path, *, limit: int, timeout: float) -> Path:
+    """The file at `url`, in `folder`, with progress; network errors become a DownloadError."""
     try:
-        with opener.open(request, timeout=timeout) as response:
-            length = response.headers.get("Content-Length", "")
-            total = int(length) if length.isdecimal() else None
-            with Progress(f"Downloading {url}", total, bytes=True) as bar:
-                while chunk := response.read(_CHUNK):
-                    received += len(chunk)
-                    if received > limit:
-                        raise DownloadError(f"{url}: longer than the {limit} bytes allowed")
-                    bar.update(received)
-                    yield chunk
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise DownloadError(f"{url}: HTTP status {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException) as error:
-        if isinstance(error, DownloadError):
-            raise
-        raise DownloadError(f"{url}: {getattr(error, 'reason', error)}") from error
-    if total is not None and received < total:
-        raise DownloadError(f"{url}: the connection closed after {received} of {total} bytes")
+        import pooch
+        import requests
+    except ImportError as error:
+        raise DownloadError(
+            f"{url}: downloads need pooch: pip install 'natural-langevin[data]'"
+        ) from error
+    pooch.get_logger().setLevel("WARNING")
+    answers: list[Any] = []  # pooch leaves the one that fails open
+
+    def answered(response: Any, *_: Any, **__: Any) -> None:
+        answers.append(response)
+        _refuse_downgrade(response)
+
+    try:
+        with Progress(f"Downloading {url}", None, bytes=True) as bar:
+            downloader = pooch.HTTPDownloader(
+                progressbar=_Meter(url, limit, bar),
+                chunk_size=1 << 14,
+                timeout=timeout,
+                headers={"User-Agent": "natural-langevin"},
+                hooks={"response": answered},
+            )
+            return Path(pooch.retrieve(url, None, "file", folder, downloader=downloader))
+    except requests.HTTPError as error:
+        raise DownloadError(
+            f"{url}: HTTP status {getattr(error.response, 'status_code', None)}"
+        ) from error
+    except requests.RequestException as error:
+        raise DownloadError(f"{url}: {error}") from error
+    finally:
+        for response in answers:
+            response.close()
+
+
+class _Meter:
+    """What pooch calls a progress bar: also stops a download that is longer than it may be."""
+
+    total: int
+
+    def __init__(self, url: str, limit: int, bar: Progress) -> None:
+        self._url, self._limit, self._bar = url, limit, bar
+        self._received = 0
+
+    def update(self, count: int) -> None:
+        """Called with every chunk's size; and once more with the total after ``reset``."""
+        self._received += count
+        if self._received > self._limit + count:  # the last chunk counts as a whole one
+            raise DownloadError(f"{self._url}: longer than the {self._limit} bytes allowed")
+        self._bar.update(self._received)
+
+    def reset(self) -> None:
+        self._received = 0
+
+    def close(self) -> None:
+        """Nothing to do: the bar belongs to whoever downloads."""
 
 
 def _require_safe(url: str, *, loopback: bool = True) -> None:
@@ -100,21 +132,8 @@ def _require_safe(url: str, *, loopback: bool = True) -> None:
         raise DownloadError(f"{url}: refused, only https addresses are downloaded")
 
 
-class _RefuseDowngrade(urllib.request.HTTPRedirectHandler):
-    """Follows redirects as usual, but never away from https."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        try:
-            _require_safe(newurl, loopback=urlsplit(req.full_url).scheme != "https")
-        except DownloadError:
-            fp.close()
-            raise
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+def _refuse_downgrade(response: Any) -> None:
+    """Redirects are followed as usual, but never away from https."""
+    if response.is_redirect:
+        target = urljoin(response.url, response.headers["location"])
+        _require_safe(target, loopback=urlsplit(response.url).scheme != "https")

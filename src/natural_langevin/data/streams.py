@@ -3,12 +3,11 @@
 In-memory data gives every chain its own stream: chain c's epoch e is the random permutation
 addressed by (seed, c, e), cut into whole batches (what is left over is dropped and reshuffled with
 the rest). A batch is thus a pure function of (seed, chain, step): resuming needs no bookkeeping,
-and adding chains never changes another chain's data. A DataLoader's batch is shared by all chains.
+and adding chains never changes another chain's data. For DataLoaders see ``loaders``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +17,21 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import random
 from natural_langevin._internal.fingerprints import fingerprint
+from natural_langevin.data.checks import Batch, check_finite, check_pair, split_pair
+from natural_langevin.data.loaders import Loader, OwnOrders, SharedBatches, stream_of
 
-Batch = tuple[Tensor, Tensor]
+__all__ = [
+    "Batch",
+    "InMemory",
+    "Loader",
+    "OwnOrders",
+    "SharedBatches",
+    "Stream",
+    "Subsets",
+    "as_stream",
+    "check_finite",
+    "split_pair",
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,7 @@ class InMemory:
     ``rows`` (chain, n): the rows that each chain sees; all of them where it is None."""
 
     chain_axis = True
+    unknown = wrong = ""
 
     def __init__(
         self,
@@ -68,10 +81,7 @@ class InMemory:
         device: torch.device,
         rows: Tensor | None = None,
     ) -> None:
-        check_finite("x", x)
-        check_finite("y", y)
-        if len(x) != len(y):
-            raise ValueError(f"x and y must have the same length, got {len(x)} and {len(y)}")
+        check_pair(x, y)
         if len(x) == 0:
             raise ValueError("the dataset is empty: give at least one sample")
         count = len(x) if rows is None else rows.shape[1]
@@ -85,7 +95,7 @@ class InMemory:
         self.batches_per_epoch = count // batch_size
         # A tensor: compiled code must not depend on how many data there are.
         self._batches = torch.tensor(self.batches_per_epoch, device=device)
-        self._origin = random.origin(seed, random.DATA, chain.to(device))
+        self.origin = random.origin(seed, random.DATA, chain.to(device))
         self._epoch, self._order = -1, torch.empty(0)
 
     @property
@@ -104,7 +114,7 @@ class InMemory:
     def order(self, epoch: int) -> Tensor:
         """The chains' data in the order of this epoch: (chain, num_data)."""
         if epoch != self._epoch:
-            order = random.permutation(random.stream(self._origin, epoch), self.num_data)
+            order = random.permutation(random.stream(self.origin, epoch), self.num_data)
             self._order = order if self.rows is None else self.rows.gather(1, order)
             self._epoch = epoch
         return self._order
@@ -126,71 +136,15 @@ class InMemory:
         return self.gather(order, torch.tensor(step, device=order.device))
 
 
-class Loader:
-    """A DataLoader of (x, y) or of y alone, started again whenever it ends.
-
-    ``check(x, y)``, where given, sees every batch on its way and may refuse it."""
-
-    chain_axis = False
-
-    def __init__(self, loader: DataLoader[Any], *, device: torch.device) -> None:
-        self._loader, self._device = loader, device
-        self._iterator: Iterator[Any] = iter(())
-        self._first: Batch | None = None
-        self.check: Callable[[Tensor, Tensor], None] | None = None
-        self.num_data: int | None = _length_or_none(loader)
-
-    @property
-    def sampler(self) -> Any:
-        """In which order the data come."""
-        return self._loader.sampler
-
-    @property
-    def targets(self) -> Tensor:
-        return self.example()[1]
-
-    def example(self) -> Batch:
-        if self._first is None:
-            self._first = self._next()
-        return self._first
-
-    def fingerprint(self) -> None:
-        """Unknown: the data are never all there."""
-
-    def batch(self, step: int) -> Batch:
-        if self._first is not None:  # hand out the batch that was peeked at
-            first, self._first = self._first, None
-            return first
-        return self._next()
-
-    def _next(self) -> Batch:
-        item = next(self._iterator, None)
-        if item is None:
-            self._iterator = iter(self._loader)
-            item = next(self._iterator, None)
-            if item is None:
-                raise ValueError("the DataLoader gave no batch: is its dataset empty?")
-        x, y = split_pair(item)
-        check_finite("x", x)
-        check_finite("y", y)
-        if len(x) != len(y):
-            raise ValueError(f"x and y of a batch must have the same length: {len(x)}, {len(y)}")
-        x_moved = x.to(self._device)
-        y_moved = x_moved if y is x else y.to(self._device)
-        if self.check is not None:
-            self.check(x_moved, y_moved)
-        return x_moved, y_moved
-
-
-Stream = InMemory | Loader
+Stream = InMemory | OwnOrders | Loader
 
 
 def as_stream(
     data: Any, *, batch_size: int, chain: Tensor, seed: int, device: torch.device
 ) -> Stream:
-    """Accepts (x, y), y alone, a TensorDataset, Subsets or a DataLoader."""
-    if isinstance(data, DataLoader):
-        return Loader(data, device=device)
+    """Accepts (x, y), y alone, a TensorDataset, Subsets, a DataLoader or SharedBatches."""
+    if isinstance(data, DataLoader | SharedBatches):
+        return stream_of(data, chain=chain, seed=seed, device=device)
     if isinstance(data, Subsets):
         return InMemory(
             data.x, data.y, batch_size=batch_size, chain=chain, seed=seed, device=device,
@@ -200,37 +154,3 @@ def as_stream(
         data = data.tensors
     x, y = split_pair(data)
     return InMemory(x, y, batch_size=batch_size, chain=chain, seed=seed, device=device)
-
-
-def split_pair(item: Any) -> tuple[Tensor, Tensor]:
-    """(x, y); with y alone, (None, y) or (y,), the network sees y itself (unsupervised)."""
-    if isinstance(item, Tensor):
-        return item, item
-    if isinstance(item, (tuple, list)):
-        tensors = [part for part in item if part is not None]
-        if len(tensors) in (1, 2) and all(isinstance(part, Tensor) for part in tensors):
-            return tensors[0], tensors[-1]
-    kind = type(item).__name__
-    if isinstance(item, (tuple, list)):
-        kind += f" of {[type(part).__name__ for part in item]}"
-    raise TypeError(
-        f"data must be a pair of tensors (x, y), a tensor y, a TensorDataset or a DataLoader of "
-        f"those, got {kind}: use torch.as_tensor on arrays"
-    )
-
-
-def check_finite(name: str, value: Tensor) -> None:
-    if value.is_floating_point() and not torch.isfinite(value).all():
-        flat = torch.isfinite(value.reshape(len(value), -1)).all(1) if len(value) else value
-        rows = (~flat).nonzero().flatten().tolist()
-        raise ValueError(
-            f"{name} holds NaN or infinite values in {len(rows)} of {len(value)} samples "
-            f"(first: {rows[:5]}): remove or impute them"
-        )
-
-
-def _length_or_none(loader: DataLoader[Any]) -> int | None:
-    try:
-        return len(loader.dataset)  # type: ignore[arg-type]
-    except TypeError:
-        return None

@@ -1,7 +1,8 @@
 """Kinetic temperature: does a step's noise fit its drift?
 
-A step moves by Delta = -a eta C v + sqrt(b) sqrt(2 eta T / N) C^{1/2} xi, where a = b = 1 if the
-dynamics are what they claim to be. In general they sample, for small eta, at the temperature
+A step adds Delta = -a eta C v + sqrt(b) sqrt(2 h eta T / N) C^{1/2} xi, where a = b = 1 if the
+dynamics are what they claim to be, and h = 1 for ``Overdamped`` (``Integrator.innovation`` says).
+In general they sample, for small eta, at the temperature
 
     T_effective = T b / a.
 
@@ -37,7 +38,10 @@ from torch import Tensor
 from natural_langevin._internal.chains import per_chain
 from natural_langevin.diagnostics.energy import Params, energy_gradient
 from natural_langevin.diagnostics.reading import Reading, jackknife
-from natural_langevin.dynamics.overdamped import Dynamics, Rates, State
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import Rates
+from natural_langevin.preconditioners import Factor
 
 Batch = tuple[Tensor, Tensor]
 
@@ -67,6 +71,7 @@ class Kinetic:
 
     @property
     def wrong_tensors(self) -> dict[str, Reading]:
+        """The parameter tensors whose ratio of noise to drift is not 1 within its error."""
         return {name: b for name, b in self.tensors.items() if b.differs_from(1.0)}
 
     @property
@@ -82,6 +87,7 @@ class Kinetic:
 
     @staticmethod
     def from_dict(words: dict[str, Any]) -> Kinetic:
+        """The inverse of ``dataclasses.asdict``, for what a run folder holds as JSON."""
         known = {k: words[k] for k in Kinetic.__dataclass_fields__}
         for name in ("temperature", "noise", "drift"):
             known[name] = None if known[name] is None else Reading(*known[name])
@@ -104,7 +110,7 @@ def nothing(names: list[str]) -> Replicates:
 
 
 def measure(
-    dynamics: Dynamics,
+    dynamics: LangevinDynamics,
     state: State,
     batches: Iterable[Batch],
     rates: Rates,
@@ -120,8 +126,13 @@ def measure(
     warm, cold, swallowed = [none.warm], [none.cold], 0
     for batch in batches:
         new, _ = dynamics.step(state, batch, rates, num_data, chain_axis=chain_axis)
-        weights = _rough_diagonal(dynamics, new, generator)
-        sums = _step_sums(dynamics, state, new, batch, rates, num_data, weights, chain_axis,
+        found = dynamics.integrator.innovation(state, new)
+        if found is None:
+            break
+        used = new.metric if dynamics.fresh(rates.kind) else state.metric
+        C = dynamics.factor(used, state.params, num_data)
+        weights = _rough_diagonal(C, state, generator)
+        sums = _step_sums(dynamics, state, new, batch, rates, num_data, C, weights, chain_axis,
                           generator)  # fmt: skip
         finite = torch.isfinite(sums[..., : _TRACE + 1]).flatten(1).all(1)
         running = (new.diverged < 0).cpu() & finite & (eta > 0)
@@ -150,31 +161,34 @@ _PP, _PD, _DD, _TRACE, _HEAT, _ROUNDING = range(6)
 
 
 def _step_sums(
-    dynamics: Dynamics,
+    dynamics: LangevinDynamics,
     old: State,
     new: State,
     batch: Batch,
     rates: Rates,
     num_data: float,
+    metric: Factor,
     weights: Params,
     chain_axis: bool,
     generator: torch.Generator,
 ) -> Tensor:
     eta, theta = rates.step_size, old.params
     v, delta = _gradient_of_halves(dynamics, old, new, batch, num_data, chain_axis)
-    apply = dynamics.preconditioner.apply
-    p = {k: -per_chain(eta, c) * c for k, c in apply(new.metric, v).items()}
-    heat = {k: per_chain(eta, c) * c for k, c in apply(new.metric, delta).items()}
+    p = {k: -per_chain(eta, c) * c for k, c in metric.apply(v).items()}
+    heat = {k: per_chain(eta, c) * c for k, c in metric.apply(delta).items()}
     root = {k: weights[k].rsqrt() for k in weights}
     signs = {
         k: torch.randint(0, 2, t.shape, generator=generator, device=t.device).to(t) * 2 - 1
         for k, t in theta.items()
     }
-    image = apply(new.metric, {k: signs[k] * root[k] for k in signs})
-    scale = float(num_data) / (2 * eta.double())
+    image = metric.apply({k: signs[k] * root[k] for k in signs})
+    innovation = dynamics.integrator.innovation(old, new)
+    assert innovation is not None
+    change, share = innovation
+    scale = float(num_data) / (2 * share * eta.double())
     columns = []
     for k, w in weights.items():
-        moved = (new.params[k] - theta[k]).double()
+        moved = change[k].double()
         rounding = torch.finfo(theta[k].dtype).eps * theta[k].double().abs()
         pairs = [(p[k], p[k]), (p[k], moved), (moved, moved)]
         quadratic = [scale * _dot(a.double() / w.double(), b) for a, b in pairs]
@@ -189,7 +203,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a.double() * b.double()).flatten(1).sum(1)
 
 
-def _rough_diagonal(dynamics: Dynamics, state: State, generator: torch.Generator) -> Params:
+def _rough_diagonal(metric: Factor, state: State, generator: torch.Generator) -> Params:
     """Weights D > 0: mean squares of a few vectors of covariance C."""
     total = {k: torch.zeros_like(p) for k, p in state.params.items()}
     for _ in range(_WEIGHT_DRAWS):
@@ -197,13 +211,18 @@ def _rough_diagonal(dynamics: Dynamics, state: State, generator: torch.Generator
             k: torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
             for k, p in state.params.items()
         }
-        drawn = dynamics.preconditioner.sample(state.metric, z)
+        drawn = metric.sample(z)
         total = {k: total[k] + drawn[k].square() / _WEIGHT_DRAWS for k in total}
     return {k: t.clamp_min(torch.finfo(t.dtype).tiny) for k, t in total.items()}
 
 
 def _gradient_of_halves(
-    dynamics: Dynamics, old: State, new: State, batch: Batch, num_data: float, chain_axis: bool
+    dynamics: LangevinDynamics,
+    old: State,
+    new: State,
+    batch: Batch,
+    num_data: float,
+    chain_axis: bool,
 ) -> tuple[Params, Params]:
     """v on the batch, and delta: a vector with the covariance of its minibatch noise."""
     axis = 1 if chain_axis else 0

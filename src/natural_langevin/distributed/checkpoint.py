@@ -34,7 +34,6 @@ from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import check_writable, remove_leftovers, sync_folder
 from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.processes import Processes
-from natural_langevin._internal.provenance import check_provenance
 from natural_langevin._internal.tensorfile import StorageError, WriteError
 from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.shard_storage import ShardReader, ShardWriter, read_index
@@ -44,8 +43,9 @@ from natural_langevin.sampling.checkpoint import (
     PREVIOUS,
     SHARDED,
     SHARDED_INDEX,
+    About,
     CheckpointError,
-    OtherCodeError,
+    OtherRunError,
     check_checkpoint_of,
     left_after_failure,
     log_fallback,
@@ -62,7 +62,7 @@ _SHARED_ENTRIES = ("['state'].step", "['collector']['counts']")
 _TRACE = "['collector']['trace']"
 _SAMPLES = "['collector']['samples']"
 #: How ranks know that a problem is not damage.
-_OTHER_CODE = "other code: "
+_OTHER_RUN = "another run: "
 
 
 class ShardedCheckpoint:
@@ -167,16 +167,16 @@ class ShardedCheckpoint:
             found, problem = None, ""
             try:
                 found = self._read(self._folder / name, like)
-            except OtherCodeError as error:
-                problem = f"{_OTHER_CODE}{error}"
+            except OtherRunError as error:
+                problem = f"{_OTHER_RUN}{error}"
             except StorageError as error:
                 problem = str(error)
             problems = self._group.exchange(f"reading the checkpoint {name}", problem)
             if not any(problems):
                 return found
             problem = next(text for text in problems if text)
-            if name == names[-1] or problem.startswith(_OTHER_CODE):
-                raise CheckpointError(problem.removeprefix(_OTHER_CODE))
+            if name == names[-1] or problem.startswith(_OTHER_RUN):
+                raise CheckpointError(problem.removeprefix(_OTHER_RUN))
             self._damaged.add(name)
             log_fallback(self._folder / name, CheckpointError(problem))
         return None
@@ -189,14 +189,14 @@ class ShardedCheckpoint:
     def _read(self, path: Path, like: Any) -> Any:
         tree = pytree.tree_map(torch.zeros_like, like)
         if path.name in (NEWEST, PREVIOUS):
-            self._check(read_config(path), read_field(path, "made_by"))
+            self._check((read_config(path), read_field(path, "made_by")))
             self._check_files(like, 1)
             self._read_single(path, named(tree))
             return tree
         about = read_index(path)
         if not isinstance(about.get("config"), dict):
             raise CheckpointError(f"{path.name} does not say which run it is of")
-        self._check(about["config"], about.get("made_by"))
+        self._check((about["config"], about.get("made_by") or {}))
         self._check_files(like, about.get("ranks"))
         entries = self._entries(tree)  # views: what is loaded into them is in the tree
         for name in entries.keys() - about.get("tensors", {}).keys():
@@ -211,9 +211,8 @@ class ShardedCheckpoint:
             )
         return tree
 
-    def _check(self, config: dict[str, Any], made_by: Any) -> None:
-        check_checkpoint_of(self._folder, config, self._config)
-        check_provenance(self._folder, made_by, self._made_by, error=OtherCodeError)
+    def _check(self, there: About) -> None:
+        check_checkpoint_of(self._folder, there, (self._config, self._made_by))
 
     def _read_single(self, path: Path, into: dict[str, Tensor]) -> None:
         """This rank's chains, out of a file that has them all."""

@@ -25,12 +25,12 @@ def check_same_everywhere(
 ) -> str | Path:
     """An error at every process unless all are about to do the same run with the same versions.
 
-    A DataLoader's data are known by its first batch. Returns where this process puts its samples:
+    A DataLoader's data are known by an example batch. Returns where this process puts its samples:
     in a folder, each of several processes has a folder of its own."""
     if mesh.world == 1:
         return where
     refuse_sampler(stream)
-    first = stream.example() if isinstance(stream, Loader) else ()
+    first = () if isinstance(stream, InMemory) else stream.example()
     mesh.agree(
         "the run",
         {

@@ -1,8 +1,32 @@
 """Dynamics: how a state moves by one step, one integrator per file.
 
-Imports statistics, preconditioners and priors; execution and sampling import it.
+Imports priors, statistics and preconditioners; execution and up import it.
 """
 
-from natural_langevin.dynamics.overdamped import Dynamics, Info, Rates, State
+from natural_langevin.dynamics.base import Dynamics, Info, Integrator, State
+from natural_langevin.dynamics.descent import Descent
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.overdamped import Overdamped
+from natural_langevin.dynamics.rates import Kind, Rates, RatesTable
+from natural_langevin.dynamics.underdamped import Underdamped
 
-__all__ = ["Dynamics", "Info", "Rates", "State"]
+#: What ``Langevin(dynamics=...)`` takes, by name: the one list that tests read.
+REGISTRY: dict[str, type[Integrator]] = {
+    "overdamped": Overdamped,
+    "underdamped": Underdamped,
+}
+
+__all__ = [
+    "REGISTRY",
+    "Descent",
+    "Dynamics",
+    "Info",
+    "Integrator",
+    "Kind",
+    "LangevinDynamics",
+    "Overdamped",
+    "Rates",
+    "RatesTable",
+    "State",
+    "Underdamped",
+]

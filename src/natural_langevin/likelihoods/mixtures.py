@@ -11,14 +11,15 @@ number, (network, 1, ...), or the full shape. Everything is computed in float64,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 #: Most steps of the search for a quantile; each halves either its bracket or its last step.
 _SEARCH = 180
-#: The search ends when no quantile moves by more than this many standard deviations.
-_PRECISION = 1e-10
+#: The search ends when no quantile moves by more than this, in probability and relative to itself.
+_PRECISION = 1e-11
 #: Numbers held at once by the double sum over networks in ``crps``.
 _PAIRS = 1 << 22
 
@@ -44,9 +45,7 @@ def cdf(y: Tensor, means: Tensor, variance: Tensor) -> Tensor:
 def quantile(level: float, means: Tensor, variance: Tensor) -> Tensor:
     """y with P(Y <= y) = level: the shape of one mean.
 
-    The mixture's quantile lies between the smallest and the largest of its components'. Newton's
-    steps are taken where they stay inside what is left of that bracket and shrink fast enough;
-    elsewhere (mixtures with gaps) the bracket is halved.
+    The mixture's quantile lies between the smallest and the largest of its components'.
 
     >>> middle = quantile(0.5, torch.tensor([[-1.0], [1.0]]), torch.tensor(0.1))
     >>> bool(middle.abs() < 1e-9)
@@ -55,17 +54,36 @@ def quantile(level: float, means: Tensor, variance: Tensor) -> Tensor:
     check_level(level)
     z = torch.special.ndtri(torch.tensor(level, dtype=torch.float64, device=means.device))
     of_components = means.double() + z * variance.double().sqrt()
-    low, high = of_components.amin(0), of_components.amax(0)
-    scale = variance.double().sqrt().expand_as(means).amin(0)
+    return search(
+        lambda y: cdf(y, means, variance),
+        lambda y: torch.exp(log_density(y, means, variance)),
+        level,
+        of_components.amin(0),
+        of_components.amax(0),
+    )
+
+
+def search(
+    cdf: Callable[[Tensor], Tensor],
+    density: Callable[[Tensor], Tensor],
+    level: float | Tensor,
+    low: Tensor,
+    high: Tensor,
+) -> Tensor:
+    """y with cdf(y) = level, between ``low`` and ``high``, for all components at once.
+
+    Newton's steps are taken where they stay inside what is left of the bracket and shrink fast
+    enough; elsewhere (mixtures with gaps) the bracket is halved."""
     y, last = (low + high) / 2, high - low
     for _ in range(_SEARCH):
-        excess = cdf(y, means, variance) - level
+        excess = cdf(y) - level
         low, high = torch.where(excess < 0, y, low), torch.where(excess < 0, high, y)
-        newton = y - excess * torch.exp(-log_density(y, means, variance))
+        slope = density(y)
+        newton = y - excess / slope
         fast = (newton >= low) & (newton <= high) & ((newton - y).abs() <= last / 2)
         moved = torch.where(fast, newton, (low + high) / 2)
         y, last = moved, (moved - y).abs()
-        if bool((last <= _PRECISION * scale).all()):
+        if bool((last * slope <= _PRECISION).all() & (last <= _PRECISION * (1 + y.abs())).all()):
             break
     return y
 

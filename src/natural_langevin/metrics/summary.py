@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from natural_langevin.likelihoods.predictive import Mixture
 from natural_langevin.metrics import classification, regression, selective
 
 #: Central intervals whose coverage a regression is scored by.
@@ -24,6 +27,7 @@ class ClassificationScores:
     classwise_calibration_error: float
     risk_coverage_area: float
     ood_auroc: float | None
+    nll_error: float | None = None  # Monte-Carlo standard error, from the draws' correlation
 
     @staticmethod
     def of(
@@ -48,7 +52,7 @@ class ClassificationScores:
         error = (self.accuracy * (1 - self.accuracy) / self.count) ** 0.5
         rows = [
             ("accuracy", f"{self.accuracy:.2%}", f"± {error:.2%}, one standard error"),
-            ("negative log-likelihood", f"{self.nll:.4f}", "nats per sample; lower is better"),
+            ("negative log-likelihood", f"{self.nll:.4f}", _nll_words(self.nll_error)),
             ("Brier score", f"{self.brier:.4f}", "0 to 2; lower is better"),
             ("calibration error", f"{self.calibration_error:.4f}",
              "mean gap between confidence and accuracy"),
@@ -70,23 +74,22 @@ class RegressionScores:
     coverage: dict[float, float]
     risk_coverage_area: float
     ood_auroc: float | None
+    nll_error: float | None = None  # Monte-Carlo standard error, from the draws' correlation
 
     @staticmethod
-    def of(
-        means: Tensor, variance: Tensor, y: Tensor, quantiles: Tensor, *, outside: Tensor | None
-    ) -> RegressionScores:
-        """From every network's means (network, n, ...) and noise variance (network, 1, ...);
-        ``quantiles`` holds the lower, then the upper ends of the intervals in ``LEVELS``."""
-        mean, y = means.mean(0), y.reshape(means.shape[1:])
-        epistemic = means.double().var(0, correction=0)
-        inside = epistemic.reshape(len(y), -1).sum(1)
+    def of(law: Mixture, y: Tensor, *, outside: Tensor | None) -> RegressionScores:
+        """Of a predictive distribution over the targets ``y``."""
+        mean = law.mean
+        y = y.reshape(mean.shape).double()
+        inside = law.epistemic.reshape(len(y), -1).sum(1)
         squared = (mean - y).square().reshape(len(y), -1).sum(1)
-        lower, upper = quantiles.chunk(2)
+        levels = torch.tensor(LEVELS, dtype=torch.float64)
+        lower, upper = law.icdf((1 - levels) / 2), law.icdf((1 + levels) / 2)
         return RegressionScores(
             count=len(y),
-            nll=regression.regression_nll(means, variance, y),
+            nll=float(-law.log_prob(y).mean()),
             rmse=regression.rmse(mean, y),
-            crps=regression.crps(means, variance, y),
+            crps=float(law.crps(y).mean()),
             coverage={
                 level: regression.interval_coverage(low, high, y)
                 for level, low, high in zip(LEVELS, lower, upper, strict=True)
@@ -98,7 +101,7 @@ class RegressionScores:
     def __str__(self) -> str:
         rows = [
             ("root mean squared error", f"{self.rmse:.4g}", "in the units of y"),
-            ("negative log-likelihood", f"{self.nll:.4f}", "nats per sample; lower is better"),
+            ("negative log-likelihood", f"{self.nll:.4f}", _nll_words(self.nll_error)),
             ("CRPS", f"{self.crps:.4g}", "in the units of y; an absolute error for distributions"),
             *(
                 (f"inside {level:.0%} intervals", f"{found:.1%}",
@@ -111,9 +114,9 @@ class RegressionScores:
         return _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
 
 
-def interval_levels() -> list[float]:
-    """The quantiles that ``RegressionScores.of`` wants: lower ends, then upper ends."""
-    return [(1 - level) / 2 for level in LEVELS] + [(1 + level) / 2 for level in LEVELS]
+def _nll_words(error: float | None) -> str:
+    known = error is not None and math.isfinite(error)
+    return "nats per sample; lower is better" + (f"; Monte-Carlo ± {error:.1g}" if known else "")
 
 
 def _ood_row(auroc: float | None) -> list[tuple[str, str, str]]:

@@ -158,6 +158,8 @@ class Capture:
         self.touched: list[Pass] = []
         self.stray: str | None = None  # a layer that a gradient reached outside model(...)
         self._plan_for, self._finished = plan_for, finished
+        #: What the loop is given for the outputs of a pass.
+        self.hand_out: Callable[[Pass, Any], Any] = lambda one, outputs: outputs
         self._running: list[Pass | None] = []
         self._drawing = False
         # First of all hooks: a user's own hook may change the output afterwards.
@@ -198,7 +200,7 @@ class Capture:
         output = running.root.watch(output, self._arrived, keep=running)
         if self._finished is not None:
             self._finished(running, output)
-        return output
+        return self.hand_out(running, output)
 
     def _layer_called(self, name: str, args: Any, kwargs: Any, output: Any) -> Any:
         if not torch.is_grad_enabled():

@@ -13,7 +13,7 @@ Micro-batches of any sizes therefore add up to what the whole minibatch would ha
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -27,10 +27,19 @@ from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.shadow import Arguments, Cotangent, Shadow, shadow_copy
 from natural_langevin.preconditioners import Preconditioner
-from natural_langevin.statistics import Gradients, Params, Statistics, prepare_model, vectorised
+from natural_langevin.statistics import (
+    Gradients,
+    Group,
+    Params,
+    Statistics,
+    grouped,
+    prepare_model,
+    vectorised,
+)
 from natural_langevin.statistics import samples as per_sample
-from natural_langevin.statistics.moments import CHUNK_NUMBERS
+from natural_langevin.statistics.moments import CHUNK_NUMBERS, Moments
 from natural_langevin.statistics.plan import Plan, make_plan
+from natural_langevin.statistics.rules import Units
 from natural_langevin.statistics.rules.tapped import Tapped
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
@@ -49,7 +58,7 @@ class Fisher:
     def __init__(
         self, model: nn.Module, preconditioner: Preconditioner, *, reduction: Reduction
     ) -> None:
-        self.need, self.targets = preconditioner.need, preconditioner.targets
+        self.requests, self.targets = preconditioner.requests, preconditioner.targets
         # The losses of drawn labels are summed, whatever the user's are.
         self.model, self.reduction = model, "sum" if self.targets == "model" else reduction
         copied = self._copied(model)
@@ -57,7 +66,7 @@ class Fisher:
         prepare_model(copied, log)
         self.shadow, self.cotangent = Shadow(copied), Cotangent()
         self.gradients = Gradients(
-            self.shadow, self.cotangent, need=self.need, sharing=preconditioner.sharing
+            self.shadow, self.cotangent, requests=self.requests, sharing=preconditioner.sharing
         )
         self.units = self.shadow.units()
         self._opaque = {n for n, m in copied.named_modules() if isinstance(m, Tapped)}
@@ -79,8 +88,7 @@ class Fisher:
     def forget(self) -> None:
         """Drops all that was gathered since the last step."""
         self.samples = 0
-        self._second: Params = {}
-        self._cross: dict[str, Params] = {}
+        self._sums: Any = None  # of the statistics that are means, by field
         self._samples: list[Params] = []
         self.passes = 0  # forward passes that labels were drawn for
         if hasattr(self, "capture"):
@@ -92,7 +100,7 @@ class Fisher:
         """How the statistics of such a call are found; rehearsed once for every kind of call."""
         self.gather()  # of earlier passes: their activations can go
         self.group = shards.replicas()
-        if self.group is not None and self.need == "samples":
+        if self.group is not None and "samples" in self.requests:
             raise ValueError(
                 "FullFisher does not go with DistributedDataParallel: use QuasiDiagonalFisher()"
             )
@@ -106,7 +114,7 @@ class Fisher:
         return arguments.first_alone() if alone else arguments, plan, wanted
 
     def _rehearsed(self, arguments: Arguments) -> tuple[bool, Plan | None, frozenset[str]]:
-        if self.need != "diagonal":
+        if not self.requests or "samples" in self.requests:
             return False, None, frozenset()
         errors = []
         for alone in (False, True):
@@ -164,7 +172,7 @@ class Fisher:
 
     def _add(self, one: Pass) -> None:
         self.samples += one.arguments.size
-        if self.need == "gradient":
+        if not self.requests:
             return
         # Of order one before anything is squared; the scale is put right afterwards.
         scale = float(one.arguments.size) if self.reduction == "mean" else 1.0
@@ -174,7 +182,7 @@ class Fisher:
         ):
             params, rows = self.shadow.trainable(), one.arguments.every_row
             replayable = self._set_cotangent(one, scale)
-            if self.need == "samples":
+            if "samples" in self.requests:
                 if not replayable:
                     raise ValueError(self._not_replayable("FullFisher"))
                 with _transforming("FullFisher", "use QuasiDiagonalFisher()"):
@@ -183,12 +191,23 @@ class Fisher:
                 self._samples.append({k: g / scale for k, g in found.items()})
                 return
             moments = self._moments(one, params, rows, scale, replayable)
-        factor = len(rows) / scale**2
-        for k, value in moments.second.items():
-            _add_to(self._second, k, value, factor)
-        for bias, row in moments.cross.items():
-            for k, value in row.items():
-                _add_to(self._cross.setdefault(bias, {}), k, value, factor)
+        weighted = _scaled(moments, float(len(rows)), scale**-2)
+        if self._sums is None:
+            self._sums = weighted
+        else:
+            self._sums = pytree.tree_map(torch.add, self._sums, weighted)
+
+    def sample_units(self, sampled: Collection[str]) -> Units:
+        """The units among the parameters that are sampled, which statistics follow from now on."""
+        kept: Units = {}
+        for b, ws in self.shadow.units().items():
+            own = tuple(w for w in ws if w in sampled)
+            if b in sampled and (own or not ws):
+                kept[b] = own
+            else:
+                kept |= dict.fromkeys(own, ())
+        self.units = kept
+        return kept
 
     def _moments(
         self, one: Pass, params: Params, rows: Tensor, scale: float, replayable: bool
@@ -204,9 +223,13 @@ class Fisher:
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
         with _transforming(whole, "freeze it with requires_grad_(False)"):
             return layer_statistics(
-                self.shadow, plan, self.units, recorded,
+                self.shadow, plan, self.groups(params), recorded,
                 sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,
             )  # fmt: skip
+
+    def groups(self, params: Params) -> list[Group]:
+        """What is asked of every parameter."""
+        return grouped({k: p.shape for k, p in params.items()}, self.units, self.requests)
 
     def _self_check(self, one: Pass, params: Params, rows: Tensor, replayable: bool) -> None:
         """The rules against per-sample gradients, on the first batch; what does not fit is found
@@ -331,7 +354,7 @@ class Fisher:
 
     def check_seen(self) -> None:
         """Refuses a step without a pass of the model that gradients came through."""
-        if self.samples == 0 and (self.need != "gradient" or self.reduction == "sum"):
+        if self.samples == 0 and (self.requests or self.reduction == "sum"):
             raise RuntimeError(
                 "no forward and backward pass of the model was seen since the last step: make the "
                 "optimizer before the forward pass, call the very model it was given, and call "
@@ -342,24 +365,29 @@ class Fisher:
         """Means over the samples since the last step, with a leading chain axis of one.
 
         ``everywhere`` counts them on all ranks whose sums are in these sums."""
-        if self.need == "gradient":
+        if not self.requests:
             return Statistics()
         if self.targets == "model":
             loss_scale = 1.0
         unit = (self.samples if self.reduction == "mean" else 1.0) / loss_scale
-        factor = unit**2 / everywhere
-        if self.group is not None:
-            rows = [v for row in self._cross.values() for v in row.values()]
-            shards.add_up([*self._second.values(), *rows], self.group)
-        samples: Params = {}
         if self._samples:
             names = self._samples[0]
-            samples = {k: torch.cat([s[k] for s in self._samples])[None] * unit for k in names}
-        return Statistics(
-            {k: v[None] * factor for k, v in self._second.items()},
-            {b: {k: v[None] * factor for k, v in r.items()} for b, r in self._cross.items()},
-            samples,
+            joined = {k: torch.cat([s[k] for s in self._samples])[None] * unit for k in names}
+            return Statistics(samples=joined)
+        if self.group is not None:
+            shards.add_up(pytree.tree_leaves(self._sums), self.group)
+        chained = pytree.tree_map(lambda v: v[None], self._sums)
+        return Statistics(**_scaled(chained, 1 / everywhere, unit**2))
+
+
+def _scaled(moments: Moments, weight: float, square: float) -> Moments:
+    """Times ``weight``, and what is quadratic in gradients times ``square``: all but inputs."""
+    return {
+        field: pytree.tree_map(
+            lambda v, f=weight * (1.0 if field == "inputs" else square): v * f, values
         )
+        for field, values in moments.items()
+    }
 
 
 @contextmanager
@@ -376,10 +404,6 @@ def _transforming(who: str, remedy: str) -> Iterator[None]:
             f"Choose between values with torch.where there, {remedy}, or use "
             "preconditioners.RMSProp() or Euclidean()"
         ) from error
-
-
-def _add_to(sums: Params, name: str, value: Tensor, factor: float) -> None:
-    sums[name] = value * factor if name not in sums else sums[name].add_(value, alpha=factor)
 
 
 def _unexpected(name: str) -> str:

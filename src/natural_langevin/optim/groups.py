@@ -73,6 +73,33 @@ def as_groups(params: Any, names: Names) -> list[dict[str, Any]]:
     return groups
 
 
+#: What other optimizers take in a group, and who says the same here.
+_IGNORED = {
+    "weight_decay": "the prior pulls weights in: prior=priors.Gaussian(1 / (N weight_decay))",
+    "momentum": "the dynamics have none",
+    "dampening": "the dynamics have no momentum",
+    "nesterov": "the dynamics have no momentum",
+    "betas": "the preconditioner has its own rates: preconditioners.DiagonalFisher(decay=...)",
+    "alpha": "the preconditioner has its own rates: preconditioners.RMSProp(decay=...)",
+    "eps": "the preconditioner has its own: preconditioners.DiagonalFisher(damping=...)",
+    "amsgrad": "choose a preconditioner",
+    "maximize": "the loss is -ln p: give its negative",
+}
+_KNOWN = {"params", "lr", "temperature", "prior", "step", "learned", "param_names"}
+
+
+def refuse_ignored(group: Mapping[str, Any]) -> None:
+    """An option that would do nothing is a mistake; schedulers may keep notes of their own."""
+    for name, remedy in _IGNORED.items():
+        if group.get(name) not in (None, 0, False):
+            raise ValueError(f"{name}={group[name]!r} in a group has no effect here: {remedy}")
+    unknown = [k for k in group if k not in _KNOWN and not k.endswith(("_lr", "_momentum"))]
+    if unknown:
+        raise ValueError(
+            f"unknown option {unknown[0]!r} in a group: it may have lr, temperature and prior"
+        )
+
+
 def check_number(name: str, value: Any) -> None:
     """A rate of a group, checked where it enters."""
     if callable(value):

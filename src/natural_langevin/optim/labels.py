@@ -33,6 +33,10 @@ class Labels:
         known = self._optimizer.param_groups[0].get("learned", self._start)
         return {name: torch.tensor([value], dtype=torch.float64) for name, value in known.items()}
 
+    def newest(self) -> dict[str, Tensor]:
+        """The state that the loss of this step was computed with, () each."""
+        return self._pending or {name: value[0] for name, value in self.learned().items()}
+
     def loss(self, outputs: Any, y: Tensor) -> Tensor:
         state: dict[str, Tensor] = {
             name: value[0].to(outputs.dtype).to(outputs.device)

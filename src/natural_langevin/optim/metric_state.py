@@ -38,12 +38,12 @@ class Layout:
 
     def _connected(self, names: list[str]) -> list[tuple[str, ...]]:
         """Parameters that the metric couples are updated together; others one by one."""
-        if self._preconditioner.need == "samples":
+        couples = self._preconditioner.couples
+        if couples == "all":
             return [tuple(names)]
-        coupled = {path[1]: [p[2] for p in self._paths if p[:2] == path[:2] and len(p) == 3]
-                   for path in self._paths if len(path) == 3}  # fmt: skip
-        inner = {w for ws in coupled.values() for w in ws}
-        return [(k, *coupled.get(k, ())) for k in names if k not in inner]
+        units = self._units if couples == "units" else {}
+        inner = {w for ws in units.values() for w in ws}
+        return [(k, *units.get(k, ())) for k in names if k not in inner]
 
     def init(self, block: Params) -> Metric:
         """The metric of a block before the first update."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from natural_langevin import random
-from natural_langevin.dynamics.overdamped import Dynamics
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.statistics import Params
 
 
-@dataclass(frozen=True)
-class LocalDynamics(Dynamics):
+@dataclass(frozen=True, eq=False)
+class LocalDynamics(LangevinDynamics):
     """``offsets``: how many elements of every tensor come before those that are here.
 
     Draws are addressed by element, so every rank makes its own, and together they are those of
@@ -21,11 +21,11 @@ class LocalDynamics(Dynamics):
 
     offsets: dict[str, int] = field(default_factory=dict)
 
-    def _standard_normal(self, like: Params, step: Tensor) -> Params:
+    def standard_normal(self, like: Params, step: Tensor, draw: int = 0) -> Params:
         key = random.stream(self.noise, step)
         found = {}
         for k, p in like.items():
-            start = self.starts[k] + self.offsets[k]
+            start = draw * self.stream_length + self.starts[k] + self.offsets[k]
             before = start % random.BLOCK  # normals are made in whole blocks
             draws = random.normal(key, before + math.prod(p.shape[1:]), start=start - before)
             found[k] = draws[..., before:].to(p.dtype).reshape(p.shape)

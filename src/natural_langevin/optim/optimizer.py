@@ -17,13 +17,23 @@ from torch import Tensor, nn
 
 from natural_langevin import likelihoods, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import stable_repr
-from natural_langevin.dynamics.overdamped import Dynamics, Rates, State
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.overdamped import Overdamped
+from natural_langevin.dynamics.rates import Rates, RatesTable
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
 from natural_langevin.optim.fisher import Fisher, Reduction
-from natural_langevin.optim.groups import Names, as_groups, check_number, common_settings
+from natural_langevin.optim.groups import (
+    Names,
+    as_groups,
+    check_number,
+    common_settings,
+    refuse_ignored,
+)
 from natural_langevin.optim.labels import Labels
+from natural_langevin.optim.loss_check import LossCheck
 from natural_langevin.optim.metric_state import Layout
 from natural_langevin.optim.noise import LocalDynamics
 from natural_langevin.optim.reading import agreed, local_gradient
@@ -86,6 +96,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         seed: int = 0,
         chain: int = 0,
         scaler: Any = None,
+        check_loss: bool = True,
     ) -> None:
         """``model`` is the module that the loop calls; hooks on its layers read off the statistics.
         It may be wrapped in DistributedDataParallel, or sharded by FSDP2's ``fully_shard``.
@@ -99,6 +110,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         ``mean_rate``: mu_t of the running mean. ``chain``: which of the chains of
         ``Langevin(seed=seed)`` draws the noise; loops with the same seed and different chains are
         independent. ``scaler``: the GradScaler, needed only with ``scaler.unscale_(optimizer)``.
+        ``check_loss``: at the first step the loss's gradient is compared with the likelihood's own
+        on that batch, and a factor between them is refused (see ``loss_check``).
         """
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
@@ -125,11 +138,14 @@ class NaturalLangevin(torch.optim.Optimizer):
             watching = ShardedFisher
         self._fisher = watching(model, preconditioner, reduction=reduction)
         self._labels = Labels(self, self._fisher)
+        self._loss_check = LossCheck(likelihood)
+        self._loss_check.done = not check_loss
+        self._fisher.capture.hand_out = self._loss_check.hand_out
         self._scaling = Scaling(scaler)
         self._prior_like, self._group_priors = prior, dict[str, priors.Prior]()
         self._prior: dict[str, priors.Prior] = {}
         self._layout: Layout | None = None
-        self._dynamics_of: dict[Any, Dynamics] = {}
+        self._dynamics_of: dict[Any, LangevinDynamics] = {}
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
         self._rates(0, self.param_groups[0]["lr"])  # wrong rates fail here
@@ -140,6 +156,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         """A group may bring ``lr``, ``temperature`` and ``prior``; ``params`` may be patterns."""
         group = dict(param_group)
         group["params"] = self._names.chosen(group["params"])
+        refuse_ignored(group)
         prior = group.pop("prior", None)
         super().add_param_group(group)
         added = self.param_groups[-1]
@@ -148,14 +165,18 @@ class NaturalLangevin(torch.optim.Optimizer):
         check_number("temperature", added["temperature"])
         check_number("lr", added["lr"])
         if prior is not None:
-            self._group_priors |= priors.resolve(prior, names, 1)
+            own = {n: self._names.params[n] for n in names}
+            self._group_priors |= priors.resolve(prior, own, 1)
         sampled = [self._names.of(p) for g in self.param_groups for p in g["params"]]
-        rest = [n for n in self._names.params if n in sampled and n not in self._group_priors]
+        rest = {
+            n: p
+            for n, p in self._names.params.items()
+            if n in sampled and n not in self._group_priors
+        }
         self._prior = self._group_priors | (
             priors.resolve(self._prior_like, rest, 1) if rest else {}
         )
-        units = {b: tuple(w for w in ws if w in sampled) for b, ws in self._fisher.units.items()}
-        units = {b: ws for b, ws in units.items() if b in sampled and ws}
+        units = self._fisher.sample_units(sampled)
         shapes = {n: p.shape for n, p in self._names.params.items() if n in sampled}
         if shards.any_sharded(self.sampled().values()):
             shards.check_shards(self.sampled(), units, self._prior)
@@ -178,6 +199,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         """Forgets gradients, and the statistics that came with them."""
         super().zero_grad(set_to_none)
         self._fisher.forget()
+        self._loss_check.forget()
 
     def loss(self, outputs: Any, y: Tensor) -> Tensor:
         """The likelihood's own loss of a batch, reduced as ``reduction`` says.
@@ -196,7 +218,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        scale = self._scaling.read(self, statistics=self.preconditioner.need != "gradient")
+        scale = self._scaling.read(self, statistics=bool(self.preconditioner.requests))
         if scale is None:
             self._fisher.forget()
             self._labels.forget()
@@ -213,6 +235,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         except DivergenceError as error:
             self._fisher.forget()
             raise DivergenceError(f"step {self.steps}: {error}") from None
+        self._compare_loss(scale.statistics)
         divisor = scale.gradient  # gradients have been averaged over the ranks
         divisor *= samples / ranks if self.reduction == "sum" else 1.0
         gradient = {k: g if divisor == 1.0 else g / divisor for k, g in gradient.items()}
@@ -228,6 +251,15 @@ class NaturalLangevin(torch.optim.Optimizer):
             group["step"] = step + 1
         self._fisher.forget()
         return loss
+
+    def _compare_loss(self, loss_scale: float) -> None:
+        """At the first step alone; groups may have been changed since they were made."""
+        if self._loss_check.done:
+            return
+        for group in self.param_groups:
+            refuse_ignored(group)
+        samples = float(self._fisher.samples) if self.reduction == "mean" else 1.0
+        self._loss_check.compare(samples, loss_scale, self._labels.newest())
 
     def _follow_schedule(self, step: int) -> None:
         if callable(self._lr):
@@ -273,7 +305,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         if lr not in rates:
             rates[lr] = self._rates(step, lr)
         dynamics = self._dynamics(first, temperature)
-        new = dynamics.update(state, evaluation, rates[lr], self.num_data)
+        new = dynamics.integrator.update(dynamics, state, evaluation, rates[lr], self.num_data)
         for k, p in params.items():
             shards.local(p).copy_(new.params[k][0])
             own[k]["mean"] = new.mean[k][0]
@@ -307,19 +339,17 @@ class NaturalLangevin(torch.optim.Optimizer):
 
     def _rates(self, step: int, lr: float) -> Rates:
         first = next(iter(self._names.params.values()))
+        return RatesTable.build(
+            float(lr), self.preconditioner.ema_schedule(), self.mean_rate,
+            start=step, stop=step + 1, chains=1, dtype=first.dtype, device=first.device,
+        ).row(step)  # fmt: skip
 
-        def at(rate: Any, name: str, high: float = float("inf")) -> Tensor:
-            found = schedules.tabulate(rate, step, step + 1, name=name, chains=1, high=high)[0]
-            return found.to(dtype=first.dtype, device=first.device)
-
-        decay = at(self.preconditioner.decay, "decay", 1.0)[0]
-        return Rates(at(float(lr), "lr"), decay, at(self.mean_rate, "mean_rate", 1.0)[0])
-
-    def _dynamics(self, like: Tensor, temperature: float) -> Dynamics:
+    def _dynamics(self, like: Tensor, temperature: float) -> LangevinDynamics:
         key = (like.device, like.dtype, temperature)
         if key not in self._dynamics_of:
             chain = torch.tensor([self.chain], device=like.device)
             self._dynamics_of[key] = LocalDynamics(
+                Overdamped(),
                 gradients=self._fisher.gradients,
                 preconditioner=self.preconditioner,
                 prior=self._prior,

@@ -23,7 +23,13 @@ from natural_langevin.optim.capture import Pass
 from natural_langevin.optim.fisher import Fisher
 from natural_langevin.optim.shadow import Arguments
 from natural_langevin.statistics import Params
-from natural_langevin.statistics.moments import CHUNK_NUMBERS, Moments, layer_moments
+from natural_langevin.statistics.moments import (
+    CHUNK_NUMBERS,
+    Moments,
+    dense_moments,
+    layer_moments,
+    merge,
+)
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.statistics import Recorded, ruled_gradients
 
@@ -32,7 +38,7 @@ class ShardedFisher(Fisher):
     """``Fisher`` for a model whose parameters are DTensors."""
 
     def _copied(self, model: nn.Module) -> nn.Module:
-        if self.need == "samples" or self.targets == "model":
+        if not self.requests <= {"second", "cross"} or self.targets == "model":
             raise ValueError(
                 "a sharded network cannot be run sample by sample, nor backward twice: use "
                 'QuasiDiagonalFisher(targets="data"), DiagonalFisher(targets="data"), RMSProp() '
@@ -72,25 +78,27 @@ class ShardedFisher(Fisher):
         assert plan is not None
         inputs, deltas = self._recorded(one, plan, scale)
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
-        result = Moments({}, {})
+        result: Moments = {}
+        groups, shapes = self.groups(params), {k: p.shape for k, p in params.items()}
         for layers in _sharing(self.shadow.owned, plan.ruled):
             gradients = ruled_gradients(self.shadow, replace(plan, ruled=layers), recorded)
             found = layer_moments(
-                gradients, self.units, samples=len(rows),
+                gradients, groups, shapes, samples=len(rows),
                 sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,
             )  # fmt: skip
-            for k, value in found.second.items():
-                result.second[k] = self._shard(k, value, len(rows))
-            for bias, row in found.cross.items():
-                result.cross[bias] = {k: self._shard(k, v, len(rows)) for k, v in row.items()}
-        for k in params.keys() - result.second.keys():  # a layer that was never called
-            result.second[k] = torch.zeros_like(shards.local(self._whose[k]))
-        for bias, weights in self.units.items():
-            if bias not in result.cross:
-                result.cross[bias] = {
-                    w: torch.zeros_like(shards.local(self._whose[w])) for w in weights
-                }
+            found["second"] = self._shards(found["second"], len(rows))
+            if "cross" in found:
+                found["cross"] = {b: self._shards(r, len(rows)) for b, r in found["cross"].items()}
+            merge(result, found)
+        unused = [g for g in groups if not result["second"].keys() & set(g.names)]
+        if unused:  # layers that were never called
+            names = [k for g in unused for k in g.names]
+            zeros = {k: torch.zeros_like(shards.local(self._whose[k]))[None] for k in names}
+            merge(result, dense_moments(lambda part: zeros, unused, samples=1, chunk=1))
         return result
+
+    def _shards(self, means: Params, samples: int) -> Params:
+        return {k: self._shard(k, mean, samples) for k, mean in means.items()}
 
     def _shard(self, name: str, mean: Tensor, samples: int) -> Tensor:
         """This rank's rows of the sum over all ranks' samples, in units of a mean over its own."""
@@ -150,10 +158,6 @@ def skeleton(model: nn.Module) -> nn.Module:
         return new
 
     return copied(model)
-
-
-def _of_fsdp(hook: Any) -> bool:
-    return type(getattr(hook, "__self__", None)).__name__ == "FSDPState"
 
 
 @contextmanager

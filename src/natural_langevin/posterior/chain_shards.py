@@ -16,8 +16,8 @@ from torch import Tensor
 
 from natural_langevin._internal.processes import Processes
 from natural_langevin.posterior import storage
-from natural_langevin.posterior.networks import Params
 from natural_langevin.posterior.prediction import Averager
+from natural_langevin.types import Params
 
 
 class ChainShards:

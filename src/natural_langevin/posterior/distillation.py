@@ -1,12 +1,15 @@
 """Distillation: one network taught to predict what the whole ensemble predicts.
 
 The student minimises, over inputs that need no labels, the mean Kullback-Leibler divergence from
-the ensemble's predictive distribution to its own:
+the ensemble's predictive distribution p to its own q:
 
 * classes: sum_k p_k ln(p_k / q_k), with p the ensemble's mean probabilities;
-* regression: of Gaussians N(m, v) with the ensemble's mean and total variance,
-  [ln(w / v) + (v + (m - mu)^2) / w - 1] / 2. A student with twice the outputs gives mu and ln w;
-  one with as many outputs as targets gives mu alone, and w = v.
+* numbers: of Gaussians N(m, v) with the ensemble's mean and total variance,
+  [ln(w / v) + (v + (m - mu)^2) / w - 1] / 2. A student with twice the outputs gives mu and ln w
+  (as ``HeteroscedasticGaussian`` reads them); one with as many outputs as targets gives mu alone,
+  and w = v;
+* anything else: the cross-entropy -E_p[ln q], the divergence up to a constant, over draws from the
+  ensemble; a student has the network's own outputs.
 """
 
 from __future__ import annotations
@@ -17,29 +20,51 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
-from natural_langevin.likelihoods import Bernoulli, Likelihood
-from natural_langevin.posterior.prediction import Prediction, entropy
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.likelihoods.predictive import Mixture, of_classes
+from natural_langevin.posterior.prediction import Prediction
 
 log = logging.getLogger("natural_langevin")
 
 Divergence = Callable[[Tensor, Tensor], Tensor]  # (student's outputs, rows) -> mean KL
 
 
-def divergence(prediction: Prediction, likelihood: Likelihood) -> Divergence:
+#: Draws from the ensemble for every input, where the divergence has no closed form.
+DRAWS = 64
+
+
+def divergence(
+    prediction: Prediction, law: Distribution | None, likelihood: Likelihood, seed: int = 0
+) -> Divergence:
     """Mean KL of the rows given by their indices, from the student's outputs for them."""
+    if law is None or (isinstance(law, Mixture) and law.is_normal):
+        return _gaussian(prediction)
+    if isinstance(law, Mixture):
+        state = law.mean_state
+        draws = law.sample((DRAWS,), seed=seed).to(prediction.mean.dtype)
+
+        def expected(outputs: Tensor, rows: Tensor) -> Tensor:
+            many = outputs.repeat(DRAWS, *(1,) * (outputs.ndim - 1))
+            return likelihood.log_loss(many, draws[:, rows].flatten(0, 1), state).mean()
+
+        return expected
+    classes, p = type(law), prediction.mean
+
+    def cross_entropy(outputs: Tensor, rows: Tensor) -> Tensor:
+        q = likelihood.distribution(outputs, {})
+        teacher = of_classes(classes, p[rows])
+        assert q is not None
+        every = teacher.enumerate_support()
+        cross = -(teacher.log_prob(every).exp() * q.log_prob(every.reshape(-1, *q.batch_shape)))
+        return (cross.sum(0) - teacher.entropy()).mean()
+
+    return cross_entropy
+
+
+def _gaussian(prediction: Prediction) -> Divergence:
     p = prediction.mean
-    if isinstance(likelihood, Bernoulli):
-        own = entropy(p, likelihood)
-        loss = nn.functional.binary_cross_entropy_with_logits
-        return lambda outputs, rows: (
-            loss(outputs.reshape(p[rows].shape), p[rows], reduction="none") - own[rows]
-        ).mean()
-    if likelihood.discrete:
-        negative = -entropy(p, likelihood)
-        return lambda outputs, rows: (
-            negative[rows] - (p[rows] * outputs.log_softmax(-1)).sum(-1)
-        ).mean()
     variance = prediction.total if prediction.total is not None else torch.ones_like(p)
 
     def gaussian(outputs: Tensor, rows: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from natural_langevin._internal.atomic import staged
-from natural_langevin.likelihoods import Likelihood
-from natural_langevin.posterior.prediction import entropy
+from natural_langevin.likelihoods import Likelihood, State
+from natural_langevin.likelihoods.predictive import said
+from natural_langevin.posterior.prediction import combined, one_tensor
 from natural_langevin.statistics.capture import Places
 
 log = logging.getLogger("natural_langevin")
@@ -33,7 +34,7 @@ Format = Literal["torch", "onnx"]
 class Served(nn.Module):
     """Inputs (B, ...) to what ``predict`` says of them: mean, total, epistemic.
 
-    Without ``total`` where the likelihood does not know its noise. Parameters are buffers.
+    Without ``total`` where the likelihood knows no distribution. Parameters are buffers.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Served(nn.Module):
         model: nn.Module,
         likelihood: Likelihood,
         networks: dict[str, Tensor],
-        noise: Tensor | None,
+        state: State,
     ) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)
@@ -53,37 +54,34 @@ class Served(nn.Module):
         self.likelihood, self._names = likelihood, list(networks)
         for index, value in enumerate(networks.values()):
             self.register_buffer(f"networks_{index}", value.detach().clone())
-        self._noise = None if noise is None else float(noise.double().mean())
+        self._learned = list(state)
+        for name, value in state.items():
+            self.register_buffer(f"learned_{name}", value.detach().clone())
         self.side_by_side = True  # else one after the other, each with its own part of the graph
         self.eval()
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names of what ``forward`` returns."""
-        known = self.likelihood.discrete or self._noise is not None
-        return ["mean", "total", "epistemic"] if known else ["mean", "epistemic"]
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         networks = {k: getattr(self, f"networks_{i}") for i, k in enumerate(self._names)}
 
         def one(params: dict[str, Tensor]) -> Tensor:
-            return self.likelihood.predictive(self._places.call(params, (x,)))
+            return one_tensor(self._places.call(params, (x,)))
 
         if self.side_by_side:
-            p = vmap(one)(networks)
+            outputs = vmap(one)(networks)
         else:
             count = len(next(iter(networks.values())))
             members = [{k: v[m] for k, v in networks.items()} for m in range(count)]
-            p = torch.stack([one(member) for member in members])
-        mean = p.mean(0)
-        if self.likelihood.discrete:
-            total = entropy(mean, self.likelihood)
-            aleatoric = entropy(p, self.likelihood).mean(0)
-            return mean, total, (total - aleatoric).clamp_min(0)
-        epistemic = (p - mean).square().mean(0)
-        if self._noise is None:
-            return mean, epistemic
-        return mean, self._noise + epistemic, epistemic
+            outputs = torch.stack([one(member) for member in members])
+        state = {name: getattr(self, f"learned_{name}") for name in self._learned}
+        value, spread, classes = said(self.likelihood, outputs, state)
+        mean, own = value.mean(0), None if spread is None else spread.mean(0)
+        if classes is not None:
+            assert own is not None
+            total, _, epistemic = combined(classes, mean, own)
+        else:  # around the mean: exact enough without float64
+            epistemic = (value - mean).square().mean(0)
+            total = None if own is None else own + epistemic
+        return (mean, epistemic) if total is None else (mean, total, epistemic)
 
 
 def write(served: Served, path: str | os.PathLike[str], example: Tensor, format: Format) -> None:
@@ -101,9 +99,11 @@ def write(served: Served, path: str | os.PathLike[str], example: Tensor, format:
         with staged(Path(path)) as handle:
             handle.write(buffer.getvalue())
         return
+    found = ["mean", "total", "epistemic"]
+    names = found if len(program.graph_signature.user_outputs) == 3 else found[::2]
     with _quiet():
         converted = torch.onnx.export(
-            program, dynamo=True, input_names=["x"], output_names=served.outputs, verbose=False
+            program, dynamo=True, input_names=["x"], output_names=names, verbose=False
         )
     assert converted is not None
     converted.save(os.fspath(path))

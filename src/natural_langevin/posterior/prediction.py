@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
-from natural_langevin.likelihoods import Bernoulli, Likelihood, mixtures
+from natural_langevin.likelihoods import Likelihood, State, mixtures
+from natural_langevin.likelihoods.predictive import Mixture, Said, of_classes, said
 
 
 class Prediction(NamedTuple):
@@ -16,13 +18,16 @@ class Prediction(NamedTuple):
 
     Classes: ``mean`` holds probabilities (B, K); uncertainties are entropies in nats (B,): total =
     entropy of the mean, aleatoric = mean entropy, epistemic = their difference (the mutual
-    information between label and weights). Regression: ``mean`` is the predictive mean and the
-    uncertainties are variances, total = aleatoric (sigma^2) + epistemic; None where the
-    likelihood does not know its noise.
+    information between label and weights). Numbers and counts: ``mean`` is the predictive mean and
+    the uncertainties are variances, total = aleatoric (the networks' own, on average) + epistemic
+    (of their means); None where the likelihood knows no distribution.
 
-    ``quantiles``, when asked for, has one row per level. Regression: of the predictive
-    distribution, the noise included (without it where the likelihood does not know its noise).
+    ``quantiles``, when asked for, has one row per level. Numbers and counts: of the predictive
+    distribution, the noise included (without it where the likelihood knows no distribution).
     Classes: of every class's probability over the networks.
+
+    ``error``, where samples are kept, is the Monte-Carlo standard error of ``mean`` (see
+    ``monte_carlo``): more draws make it smaller, and it says nothing of the data's own noise.
     """
 
     mean: Tensor
@@ -31,80 +36,114 @@ class Prediction(NamedTuple):
     epistemic: Tensor
     samples: Tensor | None  # (network, B, ...) in the order chain, then draw
     quantiles: Tensor | None = None  # (level, B, ...)
-
-
-def entropy(probabilities: Tensor, likelihood: Likelihood) -> Tensor:
-    """In nats: over the classes, or of every binary target on its own."""
-    if isinstance(likelihood, Bernoulli):
-        return torch.special.entr(probabilities) + torch.special.entr(1 - probabilities)
-    return torch.special.entr(probabilities).sum(-1)
+    error: Tensor | None = None  # of the shape of ``mean``
 
 
 class Averager:
-    """Takes the networks' predictions chunk by chunk, and says what they predict together.
+    """Takes the networks' outputs chunk by chunk, and says what they predict together.
 
-    ``count`` networks in all; ``noise`` (network,) is each one's observation variance, or None.
-    Only what was asked for is kept: without samples or quantiles, memory does not grow with the
-    number of networks.
+    ``count`` networks in all; ``state`` is what the likelihood learned, a value for each network
+    that will be added. Only what was asked for is kept: without samples, quantiles or the
+    ``whole`` distribution, memory does not grow with the number of networks.
     """
 
     def __init__(
         self,
         likelihood: Likelihood,
         count: int,
-        noise: Tensor | None,
+        state: State,
         *,
         keep_samples: bool,
         levels: Sequence[float],
+        whole: bool = False,
     ) -> None:
-        self.likelihood, self.count, self.noise = likelihood, count, noise
+        self.likelihood, self.count, self.whole = likelihood, count, whole
+        self._state, self._seen = state, 0
         self.keep_samples, self.levels = keep_samples, levels
-        self._kept: list[Tensor] = []
-        self._first = self._second = torch.zeros(())
-        self._dtype = torch.float32
+        self._values: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+        self._sums: list[Tensor] = []  # of values, their squares and spreads, over the networks
+        self._said: Said | None = None
+        self.example = torch.empty(0)  # of the shape of one network's outputs
 
-    def add(self, p: Tensor) -> None:
-        """Predictions of the next networks: (network, B, ...)."""
-        self._dtype = p.dtype
-        if self.keep_samples or self.levels:
-            self._kept.append(p)
-        if self.likelihood.discrete:
-            second = entropy(p, self.likelihood)
-        else:  # in float64, where the difference of two large squares survives
-            p, second = p.double(), p.double().square()
-        self._first = self._first.to(p.device) + p.sum(0) / self.count
-        self._second = self._second.to(p.device) + second.sum(0) / self.count
+    def add(self, outputs: Tensor) -> None:
+        """Outputs (network, B, ...) of the next networks."""
+        first, self._seen = self._seen, self._seen + len(outputs)
+        state = {k: v[first : self._seen] for k, v in self._state.items()}
+        new = self._said = said(self.likelihood, outputs, state)
+        self.example = outputs.new_empty(outputs.shape[1:])
+        numbers = new.classes is None
+        if self.keep_samples or (self.levels and (not numbers or new.spread is None)):
+            self._values.append(new.value)
+        if numbers and new.spread is not None and (self.whole or self.levels):
+            self._outputs.append(outputs)
+        # Numbers in float64, where the difference of two large squares survives.
+        value = new.value.double() if numbers else new.value
+        parts = [value, value.square()] if numbers else [value]
+        if new.spread is not None:
+            parts.append(new.spread.to(value.dtype))
+        sums = [part.sum(0) / self.count for part in parts]
+        self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
 
     def pool(self, add_up: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]) -> None:
         """Puts together what several of these have seen: sums added up, networks side by side."""
-        if self._kept:
-            self._kept = [join(torch.cat(self._kept))]
-        self._first, self._second = add_up(self._first), add_up(self._second)
+        self._values, self._outputs = (
+            [join(torch.cat(kept))] if kept else [] for kept in (self._values, self._outputs)
+        )
+        self._state = {k: join(v) for k, v in self._state.items()}
+        self._sums = [add_up(total) for total in self._sums]
 
     def finish(self) -> Prediction:
         """The prediction in the networks' own dtype."""
-        dtype = self._dtype
-        outputs = torch.cat(self._kept) if self._kept else None
-        quantiles = self._quantiles(outputs) if outputs is not None and self.levels else None
-        samples = outputs if self.keep_samples else None
-        mean, second = self._first, self._second
-        if self.likelihood.discrete:
-            total = entropy(mean, self.likelihood)
-            epistemic = (total - second).clamp_min(0)
-            return Prediction(mean, total, second, epistemic, samples, quantiles)
-        epistemic = (second - mean.square()).clamp_min(0).to(dtype)
-        mean = mean.to(dtype)
-        if self.noise is None:
-            return Prediction(mean, None, None, epistemic, samples, quantiles)
-        aleatoric = self.noise.double().mean().to(mean).expand(mean.shape)
-        return Prediction(mean, aleatoric + epistemic, aleatoric, epistemic, samples, quantiles)
+        assert self._said is not None
+        dtype, classes = self._said.value.dtype, self._said.classes
+        mean, *others = self._sums
+        total, aleatoric, epistemic = combined(classes, mean, *others)
+        values = torch.cat(self._values) if self._values else None
+        quantiles = None
+        if self.levels and values is not None and not self._outputs:
+            quantiles = quantiles_over_networks(values, self.levels)
+        elif self.levels:
+            quantiles = self.distribution().icdf(self.levels).to(dtype)
+        return Prediction(
+            mean.to(dtype),
+            None if total is None else total.to(dtype),
+            None if aleatoric is None else aleatoric.to(dtype),
+            epistemic.to(dtype),
+            values if self.keep_samples else None,
+            quantiles,
+        )
 
-    def _quantiles(self, outputs: Tensor) -> Tensor:
-        if self.likelihood.discrete or self.noise is None:
-            return quantiles_over_networks(outputs, self.levels)
-        variance = self.noise.reshape(-1, *(1,) * (outputs.ndim - 1)).to(outputs.device)
-        rows = [mixtures.quantile(q, outputs, variance) for q in self.levels]
-        return torch.stack(rows).to(outputs.dtype)
+    def distribution(self, *others: Averager) -> Distribution:
+        """The predictive distribution of these inputs, and of the others' after them."""
+        classes = self._said.classes if self._said is not None else None
+        if classes is not None:
+            means = torch.cat([one._sums[0] for one in (self, *others)])
+            return of_classes(classes, means.double())
+        if not self._outputs:
+            raise TypeError(
+                f"{type(self.likelihood).__name__} knows no predictive distribution: give "
+                "LogLoss(fn, distribution=...), or score posterior.predict(x).samples with your "
+                "own loss"
+            )
+        outputs = torch.cat([torch.cat(one._outputs) for one in (self, *others)], dim=1)
+        return Mixture(self.likelihood, outputs, self._state)
+
+
+def combined(
+    classes: type[Distribution] | None,
+    mean: Tensor,
+    second: Tensor,
+    spread: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Total, aleatoric and epistemic uncertainty, from averages over networks.
+
+    Classes: of probabilities and entropies; numbers: of means, their squares and variances."""
+    if classes is not None:
+        total = of_classes(classes, mean).entropy()
+        return total, second, (total - second).clamp_min(0)
+    epistemic = (second - mean.square()).clamp_min(0)
+    return (None, None, epistemic) if spread is None else (spread + epistemic, spread, epistemic)
 
 
 def quantiles_over_networks(outputs: Tensor, levels: Sequence[float]) -> Tensor:

@@ -29,16 +29,11 @@ from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.tensorfile import Spec, StorageError, WriteError, spec
 from natural_langevin.posterior import manifest
 from natural_langevin.posterior.manifest import File, Manifest
-from natural_langevin.posterior.networks import OnDisk, Params
+from natural_langevin.posterior.networks import OnDisk
 from natural_langevin.statistics.vectorised import MODEL_LOCK
+from natural_langevin.types import Params
 
 __all__ = ["StorageError", "WriteError", "forget", "read", "write"]
-
-LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
-    "Categorical": likelihoods.Categorical,
-    "Bernoulli": likelihoods.Bernoulli,
-    "Gaussian": likelihoods.Gaussian,
-}
 
 Groups = dict[str, Params]
 
@@ -267,7 +262,7 @@ def _check_shapes(saved: Manifest, parameters: dict[str, Tensor]) -> None:
 
 def _describe_likelihood(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
     name = type(likelihood).__name__
-    if name not in LIKELIHOODS:
+    if name not in likelihoods.REGISTRY:
         return {"name": name}  # a LogLoss holds functions: they must be given again when loading
     return {"name": name, "arguments": asdict(likelihood)}  # type: ignore[call-overload]
 
@@ -282,12 +277,12 @@ def _likelihood(
                 f"the posterior was sampled with the likelihood {name!r}, not with {given!r}"
             )
         return given
-    if not isinstance(name, str) or name not in LIKELIHOODS:
+    if not isinstance(name, str) or name not in likelihoods.REGISTRY:
         raise StorageError(
             f"the likelihood {name!r:.80} cannot be restored from a file: give it again, "
             "Posterior.load(folder, model, likelihood=...)"
         )
     try:
-        return LIKELIHOODS[name](**fields.get("arguments", {}))
+        return likelihoods.REGISTRY[name](**fields.get("arguments", {}))
     except (TypeError, ValueError, OverflowError) as error:
         raise StorageError(f"the saved likelihood {name} is malformed: {error}") from error

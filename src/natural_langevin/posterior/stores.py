@@ -17,8 +17,9 @@ from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import remove_leftovers, staged
 from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.tensorfile import Spec, StorageError
-from natural_langevin.posterior.networks import OnDisk, Params
+from natural_langevin.posterior.networks import OnDisk
 from natural_langevin.posterior.storage import forget
+from natural_langevin.types import Params
 
 #: Words that are meant as a kind of memory rather than as the name of a folder.
 _NO_FOLDERS = {"gpu", "cuda", "disk", "memory", "ram", "host", ""}
@@ -188,21 +189,24 @@ class InFolder:
     def restore(self, tree: Params) -> None:
         self._identity = bytes(tree["identity"].tolist()).hex()
         self._plan = tensorfile.layout(self._specs, {"identity": self._identity})
-        found, size = b"", 0
-        if self.path.is_file():
-            size = self.path.stat().st_size
-            with self.path.open("rb") as handle:
-                found = handle.read(len(self._plan.header))
-        if found != self._plan.header or size != self._plan.size:
+        # By its content, and not by its name, which version 0.1 made of fewer settings.
+        found = [p for p in self.path.parent.glob("draws-*.safetensors") if self._is_ours(p)]
+        if not found:
             raise StorageError(
                 f"the samples that this checkpoint counts on are not in {self.path}: give the "
                 "store= of the run that wrote the checkpoint, or start anew in another folder"
             )
+        self.path = found[0]
         with self._writing():
             self._claim()
             self._open()
         self._checks = tree["checks"].cpu()
         self._verify()
+
+    def _is_ours(self, path: Path) -> bool:
+        with path.open("rb") as handle:
+            header = handle.read(len(self._plan.header))
+        return header == self._plan.header and path.stat().st_size == self._plan.size
 
     def finished(self) -> Params:
         self.tree()

@@ -9,20 +9,26 @@ Every tensor has a leading chain axis; trees are dicts by parameter name.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from natural_langevin import schedules
-from natural_langevin.statistics import Need, Params, Sharing, Statistics
+from natural_langevin._internal.chains import per_chain
+from natural_langevin.statistics import Params, Requests, Sharing, Statistics
 
 #: A tree of tensors by parameter name; what is in it is each metric's own business.
 Metric = dict[str, Any]
-#: For every bias, the weights of its units.
+#: For every bias, the weights of its units; for a weight whose units have none, ``{weight: ()}``.
 Units = dict[str, tuple[str, ...]]
 Targets = Literal["data", "model"]
+Rate = float | schedules.Schedule
+#: epsilon of every parameter tensor: a number, or one value per chain (see ``damping``).
+Damping = Mapping[str, float | Tensor]
 
 
 class Factor(NamedTuple):
@@ -49,17 +55,32 @@ def diagonal_factor(scale: Params) -> Factor:
     return Factor(multiply, multiply)
 
 
+def damped(value: Tensor, damping: float | Tensor) -> Tensor:
+    """J + epsilon for a (chain, ...) tensor of diagonal entries."""
+    return value + per_chain(damping, value)
+
+
 class Preconditioner:
     """Base of all metrics. Subclasses are final: ``init``, ``update``, ``factor``."""
 
-    #: Which statistics ``update`` reads.
-    need: Need = "gradient"
+    #: Which statistics ``update`` reads (see statistics.requests); the gradient is always there.
+    requests: Requests = frozenset()
+    #: Which parameters C couples: of a unit, all, or none.
+    couples: Literal["none", "units", "all"] = "none"
     #: Whose labels the statistics come from.
     targets: Targets = "data"
-    #: Whether a sample's positions are summed before they are squared (see gradients.moments).
+    #: Whether a sample's positions are summed before they are squared (see statistics.moments).
     sharing: Sharing = "exact"
+    #: epsilon: a number, or "prior" (see ``damping.resolve_damping``).
+    damping: float | Literal["prior"] = 0.0
     #: gamma_t of the moving average.
-    decay: float | schedules.Schedule = schedules.inverse_sqrt()
+    decay: Rate | None = schedules.inverse_sqrt()
+    #: Whether a step applies the metric that its own batch has just changed.
+    fresh: bool = False
+    #: Until when the metric follows the batches.
+    adapt: Literal["burn-in", "always"] = "burn-in"
+    #: Statistics are taken at every so many steps.
+    every: int = 1
 
     def init(self, params: Params, units: Units) -> Metric:
         """The metric before the first update: the identity."""
@@ -71,68 +92,140 @@ class Preconditioner:
         """The metric after a batch; ``rate`` (chain,) is gamma_t. Likelihood gradients only."""
         raise NotImplementedError
 
-    def factor(self, metric: Metric) -> Factor:
-        """A with C = A A^T, for the metric as it stands."""
+    def factor(self, metric: Metric, damping: Damping) -> Factor:
+        """A with C = A A^T, for the metric as it stands and epsilon by parameter name."""
         raise NotImplementedError
 
-    def apply(self, metric: Metric, v: Params) -> Params:
+    def apply(self, metric: Metric, v: Params, damping: Damping) -> Params:
         """C v."""
-        return self.factor(metric).apply(v)
+        return self.factor(metric, damping).apply(v)
 
-    def sample(self, metric: Metric, z: Params) -> Params:
+    def sample(self, metric: Metric, z: Params, damping: Damping) -> Params:
         """C^{1/2} z for standard normal z."""
-        return self.factor(metric).sample(z)
+        return self.factor(metric, damping).sample(z)
+
+    def damping_from(self, curvature: float | Tensor) -> float | Tensor:
+        """epsilon of ``damping="prior"``, for a prior of this curvature per datum, 1/(N variance):
+        the curvature itself where C^{-1} is J + epsilon."""
+        return curvature
+
+    def ema_schedule(self, burn_in: float = math.inf) -> schedules.Schedule:
+        """gamma_t of every step: decay(t // every) where statistics are taken, else 0.
+
+        They are taken at every ``every``-th step, with ``adapt="burn-in"`` of the first ``burn_in``
+        only: later the metric stands still.
+
+        >>> from natural_langevin.preconditioners import DiagonalFisher
+        >>> gamma = DiagonalFisher(every=2).ema_schedule(burn_in=3)
+        >>> [round(gamma(t), 3) for t in range(5)]
+        [1.0, 0.0, 0.707, 0.0, 0.0]
+        """
+        assert self.decay is not None
+        rate = schedules.as_schedule(self.decay)
+        last = burn_in if self.adapt == "burn-in" else math.inf
+
+        def gamma(step: int) -> schedules.Value:
+            return 0.0 if step % self.every or step >= last else rate(step // self.every)
+
+        return gamma
 
 
-def check_damping(damping: float) -> float:
-    if not (math.isfinite(damping) and damping >= 0):
-        raise ValueError(f"damping must be finite and at least 0, got {damping!r}")
+@dataclass(kw_only=True, eq=False, repr=False)
+class AveragedPreconditioner(Preconditioner):
+    """The settings of every metric that averages over batches. Abstract.
+
+    ``damping``: epsilon, which bounds C where the data say nothing. "prior" is the prior's share of
+    the posterior's curvature, 1 / (N variance), by parameter and chain (see ``damping``); a number
+    is taken as it is. ``decay``, or by its other name ``ema_rate``: gamma_t, the weight of the
+    *newest* batch, a number or a schedule; 1/sqrt(t) with t = 1, 2, ... where it is left out.
+    ``adapt``: "burn-in" stops the average there, so that the chain that is kept has one metric;
+    "always" goes on. ``fresh``: whether a step applies the metric that its own batch has just
+    changed, as the paper does; that couples C with the gradient it multiplies and biases the
+    chain, so by default C comes from the batches before. ``every``: batches are looked at every so
+    many steps; gamma_t then counts the looks.
+    """
+
+    damping: float | Literal["prior"] = "prior"
+    decay: Rate | None = None
+    ema_rate: Rate | None = None
+    fresh: bool = False
+    adapt: Literal["burn-in", "always"] = "burn-in"
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.decay is not None and self.ema_rate is not None:
+            raise ValueError(
+                "decay and ema_rate are two names of one rate, got both "
+                f"({self.decay!r} and {self.ema_rate!r}): give ema_rate alone"
+            )
+        rate = self.ema_rate if self.decay is None else self.decay
+        self.decay = self.ema_rate = schedules.inverse_sqrt() if rate is None else rate
+        self.damping = check_damping(self.damping)
+        _one_of("adapt", self.adapt, "burn-in", "always")
+        if not isinstance(self.fresh, bool):
+            raise TypeError(f"fresh must be True or False, got {self.fresh!r}")
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise ValueError(f"every must be a whole number of steps from 1 on, got {self.every!r}")
+
+    def __repr__(self) -> str:
+        """The first settings always, the others where they are not the default's."""
+        shown = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in sorted(dataclasses.fields(self), key=lambda f: f.name != "targets")
+            if f.name in ("targets", "damping", "decay")
+            or (f.name != "ema_rate" and getattr(self, f.name) != f.default)
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class FisherPreconditioner(AveragedPreconditioner):
+    """The settings that all Fisher metrics share. Abstract.
+
+    ``targets``: "data" takes the gradients of the data's own labels (the outer-product variant,
+    OP), "model" those of labels drawn from the model (the Fisher matrix proper). ``sharing``: how
+    the positions of a sample (tokens, pixels, repeated calls of a layer) enter its squared
+    gradient. "exact" adds them up first; "expand" is a cheaper approximation that takes each for a
+    sample of its own.
+    """
+
+    #: What ``sharing`` may be.
+    sharings: ClassVar[tuple[Sharing, ...]] = ("exact", "expand")
+    targets: Targets = "data"
+    sharing: Sharing = "exact"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _one_of("targets", self.targets, "data", "model")
+        _one_of("sharing", self.sharing, *self.sharings)
+
+    def damping_from(self, curvature: float | Tensor) -> float | Tensor:
+        """The curvature itself; with ``targets="model"`` at least ``MODEL_DAMPING``."""
+        if self.targets == "data":
+            return curvature
+        if isinstance(curvature, Tensor):
+            return curvature.clamp_min(MODEL_DAMPING)
+        return max(curvature, MODEL_DAMPING)
+
+
+#: Least damping of ``damping="prior"`` with labels drawn from the model. Where J vanishes the step
+#: is Euclidean with rate eta / damping. Gradients of the data keep their own second moments away
+#: from zero; the model's Fisher matrix has no such floor, since a confident network almost never
+#: draws a surprising label, so it needs a damping at which eta / damping is a step size that plain
+#: SGD would survive.
+MODEL_DAMPING = 1e-2
+
+
+def check_damping(damping: float | str) -> float | Literal["prior"]:
+    """A number, or the word "prior"."""
+    if damping == "prior":
+        return "prior"
+    if isinstance(damping, (str, bool)) or not (math.isfinite(damping) and damping >= 0):
+        raise ValueError(f'damping must be "prior", or finite and at least 0, got {damping!r}')
     return float(damping)
 
 
-#: Default damping of the Fisher metrics. Where J vanishes the step is Euclidean with rate
-#: eta / damping. Gradients of the data keep their own second moments away from zero; the model's
-#: Fisher matrix has no such floor, since a confident network almost never draws a surprising
-#: label, so it needs a damping at which eta / damping is a step size that plain SGD would survive.
-DAMPING = {"data": 1e-4, "model": 1e-2}
-
-
-def check_targets(targets: str) -> Targets:
-    if targets == "data":
-        return "data"
-    if targets == "model":
-        return "model"
-    raise ValueError(f'targets must be "data" or "model", got {targets!r}')
-
-
-def check_sharing(sharing: str) -> Sharing:
-    if sharing == "exact":
-        return "exact"
-    if sharing == "expand":
-        return "expand"
-    raise ValueError(f'sharing must be "exact" or "expand", got {sharing!r}')
-
-
-class FisherPreconditioner(Preconditioner):
-    """The settings that all Fisher metrics share. Abstract."""
-
-    def __init__(
-        self,
-        *,
-        targets: str = "data",
-        damping: float | None = None,
-        decay: float | schedules.Schedule = schedules.inverse_sqrt(),
-        sharing: str = "exact",
-    ) -> None:
-        """``sharing``: how the positions of a sample (tokens, pixels, repeated calls of a layer)
-        enter its squared gradient. "exact" adds them up first; "expand" is a cheaper approximation
-        that takes each for a sample of its own."""
-        self.targets, self.decay = check_targets(targets), decay
-        self.sharing = check_sharing(sharing)
-        self.damping = DAMPING[self.targets] if damping is None else check_damping(damping)
-
-    def __repr__(self) -> str:
-        settings = f"targets={self.targets!r}, damping={self.damping!r}, decay={self.decay!r}"
-        if self.sharing != "exact":
-            settings += f", sharing={self.sharing!r}"
-        return f"{type(self).__name__}({settings})"
+def _one_of(name: str, value: str, *allowed: str) -> None:
+    if value not in allowed:
+        choices = " or ".join(f'"{a}"' for a in allowed)
+        raise ValueError(f"{name} must be {choices}, got {value!r}")

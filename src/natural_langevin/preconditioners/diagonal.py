@@ -11,10 +11,12 @@ from torch import Tensor
 
 from natural_langevin._internal.chains import average
 from natural_langevin.preconditioners.base import (
+    Damping,
     Factor,
     FisherPreconditioner,
     Metric,
     Units,
+    damped,
     diagonal_factor,
 )
 from natural_langevin.statistics import Params, Statistics
@@ -23,7 +25,7 @@ from natural_langevin.statistics import Params, Statistics
 class DiagonalFisher(FisherPreconditioner):
     """C_ii = 1 / (J_ii + damping)."""
 
-    need = "diagonal"
+    requests = frozenset({"second"})
 
     def init(self, params: Params, units: Units) -> Metric:
         return {"second": {name: torch.ones_like(p) for name, p in params.items()}}
@@ -34,7 +36,7 @@ class DiagonalFisher(FisherPreconditioner):
         new = statistics.second
         return {"second": {k: average(j, new[k], rate) for k, j in metric["second"].items()}}
 
-    def factor(self, metric: Metric) -> Factor:
+    def factor(self, metric: Metric, damping: Damping) -> Factor:
         return diagonal_factor(
-            {name: (j + self.damping).rsqrt() for name, j in metric["second"].items()}
+            {name: damped(j, damping[name]).rsqrt() for name, j in metric["second"].items()}
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from natural_langevin.preconditioners.base import Factor, Metric, Preconditioner, Units
+from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner, Units
 from natural_langevin.statistics import Params, Statistics
 
 
 class Euclidean(Preconditioner):
     """No preconditioning: nothing is stored, and drift and noise pass unchanged."""
+
+    decay = 0.0  # there is nothing to average
 
     def init(self, params: Params, units: Units) -> Metric:
         return {}
@@ -19,7 +21,7 @@ class Euclidean(Preconditioner):
     ) -> Metric:
         return metric
 
-    def factor(self, metric: Metric) -> Factor:
+    def factor(self, metric: Metric, damping: Damping) -> Factor:
         return Factor(lambda z: z, lambda v: v)
 
     def __repr__(self) -> str:

@@ -1,19 +1,20 @@
-"""Full Fisher metric (Algorithm 3): C = (J + eps Id)^{-1}, J dense over all parameters.
+"""Full Fisher metric (Algorithm 3): C = (J + diag eps)^{-1}, J dense over all parameters.
 
-J = L L^T - eps Id gives the factor A = L^{-T}: C v by two triangular solves, C^{1/2} z by one.
+J = L L^T - diag eps gives the factor A = L^{-T}: C v by two triangular solves, C^{1/2} z by one.
 For small models, and the oracle of every other metric.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from natural_langevin import schedules
-from natural_langevin._internal.chains import average
+from natural_langevin._internal.chains import average, per_chain
 from natural_langevin.preconditioners.base import (
+    Damping,
     Factor,
     FisherPreconditioner,
     Metric,
@@ -33,21 +34,15 @@ def unflatten(flat: Tensor, like: Params) -> Params:
     return {k: part.reshape(v.shape) for (k, v), part in zip(like.items(), parts, strict=True)}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FullFisher(FisherPreconditioner):
-    """C = (J + damping Id)^{-1}; memory and time grow as parameters squared and cubed."""
+    """C = (J + damping)^{-1}; memory and time grow as parameters squared and cubed.
 
-    need = "samples"
+    ``max_parameters``: it refuses networks with more."""
 
-    def __init__(
-        self,
-        *,
-        targets: str = "data",
-        damping: float | None = None,
-        decay: float | schedules.Schedule = schedules.inverse_sqrt(),
-        max_parameters: int = 2048,
-    ) -> None:
-        super().__init__(targets=targets, damping=damping, decay=decay)
-        self.max_parameters = max_parameters
+    requests = frozenset({"samples"})
+    couples = "all"
+    max_parameters: int = 2048
 
     def init(self, params: Params, units: Units) -> Metric:
         count = sum(math.prod(p.shape[1:]) for p in params.values())
@@ -69,21 +64,23 @@ class FullFisher(FisherPreconditioner):
         g = torch.cat([s.reshape(*s.shape[:2], -1) for s in samples], dim=2)
         return {"fisher": {"": average(metric["fisher"][""], g.mT @ g / g.shape[1], rate)}}
 
-    def factor(self, metric: Metric) -> Factor:
-        fisher = metric["fisher"][""]
-        damped = fisher + self.damping * torch.eye(
-            fisher.shape[-1], dtype=fisher.dtype, device=fisher.device
+    def factor(self, metric: Metric, damping: Damping) -> Factor:
+        fisher, known = metric["fisher"][""], list[Tensor]()
+
+        def lower(like: Params) -> Tensor:
+            """L of J + diag eps = L L^T, once: the sizes of the parameters come with the vector."""
+            if not known:
+                eps = flatten({k: per_chain(damping[k], v).expand_as(v) for k, v in like.items()})
+                # cholesky_ex does not raise: a chain that lost definiteness is caught as
+                # divergence, and must not stop the others.
+                known.append(torch.linalg.cholesky_ex(fisher + torch.diag_embed(eps))[0])
+            return known[0]
+
+        def solve(matrix: Tensor, tree: Params, *, upper: bool) -> Params:
+            flat = torch.linalg.solve_triangular(matrix, flatten(tree)[..., None], upper=upper)
+            return unflatten(flat[..., 0], tree)
+
+        return Factor(
+            forward=lambda z: solve(lower(z).mT, z, upper=True),
+            transpose=lambda v: solve(lower(v), v, upper=False),
         )
-        # cholesky_ex does not raise: a chain that lost definiteness is caught as divergence,
-        # and must not stop the others.
-        lower, _ = torch.linalg.cholesky_ex(damped)
-
-        def forward(z: Params) -> Params:
-            flat = flatten(z)[..., None]
-            return unflatten(torch.linalg.solve_triangular(lower.mT, flat, upper=True)[..., 0], z)
-
-        def transpose(v: Params) -> Params:
-            flat = flatten(v)[..., None]
-            return unflatten(torch.linalg.solve_triangular(lower, flat, upper=False)[..., 0], v)
-
-        return Factor(forward, transpose)

@@ -2,11 +2,12 @@
 
 A unit is its bias (index 0) and its incoming weights (index i). The factor A keeps the sparsity,
 
-    A_00 = (J_00 + eps)^{-1/2}
-    A_ii = (J_ii - (A_00 J_0i)^2 + eps)^{-1/2}
+    A_00 = (J_00 + eps_0)^{-1/2}
+    A_ii = (J_ii - (A_00 J_0i)^2 + eps_i)^{-1/2}
     A_0i = -A_00^2 A_ii J_0i
 
-and A^{-T} A^{-1} has the diagonal and the first row of J + eps Id. In exact arithmetic the Schur
+and A^{-T} A^{-1} has the diagonal and the first row of J + diag eps (eps_0 is the bias's damping,
+eps_i the weights'). In exact arithmetic the Schur
 complement J_ii - (A_00 J_0i)^2 is not negative (Cauchy-Schwarz); rounding is clamped in A itself,
 so that drift and noise see the same clamp. A weight without bias has no first row: diagonal.
 
@@ -22,16 +23,18 @@ from torch import Tensor
 
 from natural_langevin._internal.chains import average
 from natural_langevin.preconditioners.base import (
+    Damping,
     Factor,
     FisherPreconditioner,
     Metric,
     Units,
+    damped,
 )
 from natural_langevin.statistics import Params, Statistics
 
 
 class UnitFactor(NamedTuple):
-    """A for the units of one weight tensor (chain, unit, ...); A_00 is ``corner(J_00)``."""
+    """A for the units of one weight tensor (chain, unit, ...), without the bias's own A_00."""
 
     row: Tensor  # A_0i: (chain, unit, ...)
     diagonal: Tensor  # A_ii: (chain, unit, ...)
@@ -45,16 +48,11 @@ class UnitFactor(NamedTuple):
         return self.row * _spread(v, self.row)
 
 
-def corner(j_00: Tensor, damping: float) -> Tensor:
-    """A_00 for every unit: (chain, unit)."""
-    return (j_00 + damping).rsqrt()
-
-
-def unit_factor(j_00: Tensor, j_0i: Tensor, j_ii: Tensor, damping: float) -> UnitFactor:
-    """Algorithm 4 for a layer: j_00 (chain, unit), j_0i and j_ii (chain, unit, ...)."""
-    a_00 = _spread(corner(j_00, damping), j_ii)
+def unit_factor(a_00: Tensor, j_0i: Tensor, j_ii: Tensor, damping: float | Tensor) -> UnitFactor:
+    """Algorithm 4 for a layer: a_00 (chain, unit), j_0i and j_ii (chain, unit, ...)."""
+    a_00 = _spread(a_00, j_ii)
     schur = (j_ii - (a_00 * j_0i).square()).clamp_min(0)
-    a_ii = (schur + damping).rsqrt()
+    a_ii = damped(schur, damping).rsqrt()
     return UnitFactor(row=-a_00.square() * a_ii * j_0i, diagonal=a_ii)
 
 
@@ -66,12 +64,15 @@ def _spread(bias: Tensor, weight: Tensor) -> Tensor:
 class QuasiDiagonalFisher(FisherPreconditioner):
     """C^{-1} has the diagonal and the bias row of J + damping, unit by unit."""
 
-    need = "diagonal"
+    requests = frozenset({"second", "cross"})
+    couples = "units"
 
     def init(self, params: Params, units: Units) -> Metric:
         return {
             "second": {name: torch.ones_like(p) for name, p in params.items()},
-            "cross": {b: {w: torch.zeros_like(params[w]) for w in ws} for b, ws in units.items()},
+            "cross": {
+                b: {w: torch.zeros_like(params[w]) for w in ws} for b, ws in units.items() if ws
+            },
         }
 
     def update(
@@ -86,28 +87,26 @@ class QuasiDiagonalFisher(FisherPreconditioner):
             },
         }
 
-    def factor(self, metric: Metric) -> Factor:
+    def factor(self, metric: Metric, damping: Damping) -> Factor:
         second, cross = metric["second"], metric["cross"]
+        inner = {w for row in cross.values() for w in row}
+        #: A_00 of every bias; a parameter without bias has nothing else.
+        own = {k: damped(j, damping[k]).rsqrt() for k, j in second.items() if k not in inner}
         units = {
-            bias: {w: unit_factor(second[bias], row[w], second[w], self.damping) for w in row}
+            bias: {w: unit_factor(own[bias], row[w], second[w], damping[w]) for w in row}
             for bias, row in cross.items()
         }
-        paired = {name for bias, row in units.items() for name in (bias, *row)}
-        alone = {k: (j + self.damping).rsqrt() for k, j in second.items() if k not in paired}
 
         def forward(z: Params) -> Params:
-            out = {k: alone[k] * z[k] for k in alone}
+            out = {k: own[k] * z[k] for k in own}
             for bias, row in units.items():
-                out[bias] = corner(second[bias], self.damping) * z[bias] + sum(
-                    a.to_bias(z[w], z[bias]) for w, a in row.items()
-                )
+                out[bias] = out[bias] + sum(a.to_bias(z[w], z[bias]) for w, a in row.items())
                 out |= {w: a.diagonal * z[w] for w, a in row.items()}
             return out
 
         def transpose(v: Params) -> Params:
-            out = {k: alone[k] * v[k] for k in alone}
+            out = {k: own[k] * v[k] for k in own}
             for bias, row in units.items():
-                out[bias] = corner(second[bias], self.damping) * v[bias]
                 out |= {w: a.from_bias(v[bias]) + a.diagonal * v[w] for w, a in row.items()}
             return out
 

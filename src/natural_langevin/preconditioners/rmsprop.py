@@ -8,29 +8,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from natural_langevin import schedules
 from natural_langevin._internal.chains import average
 from natural_langevin.preconditioners.base import (
+    AveragedPreconditioner,
+    Damping,
     Factor,
     Metric,
-    Preconditioner,
     Units,
-    check_damping,
+    damped,
     diagonal_factor,
 )
 from natural_langevin.statistics import Params, Statistics
 
 
-class RMSProp(Preconditioner):
+class RMSProp(AveragedPreconditioner):
     """C_ii = (D_ii + damping)^{-1/2}; noise (D_ii + damping)^{-1/4} z."""
 
-    def __init__(
-        self,
-        *,
-        damping: float = 1e-4,
-        decay: float | schedules.Schedule = schedules.inverse_sqrt(),
-    ) -> None:
-        self.damping, self.decay = check_damping(damping), decay
+    def damping_from(self, curvature: float | Tensor) -> float | Tensor:
+        """The square of the prior's curvature: C is the prior's N variance where D vanishes."""
+        return curvature * curvature
 
     def init(self, params: Params, units: Units) -> Metric:
         return {"square": {name: torch.ones_like(p) for name, p in params.items()}}
@@ -41,10 +37,7 @@ class RMSProp(Preconditioner):
         old = metric["square"]
         return {"square": {k: average(old[k], g.square(), rate) for k, g in gradient.items()}}
 
-    def factor(self, metric: Metric) -> Factor:
+    def factor(self, metric: Metric, damping: Damping) -> Factor:
         return diagonal_factor(
-            {name: (d + self.damping).pow(-0.25) for name, d in metric["square"].items()}
+            {name: damped(d, damping[name]).pow(-0.25) for name, d in metric["square"].items()}
         )
-
-    def __repr__(self) -> str:
-        return f"RMSProp(damping={self.damping!r}, decay={self.decay!r})"

@@ -17,6 +17,7 @@ from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.provenance import check_provenance
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.tensorfile import StorageError, spec
+from natural_langevin.sampling.version_0_1 import as_noted_today
 
 log = logging.getLogger("natural_langevin")
 
@@ -25,8 +26,8 @@ class CheckpointError(StorageError):
     """A checkpoint that cannot be read, or is not of the expected run."""
 
 
-class OtherCodeError(CheckpointError):
-    """A checkpoint of a run whose code has changed."""
+class OtherRunError(CheckpointError):
+    """A whole checkpoint, but of another run, or of one whose code has changed."""
 
 
 def named(tree: Any) -> dict[str, Tensor]:
@@ -113,17 +114,16 @@ class RunCheckpoint:
 
     def load(self, like: Any) -> Any | None:
         """The newest readable checkpoint of this run, or None in an empty folder."""
-        there = [path for path in (self._newest, self._previous) if path.exists()]
-        for path in there:
+        paths = [path for path in (self._newest, self._previous) if path.exists()]
+        for path in paths:
             try:
-                check_checkpoint_of(path.parent, read_config(path), self._config)
-                made_by = read_field(path, "made_by")
-                check_provenance(path.parent, made_by, self._made_by, error=OtherCodeError)
+                there = read_config(path), read_field(path, "made_by")
+                check_checkpoint_of(path.parent, there, (self._config, self._made_by))
                 found = load_tree(path, like)
-            except OtherCodeError:
+            except OtherRunError:
                 raise
             except CheckpointError as error:
-                if path == there[-1]:
+                if path == paths[-1]:
                     raise
                 log_fallback(path, error)
                 continue
@@ -165,12 +165,19 @@ def read_field(path: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def check_checkpoint_of(folder: Path, there: dict[str, Any], config: dict[str, Any]) -> None:
-    """Refuses a checkpoint of another run, and says in which arguments the two differ."""
+#: What a checkpoint says of its run: its settings, and its provenance.
+About = tuple[dict[str, Any], dict[str, Any]]
+
+
+def check_checkpoint_of(folder: Path, there: About, here: About) -> None:
+    """Refuses a checkpoint of another run, and says in which arguments or code the two differ."""
+    (config, made_by), (ours, our_code) = there, here
     check_same_run(
-        folder, there, config, what="a checkpoint of another run", error=CheckpointError,
+        folder, config if made_by else as_noted_today(config, ours), ours,
+        what="a checkpoint of another run", error=OtherRunError,
         remedy="Use another folder, or the same settings and data",
     )  # fmt: skip
+    check_provenance(folder, made_by, our_code, error=OtherRunError)
 
 
 def config_in(folder: str | os.PathLike[str] | None) -> dict[str, Any]:

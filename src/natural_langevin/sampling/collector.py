@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from natural_langevin.dynamics.overdamped import Info, State
+from natural_langevin.dynamics.base import Info, State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.stores import Store
+from natural_langevin.statistics import Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -57,6 +58,14 @@ def finite_chains(state: State) -> Tensor:
     for p in state.params.values():
         finite = finite & torch.isfinite(p.reshape(len(p), -1).sum(1))
     return finite
+
+
+def draws_mean(samples: Params, like: Params) -> Params:
+    """The mean of every chain's kept draws, up to where it stopped: as ``like``."""
+    return {
+        name: torch.stack([chain.to(p.device, p.dtype).nanmean(0) for chain in samples[name]])
+        for name, p in like.items()
+    }
 
 
 class LossTrace:
@@ -145,11 +154,12 @@ class SampleCollector:
         late = ~finite_chains(state) & (state.diverged < 0)
         diverged = torch.where(late, state.step, state.diverged)
         self._report(diverged)
+        samples = self._store.finished()
         return Posterior(
             model=model,
             likelihood=likelihood,
-            samples=self._store.finished(),
-            mean=state.mean,
+            samples=samples,
+            mean=state.mean or draws_mean(samples, state.params),
             last=state.params,
             diverged=diverged,
             learned=state.likelihood,

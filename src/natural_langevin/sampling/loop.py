@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin._internal.progress import Progress
-from natural_langevin.dynamics.overdamped import Info
+from natural_langevin.dynamics.base import Info
 from natural_langevin.sampling.checkpoint import Saved
 from natural_langevin.sampling.collector import Collector, is_kept
 

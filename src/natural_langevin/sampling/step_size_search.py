@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,8 +32,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import random, schedules
 from natural_langevin.data.streams import InMemory, Subsets, split_pair
-from natural_langevin.dynamics.overdamped import Dynamics, State
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.priors import Prior
 from natural_langevin.sampling.collector import finite_chains
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.validation import largest_step
@@ -55,11 +58,11 @@ FEWEST_DATA = 10
 class Setup(NamedTuple):
     """What the pilot takes from the sampler."""
 
-    dynamics: Dynamics
+    dynamics: LangevinDynamics
     #: The state of (dynamics, chain identities) before the first step.
-    start: Callable[[Dynamics, Tensor], State]
+    start: Callable[[LangevinDynamics, Tensor], State]
     #: The rates' table of (step sizes, steps).
-    rates: Callable[[Tensor, int], Tensor]
+    rates: Callable[[Tensor, int], RatesTable]
     num_data: float | None
     seed: int
     compile: bool | str
@@ -112,7 +115,7 @@ def choose(setup: Setup, data: Any, *, steps: int, batch_size: int, splits: int 
 
     The data are in memory and have been checked."""
     x, y = split_pair(data.tensors if isinstance(data, TensorDataset) else data)
-    like = _like_chains(setup.dynamics)
+    like = like_chains(setup.dynamics.temperature, setup.dynamics.prior)
     rows = sorted(set(like))
     kept = 1 - len(split(len(x), setup.seed)[1]) / len(x)
     num_data = kept * (setup.num_data or len(x))
@@ -151,13 +154,12 @@ def _engine(
     stream = InMemory(*fit, batch_size=batch_size, chain=ids, seed=setup.seed, device=device)
     state = setup.start(dynamics, ids)
     dynamics.gradients.prepare(state.params, stream.example()[0])
-    work = 6.0 * len(ids) * batch_size * sum(p[0].numel() for p in state.params.values())
-    mode = choose_mode(setup.compile and "auto", work=work * count, steps=count)
     rates = setup.rates(etas.repeat(len(rows)), count)
+    mode = choose_mode(setup.compile and "auto")  # too short to repay compiling
     return Engine(dynamics, stream, rates, num_data, mode=mode), state
 
 
-def candidates(dynamics: Dynamics, num_data: float) -> Tensor:
+def candidates(dynamics: LangevinDynamics, num_data: float) -> Tensor:
     """Step sizes to try, smallest first: float64. None that the prior alone makes unstable."""
     kind = type(dynamics.preconditioner).__name__
     largest = min(
@@ -204,16 +206,16 @@ def _take(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     return taken, taken if y is x else y[index.to(y.device)]
 
 
-def _like_chains(dynamics: Dynamics) -> list[int]:
-    """For every chain the first one that has its settings: all 0, unless some differ."""
-    values = [dynamics.temperature]
-    for prior in dynamics.prior.values():
-        values += [v for v in prior.chain_values().values() if isinstance(v, Tensor) and v.ndim]
-    settings = torch.stack([v.double() for v in values], dim=1).tolist()
+def like_chains(temperature: Tensor, prior: Mapping[str, Prior]) -> list[int]:
+    """For every chain the first one of its temperature and prior: all 0, unless some differ."""
+    values = [temperature]
+    for one in prior.values():
+        values += [v for v in one.chain_values().values() if isinstance(v, Tensor) and v.ndim]
+    settings = torch.stack([v.double().to(temperature.device) for v in values], dim=1).tolist()
     return [settings.index(own) for own in settings]
 
 
-def _for_chains(dynamics: Dynamics, ids: Tensor, seed: int) -> Dynamics:
+def _for_chains(dynamics: LangevinDynamics, ids: Tensor, seed: int) -> LangevinDynamics:
     """The dynamics of a chain ``ids[k]`` in place k, with its settings and its randomness."""
 
     def prior_of(prior: Any) -> Any:
@@ -237,7 +239,7 @@ def _score(
     engine: Engine, state: State, held_out: tuple[Tensor, Tensor], steps: int, batch_size: int
 ) -> tuple[Tensor, Tensor]:
     """-ln of the mean density of the second half's iterates, (chain, sample), and which run."""
-    device = engine.rates.device
+    device = state.step.device
     x, y = (t.to(device) for t in held_out)
     done, drawn = 0, 0
     total = torch.full((len(state.diverged), len(x)), -math.inf, dtype=torch.float64, device=device)
@@ -249,7 +251,9 @@ def _score(
     return (math.log(drawn) - total).cpu(), finite_chains(state).cpu()
 
 
-def _log_density(dynamics: Dynamics, state: State, x: Tensor, y: Tensor, batch_size: int) -> Tensor:
+def _log_density(
+    dynamics: LangevinDynamics, state: State, x: Tensor, y: Tensor, batch_size: int
+) -> Tensor:
     """ln p(y_n | x_n) by every chain's network: (chain, sample)."""
     network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
     chains = len(state.diverged)

@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 from natural_langevin._internal.processes import Processes
-from natural_langevin.data.streams import InMemory
 from natural_langevin.diagnostics import kinetic
-from natural_langevin.dynamics.overdamped import Rates, State
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine
 
 log = logging.getLogger("natural_langevin")
@@ -58,15 +58,15 @@ def summary(
 def measure(engine: Engine, state: State, count: int) -> kinetic.Replicates:
     """``count`` steps from ``state`` with the rates of the last step and the batches to come.
 
-    A DataLoader lends one batch. The state itself stays as it is."""
+    Where chains share a DataLoader's batches, it lends one. The state itself stays as it is."""
     start, stream, dynamics = int(state.step), engine.stream, engine.dynamics
-    if isinstance(stream, InMemory):
+    if stream.chain_axis:
         batches = (stream.batch(start + k) for k in range(count))
     else:
         batches = (batch for batch in [stream.example()] * count)
-    dynamics.gradients.prepare(state.params, stream.example()[0])
-    row = engine.rates[min(start, len(engine.rates)) - 1] if start else engine.rates[0]
-    rates = Rates(step_size=row[:-2], decay=row[-2], mean=row[-1])
+    assert isinstance(dynamics, LangevinDynamics)
+    dynamics.prepare(state.params, stream.example()[0])
+    rates = engine.rates.row(max(0, min(start, len(engine.rates)) - 1))
     return kinetic.measure(
-        dynamics, state, batches, rates, engine.num_data, chain_axis=isinstance(stream, InMemory)
+        dynamics, state, batches, rates, engine.num_data, chain_axis=stream.chain_axis
     )

@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from natural_langevin import schedules
 from natural_langevin._internal import capacity
 from natural_langevin._internal.tensorfile import Spec, size_in_bytes
-from natural_langevin.dynamics.overdamped import State
+from natural_langevin.dynamics import Integrator, Overdamped, State
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.preconditioners import Preconditioner
-from natural_langevin.priors import Gaussian, Prior
+from natural_langevin.preconditioners import Preconditioner, resolve_damping
+from natural_langevin.priors import Prior
 from natural_langevin.statistics import Gradients, Network, Params
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.vectorised import why_untransformable
@@ -41,7 +41,12 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def check_arguments(
-    model: Any, likelihood: Any, prior: Any, preconditioner: Any, init: str
+    model: Any,
+    likelihood: Any,
+    prior: Any,
+    preconditioner: Any,
+    init: str,
+    dynamics: Any = Overdamped(),  # noqa: B008 - immutable
 ) -> None:
     """The kinds of the sampler's parts; their values are checked where they are made."""
     if not isinstance(model, nn.Module):
@@ -59,6 +64,10 @@ def check_arguments(
     _check_kind(
         "preconditioner", preconditioner, Preconditioner, "one of natural_langevin.preconditioners",
         "give preconditioners.DiagonalFisher(), for example",
+    )  # fmt: skip
+    _check_kind(
+        "dynamics", dynamics, Integrator, "one of natural_langevin.dynamics",
+        "give dynamics.Overdamped(), for example",
     )  # fmt: skip
     if init not in ("model", "fan_in", "prior"):
         raise ValueError(f'init must be "model", "fan_in" or "prior", got {init!r}')
@@ -96,7 +105,7 @@ def check_training(
     if microbatch is not None:
         if whole_number("microbatch", microbatch) < 1:
             raise ValueError(f"microbatch must be a positive integer or None, got {microbatch!r}")
-        if preconditioner.need == "samples":
+        if "samples" in preconditioner.requests:
             raise ValueError(
                 f"microbatch={microbatch!r} does not go with {type(preconditioner).__name__}, "
                 "which needs the gradients of all samples at once: leave it out"
@@ -169,15 +178,17 @@ def check_run(steps: int, burn_in: int, thin: int) -> int:
 def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_data: float) -> float:
     """Where the metric vanishes, the prior's own pull is a linear map of rate eta / damping.
 
-    Beyond damping N variance it overshoots, and beyond twice that ever further, whatever the data
-    say: a chain will diverge. Infinite where the metric or the prior sets no such limit."""
-    damping = getattr(preconditioner, "damping", None)
-    variances = [
-        float(torch.as_tensor(p.variance).min()) for p in prior.values() if isinstance(p, Gaussian)
-    ]
-    if preconditioner.need == "gradient" or not damping or not variances:
+    Beyond the smallest damping N / precision it overshoots, and beyond twice that ever further,
+    whatever the data say: a chain will diverge. That is 1 with ``damping="prior"``, and infinite
+    where the metric or the prior sets no such limit."""
+    if not preconditioner.requests:
         return math.inf
-    return damping * num_data * min(variances)
+    damping = resolve_damping(preconditioner, prior, num_data)
+    limits = [
+        float((torch.as_tensor(damping[k]) * num_data / torch.as_tensor(p.precision)).min())
+        for k, p in prior.items()
+    ]
+    return min([limit for limit in limits if limit > 0], default=math.inf)
 
 
 def warn_if_stiff(
@@ -187,11 +198,10 @@ def warn_if_stiff(
     pull = step_size / largest_step(preconditioner, prior, num_data)
     if pull > 1:
         log.warning(
-            "step_size / (damping N variance) = %.2g is above 1: with %d data the prior alone "
-            "can make a chain diverge. Use a damping of at least %.1g or a smaller step size",
+            "step_size precision / (damping N) = %.2g is above 1: with %d data the prior alone "
+            'can make a chain diverge. Use damping="prior" or a smaller step size',
             pull,
             num_data,
-            getattr(preconditioner, "damping", 0.0) * pull,
         )
 
 

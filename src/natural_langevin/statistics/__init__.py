@@ -1,10 +1,11 @@
 """Gradients: model + batch -> loss, mean gradient and Fisher statistics, for all chains at once.
 
+Imports likelihoods; preconditioners and up import it.
+
 This is the only backward pass of the library. For every chain, with per-sample loss l_n:
 
     gradient = mean_n d l_n / d theta                      what Algorithm 1 calls g
-    second, cross                                          see ``moments``
-    samples  = d l_n / d theta for every n                 for the full Fisher matrix only
+    statistics                                             what was asked for: see ``requests``
 
 With ``targets="model"`` the statistics come from labels y~ drawn from the model (the Fisher matrix
 proper); the gradient always comes from the data.
@@ -12,7 +13,7 @@ proper); the gradient always comes from the data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Literal
 
@@ -25,10 +26,24 @@ from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.accumulation import accumulated, clipped, joined
 from natural_langevin.statistics.capture import Network, Params
 from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Settled, Statistics
-from natural_langevin.statistics.moments import CHUNK_NUMBERS, Sharing
+from natural_langevin.statistics.moments import (
+    CHUNK_NUMBERS,
+    Moments,
+    Sharing,
+    dense_moments,
+    split_rows,
+    unit_rows,
+)
 from natural_langevin.statistics.peers import Part, Peers, at_its_rows
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.prepare import plain_copy, prepare_model, with_parameters
+from natural_langevin.statistics.requests import (
+    Group,
+    Request,
+    Requests,
+    check_requests,
+    grouped,
+)
 from natural_langevin.statistics.rules import (
     RULES,
     Call,
@@ -42,33 +57,31 @@ from natural_langevin.statistics.rules import (
     positions,
     register_rule,
     restore_layers,
+    row_units,
 )
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
 from natural_langevin.statistics.vectorised import vectorised
 
 __all__ = [
-    "RULES", "Call", "DeferredCall", "Evaluation", "Gradients", "Network", "Outer", "Params",
-    "Part", "Peers", "Rule", "SampleGradient", "Scatter", "Sharing", "Stacked", "Statistics", "Sum",
-    "own_units", "plain_copy", "positions", "prepare_model", "register_rule", "restore_layers",
+    "RULES", "Call", "DeferredCall", "Evaluation", "Gradients", "Group", "Network", "Outer",
+    "Params", "Part", "Peers", "Request", "Requests", "Rule", "SampleGradient", "Scatter",
+    "Sharing", "Stacked", "Statistics", "Sum", "grouped", "own_units", "plain_copy", "positions",
+    "prepare_model", "register_rule", "restore_layers", "row_units", "split_rows", "unit_rows",
     "vectorised", "with_parameters",
 ]  # fmt: skip
 
-Need = Literal["gradient", "diagonal", "samples"]
-
-
-Found = tuple[Params, dict[str, Params], Params]  # the three kinds of statistics
 Deferred = dict[str, tuple[Tensor, ...]]  # a, delta, and delta of drawn labels where they differ
 
 
 class Gradients:
-    """Evaluates all chains on a batch. ``need`` says which statistics the preconditioner wants."""
+    """Evaluates all chains on a batch. ``requests`` name the statistics that a metric needs."""
 
     def __init__(
         self,
         network: Network,
         likelihood: Likelihood,
         *,
-        need: Need = "gradient",
+        requests: Collection[Request] = (),
         targets: Literal["data", "model"] = "data",
         sharing: Sharing = "exact",
         microbatch: int | None = None,
@@ -79,15 +92,26 @@ class Gradients:
         ``clip``: the largest norm of a chain's gradient; statistics stay as they are.
         ``peers``: the processes that each take a part of every minibatch (see ``peers``)."""
         self.network, self.likelihood = network, likelihood
-        self.need, self.targets, self.sharing = need, targets, sharing
+        self.requests, self.targets, self.sharing = check_requests(requests), targets, sharing
         self.microbatch, self.clip, self.peers = microbatch, clip, peers
         self._numbers = CHUNK_NUMBERS
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._distrusted: frozenset[str] = frozenset()
-        self._watching = need == "diagonal"
-        if need == "diagonal":
+        self._wanted: Requests = self.requests  # by the call under way
+        self._watching = self.from_layers
+        if self.requests - {"samples"}:  # the hooks' owners tell which parameters are a unit
             network.install_hooks()
         self._units = network.units()  # once: it walks over all layers
+
+    @property
+    def from_layers(self) -> bool:
+        """Whether statistics come from the layers' calls: some are wanted, and none of them is
+        per-sample gradients of the whole network, from which all others would follow."""
+        return bool(self._wanted) and "samples" not in self._wanted
+
+    def groups(self, params: Params) -> list[Group]:
+        """What is wanted of every parameter; ``params`` of one chain."""
+        return grouped({k: p.shape for k, p in params.items()}, self._units, self._wanted)
 
     def prepare(self, params: Params, x: Tensor) -> None:
         """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""
@@ -134,12 +158,15 @@ class Gradients:
         key: Tensor,
         step: Tensor,
         deferred: tuple[str, ...] = (),
+        statistics: bool = True,
     ) -> Evaluation:
         """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t).
+        Without ``statistics`` the gradient alone is computed, as if nothing else were needed.
 
         For the layers named in ``deferred``, some of ``deferrable``, neither gradient nor
         statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
         first = next(iter(params.values()))
+        self._wanted = self.requests if statistics else frozenset()
         self._numbers = max(1, CHUNK_NUMBERS // len(first))  # of one chain's temporary tensors
         rate = (step + 1).to(first.dtype).rsqrt()
         if self.peers is None:
@@ -164,11 +191,11 @@ class Gradients:
         """All chains on a batch, or on the ``part`` of one that is here."""
         data = 0 if chain_axis else None
         one_chain = partial(self._one_chain, deferred=deferred, part=part)
-        loss, gradient, (second, cross, samples), state, calls = vmap(
-            one_chain, in_dims=(0, 0, data, data, 0, None)
-        )(params, likelihood, *batch, key, rate)
+        loss, gradient, found, state, calls = vmap(one_chain, in_dims=(0, 0, data, data, 0, None))(
+            params, likelihood, *batch, key, rate
+        )
         handed = {name: DeferredCall(*call) for name, call in calls.items()}
-        return Evaluation(loss, gradient, Statistics(second, cross, samples), state, handed)
+        return Evaluation(loss, gradient, Statistics(**found), state, handed)
 
     def _with_peers(
         self,
@@ -192,15 +219,14 @@ class Gradients:
             everybody = peers.add_up(at_its_rows(outputs, part, axis=1))
             update = vmap(self.likelihood.update, in_dims=(0, 0, data, None))
             state = update(state, everybody, y, rate)
-        if self.need == "diagonal" and self.microbatch is None:
+        if self.from_layers and self.microbatch is None:
             return self._overlapped(params, state, own, key, chain_axis, part, peers)
         here = self._evaluate(params, state, own, key, rate, chain_axis, part=part)
-        found = here.statistics
-        means = (here.loss, here.gradient, found.second, found.cross)
-        samples = at_its_rows(found.samples, part, axis=1)
-        total = peers.add_up((pytree.tree_map(part.share, means), samples))
-        (loss, gradient, second, cross), samples = total
-        return Evaluation(loss, gradient, Statistics(second, cross, samples), state)
+        found = dict(vars(here.statistics))
+        samples = at_its_rows(found.pop("samples"), part, axis=1)
+        means = pytree.tree_map(part.share, (here.loss, here.gradient, found))
+        (loss, gradient, found), samples = peers.add_up((means, samples))
+        return Evaluation(loss, gradient, Statistics(samples=samples, **found), state)
 
     def _overlapped(
         self,
@@ -227,9 +253,9 @@ class Gradients:
         )
         under_way = peers.start(pytree.tree_map(part.share, (loss, gradient)))
         moments = vmap(self._moments, in_dims=(0, 0, data, 0, 0, 0))(params, state, own[0], *tape)
-        second, cross = peers.add_up(pytree.tree_map(part.share, moments))
+        found = peers.add_up(pytree.tree_map(part.share, moments))
         loss, gradient = under_way()
-        return Evaluation(loss, gradient, Statistics(second, cross), state)
+        return Evaluation(loss, gradient, Statistics(**found), state)
 
     def _one_chain(
         self,
@@ -241,7 +267,7 @@ class Gradients:
         rate: Tensor,
         deferred: tuple[str, ...],
         part: Part | None,
-    ) -> tuple[Tensor, Params, Found, LikelihoodState, Deferred]:
+    ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
         """One chain on its batch; of a ``part`` of one, the likelihood is settled already."""
 
         def settle(outputs: Any) -> Settled:
@@ -249,7 +275,7 @@ class Gradients:
             new = state if learned else self.likelihood.update(state, outputs, y, rate)
             return Settled(new, y, self._labels(outputs, y, key, new, part))
 
-        if self.need == "samples":
+        if "samples" in self._wanted:
             return (*self._with_samples(params, x, settle), {})
         if self.microbatch is None or self.microbatch >= len(x):
             return self._one_batch(params, x, settle, deferred)
@@ -261,12 +287,10 @@ class Gradients:
         x: Tensor,
         settle: Callable[[Any], Settled],
         deferred: tuple[str, ...] = (),
-    ) -> tuple[Tensor, Params, Found, LikelihoodState, Deferred]:
+    ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
         loss, gradient, state, calls, tape = self._backward(params, x, settle, deferred)
-        if self.need == "gradient":
-            return loss, gradient, ({}, {}, {}), state, calls
-        second, cross = self._moments(params, state, x, *tape, deferred)
-        return loss, gradient, (second, cross, {}), state, calls
+        found = self._moments(params, state, x, *tape, deferred) if self._wanted else {}
+        return loss, gradient, found, state, calls
 
     def _backward(
         self,
@@ -290,7 +314,7 @@ class Gradients:
         total, deltas = self._unscaled(pullback, self._output_gradient(outputs, y, state))
         gradient = {name: g / x.shape[0] for name, g in total.items()}
         calls: Deferred = {n: (*inputs[n, 0], *deltas[n, 0]) for n in deferred}
-        if self.need == "diagonal" and self.targets == "model":
+        if self._wanted and self.targets == "model":
             drawn = self._output_gradient(outputs, labels, state)
             _, deltas = self._unscaled(pullback, drawn)
             calls = {n: (*call, *deltas[n, 0]) for n, call in calls.items()}
@@ -305,20 +329,19 @@ class Gradients:
         deltas: Any,
         labels: Tensor,
         deferred: tuple[str, ...] = (),
-    ) -> tuple[Params, dict[str, Params]]:
-        """Second moments and bias rows of what ``_backward`` left."""
+    ) -> Moments:
+        """The statistics of what ``_backward`` left."""
         plan, apart = self._plan_of(x), self._apart(deferred)
         assert plan is not None
         recorded = Recorded(params, inputs, deltas, x, labels, partial(self._sample_loss, state))
-        second, cross = layer_statistics(
-            self.network, plan.without(deferred), self._units, recorded,
+        groups = [g for g in self.groups(params) if g.name not in apart]
+        return layer_statistics(
+            self.network, plan.without(deferred), groups, recorded,
             sharing=self.sharing, numbers=self._numbers,
         )  # fmt: skip
-        second = {name: value for name, value in second.items() if name not in apart}
-        return second, {bias: row for bias, row in cross.items() if bias not in apart}
 
     def _plan_of(self, x: Tensor, deferred: tuple[str, ...] = ()) -> Plan | None:
-        return self._plans[tuple(x.shape)] if self.need == "diagonal" or deferred else None
+        return self._plans[tuple(x.shape)] if self.from_layers or deferred else None
 
     def _apart(self, deferred: tuple[str, ...]) -> set[str]:
         """Parameters of the layers whose products somebody else forms."""
@@ -331,13 +354,13 @@ class Gradients:
         x: Tensor,
         y: Tensor,
         settle: Callable[[Any], Settled],
-    ) -> tuple[Tensor, Params, Found, LikelihoodState]:
+    ) -> tuple[Tensor, Params, Moments, LikelihoodState]:
         """The same for a batch in pieces. What depends on all outputs (the likelihood's averages,
         labels drawn from the model) is settled by a forward pass of its own beforehand."""
         assert self.microbatch is not None
         xs, ys = x.split(self.microbatch), y.split(self.microbatch)
         labels = y
-        if state or self.targets == "model":
+        if state or (self._wanted and self.targets == "model"):
             outputs = joined([self.network.call(params, part) for part in xs])
             state, _, labels = settle(outputs)
 
@@ -354,7 +377,7 @@ class Gradients:
 
         Draws are addressed by a sample's place in the whole minibatch: with a part of it, labels
         are drawn for all places, and those of the part are used."""
-        if self.targets == "data":
+        if self.targets == "data" or not self._wanted:
             return y
         if part is None:
             return self.likelihood.sample(outputs, key, state)
@@ -378,7 +401,7 @@ class Gradients:
 
     def _with_samples(
         self, params: Params, x: Tensor, settle: Callable[[Any], Settled]
-    ) -> tuple[Tensor, Params, Found, LikelihoodState]:
+    ) -> tuple[Tensor, Params, Moments, LikelihoodState]:
         """Per-sample gradients of the whole network: any layer, at B times the memory."""
         outputs = self.network.call(params, x)
         state, y, labels = settle(outputs)
@@ -387,7 +410,9 @@ class Gradients:
         gradient = {name: g.mean(0) for name, g in samples.items()}
         if self.targets == "model":
             samples = self._per_sample(params, state, x, labels)
-        return losses.mean(), gradient, ({}, {}, samples), state
+        asked = [g for g in self.groups(params) if g.requests]
+        means = dense_moments(lambda part: samples, asked, samples=len(x), chunk=len(x))
+        return losses.mean(), gradient, means | {"samples": samples}, state
 
     def _per_sample(self, params: Params, state: LikelihoodState, x: Tensor, y: Tensor) -> Params:
         def loss(p: Params, x_n: Tensor, y_n: Tensor) -> Tensor:

@@ -135,11 +135,13 @@ class Network:
             self._tape = None
 
     def units(self) -> Units:
-        """For every trainable bias, the full names of its units' trainable weights.
+        """For every trainable bias, the full names of its units' trainable weights; and for a
+        weight whose rows are units without one, ``{weight: ()}``.
 
         A frozen bias is no direction of the posterior, so its units have no bias row. A weight
         that several layers share belongs to the first of their biases."""
         units: Units = {}
+        rows: list[str] = []
         taken: set[str] = set()
         for name, own in self.owned.items():
             module = self.model.get_submodule(name)
@@ -149,4 +151,7 @@ class Network:
                 if bias in own and full and own[bias] not in units:
                     units[own[bias]] = full
                     taken |= {own[bias], *full}
-        return units
+                elif name in self.rules:
+                    rows += [own[w] for w in weights or (bias,) if w in own]
+        alone = (w for w in rows if w not in taken and self.model.get_parameter(w).ndim > 1)
+        return units | dict.fromkeys(alone, ())

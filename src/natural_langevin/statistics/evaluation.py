@@ -13,10 +13,13 @@ from natural_langevin.statistics.capture import Params
 
 @dataclass
 class Statistics:
-    """Fisher statistics by parameter name, with a leading chain axis."""
+    """What was asked for (see ``requests``), by parameter name, with a leading chain axis."""
 
     second: Params = field(default_factory=dict)
     cross: dict[str, Params] = field(default_factory=dict)
+    blocks: Params = field(default_factory=dict)
+    inputs: Params = field(default_factory=dict)
+    outputs: Params = field(default_factory=dict)
     samples: Params = field(default_factory=dict)
 
 

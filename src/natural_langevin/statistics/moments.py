@@ -1,140 +1,231 @@
-"""Moments: from per-sample gradients to Fisher statistics, in bounded memory.
+"""Moments: from per-sample gradients to the statistics that were asked for, in bounded memory.
 
-With G_n the gradient of sample n's loss, the statistics are means over samples,
+What each reducer is, ``requests`` says. All are means over samples, which do not depend on the
+batch size. G_n is a sum over positions t (tokens, pixels, calls of the layer). ``sharing="exact"``
+sums before it squares; "expand" takes every position for a sample of its own, mean_n sum_t G_nt^2:
+cheaper, and the same where there is one position. A bias and its weights are always treated alike:
+mixed, J_ii - J_0i^2 / J_00 would become negative.
 
-    second[p] = mean_n G_n[p]^2                     the diagonal J_ii
-    cross[b][w] = mean_n G_n[b] G_n[w]              the bias row J_0i of the units with bias b
-
-which do not depend on the batch size. G_n is a sum over positions t (tokens, pixels, calls).
-``sharing="exact"`` sums before it squares. ``sharing="expand"`` takes every position for a sample
-of its own, mean_n sum_t G_nt^2: cheaper, and the same where there is one position. A bias and its
-weights are always treated alike: mixed, J_ii - J_0i^2 / J_00 would become negative.
+Kronecker factors of T positions, where the mean over samples of (sum_t delta_t a_t^T)^2 does not
+factor: "expand" is mean_n (1/T) sum_t a_t a_t^T and mean_n sum_t delta_t delta_t^T; "reduce" (and
+"exact") first averages a and adds up delta over positions. A gradient that is no single product
+delta a^T (grouped or stacked maps, layers without a rule) gives the factors that agree with J in
+both partial traces: sum_k u_k u_k^T / |u|^2 over inputs, mean_n G_n G_n^T over outputs.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from natural_langevin.statistics.requests import Group
 from natural_langevin.statistics.rules import Outer, SampleGradient, Scatter, Stacked, Sum
 
-Sharing = Literal["exact", "expand"]
+Sharing = Literal["exact", "expand", "reduce"]
 Params = dict[str, Tensor]
-Units = dict[str, tuple[str, ...]]
+#: By the fields of ``Statistics``.
+Moments = dict[str, dict[str, Any]]
 
 #: Per-sample gradients are built for as many samples at once as fit into this many numbers.
 CHUNK_NUMBERS = 1 << 24
 
 
-class Moments(NamedTuple):
-    """Means over samples, by parameter name."""
-
-    second: Params
-    cross: dict[str, Params]
-
-
 def layer_moments(
     gradients: dict[str, list[SampleGradient]],
-    units: Units,
+    groups: Iterable[Group],
+    shapes: Mapping[str, torch.Size],
     *,
     samples: int,
     sharing: Sharing,
     numbers: int = CHUNK_NUMBERS,
 ) -> Moments:
-    """The statistics of parameters whose per-sample gradients rules have described."""
-    result = Moments({}, {})
-    # A unit of which a part was never used has no row of its own.
-    units = {b: ws for b, ws in units.items() if all(k in gradients for k in (b, *ws))}
-    paired = {w for ws in units.values() for w in ws}
-    for name in gradients:
-        if name in paired:
-            continue  # with its bias
-        group = {k: gradients[k] for k in (name, *units.get(name, ()))}
-        own_units = {name: units[name]} if name in units else {}
-        found = _group_moments(group, own_units, samples, sharing, numbers)
-        result.second.update(found.second)
-        result.cross.update(found.cross)
+    """The statistics of parameters whose per-sample gradients rules have described.
+
+    A group of which none was used is left out; ``shapes`` of the others are without chain axis."""
+    result: Moments = {}
+    for group in groups:
+        forms = {k: gradients[k] for k in group.names if k in gradients}
+        if forms:
+            merge(result, _group_moments(group, forms, shapes, samples, sharing, numbers))
     return result
 
 
+def merge(result: Moments, found: Moments) -> None:
+    """Adds the statistics of other parameters."""
+    for field, values in found.items():
+        result.setdefault(field, {}).update(values)
+
+
 def _group_moments(
-    group: dict[str, list[SampleGradient]],
-    units: Units,
+    group: Group,
+    forms: dict[str, list[SampleGradient]],
+    shapes: Mapping[str, torch.Size],
     samples: int,
     sharing: Sharing,
     numbers: int,
 ) -> Moments:
-    """One bias with its weights, or one parameter alone."""
-    one_position = all(len(gs) == 1 and set(gs[0].positions()) == {1} for gs in group.values())
-    if (sharing == "expand" or one_position) and _positional(group, units):
-        return _expanded(group, units, samples, numbers)
-    lookups = {k: [g for g in gs if isinstance(g, Scatter)] for k, gs in group.items()}
-    if all(len(lookups[k]) == len(gs) for k, gs in group.items()):
-        merged = {k: Scatter.joined(gs).merged() for k, gs in lookups.items()}
-        return _expanded({k: [g] for k, g in merged.items()}, units, samples, numbers)
+    result: Moments = {}
+    rest, complete = set(group.requests), len(forms) == len(group.names)
+    if complete and rest & {"second", "cross"}:
+        one_position = all(len(gs) == 1 and set(gs[0].positions()) == {1} for gs in forms.values())
+        if (sharing == "expand" or one_position) and _positional(group, forms):
+            merge(result, _expanded(group, forms, samples, numbers))
+            rest -= {"second", "cross"}
+        elif all(isinstance(g, Scatter) for gs in forms.values() for g in gs):
+            lookups: Any = forms
+            merged: Any = {k: [Scatter.joined(gs).merged()] for k, gs in lookups.items()}
+            merge(result, _expanded(group, merged, samples, numbers))
+            rest -= {"second", "cross"}
+    if complete and "kronecker" in rest and _is_product(group, forms):
+        maps: Any = forms[group.matrix]
+        merge(result, _kronecker(group, maps, samples, numbers, reduced=sharing != "expand"))
+        rest -= {"kronecker"}
+    if not rest:
+        return result
 
     def dense(part: slice) -> Params:
-        return {k: _total(g.dense(part) for g in gs) for k, gs in group.items()}
+        found = {k: _total(g.dense(part) for g in gs) for k, gs in forms.items()}
+        one = next(iter(found.values()))
+        unused = set(group.names) - found.keys()  # by a forward pass that takes other layers
+        return found | {k: one.new_zeros(len(one), *shapes[k]) for k in unused}
 
-    work = sum(g.work() for gs in group.values() for g in gs)
-    return dense_moments(dense, units, samples=samples, chunk=max(1, numbers // work))
-
-
-def dense_moments(
-    dense: Callable[[slice], Params], units: Units, *, samples: int, chunk: int
-) -> Moments:
-    """From per-sample gradients written out, ``dense(part)``: (n, *shape), a chunk at a time."""
-    second: dict[str, list[Tensor]] = {}
-    cross: dict[str, dict[str, list[Tensor]]] = {b: {w: [] for w in ws} for b, ws in units.items()}
-    for start in range(0, samples, chunk):
-        found = dense(slice(start, min(start + chunk, samples)))
-        for k, g in found.items():
-            second.setdefault(k, []).append(g.square().sum(0) / samples)
-        for bias, row in cross.items():
-            for w, terms in row.items():
-                terms.append((_spread(found[bias], found[w]) * found[w]).sum(0) / samples)
-    return Moments(
-        {k: _total(terms) for k, terms in second.items()},
-        {b: {w: _total(terms) for w, terms in row.items()} for b, row in cross.items()},
-    )
-
-
-def _positional(group: dict[str, list[SampleGradient]], units: Units) -> bool:
-    """Whether positions can stand for samples: gradients that are products at every position, and
-    a bias that is the sum over the same positions. Plain sums are exact at no extra cost."""
-    if not units:
-        return not any(isinstance(p, Sum) for gs in group.values() for g in gs for p in parts(g))
-    for bias, weights in units.items():
-        places = [g.positions() for g in group[bias]]
-        if not all(isinstance(part, Sum) for g in group[bias] for part in parts(g)):
-            return False
-        for w in weights:
-            if not all(isinstance(part, Outer) for g in group[w] for part in parts(g)):
-                return False
-            if [g.positions() for g in group[w]] != places:
-                return False
-    return True
-
-
-def _expanded(
-    group: dict[str, list[SampleGradient]], units: Units, samples: int, numbers: int
-) -> Moments:
-    bias_of = {w: b for b, ws in units.items() for w in ws}
-    result = Moments({}, {b: {} for b in units})
-    for name, calls in group.items():
-        found = [g.expanded(numbers, row=name in bias_of) for g in calls]
-        result.second[name] = _total(squares for squares, _ in found) / samples
-        if name in bias_of:
-            rows = [row for _, row in found if row is not None]
-            result.cross[bias_of[name]][name] = _total(rows) / samples
+    work = sum(g.work() for gs in forms.values() for g in gs)
+    left = [group._replace(requests=frozenset(rest))]
+    merge(result, dense_moments(dense, left, samples=samples, chunk=max(1, numbers // work)))
     return result
 
 
+# From per-sample gradients written out ------------------------------------------------------------
+
+
+def dense_moments(
+    dense: Callable[[slice], Params], groups: Sequence[Group], *, samples: int, chunk: int
+) -> Moments:
+    """Every reducer from ``dense(part)``: (n, *shape), a chunk at a time."""
+    parts = []
+    for start in range(0, samples, chunk):
+        found = dense(slice(start, min(start + chunk, samples)))
+        sums: Moments = {}
+        for group in groups:
+            merge(sums, _reduced(group, found))
+        parts.append(pytree.tree_map(lambda total: total / samples, sums))
+    total: Moments = reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
+    for w, factor in total.get("inputs", {}).items():
+        trace = factor.diagonal(dim1=-2, dim2=-1).sum(-1)
+        total["inputs"][w] = factor / trace.clamp_min(torch.finfo(factor.dtype).tiny)
+    return total
+
+
+def _reduced(group: Group, found: Params) -> Moments:
+    """Sums over the samples of ``found`` of what is asked of a group."""
+    result: Moments = {}
+    if "second" in group.requests:
+        result["second"] = {k: found[k].square().sum(0) for k in group.names}
+    if "cross" in group.requests:
+        bias = found[group.name]
+        row = {w: (_spread(bias, found[w]) * found[w]).sum(0) for w in group.weights}
+        result["cross"] = {group.name: row}
+    if group.requests & {"unit_blocks", "kronecker"}:
+        rows = unit_rows(group, found)
+    if "unit_blocks" in group.requests:
+        by_unit = rows.flatten(1, -2).transpose(0, 1)
+        shape = (*rows.shape[1:], rows.shape[-1])
+        result["blocks"] = {group.name: (by_unit.mT @ by_unit).reshape(shape)}
+    if "kronecker" in group.requests:
+        inputs, outputs = rows.flatten(0, 1), rows.transpose(0, 1).flatten(1)
+        result["inputs"] = {group.matrix: inputs.mT @ inputs}
+        result["outputs"] = {group.matrix: outputs @ outputs.mT}
+    return result
+
+
+def unit_rows(group: Group, tree: Params) -> Tensor:
+    """What belongs to every unit, bias first, side by side: (n, *units, 1 + I)."""
+    first = tree[group.name]
+    if not group.weights:
+        return first.reshape(*first.shape[:2], -1)
+    return torch.cat(
+        [first[..., None], *(tree[w].reshape(*first.shape, -1) for w in group.weights)], dim=-1
+    )
+
+
+def split_rows(group: Group, rows: Tensor, like: Params) -> Params:
+    """The inverse of ``unit_rows``."""
+    names = group.names
+    units = like[group.name].ndim if group.weights else 2
+    sizes = [like[k].reshape(*like[k].shape[:units], -1).shape[-1] for k in names]
+    parts = zip(names, rows.split(sizes, dim=-1), strict=True)
+    return {k: part.reshape(like[k].shape) for k, part in parts}
+
+
+# From forms that need not be written out ----------------------------------------------------------
+
+
+def _positional(group: Group, forms: dict[str, list[SampleGradient]]) -> bool:
+    """Whether positions can stand for samples: gradients that are products at every position, and
+    a bias that is the sum over the same positions. Plain sums are exact at no extra cost."""
+    if not group.weights:
+        return not any(isinstance(p, Sum) for gs in forms.values() for g in gs for p in parts(g))
+    places = [g.positions() for g in forms[group.name]]
+    if not all(isinstance(part, Sum) for g in forms[group.name] for part in parts(g)):
+        return False
+    return all(
+        [g.positions() for g in forms[w]] == places
+        and all(isinstance(part, Outer) for g in forms[w] for part in parts(g))
+        for w in group.weights
+    )
+
+
+def _expanded(
+    group: Group, forms: dict[str, list[SampleGradient]], samples: int, numbers: int
+) -> Moments:
+    result: Moments = {"second": {}}
+    for name, calls in forms.items():
+        row = "cross" in group.requests and name in group.weights
+        found = [g.expanded(numbers, row=row) for g in calls]
+        result["second"][name] = _total(squares for squares, _ in found) / samples
+        if row:
+            rows = _total(row for _, row in found if row is not None)
+            result.setdefault("cross", {}).setdefault(group.name, {})[name] = rows / samples
+    return result
+
+
+def _is_product(group: Group, forms: dict[str, list[SampleGradient]]) -> bool:
+    """Whether the gradient is sum_t delta_t a_t^T of one linear map, its bias's sum_t delta_t."""
+    maps = forms[group.matrix]
+    single = all(isinstance(g, Outer) and g.groups == 1 for g in maps)
+    return single and (not group.weights or _positional(group, forms))
+
+
+def _kronecker(
+    group: Group, maps: list[Outer], samples: int, numbers: int, *, reduced: bool
+) -> Moments:
+    """A and G of a linear map, whose calls are positions like any others."""
+    inputs, outputs = [], []
+    for part in maps[0].chunks(numbers):
+        calls = [g.rows(part) for g in maps]
+        a, delta = (torch.cat([call[i][:, 0] for call in calls], dim=1) for i in (0, 1))
+        if group.weights:
+            a = torch.nn.functional.pad(a, (1, 0), value=1.0)
+        if reduced:
+            a, delta = a.mean(1, keepdim=True), delta.sum(1, keepdim=True)
+        share = 1 / (samples * a.shape[1])
+        a, delta = a.flatten(0, 1), delta.flatten(0, 1)
+        inputs.append(a.mT @ a * share)
+        outputs.append(delta.mT @ delta / samples)
+    return {
+        "inputs": {group.matrix: _total(inputs)},
+        "outputs": {group.matrix: _total(outputs)},
+    }
+
+
 def parts(gradient: SampleGradient) -> Sequence[SampleGradient]:
+    """The rows of a stack one by one."""
     return gradient.parts if isinstance(gradient, Stacked) else (gradient,)
 
 

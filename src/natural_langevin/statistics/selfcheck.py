@@ -31,7 +31,7 @@ def check_statistics(
     gradients: Gradients, params: Params, state: LikelihoodState, x: Tensor, y: Tensor
 ) -> None:
     """Compares the first chain's gradient, second moments and bias rows with the definition."""
-    if gradients.need != "diagonal":
+    if not gradients.requests or "samples" in gradients.requests:
         return
     # Reduced-precision products (TF32) move activations across their kinks: compare without them.
     precision = torch.get_float32_matmul_precision()
@@ -88,6 +88,7 @@ def _measure(
     gradients: Gradients, params: Params, state: LikelihoodState, x: Tensor, y: Tensor
 ) -> Evaluation:
     plain = copy.copy(gradients)
+    plain.requests = frozenset({"second", "cross"})  # of the gradients that all others come from
     plain.targets = "data"  # drawn labels would be another sum
     plain.sharing = "exact"  # the approximation starts from the same pieces
     plain.clip = plain.peers = None  # every process checks for itself

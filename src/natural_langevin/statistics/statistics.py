@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from natural_langevin.statistics import samples
 from natural_langevin.statistics.capture import Network, Params
-from natural_langevin.statistics.moments import Moments, Sharing, dense_moments, layer_moments
+from natural_langevin.statistics.moments import (
+    Moments,
+    Sharing,
+    dense_moments,
+    layer_moments,
+    merge,
+)
 from natural_langevin.statistics.plan import Axis, Plan
-from natural_langevin.statistics.rules import Call, SampleGradient, Units
+from natural_langevin.statistics.requests import Group
+from natural_langevin.statistics.rules import Call, SampleGradient
 from natural_langevin.statistics.tape import CallKey, is_real
 
 Tensors = dict[CallKey, list[Tensor]]
@@ -32,35 +38,37 @@ class Recorded(NamedTuple):
 def layer_statistics(
     network: Network,
     plan: Plan,
-    units: Units,
+    groups: Sequence[Group],
     recorded: Recorded,
     *,
     sharing: Sharing,
     numbers: int,
 ) -> Moments:
-    """Second moments and bias rows; temporary tensors take about ``numbers`` numbers."""
+    """What the groups ask for; temporary tensors take about ``numbers`` numbers."""
     params, size = recorded.params, len(recorded.x)
+    shapes = {k: p.shape for k, p in params.items()}
     gradients = ruled_gradients(network, plan, recorded)
-    found = [layer_moments(gradients, units, samples=size, sharing=sharing, numbers=numbers)]
+    result = layer_moments(
+        gradients, groups, shapes, samples=size, sharing=sharing, numbers=numbers
+    )
 
-    def add(source: tuple[samples.Dense, int], names: set[str]) -> None:
-        own = {b: ws for b, ws in units.items() if all(k in names for k in (b, *ws))}
+    def add(source: tuple[samples.Dense, int], names: Collection[str]) -> None:
+        own = [g for g in groups if g.name in names]
         chunk = max(1, numbers // source[1])
-        found.append(dense_moments(source[0], own, samples=size, chunk=chunk))
+        merge(result, dense_moments(source[0], own, samples=size, chunk=chunk))
 
     for name in plan.replayed:
         source = samples.replayed(network, plan, name, params, recorded.inputs, recorded.deltas)
         add(source, set(network.owned[name].values()) - plan.whole)
     if plan.whole:
-        source = samples.whole(recorded.loss, params, plan.whole, recorded.x, recorded.y)
-        add(source, set(plan.whole))
+        add(samples.whole(recorded.loss, params, plan.whole, recorded.x, recorded.y), plan.whole)
+    used = {*gradients, *plan.whole}.union(*(network.owned[n].values() for n in plan.replayed))
     # A layer that the forward pass never calls has no gradient, hence zeros.
-    second = {name: torch.zeros_like(p) for name, p in params.items()}
-    cross = {b: {w: second[w] for w in ws} for b, ws in units.items()}
-    for moments in found:
-        second |= moments.second
-        cross |= moments.cross
-    return Moments(second, cross)
+    unused = [g for g in groups if not used & set(g.names)]
+    if unused:
+        nothing = {k: params[k].new_zeros(1, *params[k].shape) for g in unused for k in g.names}
+        merge(result, dense_moments(lambda part: nothing, unused, samples=1, chunk=1))
+    return result
 
 
 def ruled_gradients(

@@ -79,15 +79,17 @@ inline float mix(float old, float now, float rate) { return old + rate * (now - 
 
 struct Layer {
     int64_t chains, outputs, inputs, weight_start, bias_start;
-    float share, damping;  // 1 / B, epsilon
+    float share;         // 1 / B
+    int adapts, fresh;   // whether gamma > 0; whether the metric is applied as this batch changed it
     const float *gradient, *statistics;       // (chain, O, I) sums; (chain, O, I or 2 I): [second, cross]
     const float *bias_gradient, *bias_square;  // (chain, O) sums
-    float *theta, *mean, *second, *cross, *bias, *bias_mean, *bias_second;
-    const float *prior, *numbers;
+    float *theta, *mean, *second, *cross, *bias, *bias_mean, *bias_second;  // means may be null
+    const float *prior, *damping, *numbers;
     const int32_t* keys;
 };
 
-template <int KIND, bool BIAS>
+// One unit's weights and bias. ADAPTS: the metric takes this batch in; FRESH: and is applied so.
+template <int KIND, bool BIAS, bool ADAPTS, bool FRESH>
 void row(const Layer& l, int64_t chain, int64_t o, float* z) {
     constexpr bool QUASI = KIND == 3 && BIAS;
     const float* number = l.numbers + 6 * chain;
@@ -97,15 +99,16 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
     const float precision = prior[0] * number[4], centre = prior[1];
     const uint32_t key0 = l.keys[2 * chain], key1 = l.keys[2 * chain + 1];
     const int64_t unit = chain * l.outputs + o, n = l.inputs;
-    const float damping = l.damping, share = l.share;
+    const float damping = l.damping[2 * chain], share = l.share;
 
     float v_b = 0.0f, corner = 0.0f, j_b = 0.0f;
     if (BIAS) {
         const float g = l.bias_gradient[unit] * share;
         v_b = g + prior[2] * number[4] * (l.bias[unit] - prior[3]);
         if (KIND >= 1) {
-            j_b = mix(l.bias_second[unit], KIND == 1 ? g * g : l.bias_square[unit] * share, gamma);
-            corner = 1.0f / std::sqrt(j_b + damping);
+            const float old = l.bias_second[unit];
+            if (ADAPTS) j_b = mix(old, KIND == 1 ? g * g : l.bias_square[unit] * share, gamma);
+            corner = 1.0f / std::sqrt((FRESH ? j_b : old) + l.damping[2 * chain + 1]);
         }
     }
 
@@ -114,10 +117,10 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
     normals(element - skip, (skip + n + 31) / 32, key0, key1, z);
     const float* __restrict noise = z + skip;
     const float* __restrict g = l.gradient + unit * n;
-    const float* __restrict s2 = KIND >= 2 ? l.statistics + unit * n * (QUASI ? 2 : 1) : nullptr;
-    const float* __restrict s1 = QUASI ? s2 + n : nullptr;
+    const float* __restrict s2 =
+        KIND >= 2 && ADAPTS ? l.statistics + unit * n * (QUASI ? 2 : 1) : nullptr;
+    const float* __restrict s1 = QUASI && ADAPTS ? s2 + n : nullptr;
     float* __restrict w = l.theta + unit * n;
-    float* __restrict average = l.mean + unit * n;
     float* __restrict second = KIND >= 1 ? l.second + unit * n : nullptr;
     float* __restrict cross = QUASI ? l.cross + unit * n : nullptr;
     float row_sum = 0.0f;
@@ -125,30 +128,39 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
     for (int64_t i = 0; i < n; ++i) {
         const float gi = g[i] * share;
         const float v = gi + precision * (w[i] - centre);
-        float moved;
         if (KIND == 0) {
-            moved = w[i] - eta * v + scale * noise[i];
-        } else {
-            const float j = mix(second[i], KIND == 1 ? gi * gi : s2[i] * share, gamma);
-            second[i] = j;
-            if (QUASI) {
-                const float c = mix(cross[i], s1[i] * share, gamma);
-                cross[i] = c;
-                const float scaled = corner * c;
-                const float schur = std::max(j - scaled * scaled, 0.0f);
-                const float diagonal = 1.0f / std::sqrt(schur + damping);
-                const float first_row = -corner * diagonal * scaled;
-                const float change = scale * noise[i] - eta * (first_row * v_b + diagonal * v);
-                moved = w[i] + diagonal * change;
-                row_sum += first_row * change;
-            } else {
-                const float root = 1.0f / std::sqrt(j + damping);
-                moved = KIND == 1 ? w[i] - eta * root * v + scale * std::sqrt(root) * noise[i]
-                                  : w[i] + root * (scale * noise[i] - eta * root * v);
-            }
+            w[i] += scale * noise[i] - eta * v;
+            continue;
         }
-        w[i] = moved;
-        average[i] = mix(average[i], moved, mu);
+        float j = second[i];  // as this step applies it
+        if (ADAPTS) {
+            const float now = mix(j, KIND == 1 ? gi * gi : s2[i] * share, gamma);
+            second[i] = now;
+            if (FRESH) j = now;
+        }
+        if (QUASI) {
+            float c = cross[i];
+            if (ADAPTS) {
+                const float now = mix(c, s1[i] * share, gamma);
+                cross[i] = now;
+                if (FRESH) c = now;
+            }
+            const float scaled = corner * c;
+            const float schur = std::max(j - scaled * scaled, 0.0f);
+            const float diagonal = 1.0f / std::sqrt(schur + damping);
+            const float first_row = -corner * diagonal * scaled;
+            const float change = scale * noise[i] - eta * (first_row * v_b + diagonal * v);
+            w[i] += diagonal * change;
+            row_sum += first_row * change;
+        } else {
+            const float root = 1.0f / std::sqrt(j + damping);
+            w[i] += KIND == 1 ? scale * std::sqrt(root) * noise[i] - eta * root * v
+                              : root * (scale * noise[i] - eta * root * v);
+        }
+    }
+    if (l.mean != nullptr) {
+        float* __restrict average = l.mean + unit * n;
+        for (int64_t i = 0; i < n; ++i) average[i] = mix(average[i], w[i], mu);
     }
 
     if (BIAS) {
@@ -157,27 +169,33 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
         const float z_b = z[over];
         float& b = l.bias[unit];
         if (KIND == 0) {
-            b = b - eta * v_b + scale * z_b;
+            b += scale * z_b - eta * v_b;
         } else if (KIND == 1) {
-            b = b - eta * corner * v_b + scale * std::sqrt(corner) * z_b;
+            b += scale * std::sqrt(corner) * z_b - eta * corner * v_b;
         } else {
-            b = b + corner * (scale * z_b - eta * corner * v_b) + row_sum;
+            b += corner * (scale * z_b - eta * corner * v_b) + row_sum;
         }
-        if (KIND >= 1) l.bias_second[unit] = j_b;
-        l.bias_mean[unit] = mix(l.bias_mean[unit], b, mu);
+        if (KIND >= 1 && ADAPTS) l.bias_second[unit] = j_b;
+        if (l.bias_mean != nullptr) l.bias_mean[unit] = mix(l.bias_mean[unit], b, mu);
     }
 }
 
-template <int KIND, bool BIAS>
+template <int KIND, bool BIAS, bool ADAPTS, bool FRESH>
 void layer(const Layer& l) {
 #pragma omp parallel
     {
         std::vector<float> z(l.inputs + 64);
 #pragma omp for schedule(static)
         for (int64_t unit = 0; unit < l.chains * l.outputs; ++unit) {
-            row<KIND, BIAS>(l, unit / l.outputs, unit % l.outputs, z.data());
+            row<KIND, BIAS, ADAPTS, FRESH>(l, unit / l.outputs, unit % l.outputs, z.data());
         }
     }
+}
+
+template <int KIND, bool BIAS>
+void layer(const Layer& l) {
+    if (KIND == 0 || !l.adapts) return layer<KIND, BIAS, false, false>(l);
+    return l.fresh ? layer<KIND, BIAS, true, true>(l) : layer<KIND, BIAS, true, false>(l);
 }
 
 }  // namespace

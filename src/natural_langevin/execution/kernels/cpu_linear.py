@@ -29,12 +29,12 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         [(n, ctypes.c_int64) for n in ("chains", "outputs", "inputs", "weight_start", "bias_start")]
-        + [(n, ctypes.c_float) for n in ("share", "damping")]
+        + [("share", ctypes.c_float), ("adapts", ctypes.c_int), ("fresh", ctypes.c_int)]
         + [
             (n, ctypes.c_void_p)
             for n in (
                 "gradient", "statistics", "bias_gradient", "bias_square", "theta", "mean", "second",
-                "cross", "bias", "bias_mean", "bias_second", "prior", "numbers", "keys",
+                "cross", "bias", "bias_mean", "bias_second", "prior", "damping", "numbers", "keys",
             )
         ]
     )  # fmt: skip
@@ -51,10 +51,11 @@ def library() -> Any:
     return found
 
 
-def arrange(task: LayerTask, call: DeferredCall) -> tuple[Tensor, ...]:
-    """a, delta, sum delta; with a Fisher metric [a^2, a] (or a^2), delta~^2 and its sum as well."""
+def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> tuple[Tensor, ...]:
+    """a, delta, sum delta; for a Fisher metric that ``adapts`` [a^2, a] (or a^2), delta~^2 and its
+    sum as well."""
     a, delta, fisher = call
-    if task.kind in ("euclidean", "rmsprop"):
+    if task.kind in ("euclidean", "rmsprop") or not adapts:
         return a.contiguous(), delta.contiguous(), delta.sum(1)
     squares = (delta if fisher is None else fisher).square()
     moments = a.square()
@@ -70,20 +71,21 @@ def update_(
     a, delta, bias_gradient, *fisher = call
     chains, outputs, width = state.weight.shape
     pieces = task.scratch
-    if not pieces:
+    if "gradient" not in pieces:
         pieces["gradient"] = torch.empty(chains, outputs, width)
-        if fisher:
-            pieces["statistics"] = torch.empty(chains, outputs, fisher[0].shape[-1])
+    if fisher and "statistics" not in pieces:
+        pieces["statistics"] = torch.empty(chains, outputs, fisher[0].shape[-1])
     torch.bmm(delta.mT, a, out=pieces["gradient"])
     if fisher:
         torch.bmm(fisher[1].mT, fisher[0], out=pieces["statistics"])
     layer = _Layer(
-        chains, outputs, width, task.weight_start, task.bias_start, 1 / a.shape[-2], task.damping,
+        chains, outputs, width, task.weight_start, task.bias_start, 1 / a.shape[-2],
+        inputs.adapts, inputs.fresh,
         pointer(pieces["gradient"]), pointer(pieces.get("statistics")), pointer(bias_gradient),
         pointer(fisher[2] if fisher else None), pointer(state.weight),
         pointer(state.weight_mean), pointer(state.weight_second), pointer(state.cross),
         pointer(state.bias), pointer(state.bias_mean), pointer(state.bias_second),
-        pointer(task.prior), pointer(inputs.numbers), pointer(inputs.keys),
+        pointer(task.prior), pointer(task.damping), pointer(inputs.numbers), pointer(inputs.keys),
     )  # fmt: skip
     library().linear_update(KIND_NUMBER[task.kind], int(task.has_bias), ctypes.byref(layer))
 

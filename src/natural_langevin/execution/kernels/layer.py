@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin.dynamics.overdamped import State
+from natural_langevin.dynamics.base import State
 from natural_langevin.preconditioners import (
     DiagonalFisher,
     Euclidean,
@@ -46,13 +46,15 @@ class LayerInputs(NamedTuple):
 
     numbers: Tensor  # (chain, 6): eta, sqrt(2 eta T / N), gamma, mu, 1 / N, keep
     keys: Tensor  # (chain, 2) int32: the noise streams at this step
+    adapts: bool  # whether gamma > 0: otherwise the metric is read alone
+    fresh: bool  # whether the metric is applied as this batch has changed it
 
 
 class LayerState(NamedTuple):
     """The buffers of one layer, (chain, O, I) and (chain, O); None where there is none."""
 
     weight: Tensor
-    weight_mean: Tensor
+    weight_mean: Tensor | None
     weight_second: Tensor | None
     cross: Tensor | None
     bias: Tensor | None
@@ -72,7 +74,7 @@ class LayerTask:
 
     name: str
     kind: Kind
-    damping: float
+    damping: Tensor  # (chain, 2): epsilon of the weight, and of the bias
     has_bias: bool
     weight_start: int
     bias_start: int
@@ -91,7 +93,7 @@ class LayerTask:
         row = state.metric.get("cross", {}).get(bias, {})
         return LayerState(
             weight=state.params[weight],
-            weight_mean=state.mean[weight],
+            weight_mean=state.mean.get(weight),
             weight_second=second.get(weight),
             cross=row.get(weight),
             bias=state.params.get(bias),
@@ -107,10 +109,13 @@ def prior_numbers(prior: Prior, chains: int, device: torch.device) -> Tensor | N
     if not isinstance(prior, Gaussian):
         return None
 
-    def column(value: Any) -> Tensor:
-        return torch.as_tensor(value, dtype=torch.float32, device=device).expand(chains)
+    variance = chain_column(prior.variance, chains, device)
+    return torch.stack([1 / variance, chain_column(prior.mean, chains, device)], dim=1)
 
-    return torch.stack([1 / column(prior.variance), column(prior.mean)], dim=1)
+
+def chain_column(value: float | Tensor, chains: int, device: torch.device) -> Tensor:
+    """A number, or one per chain, as float32 of every chain: (chain,)."""
+    return torch.as_tensor(value, dtype=torch.float32, device=device).expand(chains)
 
 
 class Backend(NamedTuple):
@@ -119,5 +124,6 @@ class Backend(NamedTuple):
     name: str
     #: Writes one layer's new state over the old: (task, layer state, arranged call, inputs).
     update_: Callable[[LayerTask, LayerState, Any, LayerInputs], None]
-    #: The layer's call as ``update_`` wants it; part of the compiled function.
-    arrange: Callable[[LayerTask, DeferredCall], Any]
+    #: The layer's call as ``update_`` wants it, with or without what statistics need; part of the
+    #: compiled function.
+    arrange: Callable[[LayerTask, DeferredCall, bool], Any]

@@ -14,49 +14,72 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from natural_langevin import random
-from natural_langevin.dynamics.overdamped import Dynamics, Info, Rates, State, select
+from natural_langevin.dynamics.base import (
+    Batch,
+    Dynamics,
+    Info,
+    State,
+    note_diverged,
+    select,
+    still_running,
+)
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.kernels.layer import (
     KINDS,
     Backend,
     LayerInputs,
     LayerTask,
+    chain_column,
     parameter_names,
     prior_numbers,
 )
-
-Batch = tuple[Tensor, Tensor]
+from natural_langevin.execution.stepping import StepData, overwrite
+from natural_langevin.preconditioners import Damping
 
 
 class FusedStep:
-    """One step in the state's own memory. ``inputs(state, ...)`` gives minibatch and rates."""
+    """One step in the state's own memory, of dynamics that ``plan`` has made ``tasks`` for."""
 
     def __init__(
         self,
-        dynamics: Dynamics,
         tasks: list[LayerTask],
         backend: Backend,
-        inputs: Callable[..., tuple[Batch, Rates, Tensor, bool]],
-        compile: Callable[[Any], Any],
+        compile: Callable[[Any], Any] = lambda function: function,
     ) -> None:
-        self.dynamics, self.tasks, self.backend, self.inputs = dynamics, tasks, backend, inputs
+        self.tasks, self.backend, self._compile = tasks, backend, compile
         self._deferred = tuple(task.name for task in tasks)
         self._apart = {name for task in tasks for name in task.parameters}
-        self._evaluate_ = compile(self.evaluate_)
+        self._evaluate_of: dict[Kind, Any] = {}
 
-    def __call__(self, state: State, *where: Any) -> Info:
-        info, calls, numbers = self._evaluate_(state, *where)
+    def __call__(
+        self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
+    ) -> Info:
+        if kind not in self._evaluate_of:
+            self._evaluate_of[kind] = self._compile(self.evaluate_)
+        info, calls, numbers, keys = self._evaluate_of[kind](dynamics, data, state, batch, kind)
+        assert isinstance(dynamics, LangevinDynamics)
+        inputs = LayerInputs(numbers, keys, kind.adapts, dynamics.fresh(kind))
         for task in self.tasks:
-            self.backend.update_(task, task.state(state), calls[task.name], numbers)
+            self.backend.update_(task, task.state(state), calls[task.name], inputs)
         return info
 
-    def evaluate_(self, state: State, *where: Any) -> tuple[Info, dict[str, Any], LayerInputs]:
-        batch, rates, num_data, chain_axis = self.inputs(state, *where)
-        dynamics = self.dynamics
-        evaluation = dynamics.evaluate(state, batch, chain_axis=chain_axis, deferred=self._deferred)
-        keep = dynamics.still_running(state, evaluation.loss)
+    def evaluate_(
+        self,
+        dynamics: LangevinDynamics,
+        data: StepData,
+        state: State,
+        batch: Batch | None,
+        kind: Kind,
+    ) -> tuple[Info, dict[str, Any], Tensor, Tensor]:
+        """Forward and backward, the rest of the state, and what the backend needs for its part."""
+        batch, rates, num_data, chain_axis = data.inputs(state, batch, kind)
+        evaluation = dynamics.evaluate(
+            state, batch, kind, chain_axis=chain_axis, deferred=self._deferred
+        )
+        keep = still_running(state, evaluation.loss)
         numbers = torch.stack(
             torch.broadcast_tensors(
                 rates.step_size, dynamics.noise_scale(rates, num_data), rates.decay, rates.mean,
@@ -64,17 +87,16 @@ class FusedStep:
             ),
             dim=1,
         )  # fmt: skip
-        inputs = LayerInputs(numbers, random.stream(dynamics.noise, state.step).contiguous())
+        keys = random.stream(dynamics.noise, state.step).contiguous()
         rest = self._rest(state)
-        new = dynamics.update(rest, evaluation, rates, num_data)
-        diverged = dynamics.note_diverged(state, keep)
-        new = select(keep, new, rest, diverged)
-        pytree.tree_map(lambda old, value: old.copy_(value), rest, new)
+        new = dynamics.integrator.update(dynamics, rest, evaluation, rates, num_data)
+        diverged = note_diverged(state, keep)
+        overwrite(rest, select(keep, new, rest, diverged))
         calls = {
-            task.name: self.backend.arrange(task, evaluation.deferred[task.name])
+            task.name: self.backend.arrange(task, evaluation.deferred[task.name], kind.adapts)
             for task in self.tasks
         }
-        return Info(evaluation.loss, diverged >= 0), calls, inputs
+        return Info(evaluation.loss, diverged >= 0), calls, numbers, keys
 
     def _rest(self, state: State) -> State:
         """The part of the state that no fused layer owns: the same tensors."""
@@ -89,25 +111,34 @@ class FusedStep:
         )
 
 
-def plan(dynamics: Dynamics, state: State, batch: Batch) -> list[LayerTask]:
+def plan(dynamics: Dynamics, state: State, batch: Batch, num_data: float) -> list[LayerTask]:
     """The layers of this network that a backend may update; ``batch`` has no chain axis.
 
-    A layer qualifies when its gradients can be deferred (see ``Gradients.deferrable``), its
-    parameters are float32 and all trainable, and its priors are Gaussian or flat; and when
-    delta^T a is the gradient of its weight on this batch, whatever the network's structure says.
+    The dynamics say whether the kernels compute their update at all, the metric's own class says
+    of which kind it is. A layer qualifies when its gradients can be deferred (see
+    ``Gradients.deferrable``), its parameters are float32 and all trainable, and its priors are
+    Gaussian or flat; and when delta^T a is the gradient of its weight on this batch, whatever the
+    network's structure says.
     """
+    if "linear" not in dynamics.kernels or not isinstance(dynamics, LangevinDynamics):
+        return []
     kind = KINDS.get(type(dynamics.preconditioner))
     if kind is None:
         return []
     trainable = dynamics.gradients.network.trainable()
+    damping = dynamics.damping(dynamics.prior, num_data)
     names = dynamics.gradients.deferrable(state.params, batch[0])
-    tasks = [_task(dynamics, name, kind, trainable) for name in names]
+    tasks = [_task(dynamics, name, kind, trainable, damping) for name in names]
     found = {task.name: task for task in tasks if task is not None}
     return [found[name] for name in _with_true_gradient(dynamics, state, batch, list(found))]
 
 
 def _task(
-    dynamics: Dynamics, name: str, kind: Any, trainable: dict[str, Tensor]
+    dynamics: LangevinDynamics,
+    name: str,
+    kind: Any,
+    trainable: dict[str, Tensor],
+    damping: Damping,
 ) -> LayerTask | None:
     module = dynamics.gradients.network.model.get_submodule(name)
     weight, bias = parameter_names(name)
@@ -115,13 +146,14 @@ def _task(
     if any(n not in trainable or trainable[n].dtype != torch.float32 for n in names):
         return None
     chains, device = len(dynamics.temperature), trainable[weight].device
-    numbers = [prior_numbers(dynamics.prior[n], chains, device) for n in (weight, names[-1])]
+    both = (weight, names[-1])
+    numbers = [prior_numbers(dynamics.prior[n], chains, device) for n in both]
     if any(n is None for n in numbers):
         return None
     return LayerTask(
         name=name,
         kind=kind,
-        damping=getattr(dynamics.preconditioner, "damping", 0.0),
+        damping=torch.stack([chain_column(damping[n], chains, device) for n in both], dim=1),
         has_bias=module.bias is not None,
         weight_start=dynamics.starts[weight],
         bias_start=dynamics.starts[names[-1]],
@@ -130,7 +162,7 @@ def _task(
 
 
 def _with_true_gradient(
-    dynamics: Dynamics, state: State, batch: Batch, names: list[str]
+    dynamics: LangevinDynamics, state: State, batch: Batch, names: list[str]
 ) -> list[str]:
     """Those layers whose delta^T a / B is the loss's gradient, for one chain and this batch."""
     if not names:

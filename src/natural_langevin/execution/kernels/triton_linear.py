@@ -61,9 +61,10 @@ def _mix(old, new, rate):
 
 @triton.jit
 def _linear_kernel(
-    a, delta, fisher, theta, mean, second, cross, bias, bias_second, prior, numbers, keys,
-    unit_sums, row_sums, B, I, O, a_chain, tiles_i, start, damping,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
+    a, delta, fisher, theta, mean, second, cross, bias, bias_second, prior, damping, numbers, keys,
+    unit_sums, row_sums, B, I, O, a_chain, tiles_i, start,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, ADAPTS: tl.constexpr,
+    FRESH: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     chain = tl.program_id(1).to(tl.int64)
@@ -89,7 +90,7 @@ def _linear_kernel(
         d = tl.load(delta + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
         gradient += tl.dot(d, x, input_precision=PRECISION)
         bias_gradient += tl.sum(d, axis=1)
-        if KIND >= 2:
+        if KIND >= 2 and ADAPTS:
             f2 = d * d
             if not SAME:
                 f2 = tl.load(fisher + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
@@ -125,22 +126,30 @@ def _linear_kernel(
     z = _normal(at + start, key0, key1)
     v = gradient + tl.load(prior + chain * 4) * per_datum * (w - tl.load(prior + chain * 4 + 1))
     if KIND == 0:
-        moved = w - eta * v + scale * z
+        moved = w + (scale * z - eta * v)
     else:
-        j = tl.load(second + at, mask=mask, other=1.0)
-        j = _mix(j, gradient * gradient if KIND == 1 else squares, gamma)
-        tl.store(second + at, j, mask=live)
+        epsilon = tl.load(damping + chain * 2)
+        j = tl.load(second + at, mask=mask, other=1.0)  # as this step applies it
+        if ADAPTS:
+            new_j = _mix(j, gradient * gradient if KIND == 1 else squares, gamma)
+            tl.store(second + at, new_j, mask=live)
+            if FRESH:
+                j = new_j
         if KIND == 3 and HAS_BIAS:
             b = tl.load(bias + chain * O + o, mask=in_o, other=0.0)
             v_b = tl.load(prior + chain * 4 + 2) * per_datum * (b - tl.load(prior + chain * 4 + 3))
             v_b += bias_gradient
             corner = tl.load(bias_second + chain * O + o, mask=in_o, other=1.0)
-            corner = tl.rsqrt(_mix(corner, bias_square, gamma) + damping)
             c = tl.load(cross + at, mask=mask, other=0.0)
-            c = _mix(c, crosses, gamma)
-            tl.store(cross + at, c, mask=live)
+            if ADAPTS:
+                new_c = _mix(c, crosses, gamma)
+                tl.store(cross + at, new_c, mask=live)
+                if FRESH:
+                    c = new_c
+                    corner = _mix(corner, bias_square, gamma)
+            corner = tl.rsqrt(corner + tl.load(damping + chain * 2 + 1))
             scaled = corner[:, None] * c
-            diagonal = tl.rsqrt(tl.maximum(j - scaled * scaled, 0.0) + damping)
+            diagonal = tl.rsqrt(tl.maximum(j - scaled * scaled, 0.0) + epsilon)
             row = -corner[:, None] * diagonal * scaled
             pulled = row * v_b[:, None] + diagonal * v  # A^T v
             change = scale * z - eta * pulled
@@ -148,20 +157,22 @@ def _linear_kernel(
             row_sum = tl.sum(tl.where(mask, row * change, 0.0), axis=1)
             tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, row_sum, mask=in_o)
         else:
-            root = tl.rsqrt(j + damping)  # C for RMSProp, C^{1/2} for the diagonal Fisher metric
+            root = tl.rsqrt(j + epsilon)  # C for RMSProp, C^{1/2} for the diagonal Fisher metric
             if KIND == 1:
-                moved = w - eta * root * v + scale * tl.sqrt(root) * z
+                moved = w + (scale * tl.sqrt(root) * z - eta * root * v)
             else:
                 moved = w + root * (scale * z - eta * root * v)
     tl.store(theta + at, moved, mask=live)
-    average = tl.load(mean + at, mask=mask, other=0.0)
-    tl.store(mean + at, _mix(average, moved, mu), mask=live)
+    if HAS_MEAN:
+        average = tl.load(mean + at, mask=mask, other=0.0)
+        tl.store(mean + at, _mix(average, moved, mu), mask=live)
 
 
 @triton.jit
 def _bias_kernel(
-    bias, mean, second, prior, numbers, keys, unit_sums, row_sums, O, tiles_i, start, damping,
-    KIND: tl.constexpr, BLOCK: tl.constexpr,
+    bias, mean, second, prior, damping, numbers, keys, unit_sums, row_sums, O, tiles_i, start,
+    KIND: tl.constexpr, HAS_MEAN: tl.constexpr, ADAPTS: tl.constexpr, FRESH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     chain = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -179,18 +190,21 @@ def _bias_kernel(
     key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
     z = _normal(o + start, key0, key1)
     if KIND == 0:
-        moved = b - eta * v + scale * z
+        moved = b + (scale * z - eta * v)
     else:
         j = tl.load(second + at, mask=mask, other=1.0)
+        if ADAPTS:
+            if KIND == 1:
+                new_j = _mix(j, gradient * gradient, gamma)
+            else:
+                square = tl.load(unit_sums + chain * 2 * O + O + o, mask=mask, other=0.0)
+                new_j = _mix(j, square, gamma)
+            tl.store(second + at, new_j, mask=live)
+            if FRESH:
+                j = new_j
+        root = tl.rsqrt(j + tl.load(damping + chain * 2 + 1))
         if KIND == 1:
-            j = _mix(j, gradient * gradient, gamma)
-        else:
-            square = tl.load(unit_sums + chain * 2 * O + O + o, mask=mask, other=0.0)
-            j = _mix(j, square, gamma)
-        tl.store(second + at, j, mask=live)
-        root = tl.rsqrt(j + damping)
-        if KIND == 1:
-            moved = b - eta * root * v + scale * tl.sqrt(root) * z
+            moved = b + (scale * tl.sqrt(root) * z - eta * root * v)
         else:
             moved = b + root * (scale * z - eta * root * v)
         if KIND == 3:
@@ -198,8 +212,9 @@ def _bias_kernel(
                 part = row_sums + (chain * tiles_i + tile) * O + o
                 moved += tl.load(part, mask=mask, other=0.0)
     tl.store(bias + at, moved, mask=live)
-    average = tl.load(mean + at, mask=mask, other=0.0)
-    tl.store(mean + at, _mix(average, moved, tl.load(numbers + chain * 6 + 3)), mask=live)
+    if HAS_MEAN:
+        average = tl.load(mean + at, mask=mask, other=0.0)
+        tl.store(mean + at, _mix(average, moved, tl.load(numbers + chain * 6 + 3)), mask=live)
 
 
 def dot_precision() -> str:
@@ -213,7 +228,7 @@ TILE = (16, 64, 32)
 WARPS, STAGES = 2, 2
 
 
-def arrange(task: LayerTask, call: DeferredCall) -> DeferredCall:
+def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
     """The call with its features side by side. A batch that all chains share stays one batch."""
 
     def rows(tensor: Tensor, shared: bool) -> Tensor:
@@ -237,25 +252,33 @@ def update_(task: LayerTask, state: LayerState, call: DeferredCall, inputs: Laye
     sums = task.scratch["unit_sums"], task.scratch["row_sums"]
     none = state.weight  # a pointer that the kernel never follows
     kind, second = KIND_NUMBER[task.kind], _or(state.bias_second, none)
+    flags = {
+        "KIND": kind,
+        "HAS_MEAN": state.weight_mean is not None,
+        "ADAPTS": inputs.adapts and kind > 0,
+        "FRESH": inputs.fresh,
+    }
     _linear_kernel[(tiles_o * tiles_i, chains)](
-        a, delta, _or(fisher, delta), state.weight, state.weight_mean,
+        a, delta, _or(fisher, delta), state.weight, _or(state.weight_mean, none),
         _or(state.weight_second, none), _or(state.cross, none), _or(state.bias, none), second,
-        task.prior, inputs.numbers, inputs.keys, *sums,
-        a.shape[-2], width, outputs, a.stride(0), tiles_i, task.weight_start, task.damping,
-        KIND=kind, HAS_BIAS=task.has_bias, SAME=fisher is None, PRECISION=dot_precision(),
+        task.prior, task.damping, inputs.numbers, inputs.keys, *sums,
+        a.shape[-2], width, outputs, a.stride(0), tiles_i, task.weight_start,
+        HAS_BIAS=task.has_bias, SAME=fisher is None, PRECISION=dot_precision(), **flags,
         BLOCK_O=block_o, BLOCK_I=block_i, BLOCK_B=block_b, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     if task.has_bias:
         block = 128
         _bias_kernel[(-(-outputs // block), chains)](
-            state.bias, state.bias_mean, second, task.prior, inputs.numbers, inputs.keys, *sums,
-            outputs, tiles_i, task.bias_start, task.damping, KIND=kind, BLOCK=block,
+            state.bias, _or(state.bias_mean, none), second, task.prior, task.damping,
+            inputs.numbers, inputs.keys, *sums,
+            outputs, tiles_i, task.bias_start, **flags, BLOCK=block,
         )  # fmt: skip
 
 
 def try_out(device: torch.device) -> None:
     """Runs the kernel once on a tiny layer; raises where it cannot be built."""
-    task = LayerTask("", "quasi-diagonal", 1e-4, True, 0, 32, torch.zeros(1, 4, device=device))
+    zeros = torch.zeros(1, 4, device=device)
+    task = LayerTask("", "quasi-diagonal", zeros[:, :2] + 1e-4, True, 0, 32, zeros)
     layer = LayerState(
         *(torch.ones(1, 1, 1, device=device) for _ in range(4)),
         *(torch.ones(1, 1, device=device) for _ in range(3)),
@@ -263,7 +286,8 @@ def try_out(device: torch.device) -> None:
     call = DeferredCall(torch.ones(1, 1, 1, device=device), torch.ones(1, 1, 1, device=device))
     keys = torch.zeros(1, 2, dtype=torch.int32, device=device)
     with torch.cuda.device(device):
-        update_(task, layer, call, LayerInputs(torch.ones(1, 6, device=device), keys))
+        numbers = torch.ones(1, 6, device=device)
+        update_(task, layer, call, LayerInputs(numbers, keys, adapts=True, fresh=False))
         torch.cuda.synchronize()
 
 

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
-from natural_langevin.dynamics.overdamped import State
+from natural_langevin.dynamics.base import State
 from natural_langevin.experiments.speed.contender import Ready, Unavailable
 from natural_langevin.experiments.speed.plain import flat
 from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, STEP_SIZE, Problem

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from natural_langevin import models, random, schedules
 from natural_langevin.data.streams import InMemory
+from natural_langevin.dynamics import Descent, RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.experiments.table1.baselines import Descent, DescentState, forward, mc_dropout
+from natural_langevin.experiments.table1.baselines import forward, mc_dropout, mean_loss
 from natural_langevin.experiments.table1.scores import finite, reliability, score, summary
 from natural_langevin.experiments.table1.stages import (
     FINAL_SEED,
@@ -162,23 +163,12 @@ def _train(
     chain = torch.arange(count, device=device)
     stream = InMemory(*data, batch_size=preset.batch_size, chain=chain, seed=seed, device=device)
     schedule = schedules.halving(step_size, every=preset.halve_every)
-    eta = schedules.tabulate(schedule, 0, steps, name="step_size", chains=count)
-    # The engine's table ends in the samplers' two other rates, which descent does not use.
-    rates = torch.cat([eta, torch.zeros(steps, 2)], dim=1).to(device, torch.float32)
+    rates = RatesTable.build(schedule, stop=steps, chains=count, device=device)
     origin = random.origin(seed, random.NOISE, chain) if kind == "dropout" else None
     template = {k: p.detach().to(device) for k, p in bench.network().named_parameters()}
-    state = DescentState(
-        step=torch.zeros((), dtype=torch.int64, device=device),
-        params=models.fan_in_init(template, chain=chain, seed=seed),
-    )
-    work = 6.0 * count * preset.batch_size * sum(p.numel() for p in template.values()) * steps
-    engine = Engine(
-        Descent(rate.to(device), origin),  # type: ignore[arg-type]
-        stream,
-        rates,
-        len(stream.x),
-        mode=choose_mode(bench.compile, work=work, steps=steps),
-    )
+    descent = Descent(mean_loss(rate.to(device), origin))
+    state = descent.init(models.fan_in_init(template, chain=chain, seed=seed))
+    engine = Engine(descent, stream, rates, len(stream.x), mode=choose_mode(bench.compile))
     outcome = train(
         engine, state, steps=steps, burn_in=steps, thin=1, stop_if_diverged=stop_if_diverged,
         **bench.training(f"{kind}-{stage}", rank),

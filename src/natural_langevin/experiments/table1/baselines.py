@@ -6,23 +6,13 @@ dropout masks are counter-based like every other draw. Inverted dropout on every
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad_and_value
 
 from natural_langevin import random
-from natural_langevin._internal.chains import per_chain
-from natural_langevin.dynamics.overdamped import Info, Rates
+from natural_langevin.dynamics.descent import Loss
 from natural_langevin.types import Params
-
-
-class DescentState(NamedTuple):
-    step: Tensor  # () int64
-    params: Params  # (network, *shape)
 
 
 def forward(params: Params, x: Tensor, rate: Tensor, masks: Tensor | None) -> Tensor:
@@ -47,39 +37,23 @@ def forward(params: Params, x: Tensor, rate: Tensor, masks: Tensor | None) -> Te
     return h
 
 
-@dataclass(frozen=True)
-class Descent:
-    """Gradient descent for many networks; stands in for ``Dynamics`` in the engine."""
+def mean_loss(rate: Tensor, origin: Tensor | None) -> Loss:
+    """Cross-entropy of every network on its minibatch, with dropout masks of its own.
 
-    rate: Tensor  # (network,) dropout rate
-    origin: Tensor | None  # (network,) origin of the mask streams; None: no dropout
+    ``rate`` (network,) is the dropout rate; ``origin`` (network,) where the mask streams start,
+    None: no dropout."""
 
-    def step(
-        self,
-        state: DescentState,
-        batch: tuple[Tensor, Tensor],
-        rates: Rates,
-        num_data: Tensor,
-        *,
-        chain_axis: bool,
-    ) -> tuple[DescentState, Info]:
+    def loss(params: Params, batch: tuple[Tensor, Tensor], step: Tensor) -> Tensor:
         x, y = batch
         masks = None
-        if self.origin is not None:
-            count = hidden_units(state.params) * x.shape[1]
-            masks = random.uniform(random.stream(self.origin, state.step), count)
+        if origin is not None:
+            count = hidden_units(params) * x.shape[1]
+            masks = random.uniform(random.stream(origin, step), count)
+        logits = forward(params, x, rate, masks)
+        losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        return losses.reshape(y.shape).mean(1)
 
-        def loss(params: Params) -> tuple[Tensor, Tensor]:
-            logits = forward(params, x, self.rate, masks)
-            losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
-            losses = losses.reshape(y.shape).mean(1)
-            return losses.sum(), losses  # a sum over networks: their gradients do not mix
-
-        gradient, (_, losses) = grad_and_value(loss, has_aux=True)(state.params)
-        params = {
-            k: p - per_chain(rates.step_size, p) * gradient[k] for k, p in state.params.items()
-        }
-        return DescentState(state.step + 1, params), Info(losses, ~torch.isfinite(losses))
+    return loss
 
 
 def hidden_units(params: Params) -> int:

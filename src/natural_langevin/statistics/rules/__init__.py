@@ -1,4 +1,7 @@
-"""Rules: one file per family of layers. ``RULES`` is the one list that the capture reads."""
+"""Rules: one file per family of layers. ``RULES`` is the one list that the capture reads.
+
+Imports likelihoods; preconditioners and up import it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from natural_langevin.statistics.rules.base import (
     Units,
     own_units,
     positions,
+    row_units,
 )
 from natural_langevin.statistics.rules.convolution import (
     convolution_gradients,
@@ -57,15 +61,15 @@ from natural_langevin.statistics.rules.tapped import (
 
 __all__ = [
     "RULES", "Call", "Outer", "Rule", "SampleGradient", "Scatter", "Stacked", "Sum", "Units",
-    "own_units", "positions", "register_rule", "restore_layers", "rewrite_layers",
+    "own_units", "positions", "register_rule", "restore_layers", "rewrite_layers", "row_units",
 ]  # fmt: skip
 
 #: By exact type: a subclass may compute something else.
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: Rule(linear_gradients, own_units),
-    nn.modules.linear.NonDynamicallyQuantizableLinear: Rule(linear_gradients, own_units),
-    Bilinear: Rule(bilinear_gradients, own_units),
-    **{c: Rule(convolution_gradients, own_units) for c in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
+    nn.Linear: Rule(linear_gradients, row_units),
+    nn.modules.linear.NonDynamicallyQuantizableLinear: Rule(linear_gradients, row_units),
+    Bilinear: Rule(bilinear_gradients, row_units),
+    **{c: Rule(convolution_gradients, row_units) for c in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
     **{
         c: Rule(transposed_gradients, no_units)
         for c in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -75,9 +79,9 @@ RULES: dict[type[nn.Module], Rule] = {
     RMSNorm: Rule(rms_norm_gradients, own_units),
     GroupNorm: Rule(group_norm_gradients, own_units),
     **{c: Rule(running_norm_gradients, own_units) for c in CHANNEL_NORMS},
-    MultiheadAttention: Rule(attention_gradients, own_units),
-    **{c: Rule(recurrent_gradients, own_units) for c in (RNN, LSTM, GRU)},
-    **{c: Rule(cell_gradients, own_units) for c in (RNNCell, LSTMCell, GRUCell)},
+    MultiheadAttention: Rule(attention_gradients, row_units),
+    **{c: Rule(recurrent_gradients, row_units) for c in (RNN, LSTM, GRU)},
+    **{c: Rule(cell_gradients, row_units) for c in (RNNCell, LSTMCell, GRUCell)},
 }  # fmt: skip
 
 

@@ -102,16 +102,25 @@ class Outer(SampleGradient):
         """Numbers of a sample's patches: features times positions in every group."""
         return self.repeat * math.prod(self.delta.shape[1:-1]) * math.prod(self.shape[1:])
 
+    @property
+    def groups(self) -> int:
+        """How many independent maps stand side by side."""
+        return self.delta.shape[1] if self.delta.ndim == 4 else 1
+
     def positions(self) -> tuple[int, ...]:
         return (self.repeat * self.delta.shape[-2],)
 
-    def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
-        """With [a^2, a] side by side both are one matrix product."""
+    def chunks(self, numbers: int) -> list[slice]:
+        """Parts whose ``rows`` have about ``numbers`` temporary numbers: all, without patches."""
         samples = len(self.delta) // self.repeat
         chunk = max(1, numbers // (2 * self._unfolded())) if self.unfold is not None else samples
+        return [slice(n, min(n + chunk, samples)) for n in range(0, samples, chunk)]
+
+    def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
+        """With [a^2, a] side by side both are one matrix product."""
         total: Tensor | None = None
-        for start in range(0, samples, chunk):
-            a, delta = self.rows(slice(start, min(start + chunk, samples)))
+        for part in self.chunks(numbers):
+            a, delta = self.rows(part)
             moments = torch.cat([a.square(), a], dim=-1) if row else a.square()
             product = _by_features(delta.square()).mT @ _by_features(moments)
             total = product if total is None else total + product
@@ -248,6 +257,15 @@ def own_units(module: nn.Module) -> Units:
         if "bias" in name and weight in own and own[weight].shape[: bias.ndim] == bias.shape:
             units[name] = (weight,)
     return units
+
+
+def row_units(module: nn.Module) -> Units:
+    """The same for linear maps: a weight that no bias goes with has units all the same, its rows,
+    and stands for itself, ``{weight: ()}``."""
+    units = own_units(module)
+    paired = {w for ws in units.values() for w in ws}
+    own = module.named_parameters(recurse=False)
+    return units | {k: () for k, p in own if "weight" in k and p.ndim > 1 and k not in paired}
 
 
 def positions(value: Tensor) -> Tensor:

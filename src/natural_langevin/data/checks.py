@@ -1,0 +1,44 @@
+"""What data may be: a pair of tensors, or one, of one length and finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Batch = tuple[Tensor, Tensor]
+
+
+def split_pair(item: Any) -> Batch:
+    """(x, y); with y alone, (None, y) or (y,), the network sees y itself (unsupervised)."""
+    if isinstance(item, Tensor):
+        return item, item
+    if isinstance(item, (tuple, list)):
+        tensors = [part for part in item if part is not None]
+        if len(tensors) in (1, 2) and all(isinstance(part, Tensor) for part in tensors):
+            return tensors[0], tensors[-1]
+    kind = type(item).__name__
+    if isinstance(item, (tuple, list)):
+        kind += f" of {[type(part).__name__ for part in item]}"
+    raise TypeError(
+        f"data must be a pair of tensors (x, y), a tensor y, a TensorDataset or a DataLoader of "
+        f"those, got {kind}: use torch.as_tensor on arrays"
+    )
+
+
+def check_pair(x: Tensor, y: Tensor) -> None:
+    check_finite("x", x)
+    check_finite("y", y)
+    if len(x) != len(y):
+        raise ValueError(f"x and y must have the same length, got {len(x)} and {len(y)}")
+
+
+def check_finite(name: str, value: Tensor) -> None:
+    if value.is_floating_point() and not torch.isfinite(value).all():
+        flat = torch.isfinite(value.reshape(len(value), -1)).all(1) if len(value) else value
+        rows = (~flat).nonzero().flatten().tolist()
+        raise ValueError(
+            f"{name} holds NaN or infinite values in {len(rows)} of {len(value)} samples "
+            f"(first: {rows[:5]}): remove or impute them"
+        )

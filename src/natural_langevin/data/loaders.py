@@ -1,0 +1,250 @@
+"""DataLoaders as batch streams: an order of its own for every chain, or one batch for all.
+
+A batch that all chains share drives them by the same minibatch noise: their draws are correlated,
+and C chains say less than C independent ones. So where the dataset can be indexed and the loader
+has one of torch's own samplers, the rows that the sampler hands out are shuffled anew for every
+chain by (seed, chain, epoch), as with data in memory; the loader's dataset, ``collate_fn`` and
+workers read them. That is one batch per chain and step to read. ``SharedBatches(loader)`` asks for
+the loader's own batches instead; iterable datasets and samplers of one's own always give those.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from natural_langevin import random
+from natural_langevin.data import epochs
+from natural_langevin.data.checks import Batch, check_pair, split_pair
+
+log = logging.getLogger("natural_langevin")
+
+
+@dataclass(frozen=True)
+class SharedBatches:
+    """A DataLoader whose batches, in its own order, go to all chains at once.
+
+    Cheaper where reading is slow, and only right for the chains one by one: their draws share the
+    minibatch noise. ``posterior.diagnose`` says so and corrects the effective sample size."""
+
+    loader: DataLoader[Any]
+
+
+class Loader:
+    """A DataLoader of (x, y) or of y alone, started again whenever it ends.
+
+    ``check(x, y)``, where given, sees every batch on its way and may refuse it. ``num_data`` is N
+    as far as it can be told, otherwise ``unknown`` says why; ``wrong`` is why its batches do not
+    stand for the data. ``expected``: set it to the N that was inferred, and an epoch that yields
+    another number of rows is refused."""
+
+    chain_axis = False
+
+    def __init__(self, loader: DataLoader[Any], *, device: torch.device) -> None:
+        self._loader, self._device = loader, device
+        self._iterator: Iterator[Any] = iter(())
+        self._first: Batch | None = None
+        self._rows, self._largest = 0, 0
+        self.check: Callable[[Tensor, Tensor], None] | None = None
+        self.expected: float | None = None
+        self.epoch = epochs.of_loader(loader)
+
+    @property
+    def num_data(self) -> int | None:
+        return self.epoch.num_data
+
+    @property
+    def unknown(self) -> str:
+        return self.epoch.why
+
+    @property
+    def wrong(self) -> str:
+        return self.epoch.wrong
+
+    @property
+    def sampler(self) -> Any:
+        """In which order the data come."""
+        return self._loader.sampler
+
+    @property
+    def targets(self) -> Tensor:
+        return self.example()[1]
+
+    def example(self) -> Batch:
+        if self._first is None:
+            self._first = self._next()
+        return self._first
+
+    def fingerprint(self) -> None:
+        """Unknown: the data are never all there."""
+
+    def batch(self, step: int) -> Batch:
+        if self._first is not None:  # hand out the batch that was peeked at
+            first, self._first = self._first, None
+            return first
+        return self._next()
+
+    def _next(self) -> Batch:
+        item = next(self._iterator, None)
+        if item is None:
+            self._check_count()
+            self._iterator = iter(self._loader)
+            item = next(self._iterator, None)
+            if item is None:
+                raise ValueError("the DataLoader gave no batch: is its dataset empty?")
+        x, y = on_device(item, self._device)
+        self._rows, self._largest = self._rows + len(x), max(self._largest, len(x))
+        if self.check is not None:
+            self.check(x, y)
+        return x, y
+
+    def _check_count(self) -> None:
+        """At the end of an epoch: did as many data come as N says? A last batch may be dropped."""
+        short = self.expected is not None and self._rows < self.expected - self._largest
+        if self._rows and self.expected and (self._rows > self.expected or short):
+            raise ValueError(
+                f"N was taken as {self.expected:g}, but an epoch of the DataLoader gave "
+                f"{self._rows} rows (does every worker read the whole dataset, or collate_fn drop "
+                "or repeat rows?): give Langevin(..., num_data=N)"
+            )
+        self._rows = 0
+
+
+class OwnOrders:
+    """The rows of an indexable dataset, in an order of its own for every chain.
+
+    Batches are (chain, B, ...) and a pure function of (seed, chain, step), as in memory: chain c's
+    epoch e is the permutation of ``rows`` addressed by (seed, c, e), cut into whole batches."""
+
+    chain_axis = True
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        rows: Tensor,
+        *,
+        chain: Tensor,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        if not len(rows):
+            raise ValueError("the DataLoader gave no batch: is its dataset empty?")
+        self._loader, self._device, self.chains = loader, device, len(chain)
+        self.rows, self.num_data = rows, len(rows)
+        self.batch_size = min(int(loader.batch_sampler.batch_size), len(rows))  # type: ignore[union-attr]
+        self.batches_per_epoch = len(rows) // self.batch_size
+        self._origin = random.origin(seed, random.DATA, chain.cpu())
+        self._epoch, self._order = -1, torch.empty(0)
+        self._iterator: Iterator[Any] | None = None
+        self._step = -1
+        self._example: Batch | None = None
+        self.check: Callable[[Tensor, Tensor], None] | None = None
+        self.unknown = self.wrong = ""
+
+    @property
+    def sampler(self) -> Any:
+        return self._loader.sampler
+
+    @property
+    def targets(self) -> Tensor:
+        return self.example()[1]
+
+    def example(self) -> Batch:
+        """The first rows of the dataset, without chain axis, for shapes and checks."""
+        if self._example is None:
+            indices = self.rows[: self.batch_size].tolist()
+            self._example = on_device(next(self._read([indices], workers=False)), self._device)
+        return self._example
+
+    def whole(self) -> bool:
+        """Whether ``collate_fn`` gives one row per sample, so that chains can be told apart."""
+        return len(self.example()[0]) == self.batch_size
+
+    def fingerprint(self) -> None:
+        """Unknown: the data are never all there."""
+
+    def indices(self, step: int) -> Tensor:
+        """The rows of every chain's minibatch: (chain, B)."""
+        epoch, place = divmod(step, self.batches_per_epoch)
+        if epoch != self._epoch:
+            order = random.permutation(random.stream(self._origin, epoch), self.num_data)
+            self._epoch, self._order = epoch, self.rows[order]
+        return self._order[:, place * self.batch_size : (place + 1) * self.batch_size]
+
+    def batch(self, step: int) -> Batch:
+        if self._iterator is None or step != self._step:
+            self._iterator = self._read(_From(self, step))
+        x, y = on_device(next(self._iterator), self._device)
+        self._step = step + 1
+        if len(x) != self.chains * self.batch_size:
+            raise ValueError(
+                f"collate_fn made {len(x)} rows of {self.chains * self.batch_size} samples: chains "
+                "need one row per sample, or share batches with data.SharedBatches(loader)"
+            )
+        if self.check is not None:
+            self.check(x, y)
+        split = x.unflatten(0, (self.chains, -1))
+        return split, split if y is x else y.unflatten(0, (self.chains, -1))
+
+    def _read(self, batches: Any, *, workers: bool = True) -> Iterator[Any]:
+        """Collated samples of every list of indices, by the loader's own means."""
+        old = self._loader
+        dataset = old.dataset
+        if isinstance(dataset, TensorDataset) and old.collate_fn is default_collate:
+            for indices in batches:
+                yield [t[indices] for t in dataset.tensors]
+            return
+        options: dict[str, Any] = {}
+        if workers and old.num_workers:
+            options = {
+                "num_workers": old.num_workers,
+                "prefetch_factor": old.prefetch_factor,
+                "worker_init_fn": old.worker_init_fn,
+                "multiprocessing_context": old.multiprocessing_context,
+                "timeout": old.timeout,
+            }
+        reader: DataLoader[Any] = DataLoader(
+            dataset, batch_sampler=batches, collate_fn=old.collate_fn, generator=old.generator,
+            pin_memory=old.pin_memory, **options,
+        )  # fmt: skip
+        yield from reader
+
+
+class _From:
+    """The indices of all chains' minibatches, step after step from ``step`` on."""
+
+    def __init__(self, orders: OwnOrders, step: int) -> None:
+        self._orders, self._step = orders, step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        step = self._step
+        while True:
+            yield self._orders.indices(step).flatten().tolist()
+            step += 1
+
+
+def stream_of(
+    loader: DataLoader[Any] | SharedBatches, *, chain: Tensor, seed: int, device: torch.device
+) -> Loader | OwnOrders:
+    """Own orders where any order of the rows will do and every sample is a row."""
+    if isinstance(loader, SharedBatches):
+        return Loader(loader.loader, device=device)
+    rows = epochs.of_loader(loader).rows
+    if rows is not None:
+        own = OwnOrders(loader, rows, chain=chain, seed=seed, device=device)
+        if own.whole():
+            return own
+    return Loader(loader, device=device)
+
+
+def on_device(item: Any, device: torch.device) -> Batch:
+    x, y = split_pair(item)
+    check_pair(x, y)
+    moved = x.to(device)
+    return moved, moved if y is x else y.to(device)

@@ -1,0 +1,182 @@
+"""The frame of every Langevin sampler: all that its integrators share.
+
+Target: pi(theta) ~ [alpha(theta) prod_n p_theta(y_n | x_n)]^(1/T). With N data, the minibatch
+*mean* loss gradient g, prior density alpha, step size eta and temperature T, dynamics are made of
+
+    v = g - (1/N) d ln alpha(theta),     drift -eta C v,     noise sqrt(2 eta T / N) C^{1/2} xi
+
+eta is on SGD's scale. T = 1 is the Bayesian posterior; T = 0 is preconditioned gradient descent.
+The metric is updated from likelihood gradients only: it never contains the prior or the noise,
+
+    J_{t+1} = (1 - gamma_t) J_t + gamma_t (statistics of the batch),
+
+and where gamma_t = 0 no statistics are computed. By default (``fresh=False``) a step applies J_t,
+which is independent of its batch; the very first has none and applies J_1. ``fresh=True`` applies
+J_{t+1}, the paper's order, in which C and g share a batch and E[C g] is not E[C] E[g].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from natural_langevin import random
+from natural_langevin.dynamics.base import (
+    Batch,
+    Info,
+    Integrator,
+    State,
+    kernels_of,
+    note_diverged,
+    select,
+    still_running,
+)
+from natural_langevin.dynamics.rates import Kind, Rates
+from natural_langevin.preconditioners import (
+    Damping,
+    Factor,
+    Metric,
+    Preconditioner,
+    resolve_damping,
+)
+from natural_langevin.priors import Prior
+from natural_langevin.statistics import Evaluation, Gradients, Params
+
+EVERY_BATCH = Kind()
+
+
+@dataclass(frozen=True, eq=False)
+class LangevinDynamics:
+    """An integrator with the network, metric, prior and randomness that it moves by."""
+
+    integrator: Integrator
+    gradients: Gradients
+    preconditioner: Preconditioner
+    prior: dict[str, Prior]
+    temperature: Tensor  # (chain,)
+    noise: Tensor  # (chain,) int64: origin of the chains' noise streams
+    labels: Tensor  # (chain,) int64: origin of the streams that draw labels from the model
+    keep_mean: bool = True  # whether a running mean of theta is kept
+
+    #: Where in a chain's noise stream every parameter's draws begin, and where all of them end.
+    starts: dict[str, int] = field(init=False)
+    stream_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = {name: p.numel() for name, p in self.gradients.network.trainable().items()}
+        *starts, end = random.aligned_starts([*sizes.values(), 0])
+        object.__setattr__(self, "starts", dict(zip(sizes, starts, strict=True)))
+        object.__setattr__(self, "stream_length", end)
+
+    def init(self, params: Params) -> State:
+        """The state before the first update, from starting points (chain, *shape)."""
+        first = next(iter(params.values()))
+        chains = first.shape[0]
+        return State(
+            step=torch.zeros((), dtype=torch.int64, device=first.device),
+            params=params,
+            mean={name: p.clone() for name, p in params.items()} if self.keep_mean else {},
+            metric=self.preconditioner.init(params, self.gradients.network.units()),
+            likelihood=self.gradients.likelihood.init(
+                chains, dtype=first.dtype, device=first.device
+            ),
+            diverged=torch.full((chains,), -1, dtype=torch.int64, device=first.device),
+            own=self.integrator.init(params),
+        )
+
+    def step(
+        self,
+        state: State,
+        batch: Batch,
+        rates: Rates,
+        num_data: float | Tensor,
+        *,
+        chain_axis: bool = False,
+    ) -> tuple[State, Info]:
+        """One update of all chains."""
+        here = self.integrator.before(self, state, rates, num_data)
+        evaluation = self.evaluate(here, batch, rates.kind, chain_axis=chain_axis)
+        new = self.integrator.update(self, here, evaluation, rates, num_data)
+        keep = still_running(state, evaluation.loss)
+        diverged = note_diverged(state, keep)
+        return select(keep, new, state, diverged), Info(evaluation.loss, diverged >= 0)
+
+    def evaluate(
+        self,
+        state: State,
+        batch: Batch,
+        kind: Kind = EVERY_BATCH,
+        *,
+        chain_axis: bool,
+        deferred: tuple[str, ...] = (),
+    ) -> Evaluation:
+        """Loss and gradients at theta, and statistics where the metric wants them; of the layers
+        ``deferred``, their raw calls."""
+        return self.gradients(
+            state.params,
+            state.likelihood,
+            batch,
+            chain_axis=chain_axis,
+            key=random.stream(self.labels, state.step),
+            step=state.step,
+            deferred=deferred,
+            statistics=kind.adapts,
+        )
+
+    def prepare(self, params: Params, x: Tensor) -> None:
+        self.gradients.prepare(params, x)
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        """The integrator's; a subclass of this frame, which may move otherwise, has none."""
+        return kernels_of(self.integrator) if type(self) is LangevinDynamics else frozenset()
+
+    # What integrators are made of -----------------------------------------------------------------
+
+    def posterior_gradient(self, theta: Params, g: Params, num_data: float | Tensor) -> Params:
+        """v = g - (1/N) d ln alpha(theta)."""
+        return {k: g[k] - self.prior[k].gradient(theta[k]) / num_data for k in theta}
+
+    def metric(
+        self, state: State, evaluation: Evaluation, rates: Rates, num_data: float | Tensor
+    ) -> tuple[Metric, Factor]:
+        """J_{t+1}, and the factor of the C that this step applies."""
+        new = state.metric
+        if rates.kind.adapts:
+            new = self.preconditioner.update(
+                state.metric, evaluation.gradient, evaluation.statistics, rates.decay
+            )
+        used = new if self.fresh(rates.kind) else state.metric
+        return new, self.factor(used, state.params, num_data)
+
+    def fresh(self, kind: Kind) -> bool:
+        """Whether such a step applies the metric that its own batch has changed."""
+        return self.preconditioner.fresh or kind.first
+
+    def factor(self, metric: Metric, names: Iterable[str], num_data: float | Tensor) -> Factor:
+        """A with C = A A^T for these parameters, damped."""
+        return self.preconditioner.factor(metric, self.damping(names, num_data))
+
+    def damping(self, names: Iterable[str], num_data: float | Tensor) -> Damping:
+        """epsilon of these parameters, for drift and noise alike."""
+        own = {k: self.prior[k] for k in names}
+        return resolve_damping(self.preconditioner, own, num_data)
+
+    def noise_scale(self, rates: Rates, num_data: float | Tensor, share: float = 1.0) -> Tensor:
+        """sqrt(2 eta T / N), with ``share`` under the root: (chain,)."""
+        return torch.sqrt(2 * share * rates.step_size * self.temperature / num_data)
+
+    def standard_normal(self, like: Params, step: Tensor, draw: int = 0) -> Params:
+        """z ~ N(0, Id), addressed by (seed, chain, step, draw, tensor, element).
+
+        One call for all tensors: eagerly, what counts is the number of operations."""
+        key = random.stream(self.noise, step)
+        z = random.normal(key, self.stream_length, start=draw * self.stream_length)
+        found = {}
+        for k, p in like.items():
+            start, size = self.starts[k], p[0].numel()
+            found[k] = z[:, start : start + size].to(p.dtype).reshape(p.shape)
+        return found

@@ -1,0 +1,104 @@
+"""Rates: what the schedules say at a step, and the table of them along a run.
+
+A row of the table holds eta_t of every chain, gamma_t and mu_t. This file is the one place that
+knows how a row is laid out. Two things are known to the host beforehand, so that a step need not do
+work whose result nobody reads: whether the metric takes this batch in (gamma_t > 0), and whether
+the metric has seen a batch before.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from natural_langevin import schedules
+
+
+class Kind(NamedTuple):
+    """What distinguishes one step from another for whoever prepares, compiles or captures steps."""
+
+    adapts: bool = True  # gamma_t > 0: the metric takes this batch in
+    first: bool = False  # there is no earlier metric: this batch's own is applied
+
+
+class Rates(NamedTuple):
+    """The schedules' values at one step."""
+
+    step_size: Tensor  # eta_t: (chain,)
+    decay: Tensor  # gamma_t: ()
+    mean: Tensor  # mu_t: ()
+    kind: Kind = Kind()
+
+
+class RatesTable:
+    """The rates of steps ``start``, ``start`` + 1, ...: ``values`` has a row for each."""
+
+    def __init__(self, values: Tensor, *, start: int = 0) -> None:
+        self.values, self.start = values, start
+
+    @staticmethod
+    def build(
+        step_size: schedules.Value | schedules.Schedule,
+        decay: schedules.Value | schedules.Schedule = 0.0,
+        mean_rate: schedules.Value | schedules.Schedule | None = None,
+        *,
+        start: int = 0,
+        stop: int,
+        chains: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> RatesTable:
+        """Steps ``start`` to ``stop - 1``; schedules are checked on the way.
+
+        >>> table = RatesTable.build(0.1, lambda t: float(t < 2), stop=3, chains=2)
+        >>> [table.kind(t).adapts for t in range(3)], table.row(2).step_size
+        ([True, True, False], tensor([0.1000, 0.1000]))
+        """
+        columns = [
+            schedules.tabulate(step_size, start, stop, name="step_size", chains=chains),
+            schedules.tabulate(decay, start, stop, name="decay", chains=1, high=1.0),
+            schedules.tabulate(
+                0.0 if mean_rate is None else mean_rate, start, stop,
+                name="mean_rate", chains=1, high=1.0,
+            ),
+        ]  # fmt: skip
+        values = torch.cat(columns, dim=1).to(dtype=dtype, device=device)
+        return RatesTable(values, start=start)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def step_size(self) -> Tensor:
+        """eta_t: (step, chain)."""
+        return self.values[:, :-2]
+
+    def of_chains(self, ids: Tensor) -> RatesTable:
+        """The same for these chains."""
+        shared = self.values[:, -2:]
+        return RatesTable(torch.cat([self.step_size[:, ids], shared], dim=1), start=self.start)
+
+    @cached_property
+    def _adapts(self) -> list[bool]:
+        """Asked of the device once for all steps."""
+        return (self.values[:, -2] > 0).tolist()
+
+    def kind(self, step: int) -> Kind:
+        adapts = self._adapts[step - self.start]
+        return Kind(adapts, first=adapts and step == 0)
+
+    def row(self, step: int) -> Rates:
+        """The rates of one step."""
+        return _read(self.values[step - self.start], self.kind(step))
+
+    def at(self, step: Tensor, kind: Kind) -> Rates:
+        """The same where ``step`` is on the device and stays there; the table starts at 0."""
+        # index_select, because indexing with a 0-d tensor would wait for its value on the host.
+        return _read(self.values.index_select(0, step.reshape(1))[0], kind)
+
+
+def _read(row: Tensor, kind: Kind) -> Rates:
+    return Rates(step_size=row[:-2], decay=row[-2], mean=row[-1], kind=kind)

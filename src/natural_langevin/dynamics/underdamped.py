@@ -1,0 +1,183 @@
+"""Underdamped natural Langevin: momentum r in the metric (SGHMC of Chen et al. 2014, with a C).
+
+With the scaling of ``frame`` and a = friction in (0, 1]; r is a displacement, the velocity times
+the time step sqrt(eta), and in equilibrium r ~ N(0, (eta T / N) C). One step, by integrator:
+
+"euler"  r <- (1 - a) r - eta C v + sqrt(2 a eta T / N) C^{1/2} xi,   theta <- theta + r
+
+    a = 1 *is* Algorithm 1, bit for bit. First order in eta.
+
+"baoab"  r <- r - eta C v                                                            B, a full kick
+         theta <- theta + r / 2                                                      A
+         r <- (1 - a) r + sqrt((1 - (1 - a)^2) eta T / N) C^{1/2} xi                 O
+         theta <- theta + r / 2                                                      A
+
+    The positions of BAOAB (Leimkuhler & Matthews 2013): its two half kicks between two positions
+    are one full kick. Second order, and exact for Gaussian targets.
+
+"ubu"    U(1/2), kick r <- r - eta C v at the point reached, U(1/2), where U(1/2) solves free motion
+         with friction exactly over half a step: with g = -ln(1 - a) and rho = exp(-g / 2),
+
+             theta <- theta + (1 - rho)/g r + n_2,    r <- rho r + n_1,
+             Var n_1 = (1 - rho^2),  Cov(n_1, n_2) = (1 - rho)^2 / g,
+             Var n_2 = 1/g - (1 - rho)(3 - rho) / g^2        in units of (eta T / N) C.
+
+    Second order with one gradient (Paulin et al. 2024, arXiv 2410.19780); a < 1. The half step
+    before the gradient applies the metric of the batches before, whatever ``fresh`` says.
+
+The effective overdamped step is eta / a: a smaller friction travels further per gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from natural_langevin._internal.chains import average, per_chain
+from natural_langevin.dynamics.base import Integrator, State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.overdamped import increment
+from natural_langevin.dynamics.rates import Rates
+from natural_langevin.preconditioners import Factor
+from natural_langevin.statistics import Evaluation, Params
+
+Scheme = Literal["euler", "baoab", "ubu"]
+
+
+class Momentum(NamedTuple):
+    """r of every parameter: (chain, *shape). Chains start at rest."""
+
+    momentum: Params
+
+
+@dataclass(frozen=True)
+class Underdamped(Integrator):
+    """Langevin dynamics with momentum; ``friction`` is a, the share of it that a step forgets.
+
+    >>> Underdamped(friction=0.1)
+    Underdamped(friction=0.1, integrator='euler')
+    """
+
+    friction: float = 0.1
+    integrator: Scheme = "euler"
+
+    def __post_init__(self) -> None:
+        if self.integrator not in ("euler", "baoab", "ubu"):
+            raise ValueError(
+                f'integrator must be "euler", "baoab" or "ubu", got {self.integrator!r}'
+            )
+        most = "below 1" if self.integrator == "ubu" else "at most 1"
+        if not 0 < self.friction <= 1 or (self.integrator == "ubu" and self.friction == 1):
+            raise ValueError(
+                f"friction must be above 0 and {most} for {self.integrator!r}, got "
+                f"{self.friction!r}: it is the share of the momentum that a step forgets, and "
+                "dynamics.Overdamped() is the case without any"
+            )
+
+    def init(self, params: Params) -> Momentum:
+        return Momentum({k: torch.zeros_like(p) for k, p in params.items()})
+
+    def before(
+        self, on: LangevinDynamics, state: State, rates: Rates, num_data: float | Tensor
+    ) -> State:
+        """The first half of UBU; the others look where the last step ended."""
+        if self.integrator != "ubu":
+            return state
+        C = on.factor(state.metric, state.params, num_data)
+        return self._free_motion(on, state, C, rates, num_data, draw=0)
+
+    def update(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        evaluation: Evaluation,
+        rates: Rates,
+        num_data: float | Tensor,
+    ) -> State:
+        theta, eta, r, a = state.params, rates.step_size, state.own.momentum, self.friction
+        v = on.posterior_gradient(theta, evaluation.gradient, num_data)
+        metric, C = on.metric(state, evaluation, rates, num_data)
+        drift = C.apply(v)
+        if self.integrator == "euler":
+            xi, scale = self._noise(on, C, state, rates, num_data, a)
+            change = {k: increment(drift[k], xi[k], eta, scale) for k in theta}
+            r = {k: (1 - a) * r[k] + change[k] for k in theta}
+            moved = {k: theta[k] + r[k] for k in theta}
+        else:
+            r = {k: r[k] - per_chain(eta, drift[k]) * drift[k] for k in theta}
+            if self.integrator == "baoab":
+                xi, scale = self._noise(on, C, state, rates, num_data, (1 - (1 - a) ** 2) / 2)
+                half = {k: theta[k] + r[k] / 2 for k in theta}
+                r = {k: (1 - a) * r[k] + per_chain(scale, xi[k]) * xi[k] for k in theta}
+                moved = {k: half[k] + r[k] / 2 for k in theta}
+            else:
+                kicked = state._replace(own=Momentum(r))
+                ended = self._free_motion(on, kicked, C, rates, num_data, draw=2)
+                moved, r = ended.params, ended.own.momentum
+        return state._replace(
+            step=state.step + 1,
+            params=moved,
+            mean={k: average(state.mean[k], moved[k], rates.mean) for k in state.mean},
+            metric=metric,
+            likelihood=evaluation.likelihood,
+            own=Momentum(r),
+        )
+
+    def innovation(self, old: State, new: State) -> tuple[Params, float] | None:
+        """r_new - (1 - a) r_old of "euler"; the other integrators mix noise and motion."""
+        if self.integrator != "euler":
+            return None
+        before, after = old.own.momentum, new.own.momentum
+        return {k: after[k] - (1 - self.friction) * r for k, r in before.items()}, self.friction
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        return frozenset() if self.integrator == "ubu" else frozenset({"mlp"})
+
+    def _noise(
+        self,
+        on: LangevinDynamics,
+        metric: Factor,
+        state: State,
+        rates: Rates,
+        num_data: float | Tensor,
+        share: float,
+    ) -> tuple[Params, Tensor]:
+        """C^{1/2} xi and sqrt(2 share eta T / N)."""
+        xi = metric.sample(on.standard_normal(state.params, state.step))
+        return xi, on.noise_scale(rates, num_data, share)
+
+    def _free_motion(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        metric: Factor,
+        rates: Rates,
+        num_data: float | Tensor,
+        *,
+        draw: int,
+    ) -> State:
+        """U(1/2), from the step's normals number ``draw`` and ``draw`` + 1."""
+        theta, r, (rho, travel, n_1, n_21, n_22) = state.params, state.own.momentum, self._half_step
+        scale = on.noise_scale(rates, num_data, 0.5)  # sqrt(eta T / N)
+        one, two = (
+            metric.sample(on.standard_normal(theta, state.step, draw + d)) for d in range(2)
+        )
+        one, two = ({k: per_chain(scale, x) * x for k, x in xi.items()} for xi in (one, two))
+        moved = {k: theta[k] + travel * r[k] + (n_21 * one[k] + n_22 * two[k]) for k in theta}
+        momentum = Momentum({k: rho * r[k] + n_1 * one[k] for k in theta})
+        return state._replace(params=moved, own=momentum)
+
+    @property
+    def _half_step(self) -> tuple[float, float, float, float, float]:
+        """rho, (1 - rho)/g, and the Cholesky factor of the noise of (r, theta)."""
+        g = -math.log1p(-self.friction)
+        lost = -math.expm1(-g / 2)  # 1 - rho
+        n_1 = math.sqrt(lost * (2 - lost))
+        n_21 = lost * lost / g / n_1
+        variance = g / 12 if g < 1e-3 else 1 / g - lost * (2 + lost) / g**2
+        return 1 - lost, lost / g, n_1, n_21, math.sqrt(max(0.0, variance - n_21**2))

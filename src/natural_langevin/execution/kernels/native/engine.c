@@ -1,0 +1,527 @@
+// Whole Langevin steps of a chain of linear layers and activations, many steps per call.
+//
+// A chain is advanced by one thread, or by a team of threads where there are fewer chains than
+// threads. A team shares a step in two parts: everybody takes some of the samples forward and
+// backward, then some of the units, whose sums over the batch become their update.
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "activation.h"
+#include "likelihood.h"
+#include "minibatch.h"
+#include "update.h"
+
+// A chain whose step takes fewer multiplications than this goes by one thread: a team's members wait
+// for each other four times a step, and for long where other programs want their cores.
+#define SHARED_FROM 250000
+
+// From this many inputs on a layer's moments are formed row by row of the batch.
+#define WIDE 48
+
+// What a layer leaves behind on its way forward and backward.
+typedef struct {
+    real *a, *aa;     // inputs and their squares: (in, stride)
+    real *blocks;     // the inputs sample by sample, of a wide layer
+    real *z, *slope;  // outputs, and f'(z) where it is kept: (out, stride)
+    real *d, *dd;     // dl/dz and its square
+} Pass;
+
+typedef struct {
+    atomic_int waiting, round;
+} Barrier;
+
+// One chain, on its way.
+typedef struct {
+    const Run *run;
+    const Layer *layers;
+    Pass *passes;
+    int64_t chain, members, stride, vectors, first;  // first: the lowest layer that is trained
+    int64_t epoch, *order, *rows;
+    uint64_t *pairs;
+    real *numbers;          // row of priors whose precision is worked out anew: (layer, 2, 4)
+    real *loss, *largest, *total;
+    double *parts;          // (member, 2): losses, squared residuals
+    real variance;
+    Barrier barrier;
+} Team;
+
+// One thread's own memory.
+typedef struct {
+    real *pack, *squares, *v, *d, *n;
+    real *sums[3];
+    float *noise, *bias_noise;
+    Active *active;
+} Scratch;
+
+// Carves arrays out of the workspace; with no workspace, only counts.
+typedef struct {
+    char *base;
+    int64_t used;
+} Arena;
+
+static void *carve(Arena *arena, int64_t count, int64_t size) {
+    char *const here = arena->base ? arena->base + arena->used : 0;
+    arena->used += (count * size + 127) / 64 * 64;
+    return here;
+}
+
+#define CARVE(ARENA, TYPE, COUNT) ((TYPE *)carve(ARENA, COUNT, sizeof(TYPE)))
+
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t padded(int64_t in) { return (in + OUTER_WIDTH - 1) / OUTER_WIDTH * OUTER_WIDTH; }
+// Units that are updated together: their sums should stay in the second-level cache.
+INLINE int64_t chunk_of(int64_t in) { return most(8, least(64, 24576 / in)); }
+INLINE int trained(const Layer *l) { return l->trainable[WEIGHT] || l->trainable[BIAS]; }
+
+static int needs_moments(const Run *run) {
+    return run->metric == DIAGONAL || run->metric == QUASI_DIAGONAL;
+}
+
+static void carve_team(Arena *arena, Team *t, const Run *run, const Layer *layers) {
+    memset(t, 0, sizeof *t);
+    t->run = run, t->layers = layers, t->epoch = -1;
+    t->vectors = (run->batch + LANES - 1) / LANES;
+    const int64_t line = 64 / sizeof(real);
+    t->stride = ((t->vectors * LANES + line - 1) / line | 1) * line;  // odd: no cache conflicts
+    t->passes = CARVE(arena, Pass, run->layers);
+    t->order = CARVE(arena, int64_t, run->num_rows);
+    t->pairs = CARVE(arena, uint64_t, 2 * run->num_rows);
+    t->rows = CARVE(arena, int64_t, t->stride);
+    t->numbers = CARVE(arena, real, run->layers * 2 * PRIOR_NUMBERS);
+    t->loss = CARVE(arena, real, t->stride);
+    t->largest = CARVE(arena, real, t->stride);
+    t->total = CARVE(arena, real, t->stride);
+    t->parts = CARVE(arena, double, 2 * run->threads);
+    while (t->first < run->layers - 1 && !trained(layers + t->first)) ++t->first;
+    real *a = CARVE(arena, real, layers[0].in * t->stride);
+    for (int64_t k = 0; k < run->layers; ++k) {
+        const Layer *l = layers + k;
+        const int64_t in = l->in * t->stride, out = l->out * t->stride;
+        const int wide = l->in >= WIDE, moments = needs_moments(run);
+        Pass pass = {.a = a};
+        if (!wide && moments) pass.aa = CARVE(arena, real, in);
+        if (wide) pass.blocks = CARVE(arena, real, padded(l->in) * run->batch);
+        pass.z = CARVE(arena, real, out);
+        if (keeps_slope(l->activation)) pass.slope = CARVE(arena, real, out);
+        pass.d = CARVE(arena, real, out);
+        if (moments) pass.dd = CARVE(arena, real, out);
+        a = pass.z;
+        if (arena->base) t->passes[k] = pass;
+    }
+}
+
+static void carve_scratch(Arena *arena, Scratch *s, const Run *run, const Layer *layers) {
+    int64_t widest = 0, sums = 0, units = 0;
+    for (int64_t k = 0; k < run->layers; ++k) {
+        const int64_t chunk = chunk_of(layers[k].in);
+        widest = most(widest, layers[k].in);
+        sums = most(sums, chunk * padded(layers[k].in));
+        units = most(units, chunk);
+    }
+    s->pack = CARVE(arena, real, DEPTH * ROWS);
+    s->squares = CARVE(arena, real, 2 * run->batch * OUTER_WIDTH);
+    s->v = CARVE(arena, real, widest);
+    s->d = CARVE(arena, real, widest);
+    s->n = CARVE(arena, real, widest);
+    for (int k = 0; k < 3; ++k) s->sums[k] = CARVE(arena, real, sums);
+    s->noise = CARVE(arena, float, sums + 512);
+    s->bias_noise = CARVE(arena, float, units + 512);
+    s->active = CARVE(arena, Active, units);
+    for (int64_t u = 0; u < units; ++u) {
+        int32_t *const sample = CARVE(arena, int32_t, run->batch);
+        real *const delta = CARVE(arena, real, run->batch);
+        if (arena->base) s->active[u] = (Active){0, sample, delta};
+    }
+}
+
+// Waits for the whole team.
+static void meet(Team *t) {
+    if (t->members == 1) return;
+    const int round = atomic_load_explicit(&t->barrier.round, memory_order_acquire);
+    if (atomic_fetch_add(&t->barrier.waiting, 1) == t->members - 1) {
+        atomic_store(&t->barrier.waiting, 0);
+        atomic_store_explicit(&t->barrier.round, round + 1, memory_order_release);
+        return;
+    }
+    for (int64_t spins = 0; atomic_load_explicit(&t->barrier.round, memory_order_acquire) == round;)
+        if (++spins > 4096) sched_yield();  // somebody else needs this core
+}
+
+// Which data row every sample of this step's minibatch is; lanes past its end repeat the last one.
+static void choose_rows(Team *t, int64_t step) {
+    const Run *run = t->run;
+    if (!run->shuffled) {
+        const int64_t *const own = run->rows ? run->rows + t->chain * run->batch : 0;
+        for (int64_t n = 0; n < run->batch; ++n) t->rows[n] = own ? own[n] : n;
+    } else {
+        const int64_t per_epoch = run->num_rows / run->batch, epoch = step / per_epoch;
+        if (epoch != t->epoch) {
+            const Key key = stream_key(run->data_origin[t->chain], epoch);
+            permutation(t->pairs, run->num_rows, key, t->order);
+            t->epoch = epoch;
+        }
+        const int64_t *const own = run->rows ? run->rows + t->chain * run->num_rows : 0;
+        const int64_t *const order = t->order + step % per_epoch * run->batch;
+        for (int64_t n = 0; n < run->batch; ++n) t->rows[n] = own ? own[order[n]] : order[n];
+    }
+    for (int64_t n = run->batch; n < t->vectors * LANES; ++n) t->rows[n] = t->rows[run->batch - 1];
+}
+
+// A normal-inverse-gamma prior pulls like a Gaussian of precision (alpha + d/2) / (beta + S/2).
+static void settle_priors(Team *t, int64_t member) {
+    for (int64_t k = 0; k < 2 * t->run->layers; ++k) {
+        const Layer *l = t->layers + k / 2;
+        const int tensor = k % 2;
+        if (k % t->members != member || !l->trainable[tensor]) continue;
+        const real *const given = l->prior_numbers[tensor] + t->chain * PRIOR_NUMBERS;
+        real *const number = t->numbers + k * PRIOR_NUMBERS;
+        for (int j = 0; j < PRIOR_NUMBERS; ++j) number[j] = given[j];
+        if (l->prior[tensor] != NORMAL_INVERSE_GAMMA) continue;
+        const int64_t count = tensor == WEIGHT ? l->in * l->out : l->out;
+        const real *restrict theta = l->theta[tensor] + t->chain * count;
+        const real centre = given[1];
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < count; ++i) {
+            const double x = theta[i] - centre;
+            sum += x * x;
+        }
+        number[0] = (real)((given[2] + 0.5 * count) / (given[3] + 0.5 * sum));
+    }
+}
+
+static const real *parameters(const Team *t, const Layer *l, int tensor) {
+    if (!l->theta[tensor]) return 0;
+    const int64_t count = tensor == WEIGHT ? l->in * l->out : l->out;
+    return l->theta[tensor] + (l->trainable[tensor] ? t->chain * count : 0);
+}
+
+static void squares_of(const real *restrict x, real *restrict xx, int64_t rows, int64_t stride,
+                       int64_t from, int64_t to) {
+    for (int64_t k = 0; k < rows; ++k)
+        for (int64_t n = k * stride + from; n < k * stride + to; ++n) xx[n] = x[n] * x[n];
+}
+
+// The inputs of layer k, as its moments want them.
+static void keep_inputs(Team *t, int64_t k, int moments, int64_t from, int64_t to) {
+    const Layer *l = t->layers + k;
+    Pass *p = t->passes + k;
+    if (!l->trainable[WEIGHT]) return;
+    if (p->blocks)
+        as_blocks(p->a, l->in, t->stride, from, least(to, t->run->batch), t->run->batch, p->blocks);
+    else if (moments)
+        squares_of(p->a, p->aa, l->in, t->stride, from, to);
+}
+
+static void gather(Team *t, int64_t from, int64_t to) {
+    const int64_t width = t->layers[0].in;
+    for (int64_t n = from; n < to; n += LANES) {
+        const real *rows[LANES];
+        for (int64_t j = 0; j < LANES; ++j) rows[j] = t->run->x + t->rows[n + j] * width;
+        as_columns(rows, width, t->passes[0].a + n, t->stride);
+    }
+}
+
+// One member's samples through the network and back. `moments`: whether squares are needed.
+static void evaluate(Team *t, int64_t member, Scratch *s, int64_t step, int moments, int back) {
+    const Run *run = t->run;
+    const int64_t v0 = t->vectors * member / t->members;
+    const int64_t v1 = t->vectors * (member + 1) / t->members;
+    const int64_t from = v0 * LANES, to = v1 * LANES, stride = t->stride, last = run->layers - 1;
+    gather(t, from, to);
+    for (int64_t k = 0; k <= last && from < to; ++k) {
+        const Layer *l = t->layers + k;
+        const Pass *p = t->passes + k;
+        if (back) keep_inputs(t, k, moments, from, to);
+        forward_product(parameters(t, l, WEIGHT), parameters(t, l, BIAS), l->in, l->out, p->a, p->z,
+                        stride, v0, v1);
+        for (int64_t o = 0; o < l->out && l->activation != IDENTITY; ++o)
+            activate(l, p->z + o * stride + from, p->slope ? p->slope + o * stride + from : 0,
+                     to - from);
+    }
+    const Pass *p = t->passes + last;
+    const int64_t outputs = t->layers[last].out;
+    Outputs o = {.z = p->z, .d = p->d, .loss = t->loss, .largest = t->largest, .total = t->total,
+                 .outputs = outputs, .stride = stride, .from = from, .to = least(to, run->batch),
+                 .rows = t->rows, .variance = (real)run->variance};
+    if (run->learned_variance) {
+        t->parts[2 * member + 1] = squared_residuals(run, &o);
+        meet(t);
+        double sum = 0;
+        for (int64_t m = 0; m < t->members; ++m) sum += t->parts[2 * m + 1];
+        const real mean = (real)(sum / ((double)run->batch * outputs));
+        const real rate = 1 / sqrt_((real)(step + 1));
+        o.variance = mix(run->learned_variance[t->chain], mean < (real)1e-12 ? (real)1e-12 : mean, rate);
+        if (member == 0) t->variance = o.variance;
+    }
+    t->parts[2 * member] = losses(run, &o);
+    if (!back) return;
+    for (int64_t k = 0; k < outputs; ++k)
+        for (int64_t n = o.to; n < to; ++n) p->d[k * stride + n] = 0;
+    for (int64_t o = 0; o < outputs && t->layers[last].activation != IDENTITY; ++o) {
+        const int64_t at = o * stride + from;
+        differentiate(t->layers[last].activation, p->d + at, p->z + at, offset(p->slope, at), to - from);
+    }
+    for (int64_t k = last; k >= t->first && from < to; --k) {
+        const Layer *l = t->layers + k;
+        p = t->passes + k;
+        if (moments) squares_of(p->d, p->dd, l->out, stride, from, to);
+        if (k == t->first) break;
+        const Pass *below = t->passes + k - 1;
+        backward_product(parameters(t, l, WEIGHT), l->in, l->out, p->d, below->d, stride, v0, v1,
+                         s->pack);
+        for (int64_t i = 0; i < l->in; ++i) {
+            const int64_t at = i * stride + from;
+            differentiate(l[-1].activation, below->d + at, below->z + at, offset(below->slope, at),
+                          to - from);
+        }
+    }
+}
+
+static Tensor tensor_of(const Team *t, int64_t k, int tensor) {
+    const Layer *l = t->layers + k;
+    const int64_t at = t->chain * (tensor == WEIGHT ? l->in * l->out : l->out);
+    return (Tensor){
+        .theta = l->theta[tensor] + at,
+        .mean = offset(l->mean[tensor], at),
+        .momentum = offset(l->momentum[tensor], at),
+        .second = offset(l->second[tensor], at),
+        .damping = l->damping[tensor][t->chain],
+        .prior = t->numbers + (2 * k + tensor) * PRIOR_NUMBERS,
+        .kind = l->prior[tensor],
+    };
+}
+
+// The sums over the batch of `units` units from `unit` on, of a wide layer.
+static void wide_sums(const Team *t, int64_t k, int64_t unit, int64_t units, int need, Scratch *s) {
+    const Layer *l = t->layers + k;
+    const Pass *p = t->passes + k;
+    const int64_t batch = t->run->batch, width = padded(l->in);
+    for (int64_t u = 0; u < units; ++u) {
+        const real *const d = p->d + (unit + u) * t->stride;
+        Active *const active = s->active + u;
+        int64_t count = 0;
+        for (int64_t n = 0; n < batch; ++n) {
+            active->sample[count] = (int32_t)n;
+            active->delta[count] = d[n];
+            count += d[n] != 0;
+        }
+        active->count = count;
+    }
+    for (int64_t i = 0; i < l->in; i += OUTER_WIDTH) {
+        const real *const block = p->blocks + i * batch;
+        const int64_t vectors = (least(OUTER_WIDTH, l->in - i) + LANES - 1) / LANES;
+        if (need >= SECOND)
+            for (int64_t n = 0; n < batch; ++n)
+                for (int64_t j = 0; j < OUTER_WIDTH; ++j) {
+                    const real x = block[n * OUTER_WIDTH + j];
+                    s->squares[2 * n * OUTER_WIDTH + j] = x;
+                    s->squares[(2 * n + 1) * OUTER_WIDTH + j] = x * x;
+                }
+        for (int64_t u = 0; u < units; ++u) {
+            const int64_t at = u * width + i;
+            const Sums sums = {s->sums[0] + at, s->sums[1] + at, s->sums[2] + at, width};
+            outer_product(vectors, need, s->active[u], need >= SECOND ? s->squares : block, sums);
+        }
+    }
+}
+
+static real row_sum(const real *row, int64_t vectors) {
+    vector sum = {0};
+    for (int64_t v = 0; v < vectors; ++v) sum += load(row + v * LANES);
+    return lane_sum(sum);
+}
+
+// The units from ... to of layer k.
+static void update_units(Team *t, int64_t k, int64_t from, int64_t to, const Rates *r, Key key,
+                         Scratch *s) {
+    const Layer *l = t->layers + k;
+    const Pass *p = t->passes + k;
+    Tensor weight = {0}, bias = {0};
+    if (l->trainable[WEIGHT]) weight = tensor_of(t, k, WEIGHT);
+    if (l->trainable[BIAS]) bias = tensor_of(t, k, BIAS);
+    real *const cross = offset(l->cross, t->chain * l->in * l->out);
+    const int moments = needs_moments(t->run) && r->gamma > 0;
+    const int need = !moments ? GRADIENT : cross ? SECOND_AND_CROSS : SECOND;
+    const int64_t chunk = chunk_of(l->in), width = padded(l->in);
+    const Sums sums = {s->sums[0], s->sums[1], s->sums[2], width};
+    for (int64_t unit = from; unit < to; unit += chunk) {
+        const int64_t units = least(chunk, to - unit), at = unit * t->stride;
+        const float *z = s->noise, *z_bias = s->bias_noise;
+        if (r->noise == 0) {
+            memset(s->noise, 0, units * l->in * sizeof(float));
+            memset(s->bias_noise, 0, units * sizeof(float));
+        } else {
+            if (l->trainable[WEIGHT])
+                z = normals(s->noise, (uint32_t)(l->start[WEIGHT] + unit * l->in), units * l->in, key);
+            if (l->trainable[BIAS])
+                z_bias = normals(s->bias_noise, (uint32_t)(l->start[BIAS] + unit), units, key);
+        }
+        if (l->trainable[WEIGHT]) {
+            if (p->blocks) wide_sums(t, k, unit, units, need, s);
+            else inner_products(units, l->in, need, p->d + at, moments ? p->dd + at : 0, p->a,
+                                p->aa, t->stride, t->vectors, sums);
+        }
+        for (int64_t u = 0; u < units; ++u) {
+            real gradient = 0, second = 0;
+            if (l->trainable[BIAS]) gradient = row_sum(p->d + at + u * t->stride, t->vectors);
+            if (l->trainable[BIAS] && moments) second = row_sum(p->dd + at + u * t->stride, t->vectors);
+            const Sums own = {sums.gradient + u * width, sums.second + u * width,
+                              sums.cross + u * width, width};
+            const Sums of_bias = {&gradient, &second, 0, 1};
+            update_unit(r, unit + u, l->in, l->trainable[WEIGHT] ? &weight : 0,
+                        l->trainable[BIAS] ? &bias : 0, cross, &own, &of_bias, z + u * l->in,
+                        z_bias + u, s->v, s->d, s->n);
+        }
+    }
+}
+
+static Rates rates_of(const Team *t, int64_t s) {
+    const Run *run = t->run;
+    const int64_t chain = t->chain, row = s * run->step_stride;
+    const real eta = run->step_size[row + chain], friction = run->friction ? run->friction[chain] : 1;
+    const real gamma = run->decay[row];
+    const real keep = 1 - friction, share = run->baoab ? (1 - keep * keep) / 2 : friction;
+    return (Rates){
+        .eta = eta,
+        .noise = sqrt_(2 * share * eta * run->temperature[chain] / (real)run->num_data),
+        .gamma = gamma,
+        .mu = run->mean_rate ? run->mean_rate[row] : 0,
+        .share = 1 / (real)run->batch,
+        .per_data = 1 / (real)run->num_data,
+        .keep = keep,
+        .baoab = (int)run->baoab,
+        .metric = run->metric,
+        .use = gamma <= 0 ? STANDING : run->fresh || run->start + s == 0 ? NEW : OLD,
+    };
+}
+
+// All steps of one chain; every member of its team calls this.
+static void advance(Team *t, int64_t member, Scratch *s) {
+    const Run *run = t->run;
+    if (member == 0) {
+        t->epoch = -1;
+        choose_rows(t, run->start);
+    }
+    meet(t);
+    for (int64_t k = 0; k < run->count; ++k) {
+        const int64_t step = run->start + k;
+        const int stopped = run->diverged[t->chain] >= 0, final = k == run->count - 1;
+        const Rates r = rates_of(t, k);
+        if (!stopped || final) {
+            if (!stopped) settle_priors(t, member);
+            evaluate(t, member, s, step, needs_moments(run) && r.gamma > 0, !stopped);
+        }
+        meet(t);
+        double sum = 0;
+        for (int64_t m = 0; m < t->members; ++m) sum += t->parts[2 * m];
+        const real loss = (real)(sum / run->batch);
+        const int moves = !stopped && isfinite(loss);
+        const Key key = stream_key(run->noise_origin[t->chain], step);
+        for (int64_t l = t->first; l < run->layers && moves; ++l) {
+            const int64_t out = t->layers[l].out;
+            if (trained(t->layers + l))
+                update_units(t, l, out * member / t->members, out * (member + 1) / t->members, &r,
+                             key, s);
+        }
+        meet(t);
+        if (member == 0) {
+            if (final) run->loss[t->chain] = loss;
+            if (moves && run->learned_variance) run->learned_variance[t->chain] = t->variance;
+            if (!stopped && !moves) run->diverged[t->chain] = step;
+            if (!final) choose_rows(t, step + 1);
+        }
+        meet(t);
+    }
+}
+
+// The threads of one call: whole chains first, then those that are left over, in common.
+typedef struct {
+    const Run *run;
+    Team *teams, *common;
+    Scratch *scratch;
+    atomic_llong next;
+    atomic_int threads;  // 0 until it is known how many could be started
+    int shared;          // whether chains that are left over are worth a team
+} Crew;
+
+typedef struct {
+    Crew *crew;
+    int64_t number;
+    pthread_t thread;
+} Worker;
+
+static void *work(void *argument) {
+    Worker *const w = argument;
+    Crew *const crew = w->crew;
+    const Run *run = crew->run;
+    while (!atomic_load(&crew->threads)) sched_yield();
+    const int64_t rounds = run->chains / crew->threads;
+    const int64_t alone = crew->shared ? rounds * crew->threads : run->chains;
+    Team *const own = crew->teams + w->number;
+    for (int64_t chain; (chain = atomic_fetch_add(&crew->next, 1)) < alone;) {
+        own->chain = chain, own->members = 1;
+        advance(own, 0, crew->scratch + w->number);
+    }
+    for (int64_t chain = alone; chain < run->chains; ++chain) {
+        crew->common->chain = chain;  // everybody writes the same, behind the barrier below
+        meet(crew->common);
+        advance(crew->common, w->number, crew->scratch + w->number);
+        meet(crew->common);
+    }
+    return 0;
+}
+
+static void prepare(Arena *arena, Crew *crew, const Run *run, const Layer *layers) {
+    crew->run = run;
+    crew->teams = CARVE(arena, Team, run->threads + 1);
+    crew->scratch = CARVE(arena, Scratch, run->threads);
+    for (int64_t k = 0; k <= run->threads; ++k) {
+        Team unused;
+        carve_team(arena, arena->base ? crew->teams + k : &unused, run, layers);
+    }
+    for (int64_t k = 0; k < run->threads; ++k) {
+        Scratch unused;
+        carve_scratch(arena, arena->base ? crew->scratch + k : &unused, run, layers);
+    }
+    crew->common = crew->teams + run->threads;
+    double work = 0;
+    for (int64_t k = 0; k < run->layers; ++k) work += (double)layers[k].in * layers[k].out;
+    crew->shared = work * run->batch >= SHARED_FROM;
+}
+
+int64_t workspace_bytes(const Run *run, const Layer *layers) {
+    Arena arena = {0, 0};
+    Crew crew;
+    prepare(&arena, &crew, run, layers);
+    return arena.used + 128;
+}
+
+// All chains through `count` steps.
+void run_steps(const Run *run, const Layer *layers) {
+    Arena arena = {(char *)(((uintptr_t)run->workspace + 63) / 64 * 64), 0};
+    Crew crew = {0};
+    prepare(&arena, &crew, run, layers);
+    Worker workers[run->threads];
+    for (int64_t k = 0; k < run->threads; ++k) workers[k] = (Worker){&crew, k, 0};
+    int64_t started = 1;
+    const int64_t useful = crew.shared ? run->threads : least(run->threads, run->chains);
+    while (started < useful &&
+           !pthread_create(&workers[started].thread, 0, work, workers + started))
+        ++started;
+    crew.common->members = started;
+    atomic_store(&crew.threads, (int)started);
+    work(workers);
+    for (int64_t k = 1; k < started; ++k) pthread_join(workers[k].thread, 0);
+}
+
+int64_t layout_bytes(int64_t which) { return which ? sizeof(Layer) : sizeof(Run); }
+int64_t real_bytes(void) { return sizeof(real); }
+
+// The draws themselves, for tests.
+void draw_normals(int64_t origin, int64_t step, int64_t first, int64_t count, float *room, float *out) {
+    memcpy(out, normals(room, (uint32_t)first, count, stream_key(origin, step)), count * sizeof(float));
+}

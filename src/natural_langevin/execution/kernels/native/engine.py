@@ -1,0 +1,271 @@
+"""Runs whole steps of a multilayer perceptron in C, in the state's own memory.
+
+``NativeMLP`` reads what the dynamics' own step reads (state, minibatches, rates, noise streams,
+priors) and writes what it would write: the same draws, the same formulas, sums in another order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from natural_langevin.data.streams import InMemory, Stream
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.execution.kernels.native import settings
+from natural_langevin.execution.kernels.native.build import DTYPES, library
+from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, Layer, Run
+from natural_langevin.execution.kernels.native.settings import UnsupportedError
+from natural_langevin.execution.kernels.native.trace import LinearSpec, trace
+
+#: A call into the library lasts about so long: between calls Ctrl-C is noticed.
+SECONDS_PER_CALL = 0.2
+
+
+class NativeMLP:
+    """The steps of one network along one stream. Raises ``UnsupportedError`` for what it cannot take."""
+
+    name = "native"
+
+    def __init__(
+        self,
+        dynamics: LangevinDynamics,
+        state: State,
+        stream: Stream,
+        rates: RatesTable,
+        num_data: float,
+    ) -> None:
+        first = next(iter(state.params.values()))
+        if first.device.type != "cpu" or first.dtype not in DTYPES:
+            raise UnsupportedError(f"{first.dtype} on {first.device.type}")
+        self.dynamics, self.stream, self.rates = dynamics, stream, rates
+        self.num_data, self.dtype = num_data, first.dtype
+        self._check_settings()
+        x = stream.example()[0]
+        self._fixed = _fixed_tensors(dynamics, state)
+        self.specs = _specs(dynamics, state, self._fixed, x)
+        found = library(self.dtype)
+        if found is None:
+            raise UnsupportedError("there is no library")
+        self._library = found
+        self._kept: list[Tensor] = []  # memory that the structures point to
+        self._run, self._layers = Run(), (Layer * len(self.specs))()
+        self._workspace: Tensor | None = None
+        self._bound: State | None = None
+        self._step_seconds, self._batch = 0.0, 0
+        self._describe_layers(x[0].numel())
+        self._describe_run()
+        if isinstance(stream, InMemory):
+            self._take_stream(stream)
+        self._bind(state)
+
+    def run(self, state: State, start: int, count: int) -> Info:
+        """Steps ``start`` to ``start + count - 1``, written over ``state``; Info of the last."""
+        self._bind(state)
+        stop = start + count
+        while start < stop:
+            several = self._several(stop - start)
+            if not isinstance(self.stream, InMemory):
+                self.take_batch(*self.stream.batch(start))
+            began = time.perf_counter()
+            self.call(start, several)
+            self._step_seconds = (time.perf_counter() - began) / several
+            start += several
+            state.step.fill_(start)
+        return Info(self._loss.clone(), state.diverged >= 0)
+
+    def one_step(self, state: State, step: int, batch: tuple[Tensor, Tensor] | None) -> Info:
+        """One step from ``state``, on a batch of one's own or (None) on the stream's."""
+        self._bind(state)
+        if batch is not None:
+            self.take_batch(*batch)
+        self.call(step, 1)
+        state.step.fill_(step + 1)
+        return Info(self._loss.clone(), state.diverged >= 0)
+
+    def _several(self, wanted: int) -> int:
+        """Steps of the next call; the first is for measuring."""
+        if not self._step_seconds or not isinstance(self.stream, InMemory):
+            return 1
+        return max(1, min(wanted, int(SECONDS_PER_CALL / self._step_seconds)))
+
+    def call(self, start: int, count: int) -> None:
+        """``count`` steps of the state at hand; its counter is for the caller."""
+        run, size = self._run, self.dtype.itemsize
+        row = self._rates.data_ptr() + (start - self.rates.start) * self._rates.stride(0) * size
+        run.start, run.count, run.step_size = start, count, row
+        run.decay, run.mean_rate = row + run.chains * size, row + (run.chains + 1) * size
+        if run.threads != torch.get_num_threads():
+            run.threads, self._workspace = torch.get_num_threads(), None
+        if self._workspace is None:
+            needed = self._library.workspace_bytes(ctypes.byref(run), self._layers)
+            self._workspace = torch.empty(needed, dtype=torch.uint8)
+            run.workspace = self._workspace.data_ptr()
+        self._library.run_steps(ctypes.byref(run), self._layers)
+
+    # What is fixed along a run -------------------------------------------------------------------
+
+    def _check_settings(self) -> None:
+        gradients = self.dynamics.gradients
+        if gradients.microbatch is not None or gradients.peers is not None:
+            raise UnsupportedError("minibatches in pieces")
+        if gradients.clip is not None or gradients.network.dtype is not None:
+            raise UnsupportedError("clipped gradients or reduced precision")
+        self._metric, self._second = settings.metric(self.dynamics.preconditioner)
+        self._likelihood = settings.likelihood(gradients.likelihood)
+
+    def _describe_layers(self, width: int) -> None:
+        """Shapes, activations, priors and damping; ``width``: of an input."""
+        dynamics, chains = self.dynamics, len(self.dynamics.temperature)
+        shapes = {
+            name: tuple(t.shape) for name, t in dynamics.gradients.network.trainable().items()
+        }
+        shapes |= {name: tuple(t.shape) for name, t in self._fixed.items()}
+        damping = dynamics.damping(dynamics.starts, self.num_data)
+        for layer, spec in zip(self._layers, self.specs, strict=True):
+            layer.outputs, layer.inputs = shapes[spec.weight]
+            if layer.inputs != width or (spec.bias and shapes[spec.bias] != (layer.outputs,)):
+                raise UnsupportedError("layers that do not fit")
+            width = layer.outputs
+            layer.activation = ACTIVATIONS.index(spec.activation)
+            layer.parameter = (ctypes.c_double * 2)(*spec.parameters)
+            for k, name in _tensors(spec):
+                layer.trainable[k] = name in dynamics.starts
+                if not layer.trainable[k]:
+                    layer.theta[k] = self._keep(self._fixed[name].to(self.dtype))
+                    continue
+                layer.start[k] = dynamics.starts[name]
+                layer.prior[k], numbers = settings.prior(dynamics.prior[name], chains, self.dtype)
+                layer.prior_numbers[k] = self._keep(numbers)
+                layer.damping[k] = self._per_chain(damping[name])
+
+    def _describe_run(self) -> None:
+        run, dynamics = self._run, self.dynamics
+        chains = len(dynamics.temperature)
+        self._loss = torch.zeros(chains, dtype=self.dtype)
+        self._rates = self.rates.values.to(self.dtype).contiguous()
+        run.chains, run.layers, run.step_stride = chains, len(self.specs), self._rates.stride(0)
+        run.temperature = self._keep(dynamics.temperature.to(self.dtype))
+        run.noise_origin, run.label_origin = self._keep(dynamics.noise), self._keep(dynamics.labels)
+        run.num_data, run.loss = self.num_data, self._loss.data_ptr()
+        run.likelihood, run.variance = self._likelihood
+        run.metric, run.fresh = self._metric, dynamics.preconditioner.fresh
+        friction = getattr(dynamics.integrator, "friction", None)
+        if friction is not None:
+            run.friction = self._per_chain(friction)
+            run.baoab = getattr(dynamics.integrator, "integrator", None) == "baoab"
+
+    def _per_chain(self, value: float | Tensor) -> int:
+        chains = len(self.dynamics.temperature)
+        return self._keep(torch.as_tensor(value, dtype=self.dtype).expand(chains))
+
+    def _keep(self, tensor: Tensor) -> int:
+        """A pointer to the tensor's numbers, which stay where they are."""
+        self._kept.append(tensor.detach().contiguous())
+        return self._kept[-1].data_ptr()
+
+    # Data ----------------------------------------------------------------------------------------
+
+    def _take_stream(self, stream: InMemory) -> None:
+        run = self._run
+        run.batch, run.num_rows, run.shuffled = stream.batch_size, stream.num_data, 1
+        run.data_origin = self._keep(stream.origin)
+        if stream.rows is not None:
+            run.rows = self._keep(stream.rows.long())
+        self._take_rows(stream.x, stream.y)
+
+    def take_batch(self, x: Tensor, y: Tensor) -> None:
+        """The next step's batch: shared by all chains, or with a chain axis."""
+        run, rows = self._run, None
+        if self.stream.chain_axis:
+            chains, size = x.shape[:2]
+            x, y = x.flatten(0, 1), y.flatten(0, 1)
+            rows = torch.arange(chains * size)
+            run.batch, run.rows = size, rows.data_ptr()
+        else:
+            run.batch = len(x)
+        run.shuffled, run.num_rows = 0, run.batch
+        if self._batch != run.batch:
+            self._batch, self._workspace = run.batch, None
+        self._take_rows(x, y, rows)
+
+    def _take_rows(self, x: Tensor, y: Tensor, numbers: Tensor | None = None) -> None:
+        if x.dtype != self.dtype:
+            raise UnsupportedError(f"inputs of {x.dtype}")
+        run, outputs = self._run, self._layers[len(self.specs) - 1].outputs
+        rows = x.detach().reshape(len(x), -1).contiguous()
+        found = settings.targets(self.dynamics.gradients.likelihood, y, outputs, self.dtype)
+        run.x, run.targets = rows.data_ptr(), 0 if found.values is None else found.values.shape[1]
+        run.classes, run.y, run.offset, run.weight = (_pointer(t) for t in found)
+        self._data = (rows, numbers, *found)  # kept
+
+    # State ---------------------------------------------------------------------------------------
+
+    def _bind(self, state: State) -> None:
+        """Points at the state's tensors."""
+        if state is self._bound:
+            return
+        momentum = self._momentum(state)
+        trees = (state.params, state.mean, state.metric, state.likelihood, momentum)
+        leaves = pytree.tree_leaves(trees)
+        if not all(leaf.is_contiguous() and leaf.dtype == self.dtype for leaf in leaves):
+            raise UnsupportedError("a state whose tensors are not contiguous, or of several dtypes")
+        if not set(state.params) <= {name for spec in self.specs for _, name in _tensors(spec)}:
+            raise UnsupportedError("parameters that the network does not use")
+        second = state.metric.get(self._second, {}) if self._second else {}
+        cross: Mapping[str, Any] = state.metric.get("cross", {})
+        for layer, spec in zip(self._layers, self.specs, strict=True):
+            for k, name in _tensors(spec):
+                if name in state.params:
+                    layer.theta[k] = state.params[name].data_ptr()
+                    layer.mean[k] = _pointer(state.mean.get(name))
+                    layer.second[k] = _pointer(second.get(name))
+                    layer.momentum[k] = _pointer(momentum.get(name))
+            layer.cross = _pointer(cross.get(spec.bias, {}).get(spec.weight))
+        self._run.diverged = state.diverged.data_ptr()
+        self._run.learned_variance = _pointer(state.likelihood.get("variance"))
+        self._bound = state
+
+    def _momentum(self, state: State) -> Mapping[str, Tensor]:
+        """What an underdamped integrator carries on; nothing for an overdamped one."""
+        if not state.own:
+            return {}
+        if len(state.own) != 1 or not self._run.friction:
+            raise UnsupportedError(f"the integrator {self.dynamics.integrator!r}")
+        momentum: Mapping[str, Tensor] = state.own[0]
+        return momentum
+
+
+def _tensors(spec: LinearSpec) -> list[tuple[int, str]]:
+    """The layer's tensors by their number: weight 0, bias 1."""
+    return [(k, name) for k, name in enumerate((spec.weight, spec.bias)) if name is not None]
+
+
+def _fixed_tensors(dynamics: LangevinDynamics, state: State) -> dict[str, Tensor]:
+    """Frozen parameters and buffers of the network."""
+    model = dynamics.gradients.network.model
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach() for name, tensor in named.items() if name not in state.params}
+
+
+def _specs(
+    dynamics: LangevinDynamics, state: State, fixed: Mapping[str, Tensor], x: Tensor
+) -> list[LinearSpec]:
+    network = dynamics.gradients.network
+    first = {name: p[0].detach() for name, p in state.params.items()}
+    named = {**fixed, **first}
+    found = trace(lambda batch: network.call(named, batch), named, x[:3].clone())
+    if found is None:
+        raise UnsupportedError("a network that is no chain of linear layers")
+    return found
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,73 @@
+// What Python hands over: one `Run` and an array of `Layer`, all fields eight bytes wide.
+//
+// `real` is the dtype of the network. Every array of parameters is (chain, *shape), contiguous; a
+// frozen tensor has no chain axis (stride 0). Tensor 0 of a layer is its weight, tensor 1 its bias.
+
+#ifndef NATURAL_LANGEVIN_LAYOUT_H
+#define NATURAL_LANGEVIN_LAYOUT_H
+
+#include <stdint.h>
+
+#ifdef DOUBLE
+typedef double real;
+#else
+typedef float real;
+#endif
+
+enum { IDENTITY, RELU, LEAKY_RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU, SOFTPLUS };
+enum { EUCLIDEAN, RMSPROP, DIAGONAL, QUASI_DIAGONAL, UNIT };
+enum { FLAT, GAUSSIAN, NORMAL_INVERSE_GAMMA, STUDENT_T, LAPLACE };
+enum { CATEGORICAL, BERNOULLI, NORMAL, HETEROSCEDASTIC, POISSON };
+enum { WEIGHT, BIAS };
+
+// Numbers of a tensor's prior, one row per chain.
+#define PRIOR_NUMBERS 4
+
+typedef struct {
+    int64_t in, out;          // y = W x + b, W (out, in)
+    int64_t activation;       // of this layer's outputs
+    double parameter[2];      // LeakyReLU: slope; Softplus: beta, threshold
+    real *theta[2];           // NULL: no bias
+    int64_t trainable[2];
+    real *mean[2];            // running mean, NULL: none
+    real *momentum[2];        // NULL: overdamped
+    real *second[2];          // J_ii and J_00 (RMSProp: D), NULL: Euclidean
+    real *cross;              // J_0i (out, in), NULL: no bias row
+    real *blocks;             // UNIT: (out, in + 1, in + 1), bias first
+    int64_t start[2];         // where a tensor's draws begin in the noise stream
+    int64_t prior[2];         // kind
+    const real *prior_numbers[2];  // (chain, PRIOR_NUMBERS)
+    const real *damping[2];   // (chain)
+} Layer;
+
+typedef struct {
+    int64_t chains, layers, batch, threads;
+    int64_t start, count;     // steps start ... start + count
+    // Data: row r of chain c is rows[c][order[r]]; a permutation per chain and epoch.
+    int64_t num_rows;         // rows that a chain sees
+    int64_t shuffled;         // 0: the batch is the first `batch` rows of a chain, as they come
+    const real *x;            // (row, in)
+    const int64_t *classes;   // (row), categorical
+    const real *y;            // (row, targets)
+    int64_t targets;
+    const real *offset;       // (row): added to a sample's loss, NULL: none
+    const real *weight;       // (row): multiplies a sample's loss, NULL: 1
+    const int64_t *rows;      // (chain, num_rows), NULL: all rows
+    const int64_t *data_origin, *noise_origin, *label_origin;  // (chain)
+    // Rates of step start + s: row s.
+    const real *step_size;    // (step, chain), rows step_stride apart
+    const real *decay, *mean_rate;  // (step), step_stride apart
+    int64_t step_stride;
+    const real *temperature, *friction;  // (chain); friction NULL: overdamped
+    int64_t baoab;            // the underdamped integrator: 0 is Euler's
+    double num_data;
+    int64_t likelihood;
+    double variance;          // NORMAL with a known sigma
+    real *learned_variance;   // (chain), NULL: known
+    int64_t metric, fresh, model_targets;
+    int64_t *diverged;        // (chain)
+    real *loss;               // (chain): of the last step
+    void *workspace;
+} Run;
+
+#endif

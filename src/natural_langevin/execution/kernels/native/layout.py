@@ -1,0 +1,82 @@
+"""``struct Layer`` and ``struct Run`` of layout.h: every field is eight bytes wide."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_int64, c_void_p
+
+PAIR, POINTERS = c_int64 * 2, c_void_p * 2  # of a weight and its bias
+
+#: Numbers of a tensor's prior, one row per chain.
+PRIOR_NUMBERS = 4
+
+ACTIVATIONS = (
+    "identity", "relu", "leaky_relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "softplus",
+)  # fmt: skip
+METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal", "unit")
+PRIORS = ("flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace")
+LIKELIHOODS = ("categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson")
+
+
+class Layer(ctypes.Structure):
+    """One linear layer and the activation behind it."""
+
+    _fields_ = [
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("activation", c_int64),
+        ("parameter", c_double * 2),
+        ("theta", POINTERS),
+        ("trainable", PAIR),
+        ("mean", POINTERS),
+        ("momentum", POINTERS),
+        ("second", POINTERS),
+        ("cross", c_void_p),
+        ("blocks", c_void_p),
+        ("start", PAIR),
+        ("prior", PAIR),
+        ("prior_numbers", POINTERS),
+        ("damping", POINTERS),
+    ]
+
+
+class Run(ctypes.Structure):
+    """The steps of one call."""
+
+    _fields_ = [
+        ("chains", c_int64),
+        ("layers", c_int64),
+        ("batch", c_int64),
+        ("threads", c_int64),
+        ("start", c_int64),
+        ("count", c_int64),
+        ("num_rows", c_int64),
+        ("shuffled", c_int64),
+        ("x", c_void_p),
+        ("classes", c_void_p),
+        ("y", c_void_p),
+        ("targets", c_int64),
+        ("offset", c_void_p),
+        ("weight", c_void_p),
+        ("rows", c_void_p),
+        ("data_origin", c_void_p),
+        ("noise_origin", c_void_p),
+        ("label_origin", c_void_p),
+        ("step_size", c_void_p),
+        ("decay", c_void_p),
+        ("mean_rate", c_void_p),
+        ("step_stride", c_int64),
+        ("temperature", c_void_p),
+        ("friction", c_void_p),
+        ("baoab", c_int64),
+        ("num_data", c_double),
+        ("likelihood", c_int64),
+        ("variance", c_double),
+        ("learned_variance", c_void_p),
+        ("metric", c_int64),
+        ("fresh", c_int64),
+        ("model_targets", c_int64),
+        ("diverged", c_void_p),
+        ("loss", c_void_p),
+        ("workspace", c_void_p),
+    ]

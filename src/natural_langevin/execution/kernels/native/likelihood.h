@@ -1,0 +1,130 @@
+// Likelihoods: from outputs Z (output, batch) to every sample's loss and its gradient D = dl/dZ.
+
+#ifndef NATURAL_LANGEVIN_LIKELIHOOD_H
+#define NATURAL_LANGEVIN_LIKELIHOOD_H
+
+#include "elementary.h"
+
+// Samples from ... to of a minibatch, whose data are at `rows`.
+typedef struct {
+    const real *z;
+    real *d, *loss, *largest, *total;  // (output, stride), and three rows of the batch
+    int64_t outputs, stride, from, to;
+    const int64_t *rows;
+    real variance;
+} Outputs;
+
+#define SAMPLES for (int64_t n = o->from; n < o->to; ++n)
+
+static void categorical(const Run *run, const Outputs *o) {
+    real *restrict largest = o->largest, *restrict total = o->total;
+    SAMPLES largest[n] = o->z[n], total[n] = 0;
+    for (int64_t k = 1; k < o->outputs; ++k) {
+        const real *restrict z = o->z + k * o->stride;
+        SAMPLES largest[n] = z[n] > largest[n] ? z[n] : largest[n];
+    }
+    for (int64_t k = 0; k < o->outputs; ++k) {
+        const real *restrict z = o->z + k * o->stride;
+        real *restrict d = o->d + k * o->stride;
+        SAMPLES {
+            d[n] = exp_(z[n] - largest[n]);
+            total[n] += d[n];
+        }
+    }
+    real *restrict loss = o->loss;
+    SAMPLES {
+        loss[n] = log_(total[n]) + largest[n];
+        total[n] = 1 / total[n];
+    }
+    for (int64_t k = 0; k < o->outputs; ++k) {
+        real *restrict d = o->d + k * o->stride;
+        SAMPLES d[n] *= total[n];
+    }
+    SAMPLES {
+        const int64_t at = run->classes[o->rows[n]] * o->stride + n;
+        loss[n] -= o->z[at];
+        o->d[at] -= 1;
+    }
+}
+
+// Losses that are sums over outputs, each with its own target.
+#define EACH_OUTPUT(LOSS, GRADIENT)                                             \
+    SAMPLES o->loss[n] = 0;                                                     \
+    for (int64_t k = 0; k < o->outputs; ++k) {                                  \
+        const real *restrict z = o->z + k * o->stride;                          \
+        real *restrict d = o->d + k * o->stride, *restrict loss = o->loss;      \
+        real *restrict target = o->total;                                       \
+        SAMPLES target[n] = run->y[o->rows[n] * run->targets + k];              \
+        SAMPLES {                                                               \
+            const real f = z[n], y = target[n];                                 \
+            loss[n] += (LOSS);                                                  \
+            d[n] = (GRADIENT);                                                  \
+        }                                                                       \
+    }
+
+static void bernoulli(const Run *run, const Outputs *o) {
+    EACH_OUTPUT(softplus_(f) - y * f, sigmoid_(f) - y)
+}
+
+static void normal(const Run *run, const Outputs *o) {
+    const real precision = 1 / o->variance;
+    const real constant = (real)(0.5 * log(6.283185307179586477 * (double)o->variance));
+    EACH_OUTPUT((real)0.5 * (y - f) * (y - f) * precision + constant, (f - y) * precision)
+}
+
+static void poisson(const Run *run, const Outputs *o) {
+    EACH_OUTPUT(exp_(f) - y * f, exp_(f) - y)
+}
+
+// Two outputs per target: the means, then the logarithms of the variances.
+static void heteroscedastic(const Run *run, const Outputs *o) {
+    SAMPLES o->loss[n] = 0;
+    for (int64_t k = 0; k < run->targets; ++k) {
+        const int64_t second = (k + run->targets) * o->stride;
+        const real *restrict mean = o->z + k * o->stride, *restrict log_variance = o->z + second;
+        real *restrict d_mean = o->d + k * o->stride, *restrict d_log = o->d + second;
+        real *restrict loss = o->loss, *restrict target = o->total;
+        SAMPLES target[n] = run->y[o->rows[n] * run->targets + k];
+        SAMPLES {
+            const real r = target[n] - mean[n], precision = exp_(-log_variance[n]);
+            const real square = r * r * precision;
+            loss[n] += (real)0.5 * (square + log_variance[n] + (real)1.8378770664093454836);
+            d_mean[n] = -r * precision;
+            d_log[n] = (real)0.5 * (1 - square);
+        }
+    }
+}
+
+// The sum of squared residuals, for a variance that is learned.
+static double squared_residuals(const Run *run, const Outputs *o) {
+    double sum = 0;
+    for (int64_t k = 0; k < o->outputs; ++k)
+        SAMPLES {
+            const real r = run->y[o->rows[n] * run->targets + k] - o->z[k * o->stride + n];
+            sum += (double)r * r;
+        }
+    return sum;
+}
+
+// Losses and their gradients; returns the sum of the losses.
+static double losses(const Run *run, const Outputs *o) {
+    switch (run->likelihood) {
+    case CATEGORICAL: categorical(run, o); break;
+    case BERNOULLI: bernoulli(run, o); break;
+    case NORMAL: normal(run, o); break;
+    case HETEROSCEDASTIC: heteroscedastic(run, o); break;
+    case POISSON: poisson(run, o); break;
+    }
+    if (run->weight) {
+        SAMPLES o->total[n] = run->weight[o->rows[n]];
+        SAMPLES o->loss[n] *= o->total[n];
+        for (int64_t k = 0; k < o->outputs; ++k)
+            SAMPLES o->d[k * o->stride + n] *= o->total[n];
+    }
+    double sum = 0;
+    SAMPLES sum += o->loss[n];
+    if (run->offset) SAMPLES sum += run->offset[o->rows[n]];
+    return sum;
+}
+
+#endif

@@ -1,0 +1,54 @@
+// Minibatches: the permutation of data/streams.py, and its rows laid out for the products.
+
+#ifndef NATURAL_LANGEVIN_MINIBATCH_H
+#define NATURAL_LANGEVIN_MINIBATCH_H
+
+#include "noise.h"
+#include "products.h"
+
+// Positions 0 ... count sorted by random 32-bit words, ties in their order: order[r] is the row that
+// comes r-th. `pairs` has room for 2 count. Radix sort, since words are uniform.
+static void permutation(uint64_t *pairs, int64_t count, Key key, int64_t *order) {
+    const int bits = count < 4096 ? 8 : 11;
+    uint64_t *from = pairs, *to = pairs + count;
+    for (int64_t i = 0; i < count; ++i)  // the reference sorts signed words
+        from[i] = (uint64_t)(random_bits((uint32_t)i, key) ^ 0x80000000u) << 32 | (uint32_t)i;
+    for (int shift = 0; shift < 32; shift += bits) {
+        int64_t place[1 << 11];
+        const uint64_t mask = ((uint64_t)1 << bits) - 1;
+        memset(place, 0, sizeof(int64_t) << bits);
+        for (int64_t i = 0; i < count; ++i) ++place[from[i] >> (32 + shift) & mask];
+        int64_t before = 0;
+        for (uint64_t d = 0; d <= mask; ++d) {
+            const int64_t here = place[d];
+            place[d] = before;
+            before += here;
+        }
+        for (int64_t i = 0; i < count; ++i) to[place[from[i] >> (32 + shift) & mask]++] = from[i];
+        uint64_t *const other = from;
+        from = to, to = other;
+    }
+    for (int64_t i = 0; i < count; ++i) order[i] = (int64_t)(from[i] & 0xFFFFFFFFu);
+}
+
+// A few rows of `width` numbers become columns from ... of a (width, stride).
+static void as_columns(const real *const *rows, int64_t width, real *a, int64_t stride) {
+    for (int64_t i = 0; i < width; ++i)
+        for (int64_t j = 0; j < LANES; ++j) a[i * stride + j] = rows[j][i];
+}
+
+// Columns of a (width, stride) become rows of blocks (block, batch, OUTER_WIDTH).
+static void as_blocks(const real *a, int64_t width, int64_t stride, int64_t from, int64_t to,
+                      int64_t batch, real *blocks) {
+    for (int64_t b = 0; b < width; b += OUTER_WIDTH) {
+        const int64_t here = least(OUTER_WIDTH, width - b);
+        for (int64_t n = from; n < to; n += 8) {
+            const int64_t several = least(8, to - n);
+            for (int64_t i = 0; i < here; ++i)
+                for (int64_t j = 0; j < several; ++j)
+                    blocks[b * batch + (n + j) * OUTER_WIDTH + i] = a[(b + i) * stride + n + j];
+        }
+    }
+}
+
+#endif

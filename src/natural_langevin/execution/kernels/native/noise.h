@@ -1,0 +1,84 @@
+// The random numbers of random.py, from the same addresses.
+
+#ifndef NATURAL_LANGEVIN_NOISE_H
+#define NATURAL_LANGEVIN_NOISE_H
+
+#include "elementary.h"
+
+typedef struct {
+    uint32_t first, second;
+} Key;
+
+INLINE uint64_t mix64(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+// Key of the stream that starts at `origin`, at this step.
+INLINE Key stream_key(int64_t origin, int64_t step) {
+    const uint64_t z = mix64((uint64_t)origin + ((uint64_t)step + 1) * 0x9E3779B97F4A7C15u);
+    const Key key = {(uint32_t)z, (uint32_t)(z >> 32)};
+    return key;
+}
+
+INLINE uint32_t random_bits(uint32_t index, Key key) {
+    uint32_t x = index + key.first;
+    x = (x ^ (x >> 17)) * 0xED5AD4BBu;
+    x = (x ^ (x >> 11)) + key.second;
+    x = x * 0xAC4C1B51u;
+    x = (x ^ (x >> 15)) * 0x31848BABu;
+    return x ^ (x >> 14);
+}
+
+INLINE float open_unit(uint32_t word) {
+    return ((float)(int32_t)(word & 0x7FFFFFFFu) + 0.5f) * 4.656612873077393e-10f;
+}
+
+// cos of word / 2^32 turns.
+INLINE float cos_turns(uint32_t word) {
+    const float turns = (float)(int32_t)word * 2.3283064365386963e-10f;
+    const float s = turns * turns;
+    float c = 6.527706146240234f;
+    c = c * s - 25.96688461303711f;
+    c = c * s + 60.16743087768555f;
+    c = c * s - 85.45011138916016f;
+    c = c * s + 64.93911743164062f;
+    c = c * s - 19.73920440673828f;
+    return c * s + 1.0f;
+}
+
+// Blocks of normals that are made together. Each stage is a short chain of operations over many
+// numbers, which keeps a processor busier than one long chain over a few.
+#define TOGETHER 8
+
+// Standard normals number `first` ... `first` + `count` of a stream. They are made in blocks of 32,
+// the halves of which form pairs, so the answer begins inside `out`, which has room for 512 more.
+static const float *normals(float *out, uint32_t first, int64_t count, Key key) {
+    const uint32_t skip = first % 32;
+    const int64_t blocks = (skip + count + 31) / 32;
+    for (int64_t block = 0; block < blocks; block += TOGETHER) {
+        const uint32_t base = first - skip + 32 * (uint32_t)block;
+        float *const here = out + 32 * block;
+        float radius[16 * TOGETHER];
+        uint32_t angle[16 * TOGETHER];
+        for (uint32_t b = 0; b < TOGETHER; ++b)
+            for (uint32_t k = 0; k < 16; ++k) {
+                radius[16 * b + k] = open_unit(random_bits(base + 32 * b + k, key));
+                angle[16 * b + k] = random_bits(base + 32 * b + 16 + k, key);
+            }
+        for (int k = 0; k < 16 * TOGETHER; ++k) {
+            const float squared = -2.0f * log_positive(radius[k]);
+            radius[k] = sqrtf(squared > 0.0f ? squared : 0.0f);
+        }
+        for (int b = 0; b < TOGETHER; ++b)
+            for (int k = 0; k < 16; ++k)
+                here[32 * b + k] = radius[16 * b + k] * cos_turns(angle[16 * b + k]);
+        for (int b = 0; b < TOGETHER; ++b)
+            for (int k = 0; k < 16; ++k)
+                here[32 * b + 16 + k] = radius[16 * b + k] * cos_turns(angle[16 * b + k] - (1u << 30));
+    }
+    return out + skip;
+}
+
+#endif

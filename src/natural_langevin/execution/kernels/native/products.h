@@ -1,0 +1,279 @@
+// Matrix products of a layer, for matrices that lie feature by feature: A (in, batch), D (out, batch).
+//
+//     forward   Z = W A + b          backward   E = W^T D
+//     moments   D A^T,  (D^2) (A^2)^T,  (D^2) A^T       summed over the batch
+//
+// Tiles are held in registers; the compiler gets vectors of fixed size and loops of known length.
+// Moments have two forms: rows of A and D against each other ("inner", for narrow layers), or row by
+// row of the batch ("outer", for wide ones), which skips the samples whose D is zero, as half of
+// them are behind a ReLU.
+
+#ifndef NATURAL_LANGEVIN_PRODUCTS_H
+#define NATURAL_LANGEVIN_PRODUCTS_H
+
+#include "elementary.h"
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#define FORWARD_VECTORS 5
+#define INNER_UNITS 2
+#define OUTER_VECTORS 8
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#define FORWARD_VECTORS 3
+#define INNER_UNITS 1
+#define OUTER_VECTORS 4
+#else
+#define VECTOR_BYTES 16
+#define FORWARD_VECTORS 5
+#define INNER_UNITS 2
+#define OUTER_VECTORS 8
+#endif
+
+#define LANES ((int64_t)(VECTOR_BYTES / sizeof(real)))
+#define OUTER_WIDTH (OUTER_VECTORS * LANES)
+#define DEPTH 256  // of a block that stays in the first-level cache
+#define ROWS 32
+
+typedef real vector __attribute__((vector_size(VECTOR_BYTES)));
+typedef real unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+
+INLINE vector load(const real *p) { return *(const unaligned *)p; }
+INLINE void store(real *p, vector v) { *(unaligned *)p = v; }
+
+INLINE real lane_sum(vector v) {
+    real total = 0;
+    for (int j = 0; j < LANES; ++j) total += v[j];
+    return total;
+}
+
+// Z[m][v] (+)= sum_d w[m * row + d * deep] a[d][v] for 4 or fewer m and a few vectors v.
+INLINE void tile(int rows, int vectors, int64_t depth, const real *w, int64_t row, int64_t deep,
+                 const real *a, real *z, int64_t stride, const real *begin, int add) {
+    vector sum[4][FORWARD_VECTORS];
+#pragma GCC unroll 8
+    for (int m = 0; m < rows; ++m)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v)
+            sum[m][v] = add ? load(z + m * stride + v * LANES)
+                            : (vector){0} + (begin ? begin[m] : (real)0);
+    for (int64_t d = 0; d < depth; ++d) {
+        vector in[FORWARD_VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) in[v] = load(a + d * stride + v * LANES);
+#pragma GCC unroll 8
+        for (int m = 0; m < rows; ++m) {
+            const real factor = w[m * row + d * deep];
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; ++v) sum[m][v] += in[v] * factor;
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < rows; ++m)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) store(z + m * stride + v * LANES, sum[m][v]);
+}
+
+#define TILE_CASE(R, V) \
+    case (R)*8 + (V): tile(R, V, depth, w, row, deep, a, z, stride, begin, add); break;
+#if FORWARD_VECTORS == 5
+#define TILE_CASES(R) TILE_CASE(R, 1) TILE_CASE(R, 2) TILE_CASE(R, 3) TILE_CASE(R, 4) TILE_CASE(R, 5)
+#else
+#define TILE_CASES(R) TILE_CASE(R, 1) TILE_CASE(R, 2) TILE_CASE(R, 3)
+#endif
+#define TILE_SWITCH switch (rows * 8 + vectors) { TILE_CASES(1) TILE_CASES(4) }
+
+static void forward_tile(int64_t rows, int64_t vectors, int64_t depth, const real *w, int64_t row,
+                         const real *a, real *z, int64_t stride, const real *begin, int add) {
+    const int64_t deep = 1;
+    TILE_SWITCH
+}
+
+static void backward_tile(int64_t rows, int64_t vectors, int64_t depth, const real *w,
+                          const real *a, real *z, int64_t stride, int add) {
+    const int64_t deep = ROWS, row = 1;
+    const real *begin = 0;
+    TILE_SWITCH
+}
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// A tile of `many` where so many are left, otherwise of one: few sizes are few functions to compile.
+INLINE int64_t several(int64_t many, int64_t left) { return left >= many ? many : 1; }
+
+// Vectors [from, to) in pieces of nearly one size: where piece number k begins.
+INLINE int64_t pieces(int64_t from, int64_t to) {
+    return (to - from + FORWARD_VECTORS - 1) / FORWARD_VECTORS;
+}
+
+// Z = W A + b for the batch's vectors from ... to.
+static void forward_product(const real *w, const real *bias, int64_t in, int64_t out, const real *a,
+                            real *z, int64_t stride, int64_t from, int64_t to) {
+    const int64_t parts = pieces(from, to);
+    for (int64_t i = 0; i < in; i += DEPTH)
+        for (int64_t k = 0; k < out; k += ROWS)
+            for (int64_t p = 0; p < parts; ++p) {
+                const int64_t v0 = from + p * (to - from) / parts;
+                const int64_t v1 = from + (p + 1) * (to - from) / parts;
+                const int64_t last = least(k + ROWS, out);
+                for (int64_t m = k, rows; m < last; m += rows)
+                    forward_tile(rows = several(4, last - m), v1 - v0, least(DEPTH, in - i), w + m * in + i,
+                                 in, a + i * stride + v0 * LANES, z + m * stride + v0 * LANES,
+                                 stride, bias ? bias + m : 0, i > 0);
+            }
+}
+
+// E = W^T D; `pack` holds ROWS columns of W, DEPTH rows at a time.
+static void backward_product(const real *w, int64_t in, int64_t out, const real *d, real *e,
+                             int64_t stride, int64_t from, int64_t to, real *pack) {
+    const int64_t parts = pieces(from, to);
+    for (int64_t i = 0; i < in; i += ROWS)
+        for (int64_t k = 0; k < out; k += DEPTH) {
+            const int64_t width = least(ROWS, in - i), depth = least(DEPTH, out - k);
+            for (int64_t r = 0; r < depth; ++r)
+                memcpy(pack + r * ROWS, w + (k + r) * in + i, width * sizeof(real));
+            for (int64_t p = 0; p < parts; ++p) {
+                const int64_t v0 = from + p * (to - from) / parts;
+                const int64_t v1 = from + (p + 1) * (to - from) / parts;
+                for (int64_t m = 0, rows; m < width; m += rows)
+                    backward_tile(rows = several(4, width - m), v1 - v0, depth, pack + m,
+                                  d + k * stride + v0 * LANES,
+                                  e + (i + m) * stride + v0 * LANES, stride, k > 0);
+            }
+        }
+}
+
+// Which products a step needs.
+enum { GRADIENT, SECOND, SECOND_AND_CROSS };
+
+typedef struct {
+    real *gradient, *second, *cross;  // rows of units, `width` apart
+    int64_t width;
+} Sums;
+
+// A few units against a few inputs, over the whole batch.
+INLINE void inner_tile(int units, int inputs, int need, const real *d, const real *dd, const real *a,
+                       const real *aa, int64_t stride, int64_t vectors, Sums s) {
+    vector g[4][4], q[4][4], c[4][4];
+#pragma GCC unroll 8
+    for (int k = 0; k < units; ++k)
+#pragma GCC unroll 8
+        for (int i = 0; i < inputs; ++i) g[k][i] = q[k][i] = c[k][i] = (vector){0};
+    for (int64_t v = 0; v < vectors; ++v) {
+        vector x[4], xx[4];
+#pragma GCC unroll 8
+        for (int i = 0; i < inputs; ++i) {
+            x[i] = load(a + i * stride + v * LANES);
+            if (need >= SECOND) xx[i] = load(aa + i * stride + v * LANES);
+        }
+#pragma GCC unroll 8
+        for (int k = 0; k < units; ++k) {
+            const vector delta = load(d + k * stride + v * LANES);
+#pragma GCC unroll 8
+            for (int i = 0; i < inputs; ++i) g[k][i] += delta * x[i];
+            if (need >= SECOND) {
+                const vector square = load(dd + k * stride + v * LANES);
+#pragma GCC unroll 8
+                for (int i = 0; i < inputs; ++i) {
+                    q[k][i] += square * xx[i];
+                    if (need >= SECOND_AND_CROSS) c[k][i] += square * x[i];
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < units; ++k)
+#pragma GCC unroll 8
+        for (int i = 0; i < inputs; ++i) {
+            s.gradient[k * s.width + i] = lane_sum(g[k][i]);
+            if (need >= SECOND) s.second[k * s.width + i] = lane_sum(q[k][i]);
+            if (need >= SECOND_AND_CROSS) s.cross[k * s.width + i] = lane_sum(c[k][i]);
+        }
+}
+
+#define INNER_CASE(K, I, N) \
+    case ((K)*8 + (I)) * 4 + (N): inner_tile(K, I, N, d, dd, a, aa, stride, vectors, s); break;
+#define INNER_INPUTS(K, N) INNER_CASE(K, 1, N) INNER_CASE(K, 2, N) INNER_CASE(K, 4, N)
+
+static void inner_case(int64_t units, int64_t inputs, int need, const real *d, const real *dd,
+                       const real *a, const real *aa, int64_t stride, int64_t vectors, Sums s) {
+    switch ((units * 8 + inputs) * 4 + need) {
+        INNER_INPUTS(1, GRADIENT) INNER_INPUTS(1, SECOND) INNER_INPUTS(1, SECOND_AND_CROSS)
+        INNER_INPUTS(2, GRADIENT)
+#if INNER_UNITS == 2
+        INNER_INPUTS(2, SECOND) INNER_INPUTS(2, SECOND_AND_CROSS)
+#endif
+    }
+}
+
+// Sums for `units` rows of D against all rows of A.
+static void inner_products(int64_t units, int64_t in, int need, const real *d, const real *dd,
+                           const real *a, const real *aa, int64_t stride, int64_t vectors, Sums s) {
+    const int64_t together = need == GRADIENT ? 2 : INNER_UNITS;
+    for (int64_t k = 0; k < units; k += together)
+        for (int64_t i = 0, inputs; i < in; i += inputs) {
+            inputs = in - i >= 4 ? 4 : several(2, in - i);
+            const int64_t at = k * s.width + i;
+            const Sums here = {s.gradient + at, s.second + at, s.cross + at, s.width};
+            inner_case(least(together, units - k), inputs, need, d + k * stride,
+                       dd + k * stride, a + i * stride, aa + i * stride, stride, vectors, here);
+        }
+}
+
+// The samples at which a unit's D is not zero.
+typedef struct {
+    int64_t count;
+    int32_t *sample;
+    real *delta;
+} Active;
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC optimize("no-schedule-insns")  // loads moved early would push sums out of registers
+#endif
+
+// `a` holds a sample's inputs and their squares side by side; without squares (need = GRADIENT), the
+// inputs alone.
+INLINE void outer_tile(int vectors, int need, Active u, const real *a, Sums s) {
+    const int64_t width = need >= SECOND ? 2 * OUTER_WIDTH : OUTER_WIDTH;
+    vector g[OUTER_VECTORS], q[OUTER_VECTORS], c[OUTER_VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) g[v] = q[v] = c[v] = (vector){0};
+#pragma GCC unroll 2
+    for (int64_t n = 0; n < u.count; ++n) {
+        const real delta = u.delta[n], square = delta * delta;
+        const real *row = a + u.sample[n] * width;
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+            const vector x = load(row + v * LANES);
+            g[v] += x * delta;
+            if (need >= SECOND_AND_CROSS) c[v] += x * square;
+            if (need >= SECOND) q[v] += load(row + OUTER_WIDTH + v * LANES) * square;
+        }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+        store(s.gradient + v * LANES, g[v]);
+        if (need >= SECOND) store(s.second + v * LANES, q[v]);
+        if (need >= SECOND_AND_CROSS) store(s.cross + v * LANES, c[v]);
+    }
+}
+
+#define OUTER_CASE(V, N) case (V)*4 + (N): outer_tile(V, N, u, a, s); break;
+#define OUTER_NEEDS(V) OUTER_CASE(V, GRADIENT) OUTER_CASE(V, SECOND) OUTER_CASE(V, SECOND_AND_CROSS)
+
+// One unit against one block of A; sums are written in whole vectors.
+static void outer_product(int64_t vectors, int need, Active u, const real *a, Sums s) {
+    while (vectors > 0) {
+        const int64_t tile = vectors >= OUTER_VECTORS ? OUTER_VECTORS : several(2, vectors);
+        switch (tile * 4 + need) { OUTER_NEEDS(1) OUTER_NEEDS(2) OUTER_NEEDS(OUTER_VECTORS) }
+        const int64_t done = tile * LANES;
+        vectors -= tile, a += done, s.gradient += done, s.second += done, s.cross += done;
+    }
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC pop_options
+#endif
+
+#endif

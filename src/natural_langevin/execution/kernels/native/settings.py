@@ -1,0 +1,136 @@
+"""What the native engine takes of a run's settings, as the numbers that it reads.
+
+Every function raises ``UnsupportedError`` for what it does not know. Types are compared exactly: a
+subclass may mean something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from natural_langevin import likelihoods, preconditioners, priors
+from natural_langevin.execution.kernels.native.layout import (
+    LIKELIHOODS,
+    METRICS,
+    PRIOR_NUMBERS,
+    PRIORS,
+)
+
+
+class UnsupportedError(Exception):
+    """Something that the native engine does not take, in words."""
+
+
+#: The metric's number, and the group of its state that holds J's diagonal.
+_METRICS = {
+    "Euclidean": ("euclidean", None),
+    "RMSProp": ("rmsprop", "square"),
+    "DiagonalFisher": ("diagonal", "second"),
+    "QuasiDiagonalFisher": ("quasi-diagonal", "second"),
+}
+
+
+def _known_as(one: Any, module: Any) -> str:
+    """The name under which a module offers exactly this type, or nothing."""
+    name = type(one).__name__
+    return name if getattr(module, name, None) is type(one) else ""
+
+
+def metric(preconditioner: Any) -> tuple[int, str | None]:
+    """Its number, and where its state keeps the diagonal of J."""
+    found = _METRICS.get(_known_as(preconditioner, preconditioners))
+    if found is None or preconditioner.targets != "data":
+        raise UnsupportedError(f"the metric {preconditioner!r}")
+    return METRICS.index(found[0]), found[1]
+
+
+def _mean(one: Any) -> Any:
+    return getattr(one, "mean", 0.0)
+
+
+def _squared(value: Any) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64) ** 2
+
+
+#: prior -> kind, and its numbers: precision or scale, centre, and up to two more (see update.h).
+_PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
+    "Flat": ("flat", lambda p: ()),
+    "Gaussian": (
+        "gaussian",
+        lambda p: (1 / torch.as_tensor(p.variance, dtype=torch.float64), p.mean),
+    ),
+    "StudentT": ("student_t", lambda p: (p.df * _squared(p.scale), _mean(p), p.df + 1)),
+    "Laplace": ("laplace", lambda p: (1 / torch.as_tensor(p.scale, dtype=torch.float64), _mean(p))),
+    "NormalInverseGamma": ("normal_inverse_gamma", lambda p: (0.0, p.mean, p.alpha, p.beta)),
+}
+
+
+def prior(one: Any, chains: int, dtype: torch.dtype) -> tuple[int, Tensor]:
+    """Its number, and (chain, PRIOR_NUMBERS)."""
+    found = _PRIORS.get(_known_as(one, priors))
+    if found is None:
+        raise UnsupportedError(f"the prior {one!r}")
+    numbers = torch.zeros(chains, PRIOR_NUMBERS, dtype=dtype)
+    for k, value in enumerate(found[1](one)):
+        numbers[:, k] = torch.as_tensor(value, dtype=dtype)
+    return PRIORS.index(found[0]), numbers
+
+
+class Targets(NamedTuple):
+    """A likelihood's targets, row by row; the last two are added to and multiply the loss."""
+
+    classes: Tensor | None = None  # (row,) int64
+    values: Tensor | None = None  # (row, target)
+    offset: Tensor | None = None  # (row,)
+    weight: Tensor | None = None  # (row,)
+
+
+#: likelihood -> kind, and how many outputs belong to a target (None: classes).
+_LIKELIHOODS = {
+    "Categorical": ("categorical", None),
+    "Bernoulli": ("bernoulli", 1),
+    "Gaussian": ("gaussian", 1),
+    "HeteroscedasticGaussian": ("heteroscedastic", 2),
+    "Poisson": ("poisson", 1),
+}
+
+
+def likelihood(one: Any) -> tuple[int, float]:
+    """Its number, and the variance of a Gaussian whose sigma is known."""
+    name = _known_as(one, likelihoods)
+    if name not in _LIKELIHOODS:
+        raise UnsupportedError(f"the likelihood {one!r}")
+    sigma = getattr(one, "sigma", "none")
+    variance = 0.0 if isinstance(sigma, str) else float(sigma) ** 2
+    return LIKELIHOODS.index(_LIKELIHOODS[name][0]), variance
+
+
+def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
+    """``y`` (row, ...) as the likelihood reads it."""
+    per_target = _LIKELIHOODS[type(one).__name__][1]
+    if per_target is None:
+        return _classes(one, y, dtype)
+    values = y.detach().reshape(len(y), -1).to(dtype).contiguous()
+    if values.shape[1] * per_target != outputs:
+        raise UnsupportedError(f"{values.shape[1]} targets for {outputs} outputs")
+    constant = torch.lgamma(values + 1).sum(1) if type(one).__name__ == "Poisson" else None
+    return Targets(values=values, offset=constant)
+
+
+def _classes(one: Any, y: Tensor, dtype: torch.dtype) -> Targets:
+    if y.ndim != 1:
+        raise UnsupportedError("several classes per sample")
+    classes, weight = y.detach().to(torch.int64).contiguous(), None
+    class_weights = getattr(one, "class_weights", None)
+    ignored = getattr(one, "ignore_index", None)
+    if class_weights is not None or ignored is not None:
+        there = classes != ignored if ignored is not None else torch.ones_like(classes).bool()
+        classes = classes.where(there, 0)
+        weight = there.to(dtype)
+        if class_weights is not None:
+            weight = weight * torch.tensor(class_weights, dtype=dtype)[classes]
+    return Targets(classes=classes, weight=weight)

@@ -1,0 +1,207 @@
+"""Which networks are a chain of linear layers and activations: found out by watching one call.
+
+The network is called on a few samples, and every torch function on the way is looked at: the tensor
+that carries the samples must go through nothing but products with parameters, biases, activations
+and changes of shape that keep the order. How the module is written does not matter, its types and
+hooks neither: what is on the way counts. What is found is proven on real batches afterwards (see
+``engine``); here it is enough to be careful.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """y = f(W x + b): names of the parameters (of frozen ones, too), and the activation f."""
+
+    weight: str
+    bias: str | None
+    activation: str = "identity"
+    parameters: tuple[float, float] = (0.0, 0.0)
+
+
+class _NotAChainError(Exception):
+    pass
+
+
+def trace(
+    call: Callable[[Tensor], Any], named: Mapping[str, Tensor], x: Tensor
+) -> list[LinearSpec] | None:
+    """The layers of ``call`` on a batch ``x``, or None where it is no chain of them.
+
+    ``named``: every parameter and buffer that ``call`` uses, as the tensors that it uses."""
+    watch = _Watch(named, x)
+    try:
+        with torch.no_grad(), watch:
+            outputs = call(x)
+        return watch.finish(outputs)
+    except _NotAChainError:
+        return None
+
+
+@dataclass
+class _Watch(TorchFunctionMode):
+    named: Mapping[str, Tensor]
+    x: Tensor
+    layers: list[LinearSpec] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._names = {id(tensor): name for name, tensor in self.named.items()}
+        self._carrier = self.x
+        self._flipped: dict[int, tuple[str, Tensor]] = {}  # transposed weights
+
+    def finish(self, outputs: Any) -> list[LinearSpec]:
+        used = [name for layer in self.layers for name in (layer.weight, layer.bias) if name]
+        if outputs is not self._carrier or not self.layers or len(set(used)) != len(used):
+            raise _NotAChainError
+        if any(layer.weight in self._flat for layer in self.layers):
+            raise _NotAChainError
+        return self.layers
+
+    @property
+    def _flat(self) -> set[str]:
+        return {name for name, tensor in self.named.items() if tensor.ndim != 2}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        before = self._carrier
+        result = func(*args, **kwargs)
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        if not isinstance(result, Tensor):
+            if any(a is before for a in tensors) and _holds_values(result):
+                raise _NotAChainError
+            return result
+        if not any(a is before for a in tensors):
+            self._beside(func, tensors, result)
+            return result
+        self._carrier = result
+        self._on_the_way(func, before, args, kwargs, result)
+        return result
+
+    def _beside(self, func: Any, tensors: list[Tensor], result: Tensor) -> None:
+        """A call that the samples do not go through: a weight may be transposed there."""
+        names = [self._names[id(t)] for t in tensors if id(t) in self._names]
+        if len(tensors) == 1 and names and func in TRANSPOSES and result.ndim == 2:
+            weight = self.named[names[0]]
+            if weight.ndim == 2 and result.stride() == weight.stride()[::-1]:
+                self._flipped[id(result)] = (names[0], result)
+        elif names:
+            raise _NotAChainError  # a parameter that is computed with
+
+    def _on_the_way(
+        self, func: Any, before: Tensor, args: Any, kwargs: Any, result: Tensor
+    ) -> None:
+        name = FUNCTIONS.get(func)
+        if name == "linear":
+            self._linear(before, *args, **kwargs)
+        elif name == "matmul" and args[0] is before and id(args[1]) in self._flipped:
+            self._append(before, self._flipped[id(args[1])][0], None)
+        elif name == "addmm" and args[1] is before and id(args[2]) in self._flipped and not kwargs:
+            self._append(before, self._flipped[id(args[2])][0], self._name(args[0], 1))
+        elif name == "add" and not kwargs and self._takes_bias():
+            other = args[1] if args[0] is before else args[0]
+            self.layers[-1] = replace(self.layers[-1], bias=self._name(other, 1))
+        elif name == "shape":
+            if result.numel() != before.numel() or len(result) != len(self.x):
+                raise _NotAChainError
+            if not torch.equal(result.reshape(-1), before.reshape(-1)):
+                raise _NotAChainError
+        elif name == "dropout":
+            training = kwargs.get("training", args[2] if len(args) > 2 else True)
+            if training and kwargs.get("p", args[1] if len(args) > 1 else 0.5):
+                raise _NotAChainError
+        elif name in ACTIVATION_PARAMETERS:
+            self._activation(name, args, kwargs)
+        else:
+            raise _NotAChainError
+
+    def _linear(self, before: Tensor, input: Any, weight: Any, bias: Any = None) -> None:
+        if input is not before:
+            raise _NotAChainError
+        name = None if bias is None else self._name(bias, 1)
+        self._append(before, self._name(weight, 2), name)
+
+    def _append(self, before: Tensor, weight: str, bias: str | None) -> None:
+        if before.ndim != 2:
+            raise _NotAChainError  # positions within a sample share the weights
+        self.layers.append(LinearSpec(weight, bias))
+
+    def _takes_bias(self) -> bool:
+        return bool(self.layers) and self.layers[-1] == LinearSpec(self.layers[-1].weight, None)
+
+    def _name(self, tensor: Any, ndim: int) -> str:
+        if not isinstance(tensor, Tensor) or id(tensor) not in self._names or tensor.ndim != ndim:
+            raise _NotAChainError
+        return self._names[id(tensor)]
+
+    def _activation(self, name: str, args: Any, kwargs: Any) -> None:
+        if not self.layers or self.layers[-1].activation != "identity":
+            raise _NotAChainError
+        given = dict(zip(ACTIVATION_PARAMETERS[name], args[1:], strict=False)) | kwargs
+        given.pop("inplace", None)
+        parameters = (0.0, 0.0)
+        if name == "gelu":
+            name = "gelu_tanh" if given.pop("approximate", "none") == "tanh" else "gelu"
+        elif name == "leaky_relu":
+            parameters = (float(given.pop("negative_slope", 0.01)), 0.0)
+        elif name == "softplus":
+            parameters = (float(given.pop("beta", 1.0)), float(given.pop("threshold", 20.0)))
+        if given or not all(map(math.isfinite, parameters)):
+            raise _NotAChainError
+        self.layers[-1] = replace(self.layers[-1], activation=name, parameters=parameters)
+
+
+def _holds_values(result: Any) -> bool:
+    """Whether a call that gave no tensor may have read or changed one: not where it told a shape."""
+    if isinstance(result, (tuple, list)):
+        return any(_holds_values(part) for part in result)
+    return result is None or isinstance(result, (Tensor, float))
+
+
+#: Activations, and the names of their further arguments in order.
+ACTIVATION_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "relu": ("inplace",),
+    "leaky_relu": ("negative_slope", "inplace"),
+    "tanh": (),
+    "sigmoid": (),
+    "gelu": ("approximate",),
+    "silu": ("inplace",),
+    "softplus": ("beta", "threshold"),
+}
+
+TRANSPOSES = {
+    Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__, torch.transpose, Tensor.transpose,
+}  # fmt: skip
+
+#: What a torch function is, on the way of the samples.
+FUNCTIONS: dict[Any, str] = {
+    F.linear: "linear",
+    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), "matmul"),
+    torch.addmm: "addmm",
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_,
+                     Tensor.__iadd__), "add"),
+    **dict.fromkeys((torch.flatten, Tensor.flatten, Tensor.view, torch.reshape, Tensor.reshape,
+                     torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze,
+                     Tensor.__getitem__, Tensor.contiguous, Tensor.clone, Tensor.float,
+                     Tensor.double, Tensor.to, Tensor.unflatten), "shape"),
+    **dict.fromkeys((F.dropout, torch.dropout), "dropout"),
+    **dict.fromkeys((F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu_), "relu"),
+    **dict.fromkeys((F.leaky_relu, F.leaky_relu_), "leaky_relu"),
+    **dict.fromkeys((F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_), "tanh"),
+    **dict.fromkeys((F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_),
+                    "sigmoid"),
+    F.gelu: "gelu",
+    F.silu: "silu",
+    F.softplus: "softplus",
+}  # fmt: skip

@@ -1,0 +1,226 @@
+// What a step does with the sums of a unit: metric, drift, noise, update and running mean.
+//
+// Formulas: see preconditioners/ and priors/. A unit is a row of the weight and its bias. All loops
+// are plain, over rows that lie in the first-level cache.
+
+#ifndef NATURAL_LANGEVIN_UPDATE_H
+#define NATURAL_LANGEVIN_UPDATE_H
+
+#include "products.h"
+
+// What one chain's step needs besides its sums.
+typedef struct {
+    real eta, noise;   // eta, sqrt(2 h eta T / N), h the integrator's share of noise
+    real gamma, mu;
+    real share;        // 1 / B
+    real per_data;     // 1 / N
+    real keep;         // 1 - friction: of the momentum
+    int baoab;         // positions move by half a step before and after the noise
+    int64_t metric;
+    int use;           // which metric moves the parameters
+} Rates;
+
+enum { STANDING, OLD, NEW };  // gamma = 0; gamma > 0 and the metric before or after this batch
+
+INLINE real mix(real old, real now, real rate) { return (1 - rate) * old + rate * now; }
+
+// v = G / B - (1/N) d ln alpha.
+static void add_prior(int64_t kind, const real *number, const Rates *r, const real *restrict sum,
+                      const real *restrict theta, real *restrict v, int64_t count) {
+    const real share = r->share, per_data = r->per_data, first = number[0], centre = number[1];
+    switch (kind) {
+    case FLAT:
+        for (int64_t i = 0; i < count; ++i) v[i] = sum[i] * share;
+        break;
+    case STUDENT_T: {  // (nu + 1) t / (nu s^2 + t^2), t = theta - centre
+        const real power = number[2];
+        for (int64_t i = 0; i < count; ++i) {
+            const real t = theta[i] - centre;
+            v[i] = sum[i] * share + per_data * power * t / (first + t * t);
+        }
+        break;
+    }
+    case LAPLACE:
+        for (int64_t i = 0; i < count; ++i) {
+            const real t = theta[i] - centre;
+            const real sign = t > 0 ? 1 : t < 0 ? -1 : 0;
+            v[i] = sum[i] * share + per_data * first * sign;
+        }
+        break;
+    default:  // Gaussian, or one whose precision has been worked out
+        for (int64_t i = 0; i < count; ++i)
+            v[i] = sum[i] * share + per_data * first * (theta[i] - centre);
+    }
+}
+
+// n = noise A z and d = n - eta A A^T v for a diagonal A; J moves towards the batch's own.
+INLINE void diagonal_move(int rmsprop, int use, const Rates *r, real damping,
+                          const real *restrict batch, real *restrict j, const real *restrict v,
+                          const float *restrict z, real *restrict d, real *restrict n, int64_t count) {
+    const real gamma = r->gamma, share = r->share, eta = r->eta, noise = r->noise;
+    for (int64_t i = 0; i < count; ++i) {
+        real used = j[i];
+        if (use != STANDING) {
+            const real mean = batch[i] * share;
+            const real now = mix(used, rmsprop ? mean * mean : mean, gamma);
+            j[i] = now;
+            if (use == NEW) used = now;
+        }
+        real a = rsqrt_(used + damping);
+        if (rmsprop) a = sqrt_(a);
+        n[i] = a * noise * (real)z[i];
+        d[i] = n[i] - eta * a * a * v[i];
+    }
+}
+
+// The weights of a unit with bias; adds to d_bias and n_bias what they give the bias.
+INLINE void quasi_move(int use, const Rates *r, real damping, real corner, real v_bias,
+                       const real *restrict batch_second, const real *restrict batch_cross,
+                       real *restrict second, real *restrict cross, const real *restrict v,
+                       const float *restrict z, real *restrict d, real *restrict n,
+                       real *d_bias, real *n_bias, int64_t count) {
+    const real gamma = r->gamma, share = r->share, eta = r->eta, noise = r->noise;
+    real row_sum = 0, row_noise = 0;
+#pragma omp simd reduction(+ : row_sum, row_noise)
+    for (int64_t i = 0; i < count; ++i) {
+        real j = second[i], c = cross[i];
+        if (use != STANDING) {
+            const real j_now = mix(j, batch_second[i] * share, gamma);
+            const real c_now = mix(c, batch_cross[i] * share, gamma);
+            second[i] = j_now, cross[i] = c_now;
+            if (use == NEW) j = j_now, c = c_now;
+        }
+        const real scaled = corner * c;
+        const real schur = j - scaled * scaled;
+        const real diagonal = rsqrt_((schur < 0 ? 0 : schur) + damping);
+        const real row = -corner * diagonal * scaled;
+        const real fresh = noise * (real)z[i];
+        const real change = fresh - eta * (row * v_bias + diagonal * v[i]);
+        d[i] = diagonal * change;
+        n[i] = diagonal * fresh;
+        row_sum += row * change;
+        row_noise += row * fresh;
+    }
+    *d_bias += row_sum;
+    *n_bias += row_noise;
+}
+
+static void move_diagonal(const Rates *r, real damping, const Sums *s, real *j, const real *v,
+                          const float *z, real *d, real *n, int64_t count) {
+    switch (r->metric * 4 + r->use) {
+    case RMSPROP * 4 + STANDING:
+        diagonal_move(1, STANDING, r, damping, s->gradient, j, v, z, d, n, count);
+        break;
+    case RMSPROP * 4 + OLD:
+        diagonal_move(1, OLD, r, damping, s->gradient, j, v, z, d, n, count);
+        break;
+    case RMSPROP * 4 + NEW:
+        diagonal_move(1, NEW, r, damping, s->gradient, j, v, z, d, n, count);
+        break;
+    case DIAGONAL * 4 + STANDING:
+    case QUASI_DIAGONAL * 4 + STANDING:
+        diagonal_move(0, STANDING, r, damping, s->second, j, v, z, d, n, count);
+        break;
+    case DIAGONAL * 4 + OLD:
+    case QUASI_DIAGONAL * 4 + OLD:
+        diagonal_move(0, OLD, r, damping, s->second, j, v, z, d, n, count);
+        break;
+    case DIAGONAL * 4 + NEW:
+    case QUASI_DIAGONAL * 4 + NEW:
+        diagonal_move(0, NEW, r, damping, s->second, j, v, z, d, n, count);
+        break;
+    default: {
+        const real eta = r->eta, noise = r->noise;
+        for (int64_t i = 0; i < count; ++i) {
+            n[i] = noise * (real)z[i];
+            d[i] = n[i] - eta * v[i];
+        }
+    }
+    }
+}
+
+static void move_quasi(const Rates *r, real damping, real corner, real v_bias, const Sums *s,
+                       real *second, real *cross, const real *v, const float *z, real *d, real *n,
+                       real *d_bias, real *n_bias, int64_t count) {
+    switch (r->use) {
+    case STANDING:
+        quasi_move(STANDING, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, z,
+                   d, n, d_bias, n_bias, count);
+        break;
+    case OLD:
+        quasi_move(OLD, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, z, d, n,
+                   d_bias, n_bias, count);
+        break;
+    default:
+        quasi_move(NEW, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, z, d, n,
+                   d_bias, n_bias, count);
+    }
+}
+
+// theta += d (or the momentum, d added to it), and the running mean. n is the noise within d.
+static void apply(const Rates *r, const real *restrict d, const real *restrict n,
+                  real *restrict theta, real *restrict momentum, real *restrict mean,
+                  int64_t count) {
+    const real keep = r->keep, mu = r->mu;
+    if (momentum && r->baoab)
+        for (int64_t i = 0; i < count; ++i) {
+            const real kicked = momentum[i] + (d[i] - n[i]);
+            momentum[i] = keep * kicked + n[i];
+            theta[i] += (kicked + momentum[i]) / 2;
+        }
+    else if (momentum)
+        for (int64_t i = 0; i < count; ++i) {
+            momentum[i] = keep * momentum[i] + d[i];
+            theta[i] += momentum[i];
+        }
+    else
+        for (int64_t i = 0; i < count; ++i) theta[i] += d[i];
+    if (mean)
+        for (int64_t i = 0; i < count; ++i) mean[i] = mix(mean[i], theta[i], mu);
+}
+
+// Where the tensors of one chain lie, and their settings; `at` is a unit's first element.
+typedef struct {
+    real *theta, *mean, *momentum, *second;
+    real damping;
+    const real *prior;
+    int64_t kind;  // of the prior
+} Tensor;
+
+INLINE real *offset(real *p, int64_t by) { return p ? p + by : 0; }
+
+static void apply_at(const Rates *r, const real *d, const real *n, Tensor t, int64_t at,
+                     int64_t count) {
+    apply(r, d, n, t.theta + at, offset(t.momentum, at), offset(t.mean, at), count);
+}
+
+// One unit: its weights' sums `s`, its bias's `b` (each NULL where frozen or missing).
+static void update_unit(const Rates *r, int64_t unit, int64_t in, const Tensor *weight,
+                        const Tensor *bias, real *cross, const Sums *s, const Sums *b,
+                        const float *z, const float *z_bias, real *v, real *d, real *n) {
+    const int64_t at = unit * in;
+    if (weight)
+        add_prior(weight->kind, weight->prior, r, s->gradient, weight->theta + at, v, in);
+    if (!bias) {
+        move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, n, in);
+        apply_at(r, d, n, *weight, at, in);
+        return;
+    }
+    real v_bias, d_bias, n_bias;
+    add_prior(bias->kind, bias->prior, r, b->gradient, bias->theta + unit, &v_bias, 1);
+    const real old = bias->second ? bias->second[unit] : 0;
+    move_diagonal(r, bias->damping, b, offset(bias->second, unit), &v_bias, z_bias, &d_bias, &n_bias, 1);
+    if (weight && cross) {
+        const real used = r->use == NEW ? bias->second[unit] : old;
+        const real corner = rsqrt_(used + bias->damping);
+        move_quasi(r, weight->damping, corner, v_bias, s, weight->second + at, cross + at, v, z, d,
+                   n, &d_bias, &n_bias, in);
+        apply_at(r, d, n, *weight, at, in);
+    } else if (weight) {
+        move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, n, in);
+        apply_at(r, d, n, *weight, at, in);
+    }
+    apply_at(r, &d_bias, &n_bias, *bias, unit, 1);
+}
+
+#endif

@@ -1,0 +1,140 @@
+"""What the dynamics and the posterior ask of a likelihood.
+
+``distribution`` is the one definition: p_theta(y | x) as a ``torch.distributions`` object. The
+log-loss, draws, predictions, uncertainties, quantiles and scores follow from it. A likelihood may
+write its log-loss or its draws out where that is faster or more exact; a test holds them against
+the distribution.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent
+
+from natural_langevin import random
+
+#: What a likelihood learns along the way ({} for most): one value per chain, by name.
+State = dict[str, Tensor]
+
+
+class Likelihood:
+    """A network's outputs become a distribution of the targets. Subclasses are final.
+
+    Functions see the outputs of one chain for a batch, (B, ...), and a ``state`` without the chain
+    axis (or one that broadcasts against the outputs, where networks of several chains are seen at
+    once)."""
+
+    #: Whether targets are labels of classes.
+    discrete = False
+    #: The label that stands for no label at all, if there is one.
+    ignore_index: int | None = None
+
+    def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
+        """The state before the first step, with a leading chain axis."""
+        return {}
+
+    def update(self, state: State, outputs: Tensor, y: Tensor, rate: Tensor) -> State:
+        """The state after seeing a batch."""
+        return state
+
+    def distribution(self, outputs: Tensor, state: State) -> Distribution | None:
+        """p_theta(. | x_n) of every component of every target, which are independent given the
+        network: ``batch_shape`` is that of the targets. None where a loss alone is known."""
+        raise NotImplementedError
+
+    def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:
+        """-ln p(y_n | x_n) for every sample, (B,): a sum over the components of an observation,
+        never an average over the batch."""
+        law = self._known(outputs, state)
+        return per_sample(-law.log_prob(y.to(outputs.dtype).reshape(shape_of(law))))
+
+    def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:
+        """y~ ~ p_theta(. | x) for every sample, drawn from the stream ``key``: the quantile at a
+        uniform draw, where torch knows the quantile function."""
+        law = self._known(outputs, state)
+        u = random.uniform(key, shape_of(law).numel()).reshape(shape_of(law)).to(outputs.dtype)
+        try:  # a float32 uniform may be 1, where most quantiles are infinite
+            draws: Tensor = law.icdf(u.clamp_max(1 - 2.0**-24))
+        except NotImplementedError as error:
+            raise ValueError(
+                f"torch knows no quantile function of {type(law).__name__}: give a function that "
+                "draws from it, such as LogLoss(..., sample=fn)"
+            ) from error
+        return draws
+
+    def noise_variance(self, state: State) -> Tensor | None:
+        """The observation variance of a regression, where it is the same everywhere."""
+        return None
+
+    def check(self, outputs: Tensor, y: Tensor) -> None:
+        """Refuses targets ``y`` (all, or a batch) that do not fit ``outputs`` (of any samples; its
+        shape alone matters)."""
+
+    def _known(self, outputs: Tensor, state: State) -> Distribution:
+        law = self.distribution(outputs, state)
+        if law is None:
+            raise ValueError(
+                f"{type(self).__name__} knows no distribution to draw from: give LogLoss(fn, "
+                'sample=...) or distribution=..., or use targets="data"'
+            )
+        return components(law)
+
+
+def components(law: Distribution) -> Distribution:
+    """Without ``Independent`` around it: one distribution per component of a target."""
+    return components(law.base_dist) if isinstance(law, Independent) else law
+
+
+def shape_of(law: Distribution) -> torch.Size:
+    """The shape of the targets."""
+    return law.batch_shape + law.event_shape
+
+
+def per_sample(terms: Tensor) -> Tensor:
+    """(B, ...) summed over all but the samples: (B,)."""
+    return terms.reshape(terms.shape[0], -1).sum(1)
+
+
+def same_observation(kind: str, outputs: Tensor, y: Tensor, *, per_component: int = 1) -> None:
+    """Outputs (B, D) and targets (B, D) must hold the same number of components per sample."""
+    per_output, per_target = outputs[0].numel(), y[0].numel()
+    if per_output != per_component * per_target:
+        wanted = "they must agree" if per_component == 1 else f"give {per_component} per value"
+        raise ValueError(
+            f"{kind} targets hold {per_target} values per sample (shape {tuple(y.shape)}) but the "
+            f"model gives {per_output} (shape {tuple(outputs.shape)}): {wanted}"
+        )
+
+
+def check_real(kind: str, y: Tensor) -> None:
+    """Refuses integer targets of a regression: most likely they are labels or counts."""
+    if not y.dtype.is_floating_point:
+        raise TypeError(
+            f"{kind} targets must be floating point, got dtype {y.dtype}: use y.float()"
+        )
+
+
+def check_counts(kind: str, y: Tensor) -> None:
+    """Refuses targets that are not whole numbers from 0."""
+    if (y < 0).any() or (y != y.round()).any():
+        wrong = y[(y < 0) | (y != y.round())].flatten()[0].item()
+        raise ValueError(
+            f"{kind} targets must be counts 0, 1, 2, ..., got {wrong!r}: numbers that are no "
+            "counts need another likelihood, such as Gaussian"
+        )
+
+
+def check_labels(kind: str, y: Tensor, classes: int, ignored: int | None = None) -> None:
+    """Refuses labels that are not integers 0 .. classes - 1 (or ``ignored``)."""
+    if y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
+        raise TypeError(
+            f"{kind} targets must be integer class indices, got dtype {y.dtype}: "
+            "use y.long() (or y.argmax(-1) for one-hot targets)"
+        )
+    counted = y if ignored is None else y[y != ignored]
+    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < classes:
+        raise ValueError(
+            f"class indices must lie in 0 .. {classes - 1} (the model has {classes} outputs), "
+            f"got values from {int(counted.min())} to {int(counted.max())}"
+        )

@@ -1,0 +1,85 @@
+"""Classes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, distributions
+
+from natural_langevin import random
+from natural_langevin.likelihoods.base import Likelihood, State, check_labels, per_sample
+
+
+@dataclass(frozen=True)
+class Categorical(Likelihood):
+    """Classes 0 .. K-1 from logits: outputs (B, ..., K), targets integer (B, ...).
+
+    -ln p = logsumexp(outputs) - outputs[y], summed over the positions of a sequence.
+
+    ``class_weights`` (one per class) multiply the log-loss of a label: the target becomes
+    alpha(theta) prod_n p(y_n | x_n)^w[y_n], the posterior of data in which every label of class k
+    counts w_k times. Its probabilities answer for classes in *those* proportions, not in those of
+    the data, and weights that are not 1 on average also change how much data there seem to be.
+
+    ``ignore_index`` is a label that stands for none: such positions have a log-loss of 0, so that
+    the target is the posterior of the labels that are there. Samples still count in N, as in the
+    mean loss that they are part of.
+    """
+
+    class_weights: tuple[float, ...] | None = None
+    ignore_index: int | None = None
+
+    discrete = True
+
+    def __post_init__(self) -> None:
+        if self.class_weights is None:
+            return
+        weights = tuple(float(w) for w in self.class_weights)
+        if not all(math.isfinite(w) and w > 0 for w in weights):
+            raise ValueError(f"class_weights must be positive and finite, got {weights}")
+        object.__setattr__(self, "class_weights", weights)
+
+    def distribution(self, outputs: Tensor, state: State) -> distributions.Categorical:
+        return distributions.Categorical(logits=outputs, validate_args=False)
+
+    def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:
+        log_p, y = outputs.log_softmax(-1), y.long()
+        there = None
+        if self.ignore_index is not None:
+            there = y != self.ignore_index
+            y = y.where(there, 0)
+        loss = -log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        if self.class_weights is not None:
+            loss = loss * loss.new_tensor(self.class_weights)[y]
+        return per_sample(loss if there is None else loss.where(there, 0))
+
+    def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:
+        return draw_classes(outputs.softmax(-1), key)
+
+    def check(self, outputs: Tensor, y: Tensor) -> None:
+        if outputs.ndim < 2:
+            raise ValueError(
+                f"Categorical needs logits of shape (batch, classes), the model gives "
+                f"{tuple(outputs.shape)}: end the network with nn.Linear(..., classes)"
+            )
+        classes = outputs.shape[-1]
+        if self.class_weights is not None and len(self.class_weights) != classes:
+            raise ValueError(
+                f"class_weights has {len(self.class_weights)} values for {classes} classes: "
+                "give one for each"
+            )
+        if not y.dtype.is_floating_point and y.ndim != outputs.ndim - 1:
+            raise ValueError(
+                f"Categorical targets of shape {tuple(y.shape)} do not fit logits of shape "
+                f"(batch, {', '.join(map(str, outputs.shape[1:]))}): give one class index each"
+            )
+        check_labels("Categorical", y, classes, self.ignore_index)
+
+
+def draw_classes(probabilities: Tensor, key: Tensor) -> Tensor:
+    """One class of each row of probabilities (..., K), from the stream ``key``: (...)."""
+    cumulative = probabilities.cumsum(-1)
+    u = random.uniform(key, cumulative[..., 0].numel()).reshape(cumulative[..., :1].shape)
+    # Counting the classes below u; the last class catches what rounding leaves over.
+    return (cumulative[..., :-1] < u).sum(-1)

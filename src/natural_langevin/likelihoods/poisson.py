@@ -1,0 +1,42 @@
+"""Counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from natural_langevin import random
+from natural_langevin.likelihoods import distributions
+from natural_langevin.likelihoods.base import (
+    Likelihood,
+    State,
+    check_counts,
+    per_sample,
+    same_observation,
+)
+
+
+@dataclass(frozen=True)
+class Poisson(Likelihood):
+    """Counts y ~ Poisson(exp(outputs)): outputs (B,) or (B, D) are logarithms of the rates.
+
+    -ln p = exp(outputs) - y outputs + ln y!, summed over the components of a target. The variance
+    of a Poisson count is its mean: for counts that vary more, ``NegativeBinomial``.
+    """
+
+    def distribution(self, outputs: Tensor, state: State) -> distributions.Poisson:
+        return distributions.Poisson(outputs.exp(), validate_args=False)
+
+    def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:
+        y = y.to(outputs.dtype).reshape(outputs.shape)
+        return per_sample(outputs.exp() - y * outputs + torch.lgamma(y + 1))
+
+    def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:
+        u = random.uniform(key, outputs.numel()).reshape(outputs.shape)
+        return distributions.draw_poisson(outputs.exp(), u)
+
+    def check(self, outputs: Tensor, y: Tensor) -> None:
+        same_observation("Poisson", outputs, y)
+        check_counts("Poisson", y)

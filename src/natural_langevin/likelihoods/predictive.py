@@ -1,0 +1,258 @@
+"""What an ensemble predicts: the equal-weight mixture of its networks' distributions.
+
+    p(y | x) = (1/M) sum_m p(y | x, theta_m)
+
+Of classes it is again a distribution over classes, with the mean probabilities. Of anything else
+it is a ``Mixture``. ``outputs`` are those of M networks for B inputs, (M, B, ...), and ``state``
+is what the likelihood learned, one value per network.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Distribution, Normal
+
+from natural_langevin import random
+from natural_langevin.likelihoods import mixtures
+from natural_langevin.likelihoods.base import (
+    Likelihood,
+    State,
+    components,
+    per_sample,
+    shape_of,
+)
+
+#: Quantiles further than this from the mean are not searched for.
+_LARGEST = 2.0**52
+#: Numbers evaluated at once, over networks, targets and places.
+_VALUES = 1 << 22
+#: Gauss-Legendre nodes in every panel of a CRPS by quadrature.
+_NODES = 12
+
+
+class Said(NamedTuple):
+    """What every network says: its value and its own uncertainty.
+
+    ``classes``: the kind of distribution over classes, whose probabilities the values are and
+    whose entropies the spreads; None: values are means and spreads variances, or None where the
+    likelihood knows no distribution."""
+
+    value: Tensor  # (M, B, ...)
+    spread: Tensor | None
+    classes: type[Distribution] | None
+
+
+def said(likelihood: Likelihood, outputs: Tensor, state: State) -> Said:
+    """Every network's own prediction."""
+    law = _side_by_side(likelihood, outputs, state)
+    if law is None:
+        return Said(outputs, None, None)
+    count, batch = outputs.shape[:2]
+    if isinstance(law, Categorical | Bernoulli):
+        value, spread = law.probs, law.entropy()
+        classes: type[Distribution] | None = type(law)
+    else:
+        value, spread, classes = law.mean, law.variance, None
+    return Said(value.unflatten(0, (count, batch)), spread.unflatten(0, (count, batch)), classes)
+
+
+def of_classes(classes: type[Distribution], probabilities: Tensor) -> Distribution:
+    """The distribution of this kind with these (mean) probabilities."""
+    return classes(probs=probabilities, validate_args=False)  # type: ignore[call-arg]
+
+
+def probabilities(law: Distribution) -> Tensor:
+    """Of every class, (..., K): a binary target has two, 0 and 1."""
+    p: Tensor = law.probs  # type: ignore[attr-defined]
+    return torch.stack([1 - p, p], -1) if isinstance(law, Bernoulli) else p
+
+
+class Mixture(Distribution):
+    """The predictive distribution of B targets. ``log_prob`` (B,) is that of whole targets, whose
+    components are independent given the network, not over networks; everything else is of single
+    components, (B, ...). In float64."""
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, likelihood: Likelihood, outputs: Tensor, state: State) -> None:
+        self._likelihood, self._outputs, self._state = likelihood, outputs.double(), state
+        law = _side_by_side(likelihood, self._outputs, state)
+        assert law is not None, "a mixture of distributions that are not known"
+        self._networks, self._count = law, len(outputs)
+        super().__init__(torch.Size(outputs.shape[1:2]), shape_of(law)[1:], validate_args=False)
+
+    def __repr__(self) -> str:
+        name = type(self._networks).__name__
+        return f"Mixture({self._count} x {name}, targets {tuple(self._batch_shape)})"
+
+    def _of_each(self, values: Tensor) -> Tensor:
+        """(M * B, ...) -> (M, B, ...)."""
+        return values.unflatten(0, (self._count, self.batch_shape[0]))
+
+    def _over_networks(self, function: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+        """The networks' average of a function of a component, at y (B, ...) or (n, B, ...)."""
+        shape = self.batch_shape + self.event_shape
+        y = y.double().reshape(-1, *shape)
+        part = max(1, _VALUES // max(1, y[:1].numel() * self._count))
+        found = [
+            function(some.repeat(1, self._count, *(1,) * len(self.event_shape)))
+            .unflatten(1, (self._count, shape[0]))
+            .mean(1)
+            for some in y.split(part)
+        ]
+        return torch.cat(found)
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether every network says that its noise is normal."""
+        return isinstance(self._networks, Normal)
+
+    @property
+    def mean_state(self) -> State:
+        """What the likelihood learned, averaged over the networks."""
+        return {k: v.mean() for k, v in self._state.items()}
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether targets are counts."""
+        return bool(self._networks.support.is_discrete)
+
+    @property
+    def mean(self) -> Tensor:
+        return self._of_each(self._networks.mean).mean(0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The networks' own variance, on average."""
+        return self._of_each(self._networks.variance).mean(0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The variance of the networks' means."""
+        return self._of_each(self._networks.mean).var(0, correction=0)
+
+    @property
+    def variance(self) -> Tensor:
+        """Aleatoric and epistemic together."""
+        return self.aleatoric + self.epistemic
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """ln p of whole targets (B, ...): (B,)."""
+        y = value.double().reshape(self.batch_shape + self.event_shape)
+        y = y.repeat(self._count, *(1,) * len(self.event_shape))
+        terms = self._of_each(per_sample(self._networks.log_prob(y)))
+        return torch.logsumexp(terms, dim=0) - math.log(self._count)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= y) of every component, at (B, ...) or (n, B, ...)."""
+        below = self._over_networks(self._networks.cdf, value)
+        return below if value.ndim > len(self.event_shape) + 1 else below[0]
+
+    def icdf(self, value: float | Sequence[float] | Tensor) -> Tensor:
+        """The quantile of every component at a level, (B, ...), or at several, (n, B, ...): y with
+        P(Y <= y) = level, or of counts the smallest with P(Y <= y) >= level."""
+        levels = torch.as_tensor(value, dtype=torch.float64, device=self._outputs.device)
+        for level in levels.flatten().tolist():
+            mixtures.check_level(level)
+        law = self._networks
+        if isinstance(law, Normal):  # the components' own quantiles make a tight bracket
+            means, variance = self._of_each(law.loc), self._of_each(law.scale).square()
+            rows = [mixtures.quantile(q, means, variance) for q in levels.flatten().tolist()]
+            found = torch.stack(rows)
+        else:
+            found = self._search(levels.reshape(-1, 1, *(1,) * len(self.event_shape)))
+        return found if levels.ndim else found[0]
+
+    def _search(self, level: Tensor) -> Tensor:
+        """Quantiles by bisection, for counts, or with Newton's steps, for numbers."""
+        low, high = self._bracket(level)
+        if not self.is_discrete:
+            return mixtures.search(self.cdf, self._density, level, low, high)
+        while bool((high - low > 1).any()):
+            middle = ((low + high) / 2).floor()
+            below = self.cdf(middle) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return high
+
+    def crps(self, y: Tensor) -> Tensor:
+        """Continuous ranked probability score of every component, integral of
+        (P(Y <= t) - 1[y <= t])^2 dt: in closed form for normal distributions, a sum for counts,
+        otherwise by quadrature between quantiles (relative error about 1e-4)."""
+        y, law = y.double().reshape(self.batch_shape + self.event_shape), self._networks
+        if isinstance(law, Normal):
+            return mixtures.crps(y, self._of_each(law.loc), self._of_each(law.scale).square())
+        total = torch.zeros_like(y)
+        if self.is_discrete:
+            ends = self.icdf([1e-9, 1 - 1e-9])
+            first = int(torch.minimum(ends[0], y).min())
+            last = int(torch.maximum(ends[1], y).max())
+            for t in torch.arange(first, last + 1).to(y).split(64):
+                t = t.reshape(-1, *(1,) * y.ndim).expand(-1, *y.shape)
+                total += (self.cdf(t) - (y <= t).double()).square().sum(0)
+            return total
+        levels = [1e-5, 1e-3, 0.02, 0.15, 0.5, 0.85, 0.98, 1 - 1e-3, 1 - 1e-5]
+        knots = torch.cat([self.icdf(levels), y[None]]).sort(0).values
+        nodes, weights = (
+            torch.as_tensor(v).to(y).reshape(-1, *(1,) * y.ndim)
+            for v in np.polynomial.legendre.leggauss(_NODES)
+        )
+        for low, high in itertools.pairwise(knots):
+            t = low + (high - low) * (nodes + 1) / 2
+            heights = (self.cdf(t) - (y <= t).double()).square()
+            total += (high - low) / 2 * (weights * heights).sum(0)
+        return total
+
+    def sample(self, sample_shape: Any = (), *, seed: int = 0) -> Tensor:
+        """Draws of whole targets, (*sample_shape, B, ...): of a network each, then of its noise.
+        Counter-based: the same seed, the same draws, and torch's generators are untouched."""
+        count, batch = math.prod(sample_shape), self.batch_shape[0]
+        origin = random.origin(seed, random.LABELS, torch.arange(1, device=self._outputs.device))
+        u = random.uniform(random.stream(origin, 0)[0], count * batch).double()
+        network = (u * self._count).long().clamp_max(self._count - 1)
+        rows = torch.arange(batch, device=network.device).repeat(count)
+        outputs = self._outputs[network, rows]
+        state = {k: _like(v.to(outputs.device)[network], outputs) for k, v in self._state.items()}
+        draws = self._likelihood.sample(outputs, random.stream(origin, 1)[0], state)
+        return draws.reshape(*sample_shape, *self.batch_shape, *self.event_shape)
+
+    def _density(self, y: Tensor) -> Tensor:
+        """p(y) of every component."""
+        return self._over_networks(lambda t: self._networks.log_prob(t).exp(), y)
+
+    def _bracket(self, level: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers below and above the quantiles: further from the mean until they are."""
+        middle = self.mean.nan_to_num(0.0).expand(len(level), *self.mean.shape)
+        reach = self.variance.sqrt().nan_to_num(1.0, posinf=1.0).clamp_min(1e-6)
+        floor = -math.inf
+        if self.is_discrete:
+            middle, reach, floor = middle.floor(), reach.ceil(), -1.0
+        low, high = (middle - reach).clamp_min(floor), middle + reach
+        while bool((reach < _LARGEST).any()):
+            too_high = (self.cdf(low) >= level) & (low > floor)
+            too_low = self.cdf(high) < level
+            if not bool((too_high | too_low).any()):
+                break
+            reach = 2 * reach
+            low = torch.where(too_high, middle - reach, low).clamp_min(floor)
+            high = torch.where(too_low, middle + reach, high)
+        return low, high
+
+
+def _side_by_side(likelihood: Likelihood, outputs: Tensor, state: State) -> Distribution | None:
+    """The networks' distributions as one, of M * B samples."""
+    batch, flat = outputs.shape[1], outputs.flatten(0, 1)
+    repeated = {k: _like(v.to(flat).repeat_interleave(batch), flat) for k, v in state.items()}
+    law = likelihood.distribution(flat, repeated)
+    return None if law is None else components(law)
+
+
+def _like(values: Tensor, outputs: Tensor) -> Tensor:
+    """One value per sample, shaped to broadcast against the outputs."""
+    return values.reshape(-1, *(1,) * (outputs.ndim - 1)).to(outputs.dtype)

@@ -1,0 +1,57 @@
+"""What the dynamics ask of a prior.
+
+Every function works on one parameter tensor with a leading chain axis, (chain, *shape), and
+treats chains independently. The 1/N that puts the prior on the scale of the mean loss is applied
+by the dynamics, never here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Prior:
+    """One parameter tensor's prior. Subclasses are final."""
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        """ln alpha(theta), up to a constant for improper priors: shape (chain,)."""
+        raise NotImplementedError
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """d ln alpha / d theta: the shape of ``theta``."""
+        raise NotImplementedError
+
+    def sample(self, key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A draw for every chain from the streams ``key`` (chain, 2): shape (chain, *shape)."""
+        raise NotImplementedError
+
+    @property
+    def precision(self) -> float | Tensor:
+        """The curvature -E[d^2 ln alpha / d theta_i^2] of one weight, averaged under the prior:
+        a number, or one value per chain. 1 / variance for a Gaussian, 0 for a flat prior.
+
+        Divided by N it is the prior's share of the posterior's curvature (``damping="prior"``).
+        """
+        raise NotImplementedError
+
+    def for_tensor(self, parameter: Tensor | None) -> Prior:
+        """This prior for a tensor like ``parameter`` (None: not known): itself, unless it depends
+        on a tensor's shape."""
+        return self
+
+    def chain_values(self) -> dict[str, float | Tensor]:
+        """The settings that may hold one value per chain, by name; for validation."""
+        return {}
+
+
+def check_number_or_vector(name: str, value: float | Tensor, *, positive: bool) -> None:
+    """Refuses what is neither a finite number nor one finite (positive) value per chain."""
+    tensor = torch.as_tensor(value, dtype=torch.float64)
+    if tensor.ndim > 1:
+        raise ValueError(
+            f"{name} must be a number or one value per chain, got shape {tuple(tensor.shape)}"
+        )
+    if not torch.isfinite(tensor).all() or (positive and not (tensor > 0).all()):
+        kind = "positive and finite" if positive else "finite"
+        raise ValueError(f"{name} must be {kind}, got {value!r}")

@@ -1,0 +1,54 @@
+"""Gaussian weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from natural_langevin import random
+from natural_langevin._internal.chains import per_chain
+from natural_langevin.priors.base import Prior, check_number_or_vector
+
+
+@dataclass(frozen=True)
+class Gaussian(Prior):
+    """N(mean, variance) on every component independently.
+
+    ln alpha = -(theta - mean)^2 / (2 variance) - ln(2 pi variance) / 2, summed over components.
+    ``variance`` is a variance, not a standard deviation.
+
+    >>> Gaussian(0.1).gradient(torch.tensor([[0.2]]))
+    tensor([[-2.]])
+    """
+
+    variance: float | Tensor = 0.1
+    mean: float | Tensor = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("variance", "mean"):
+            if not isinstance(value := getattr(self, name), (int, float, Tensor)):
+                object.__setattr__(self, name, torch.as_tensor(value))  # a list or an array
+        check_number_or_vector("variance", self.variance, positive=True)
+        check_number_or_vector("mean", self.mean, positive=False)
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        variance, mean = per_chain(self.variance, theta), per_chain(self.mean, theta)
+        terms = (theta - mean).square() / variance + torch.log(2 * math.pi * variance)
+        return -0.5 * terms.reshape(len(theta), -1).sum(1)
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        return (per_chain(self.mean, theta) - theta) / per_chain(self.variance, theta)
+
+    def sample(self, key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        z = random.normal(key, math.prod(shape)).to(dtype).reshape(-1, *shape)
+        return per_chain(self.mean, z) + per_chain(self.variance, z).sqrt() * z
+
+    def chain_values(self) -> dict[str, float | Tensor]:
+        return {"variance": self.variance, "mean": self.mean}
+
+    @property
+    def precision(self) -> float | Tensor:
+        return 1 / self.variance

@@ -1,0 +1,76 @@
+"""Requests: a metric names the reducers it needs over per-sample gradients; nothing else is formed.
+
+With G_n the gradient of sample n's loss, u_nk = (G_n[bias_k], G_n[weights of unit k]) what belongs
+to unit k, and a_n, delta_n a linear map's inputs (behind a one, for its bias) and output gradients:
+
+    "second"        second[p] = mean_n G_n[p]^2                             the diagonal J_ii
+    "cross"         cross[b][w] = mean_n G_n[b] G_n[w]                      the bias rows J_0i
+    "unit_blocks"   blocks[b] = mean_n u_nk u_nk^T for every unit k         (unit, 1 + I, 1 + I)
+    "kronecker"     inputs[w] = mean_n a_n a_n^T, outputs[w] = mean_n delta_n delta_n^T
+    "samples"       samples[p] = G_n itself                                 (B, *shape)
+
+A parameter that has no units (an embedding) gives its second moments to the blocks, and one that
+is no matrix with units as rows (a norm's gain) to the Kronecker factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+Request = Literal["second", "cross", "unit_blocks", "kronecker", "samples"]
+Requests = frozenset[Request]
+Units = dict[str, tuple[str, ...]]
+
+
+def check_requests(requests: Collection[Request]) -> Requests:
+    """As a set; unknown names are refused."""
+    unknown = set(requests) - set(get_args(Request))
+    if isinstance(requests, str) or unknown:
+        raise ValueError(f"requests are some of {get_args(Request)}, got {requests!r}")
+    return frozenset(requests)
+
+
+class Group(NamedTuple):
+    """Parameters whose statistics are formed together: a bias with its units' weights, a weight
+    whose units have no bias, or a parameter without units."""
+
+    name: str  # of the bias, or of the only one
+    weights: tuple[str, ...]
+    requests: Requests  # what is asked of them
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.weights)
+
+    @property
+    def matrix(self) -> str:
+        """The weight of a group with Kronecker factors."""
+        return self.weights[0] if self.weights else self.name
+
+
+def grouped(shapes: Mapping[str, torch.Size], units: Units, requests: Requests) -> list[Group]:
+    """All parameters, and what is asked of each; ``shapes`` without chain axis."""
+    inner = {w for ws in units.values() for w in ws}
+    found = []
+    for name in shapes:
+        if name in inner:
+            continue
+        weights, asked = units.get(name, ()), set(requests) - {"samples"}
+        if not weights:
+            asked -= {"cross"}
+        if name not in units and asked & {"unit_blocks", "kronecker"}:
+            asked = asked - {"unit_blocks", "kronecker"} | {"second"}
+        if "kronecker" in asked and not _is_matrix(shapes, name, weights):
+            asked = asked - {"kronecker"} | {"second"}
+        found.append(Group(name, weights, frozenset(asked)))
+    return found
+
+
+def _is_matrix(shapes: Mapping[str, torch.Size], name: str, weights: tuple[str, ...]) -> bool:
+    """One row of one weight, of at least two axes, for every unit."""
+    if not weights:
+        return len(shapes[name]) > 1
+    return len(weights) == 1 and len(shapes[weights[0]]) > len(shapes[name]) == 1

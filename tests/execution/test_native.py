@@ -1,0 +1,327 @@
+"""The native engine takes the reference's steps: the same draws, agreement to rounding."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from natural_langevin import Langevin, dynamics, likelihoods, preconditioners, priors, random
+from natural_langevin.data import Subsets
+from natural_langevin.dynamics import State
+from natural_langevin.execution.engine import Engine
+from natural_langevin.execution.kernels.native import planner
+from natural_langevin.execution.kernels.native.build import library
+from natural_langevin.execution.kernels.native.engine import NativeMLP
+
+pytestmark = pytest.mark.skipif(library(torch.float32) is None, reason="no C compiler")
+
+LIKELIHOODS: dict[str, Any] = {
+    "categorical": likelihoods.Categorical(),
+    "bernoulli": likelihoods.Bernoulli(),
+    "gaussian": likelihoods.Gaussian(sigma=0.7),
+    "rmse": likelihoods.Gaussian(sigma="rmse"),
+    "heteroscedastic": likelihoods.HeteroscedasticGaussian(),
+    "poisson": likelihoods.Poisson(),
+    "weighted": likelihoods.Categorical(class_weights=(0.5, 2.0), ignore_index=-1),
+}
+METRICS: dict[str, Any] = {
+    "euclidean": preconditioners.Euclidean(),
+    "rmsprop": preconditioners.RMSProp(damping=0.1),
+    "diagonal": preconditioners.DiagonalFisher(damping=0.1),
+    "quasi-diagonal": preconditioners.QuasiDiagonalFisher(damping=0.1),
+    "paper": preconditioners.QuasiDiagonalFisher(damping=0.1, fresh=True, adapt="always"),
+    "prior": preconditioners.QuasiDiagonalFisher(),
+    "every": preconditioners.QuasiDiagonalFisher(damping=0.1, every=3),
+}
+PRIORS: dict[str, Any] = {
+    "gaussian": priors.Gaussian(variance=0.2, mean=0.1),
+    "flat": priors.Flat(),
+    "normal-inverse-gamma": priors.NormalInverseGamma(alpha=0.6, beta=0.7, mean=0.1),
+    "per tensor": {"*.bias": priors.Gaussian(2.0), "*": priors.NormalInverseGamma()},
+}
+ACTIVATIONS: dict[str, Any] = {
+    "relu": nn.ReLU,
+    "in place": lambda: nn.ReLU(inplace=True),
+    "leaky": lambda: nn.LeakyReLU(0.2),
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+    "gelu, tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+    "softplus": lambda: nn.Softplus(beta=2.0, threshold=3.0),
+    "identity": nn.Identity,
+}
+STEPS, BURN_IN = 9, 6
+
+
+def network(*widths: int, activation: Any = nn.Tanh, bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(1)
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out, bias=bias), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def data(likelihood: Any, inputs: int, outputs: int, count: int = 50) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(count, inputs, generator=g, dtype=torch.float64)
+    if isinstance(likelihood, likelihoods.Categorical):
+        lowest = 0 if likelihood.ignore_index is None else likelihood.ignore_index
+        return x, torch.randint(lowest, outputs, (count,), generator=g)
+    if isinstance(likelihood, likelihoods.Poisson):
+        return x, torch.randint(0, 5, (count, outputs), generator=g)
+    if isinstance(likelihood, likelihoods.HeteroscedasticGaussian):
+        outputs //= 2
+    if isinstance(likelihood, likelihoods.Bernoulli):
+        return x, torch.randint(0, 2, (count, outputs), generator=g).double()
+    return x, torch.randn(count, outputs, generator=g, dtype=torch.float64)
+
+
+def engines(model: nn.Module, likelihood: Any, given: Any, *, dtype: torch.dtype = torch.float64,
+            batch_size: int = 16, **options: Any) -> tuple[Engine, Engine, State]:  # fmt: skip
+    """The reference's engine, the native one, and a state to start from."""
+    options = {"chains": 3, "seed": 5, "step_size": 1e-2} | options
+    made = []
+    for compile in (False, "auto"):
+        sampler = Langevin(model.to(dtype), likelihood, compile=compile, **options)
+        made.append(sampler.prepare(given, steps=STEPS, batch_size=batch_size, burn_in=BURN_IN))
+    return made[0][0], made[1][0], made[1][1]
+
+
+def assert_same(reference: Engine, native: Engine, state: State, *, rtol: float) -> State:
+    """Both go ``STEPS`` steps; returns the native state."""
+    start = pytree.tree_map(torch.clone, state)
+    wanted, info = reference.run(start, 0, STEPS)
+    for first, count in ((0, 1), (1, 4), (5, STEPS - 5)):  # any cut of the run
+        state, found = native.run(state, first, count)
+    assert native.way == "native"
+    assert int(state.step) == STEPS
+    moved = max(float((wanted.params[k] - p).abs().max()) for k, p in start.params.items())
+    assert moved > 1e-4  # there is something to compare
+    for a, b in zip(pytree.tree_leaves(state), pytree.tree_leaves(wanted), strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
+    torch.testing.assert_close(found.loss, info.loss, rtol=rtol, atol=rtol, equal_nan=True)
+    assert torch.equal(found.diverged, info.diverged)
+    return state
+
+
+def cases() -> list[tuple[str, str, str, str, bool]]:
+    """Every likelihood with every metric; priors, activations and biases take turns."""
+    turns = zip(itertools.cycle(PRIORS), itertools.cycle(ACTIVATIONS), itertools.cycle([1, 1, 0]))
+    return [
+        (likelihood, metric, *next(turns))
+        for likelihood in LIKELIHOODS
+        for metric in METRICS
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("likelihood", "metric", "prior", "activation", "bias"), cases())
+def test_without_noise(
+    likelihood: str, metric: str, prior: str, activation: str, bias: bool
+) -> None:
+    """T = 0 in double precision: the same numbers up to the order of sums."""
+    if not bias and prior == "per tensor":
+        prior = "gaussian"
+    model = network(4, 6, 5, 2, activation=ACTIVATIONS[activation], bias=bool(bias))
+    reference, native, state = engines(
+        model, LIKELIHOODS[likelihood], data(LIKELIHOODS[likelihood], 4, 2),
+        prior=PRIORS[prior], preconditioner=METRICS[metric], temperature=0.0,
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-10)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_with_noise(dtype: torch.dtype, activation: str) -> None:
+    """Noise is single precision in any case, and one or two units in the last place differ."""
+    model = network(4, 7, 3, activation=ACTIVATIONS[activation])
+    x, y = data(LIKELIHOODS["categorical"], 4, 3)
+    reference, native, state = engines(
+        model, LIKELIHOODS["categorical"], (x.to(dtype), y), dtype=dtype,
+        preconditioner=METRICS["quasi-diagonal"],
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("metric", ["rmsprop", "diagonal", "quasi-diagonal"])
+def test_wide_layers(metric: str, bias: bool, chains: int) -> None:
+    """Layers whose moments are formed sample by sample, of widths that fit no vector."""
+    model = network(70, 131, 57, 3, activation=nn.ReLU, bias=bias)
+    reference, native, state = engines(
+        model, LIKELIHOODS["categorical"], data(LIKELIHOODS["categorical"], 70, 3, 120),
+        preconditioner=METRICS[metric], chains=chains, temperature=0.0, step_size=1e-3,
+        batch_size=37,
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-9)
+
+
+def test_values_per_chain() -> None:
+    """Step size, temperature, prior and rows of every chain its own."""
+    x, y = data(LIKELIHOODS["gaussian"], 4, 1, 60)
+    rows = torch.stack([torch.randperm(60, generator=torch.Generator().manual_seed(k))[:40]
+                        for k in range(3)])  # fmt: skip
+    reference, native, state = engines(
+        network(4, 6, 1), LIKELIHOODS["gaussian"], Subsets(x, y, rows),
+        preconditioner=METRICS["prior"],
+        prior=priors.Gaussian(torch.tensor([0.1, 0.5, 2.0]), mean=torch.tensor([0.0, 0.1, 1.0])),
+        step_size=torch.tensor([1e-3, 1e-2, 3e-2]), temperature=torch.tensor([0.0, 0.5, 1.0]),
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-5)
+
+
+@pytest.mark.parametrize("integrator", ["euler", "baoab"])
+@pytest.mark.parametrize("friction", [0.1, 1.0])
+@pytest.mark.parametrize("metric", ["euclidean", "rmsprop", "quasi-diagonal"])
+def test_underdamped(metric: str, friction: float, integrator: str) -> None:
+    reference, native, state = engines(
+        network(4, 6, 2), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 2),
+        preconditioner=METRICS[metric],
+        dynamics=dynamics.Underdamped(friction=friction, integrator=integrator),
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-5)
+
+
+def test_no_friction_left_is_overdamped_bit_for_bit() -> None:
+    ended = []
+    for one in (dynamics.Overdamped(), dynamics.Underdamped(friction=1.0)):
+        _, native, state = engines(
+            network(4, 6, 2), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 2),
+            dynamics=one,
+        )  # fmt: skip
+        ended.append(native.run(state, 0, STEPS)[0].params)
+        assert native.way == "native"
+    assert all(torch.equal(p, ended[1][k]) for k, p in ended[0].items())
+
+
+@pytest.mark.parametrize("batch_size", [1, 25, 50])
+def test_epochs(batch_size: int) -> None:
+    """From one sample to all of them, over several epochs."""
+    reference, native, state = engines(
+        network(4, 6, 1), LIKELIHOODS["rmse"], data(LIKELIHOODS["rmse"], 4, 1),
+        preconditioner=METRICS["diagonal"], temperature=0.0, batch_size=batch_size, step_size=1e-3,
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-10)
+
+
+def test_permutation_of_many_rows() -> None:
+    """Above 4096 rows the sort takes other digits."""
+    reference, native, state = engines(
+        network(2, 3, 1), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 2, 1, 5000),
+        batch_size=1250, temperature=0.0,
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-10)
+
+
+def test_stopped_chains_stand_still() -> None:
+    """A chain that diverges stops at the same step and place; the others go on."""
+    reference, native, state = engines(
+        network(4, 6, 1), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 1),
+        preconditioner=METRICS["euclidean"], temperature=0.0,
+        step_size=torch.tensor([1e-2, 1e155, 1e-2], dtype=torch.float64),
+    )  # fmt: skip
+    state = assert_same(reference, native, state, rtol=1e-9)
+    assert state.diverged.tolist()[::2] == [-1, -1]
+    assert 0 < int(state.diverged[1]) < STEPS
+
+
+def test_frozen_parameters() -> None:
+    """Frozen tensors take part in the network, and have no place in state or noise."""
+    model = network(4, 6, 5, 2)
+    for name in ("0.weight", "0.bias", "2.bias"):
+        model.get_parameter(name).requires_grad_(False)
+    reference, native, state = engines(
+        model, LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 2),
+        preconditioner=METRICS["quasi-diagonal"],
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-5)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_running_mean(keeps: bool) -> None:
+    reference, native, state = engines(
+        network(4, 6, 2), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 2),
+        mean_rate=0.3 if keeps else None,
+    )  # fmt: skip
+    assert bool(state.mean) == keeps
+    assert_same(reference, native, state, rtol=1e-5)
+
+
+def test_a_loader_of_batches() -> None:
+    x, y = data(LIKELIHOODS["gaussian"], 4, 2)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20)
+    reference, native, state = engines(network(4, 6, 2), LIKELIHOODS["gaussian"], loader)
+    assert_same(reference, native, state, rtol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_threads(threads: int) -> None:
+    """Chains in turn, or one chain by a team: the network is large enough for one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        reference, native, state = engines(
+            network(60, 80, 2, activation=nn.ReLU), LIKELIHOODS["rmse"],
+            data(LIKELIHOODS["rmse"], 60, 2, 120), batch_size=101, step_size=1e-3, chains=2,
+            preconditioner=METRICS["quasi-diagonal"], temperature=0.0,
+        )  # fmt: skip
+        assert_same(reference, native, state, rtol=1e-9)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_disagreement_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a trace has overlooked: a step that is not the reference's is not used."""
+    found = planner.NativeMLP._describe_layers
+
+    def wrong(self: NativeMLP, width: int) -> None:
+        found(self, width)
+        self._layers[0].activation = 3  # tanh, where the network has a ReLU
+
+    monkeypatch.setattr(planner.NativeMLP, "_describe_layers", wrong)
+    _, native, state = engines(
+        network(4, 6, 2, activation=nn.ReLU), LIKELIHOODS["gaussian"],
+        data(LIKELIHOODS["gaussian"], 4, 2),
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING, logger="natural_langevin"):
+        state, _ = native.run(state, 0, STEPS)
+    assert "disagrees" in caplog.text
+    assert native.way != "native"
+
+
+def test_what_it_does_not_take_goes_the_general_way() -> None:
+    full, other, state = engines(
+        network(4, 3, 2), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 2),
+        preconditioner=preconditioners.FullFisher(damping=0.1), temperature=0.0,
+    )  # fmt: skip
+    start = pytree.tree_map(torch.clone, state)
+    wanted, _ = full.run(start, 0, STEPS)
+    state, _ = other.run(state, 0, STEPS)
+    assert other.way != "native"
+    for k, p in wanted.params.items():
+        torch.testing.assert_close(state.params[k], p)
+
+
+def test_the_same_draws() -> None:
+    """The noise of ``random``, from the same addresses."""
+    origin = random.origin(3, random.NOISE, torch.tensor([7]))
+    wanted = random.normal(random.stream(origin, 11), 2000, start=64)[0]
+    room, out = torch.empty(3000), torch.empty(2000)
+    found = library(torch.float32)
+    assert found is not None
+    import ctypes
+
+    draw = found.draw_normals
+    draw.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_void_p] * 2
+    draw(int(origin[0]), 11, 64, 2000, room.data_ptr(), out.data_ptr())
+    torch.testing.assert_close(out, wanted, rtol=1e-6, atol=3e-6)
+    assert float(out.std()) > 0.9

@@ -1,0 +1,154 @@
+"""The predictive distribution of an ensemble: the average of its networks' distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+from torch import Tensor
+
+from natural_langevin import likelihoods
+from natural_langevin.likelihoods.predictive import Mixture, probabilities, said
+
+#: A likelihood, the outputs of one target, and scipy's law for them.
+CASES: dict[str, tuple[likelihoods.Likelihood, int, Callable[[Any], Any]]] = {
+    "gaussian": (likelihoods.Gaussian(0.4), 1, lambda o: stats.norm(o[0], 0.4)),
+    "heteroscedastic": (
+        likelihoods.HeteroscedasticGaussian(), 2, lambda o: stats.norm(o[0], np.exp(o[1] / 2)),
+    ),
+    "student-t": (likelihoods.StudentT(3.0, 0.4), 1, lambda o: stats.t(3, o[0], 0.4)),
+    "poisson": (likelihoods.Poisson(), 1, lambda o: stats.poisson(np.exp(o[0]))),
+    "negative binomial": (
+        likelihoods.NegativeBinomial(0.7), 1,
+        lambda o: stats.nbinom(1 / 0.7, 1 / (1 + 0.7 * np.exp(o[0]))),
+    ),
+}  # fmt: skip
+NETWORKS, INPUTS = 5, 3
+
+
+@pytest.fixture(params=CASES, ids=str)
+def ensemble(request: pytest.FixtureRequest) -> tuple[Mixture, list[list[Any]]]:
+    """A mixture, and scipy's law of every input (rows) and network."""
+    likelihood, size, law = CASES[request.param]
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(NETWORKS, INPUTS, size, generator=generator).double()
+    laws = [[law(outputs[m, b].numpy()) for m in range(NETWORKS)] for b in range(INPUTS)]
+    return Mixture(likelihood, outputs, {}), laws
+
+
+def average(row: list[Any], name: str, *at: float) -> float:
+    return float(np.mean([getattr(law, name)(*at) for law in row]))
+
+
+def column(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+def test_moments(ensemble: tuple[Mixture, list[list[Any]]]) -> None:
+    mixture, laws = ensemble
+    means = np.array([[law.mean() for law in row] for row in laws])
+    torch.testing.assert_close(mixture.mean, column(means.mean(1).tolist()))
+    torch.testing.assert_close(mixture.epistemic, column(means.var(1).tolist()))
+    torch.testing.assert_close(mixture.aleatoric, column([average(row, "var") for row in laws]))
+    torch.testing.assert_close(mixture.variance, mixture.aleatoric + mixture.epistemic)
+
+
+def test_densities_and_cumulative_probabilities(ensemble: tuple[Mixture, list[list[Any]]]) -> None:
+    mixture, laws = ensemble
+    y = column([0.0, 1.0, 3.0])
+    density = "pmf" if mixture.is_discrete else "pdf"
+    pairs = list(zip(laws, y.flatten().tolist(), strict=True))
+    expected = column([average(row, density, t) for row, t in pairs])
+    torch.testing.assert_close(mixture.log_prob(y), expected.log()[:, 0])
+    below = column([average(row, "cdf", t) for row, t in pairs])
+    torch.testing.assert_close(mixture.cdf(y), below)
+    torch.testing.assert_close(mixture.cdf(torch.stack([y, y + 1]))[0], below)
+
+
+@pytest.mark.parametrize("level", [0.001, 0.3, 0.5, 0.975])
+def test_quantiles(ensemble: tuple[Mixture, list[list[Any]]], level: float) -> None:
+    mixture, _ = ensemble
+    y = mixture.icdf(level)
+    if mixture.is_discrete:
+        assert (mixture.cdf(y) >= level).all()
+        assert (mixture.cdf(y - 1) < level).all()
+    else:
+        torch.testing.assert_close(mixture.cdf(y), torch.full_like(y, level), rtol=0, atol=1e-9)
+    several = mixture.icdf([level, 0.5])
+    assert several.shape == (2, INPUTS, 1)
+    torch.testing.assert_close(several[0], y)
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        mixture.icdf([0.5, 1.0])
+
+
+def test_crps_is_the_integral(ensemble: tuple[Mixture, list[list[Any]]]) -> None:
+    mixture, laws = ensemble
+    y = column([0.0, 1.0, 9.0])
+    found = mixture.crps(y).flatten().tolist()
+    for row, t, value in zip(laws, y.flatten().tolist(), found, strict=True):
+
+        def below(s: Any, row: list[Any] = row) -> Any:
+            return np.mean([law.cdf(s) for law in row], axis=0)
+
+        if mixture.is_discrete:
+            counts = np.arange(2000)
+            expected = np.square(below(counts) - (counts >= t)).sum()
+        else:
+            expected = sum(
+                integrate.quad(lambda s, up=up: (below(s) - up) ** 2, a, b, limit=500)[0]
+                for a, b, up in ((-np.inf, t, 0), (t, np.inf, 1))
+            )
+        assert value == pytest.approx(expected, rel=2e-4)
+
+
+def test_draws(ensemble: tuple[Mixture, list[list[Any]]]) -> None:
+    """20,000 of every target: the mixture's own cumulative probabilities."""
+    mixture, _ = ensemble
+    before = torch.get_rng_state()
+    draws = mixture.sample((20_000,), seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+    assert draws.shape == (20_000, INPUTS, 1)
+    assert torch.equal(draws, mixture.sample((20_000,), seed=1))
+    assert not torch.equal(draws, mixture.sample((20_000,), seed=2))
+    for level in (0.1, 0.5, 0.9):
+        y = mixture.icdf(level)
+        expected = mixture.cdf(y)
+        error = (expected * (1 - expected) / 20_000).sqrt()
+        assert (((draws <= y).double().mean(0) - expected).abs() < 4 * error).all()
+
+
+def test_targets_of_several_components_share_their_network() -> None:
+    """The density of a whole target is averaged, not the product of its components' averages."""
+    outputs = torch.tensor([[[0.0, 0.0]], [[4.0, 4.0]]])
+    mixture = Mixture(likelihoods.Gaussian(1.0), outputs, {})
+    together, mixed = (mixture.log_prob(torch.tensor([y])) for y in ([4.0, 4.0], [0.0, 4.0]))
+    expected = np.log(0.5 * stats.norm.pdf(0) ** 2 + 0.5 * stats.norm.pdf(4) ** 2)
+    assert float(together) == pytest.approx(expected, rel=1e-9)
+    assert float(mixed) == pytest.approx(2 * stats.norm.logpdf(0) - 8, rel=1e-6)
+
+
+def test_what_a_likelihood_learned_belongs_to_its_network() -> None:
+    """Three networks with noise of their own."""
+    state = {"variance": torch.tensor([0.01, 1.0, 4.0])}
+    mixture = Mixture(likelihoods.Gaussian("rmse"), torch.zeros(3, 2, 1), state)
+    torch.testing.assert_close(mixture.aleatoric, torch.full((2, 1), 5.01 / 3).double())
+    law = [stats.norm(0, s) for s in (0.1, 1.0, 2.0)]
+    expected = np.mean([one.cdf(0.3) for one in law])
+    assert float(mixture.cdf(torch.full((2, 1), 0.3))[1]) == pytest.approx(expected, rel=1e-6)
+    draws = mixture.sample((20_000,))
+    assert float(draws.var()) == pytest.approx(5.01 / 3, rel=0.05)
+
+
+def test_classes_average_their_probabilities() -> None:
+    outputs = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
+    value, spread, kind = said(likelihoods.Categorical(), outputs, {})
+    torch.testing.assert_close(value, outputs.softmax(-1))
+    assert spread is not None
+    assert spread.shape == (4, 5)
+    assert kind is torch.distributions.Categorical
+    binary = torch.distributions.Bernoulli(probs=torch.tensor([0.2, 0.7]))
+    torch.testing.assert_close(probabilities(binary), torch.tensor([[0.8, 0.2], [0.3, 0.7]]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -16,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
+from natural_langevin._internal.provenance import provenance
 from natural_langevin.data.streams import (
     InMemory,
     Loader,
@@ -167,6 +170,7 @@ class Langevin:
             keep_mean=mean_rate is not None,
         )
         self._start, self._step_checked = init, False
+        self._busy = OneAtATime()
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
     def init(self) -> State:
@@ -191,6 +195,7 @@ class Langevin:
             }
         return dynamics.init(start)
 
+    @exclusive
     def step(
         self,
         state: State,
@@ -223,6 +228,7 @@ class Langevin:
         rates = table.of_chains(self.chain_ids).row(done)
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
+    @exclusive
     def sample(
         self,
         data: Any,
@@ -254,7 +260,8 @@ class Langevin:
         (or float16) halves what a float32 sample takes; predictions compute in the model's dtype.
 
         With ``checkpoint="folder"`` the run is written there every ``every`` steps (default: about
-        once a minute), and goes on from there when the folder holds a checkpoint of the same run.
+        once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
+        holds a checkpoint of the same run. Folders of a run under way are locked.
         """
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
         thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
@@ -292,30 +299,35 @@ class Langevin:
                 self._prior,
                 "compiled" if engine.mode == "compiled" else "eager",
             )
-        where = check_same_everywhere(self.mesh, identity, engine.stream, where)
+        made_by = provenance(
+            self._template, likelihood=self.likelihood, preconditioner=self.preconditioner,
+            **{f"prior of {name}": p for name, p in self._prior.items()},
+        )  # fmt: skip
+        where = check_same_everywhere(self.mesh, identity, made_by, engine.stream, where)
+        sink = stores.open_store(where, specs, device=self.device, run=identity)
         collector = SampleCollector(
-            state,
-            store=stores.open_store(where, specs, device=self.device, run=identity),
-            dtype=dtype,
-            looks=plan.looks,
-            first=int(self.chain_ids[0]),
+            state, store=sink, dtype=dtype, looks=plan.looks, first=int(self.chain_ids[0])
         )
         title = progress if isinstance(progress, str) else "sampling"
-        saved = open_checkpoint(checkpoint, identity, engine.stream, self.mesh)
-        with self.mesh.together("the run"):
-            state = run(
-                plan, engine, state, collector,
-                saved=saved, title=title, progress=bool(progress), processes=self.mesh,
-            )  # fmt: skip
-        config["execution"] = engine.way
-        if (shift := rounding.autocast_shift(engine, state)) is not None:
-            config["autocast_shift"] = shift
-        config["effective_temperature"] = temperature_probe.after_run(
-            engine, state, steps, self.mesh
-        )
-        posterior = collector.finish(
-            state, model=self._template, likelihood=self.likelihood, config=config
-        )
+        with contextlib.ExitStack() as closing:
+            closing.callback(sink.close)
+            saved = open_checkpoint(checkpoint, identity, engine.stream, self.mesh, made_by)
+            if saved is not None:
+                closing.callback(saved.close)
+            with self.mesh.together("the run"):
+                state = run(
+                    plan, engine, state, collector,
+                    saved=saved, title=title, progress=bool(progress), processes=self.mesh,
+                )  # fmt: skip
+            config["execution"] = engine.way
+            if (shift := rounding.autocast_shift(engine, state)) is not None:
+                config["autocast_shift"] = shift
+            config["effective_temperature"] = temperature_probe.after_run(
+                engine, state, steps, self.mesh
+            )
+            posterior = collector.finish(
+                state, model=self._template, likelihood=self.likelihood, config=config
+            )
         posterior.prior = self._dynamics.prior
         return (
             shard_posterior(posterior, self.mesh)
@@ -332,6 +344,7 @@ class Langevin:
         )
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
+    @exclusive
     def choose_step_size(
         self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
@@ -356,6 +369,7 @@ class Langevin:
             setup, data, steps=steps, batch_size=batch_size, splits=splits
         )
 
+    @exclusive
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
         batch_size: int = 100,
@@ -376,6 +390,7 @@ class Langevin:
             raise DivergenceError("no chain is running: there is no step to measure")
         return found
 
+    @exclusive
     def prepare(
         self,
         data: Any,

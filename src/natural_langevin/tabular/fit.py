@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from natural_langevin._internal.atomic import remove_leftovers
+from natural_langevin._internal.folder_lock import NAME as LOCK
+from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table
 from natural_langevin.data.tables import TrainingData
@@ -145,21 +148,42 @@ def open_folder(folder: Path, run: Run, *, resume: bool) -> None:
     on_rank_zero("opening the run's folder", lambda: _open_folder(folder, run, resume))
 
 
+#: Run folders that are open at this process: nobody else writes there until ``fit`` is done.
+_open: dict[Path, FolderLock] = {}
+
+
 def _open_folder(folder: Path, run: Run, resume: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder, "training")
     if folders.is_started(folder):
         if not resume:
             raise RunFolderError(
                 f"{folder} holds a run already: go on with it with --resume, or use another --out"
             )
         folders.check_same(folder, run)
-    elif not folders.is_run(folder) and folder.is_dir() and any(folder.iterdir()):
+    elif not folders.is_run(folder) and any(p.name != LOCK for p in folder.iterdir()):
         raise RunFolderError(f"{folder} exists and holds something else: use another --out")
     else:
-        folder.mkdir(parents=True, exist_ok=True)
         folders.write_json(folder / "run.json", run.to_json())
     remove_leftovers(folder)
+    _open[folder] = lock
 
 
+def _closes_folder(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """However the function ends, its folder is left to others."""
+
+    @functools.wraps(function)
+    def closing(prepared: Prepared, folder: Path, **options: Any) -> dict[str, Any]:
+        try:
+            return function(prepared, folder, **options)
+        finally:
+            if (lock := _open.pop(folder, None)) is not None:
+                lock.release()
+
+    return closing
+
+
+@_closes_folder
 def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True) -> dict[str, Any]:
     """Learns, saves and scores: the content of quality.json. A finished run is only read.
 

@@ -8,12 +8,14 @@ import dataclasses
 import logging
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import TensorDataset
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
@@ -44,7 +46,13 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling import rounding, step_size_search, temperature_probe
+from natural_langevin.sampling import (
+    prior_scale,
+    recipe,
+    rounding,
+    step_size_search,
+    temperature_probe,
+)
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
 from natural_langevin.sampling.validation import (
@@ -90,14 +98,14 @@ class Langevin:
         model: nn.Module,
         likelihood: likelihoods.Likelihood,
         *,
-        prior: priors.PriorLike = priors.Gaussian(variance=0.1),
+        prior: priors.PriorLike | None = None,
         preconditioner: preconditioners.Preconditioner | None = None,
-        step_size: StepSize | Literal["auto"] = DEFAULT_STEP_SIZE,
+        step_size: StepSize | Literal["auto"] = "auto",
         dynamics: Integrator | None = None,
         temperature: float | Tensor = 1.0,
         chains: int = 4,
         num_data: int | None = None,
-        init: str = "model",
+        init: str | None = None,
         mean_rate: float | schedules.Schedule | None = schedules.inverse_sqrt(),
         seed: int = 0,
         device: torch.device | str | None = None,
@@ -110,11 +118,15 @@ class Langevin:
         """``mean_rate`` is mu_t of the running mean; None keeps none, and ``posterior.mean`` is the
         mean of the kept draws. docs/api/sampler.md has the other arguments.
 
-        ``dynamics``: how the chains move, one of ``natural_langevin.dynamics``; by default
-        ``dynamics.Overdamped()``, the paper's Algorithm 1.
+        With ``step_size="auto"``, the default, everything that is left open follows the recipe
+        (``sampling.recipe``): dynamics, metric, prior by fan-in with its scale chosen on held-out
+        rows, start, step size, and the length of ``sample``. ``posterior.config["recipe"]`` says
+        what was chosen, and why. With ``dynamics`` of one's own, "auto" is the step-size search of
+        ``choose_step_size``.
 
-        ``step_size="auto"``: ``sample`` chooses it by a short run (see ``pilot``), and says so in
-        the log and in ``posterior.config["pilot"]``.
+        With a step size of one's own, what is left open is the paper's: ``dynamics.Overdamped()``,
+        Algorithm 1, with QDOP, the prior N(0, 0.1), starting at the model.
+
         ``microbatch``: every chain's minibatch in pieces of at most so many samples, for less
         memory and the same result. ``autocast``: torch.bfloat16 or torch.float16 for the forward
         pass. ``clip``: the largest norm of a chain's likelihood gradient; the chain then no longer
@@ -122,9 +134,18 @@ class Langevin:
         spreads the chains over the processes and shares their minibatches where there are more
         processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
         process for itself. ``chains`` and values per chain are always those of all processes."""
+        self._auto = isinstance(step_size, str) and step_size == "auto"
+        self._by_recipe = self._auto and dynamics is None
+        self._scale_open = self._by_recipe and prior is None
+        if prior is None:
+            prior = recipe.prior() if self._by_recipe else priors.Gaussian(variance=0.1)
+        if init is None:
+            init = "auto" if self._by_recipe else "model"
         if preconditioner is None:
-            preconditioner = preconditioners.QuasiDiagonalFisher()
-        self.dynamics = Overdamped() if dynamics is None else dynamics
+            quasi_diagonal = preconditioners.QuasiDiagonalFisher
+            preconditioner = recipe.metric() if self._by_recipe else quasi_diagonal()
+        usual = recipe.dynamics() if self._by_recipe else Overdamped()
+        self.dynamics = usual if dynamics is None else dynamics
         check_arguments(model, likelihood, prior, preconditioner, init, self.dynamics)
         self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
         self.model = plain_copy(model)  # the user's own is never touched
@@ -139,7 +160,6 @@ class Langevin:
         self.likelihood, self.preconditioner = likelihood, preconditioner
         self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
         choose_mode(compile)
-        self._auto = isinstance(step_size, str) and step_size == "auto"
         # Wrong rates fail here rather than at the first step.
         self._rates_table(0, 1, 0.0 if self._auto else None)
 
@@ -224,7 +244,8 @@ class Langevin:
             self._step_checked = True
         self._dynamics.gradients.prepare(state.params, one[0])
         done = int(state.step)
-        table = self._rates_table(done, done + 1, burn_in=burn_in)
+        size = DEFAULT_STEP_SIZE if self._auto else None  # nothing is searched for one step
+        table = self._rates_table(done, done + 1, size, burn_in=burn_in)
         rates = table.of_chains(self.chain_ids).row(done)
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
@@ -232,11 +253,12 @@ class Langevin:
     def sample(
         self,
         data: Any,
-        steps: int,
+        steps: int | None = None,
         *,
-        batch_size: int = 100,
-        burn_in: int = 0,
-        thin: int = 1,
+        seconds: float | None = None,
+        batch_size: int | None = None,
+        burn_in: int | None = None,
+        thin: int | None = None,
         keep: int | None = None,
         store: str | os.PathLike[str] = "device",
         sample_dtype: torch.dtype | None = None,
@@ -252,6 +274,10 @@ class Langevin:
         its own where its dataset can be indexed (see ``data.loaders``). N is what it yields in an
         epoch, unless ``num_data`` says otherwise.
 
+        What is left open follows from N, the network and the step size (``sampling.recipe``); with
+        a step size of one's own, ``steps`` is needed, the minibatch is 100 and every iterate is
+        kept. ``seconds`` in place of ``steps``: as many as fit, by the pace of the first ones.
+
         ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
         (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
         device, in the machine's memory (``store="cpu"``), or in a folder (``store="folder"``),
@@ -263,17 +289,35 @@ class Langevin:
         once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
         holds a checkpoint of the same run. Folders of a run under way are locked.
         """
-        steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
-        thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
-        thin, draws = check_thinning(steps, burn_in, thin, keep)
+        chosen: recipe.Choice | step_size_search.Choice | None = None
+        if self._by_recipe:
+            with self.mesh.together("choosing what was left open"):
+                batch_size, chosen, lengths = self._follow_recipe(
+                    data, batch_size, checkpoint, steps=steps, burn_in=burn_in, thin=thin,
+                    seconds=seconds,
+                )  # fmt: skip
+            steps, burn_in, thin = lengths.steps, lengths.burn_in, lengths.thin
+        batch_size = whole_number("batch_size", 100 if batch_size is None else batch_size)
+        if steps is None and seconds is not None:
+            steps = self._steps_within(seconds, data, batch_size)
+        if steps is None:
+            raise ValueError(
+                "steps must be said where the step size is: sample(data, steps=...); with "
+                'step_size="auto", the default, a run knows its own length'
+            )
+        steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
+        thin, draws = check_thinning(
+            steps, burn_in, whole_number("thin", 1 if thin is None else thin), keep
+        )
         plan = RunPlan(steps, burn_in, thin, check_every(every))
         where, params = stores.location(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
         with self.mesh.together("preparing the run"):
             check_memory(specs, where, self.device)
-            chosen = self._chosen(data, steps, batch_size, checkpoint) if self._auto else None
-            step_size = chosen.schedule if chosen else None
+            if self._auto and not self._by_recipe:
+                chosen = self._chosen(data, steps, batch_size, checkpoint)
+            step_size = None if chosen is None else chosen.schedule_of(burn_in)
             engine, state = self.prepare(
                 data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
             )
@@ -289,8 +333,9 @@ class Langevin:
             "shared_batches": not engine.stream.chain_axis,
             "adapting": engine.rates.kind(steps - 1).adapts,
         }
-        if chosen:
-            config |= {"step_size": stable_repr(step_size), "pilot": chosen.as_dict()}
+        if chosen is not None:
+            key = "recipe" if isinstance(chosen, recipe.Choice) else "pilot"
+            config |= {"step_size": stable_repr(step_size), key: chosen.as_dict()}
         identity = config
         if checkpoint is not None or isinstance(where, Path) or self.mesh.world > 1:
             identity = config | exact_settings(
@@ -334,6 +379,139 @@ class Langevin:
             if isinstance(self.mesh, ProcessMesh)
             else posterior
         )
+
+    def _follow_recipe(
+        self,
+        data: Any,
+        batch_size: int | None,
+        checkpoint: str | os.PathLike[str] | None,
+        *,
+        steps: int | None,
+        burn_in: int | None,
+        thin: int | None,
+        seconds: float | None,
+    ) -> tuple[int, recipe.Choice, recipe.Length]:
+        """Batch size, step size and length of a run that leaves them open; sets the start and the
+        prior's scale. A run to go on with keeps what it was started with."""
+        known = recipe.Choice.from_config(resumed_config(checkpoint, self.mesh))
+        x, y, num_data = recipe.rows_of(data, self.num_data)
+        if batch_size is None:
+            batch_size = recipe.batch_size(len(x))
+        if self._start == "auto":
+            self._start = self._better_start((x, y))
+        # For its checks: whatever is wrong with the data is said before anything else is done.
+        self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)
+        scale = known.prior_scale if known else None
+        if self._scale_open and scale is None and isinstance(data, tuple | list | TensorDataset):
+            scale = self._prior_scale((x, y), batch_size)
+        if self._scale_open and scale is not None:
+            self._set_prior(recipe.prior(scale.value))
+        choice = known or self._pilot((x, y), num_data, batch_size)
+        choice = dataclasses.replace(choice, prior_scale=scale)
+        log.info("step_size=%s", choice.reason)
+        weights = sum(p[0].numel() for p in self.init().params.values())
+        if steps is None and seconds is not None:
+            steps = self._steps_within(seconds, data, batch_size, choice.step_size)
+        lengths = recipe.length(
+            steps=steps, burn_in=burn_in, thin=thin, step_size=choice.step_size,
+            work=6.0 * self.chains * batch_size * weights,
+        )  # fmt: skip
+        return batch_size, choice, lengths
+
+    def _steps_within(
+        self, seconds: float, data: Any, batch_size: int, step_size: float | None = None
+    ) -> int:
+        """How many steps fit into ``seconds``, by the pace of a few that are thrown away."""
+        if not seconds > 0:
+            raise ValueError(f"seconds must be positive, got {seconds!r}")
+        count, done, taken = 20, 0, 0.0
+        engine, state = self.prepare(
+            data, steps=20 + 1280, batch_size=batch_size, step_size=step_size
+        )
+        state, _ = engine.run(state, 0, 20)  # the first ones plan, build and capture
+        done = 20
+        while taken < 0.2 and done + count <= 20 + 1280:
+            began = time.perf_counter()
+            state, _ = engine.run(state, done, count)
+            done, taken = done + count, time.perf_counter() - began
+            pace, count = taken / count, 2 * count
+        return max(10, int(seconds / pace))
+
+    def _pilot(
+        self, data: tuple[Tensor, Tensor], num_data: float, batch_size: int
+    ) -> recipe.Choice:
+        ids = torch.arange(min(recipe.PILOT_CHAINS, self.chains), device=self.device)
+        whole = dataclasses.replace(
+            self._dynamics, prior=self._prior, temperature=self._temperature
+        )
+        moves = step_size_search.for_chains(whole, ids, self.seed)
+        return recipe.choose(
+            moves, self._start_of(moves, ids), data,
+            lambda eta, start, stop: self._rates_table(start, stop, eta, chains=len(ids)),
+            num_data=num_data, batch=batch_size, ids=ids, seed=self.seed,
+            mode=choose_mode(self.compile),
+        )  # fmt: skip
+
+    def _better_start(self, data: tuple[Tensor, Tensor]) -> str:
+        """ "model" where the model's own weights fit better than random ones, else "fan_in"."""
+        x, y = (t[: recipe.ROWS].to(self.device) for t in data)
+        network, first = self._dynamics.gradients.network, self.chain_ids[:1]
+        losses = []
+        for start in ("model", "fan_in"):
+            self._start = start
+            state = self._start_of(self._dynamics, first)
+            learned = {k: v[0] for k, v in state.likelihood.items()}
+            with torch.no_grad():
+                outputs = network.call({k: p[0] for k, p in state.params.items()}, x.clone())
+                losses.append(float(self.likelihood.log_loss(outputs, y, learned).mean()))
+        # A network that has learned something is far below chance, not a little below.
+        return "model" if losses[0] < losses[1] - 0.3 * abs(losses[1]) else "fan_in"
+
+    def _prior_scale(
+        self, data: tuple[Tensor, Tensor], batch_size: int
+    ) -> recipe.PriorScale | None:
+        """The prior's scale by held-out rows; None where there are too few, or it costs too much.
+
+        The chains of several processes all have the same prior: each process chooses alone."""
+        x, y = (t[: prior_scale.MOST_ROWS] for t in data)
+        count = len(prior_scale.SCALES) * prior_scale.FOLDS
+        weights = sum(p[0].numel() for p in self.init().params.values())
+        work = 6.0 * count * min(batch_size, len(x)) * weights * prior_scale.STEPS
+        if len(x) < prior_scale.FEWEST_ROWS or work > recipe.MOST_WORK / 4:
+            return None
+        rows = prior_scale.folds(len(x), self.seed)
+        scales = torch.tensor(prior_scale.SCALES).repeat_interleave(prior_scale.FOLDS)
+        trial = Langevin(
+            self._template, self.likelihood, prior=recipe.prior(scales), chains=count,
+            preconditioner=self.preconditioner, dynamics=self.dynamics,
+            step_size=self._pilot((x, y), len(x), batch_size).step_size,
+            temperature=float(self._temperature[0]), init=self._start, mean_rate=None,
+            seed=self.seed, device=self.device, compile=self.compile, parallel=None,
+        )  # fmt: skip
+        half = prior_scale.STEPS // 2
+        try:
+            found = trial.sample(
+                Subsets(x, y, rows.inside), prior_scale.STEPS,
+                batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,
+                thin=half // prior_scale.DRAWS, progress=False,
+            )  # fmt: skip
+        except DivergenceError:
+            return None
+        scores = torch.full((count, rows.outside.shape[1]), math.inf, dtype=torch.float64)
+        for c in found.healthy:
+            out = rows.outside[c].to(x.device)
+            density = found.log_likelihood(x[out], y[out], chains=[c])[0].double().cpu()
+            scores[c] = math.log(len(density)) - torch.logsumexp(density, 0)
+        table = scores.unflatten(0, (len(prior_scale.SCALES), prior_scale.FOLDS)).flatten(1)
+        best, why = prior_scale.best(table)
+        log.info("prior variance x %g: %s", prior_scale.SCALES[best], why)
+        return recipe.PriorScale(prior_scale.SCALES[best], why)
+
+    def _set_prior(self, prior: priors.PriorLike) -> None:
+        trainable = self._dynamics.gradients.network.trainable()
+        self._prior = priors.resolve(prior, trainable, self.chains, device=self.device)
+        own = priors.of_chains(self._prior, self.chain_ids)
+        self._dynamics = dataclasses.replace(self._dynamics, prior=own)
 
     def _chosen(
         self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None

@@ -192,7 +192,7 @@ def _engine(
     ``inside`` (fold, n)."""
     device, folds = setup.dynamics.temperature.device, len(inside)
     ids = torch.tensor(rows, device=device).repeat_interleave(len(etas) * folds)
-    dynamics = _for_chains(setup.dynamics, ids, setup.seed)
+    dynamics = for_chains(setup.dynamics, ids, setup.seed)
     stream = InMemory(
         *data, batch_size=min(batch_size, inside.shape[1]), chain=ids, seed=setup.seed,
         device=device, rows=inside.repeat(len(rows) * len(etas), 1),
@@ -255,7 +255,7 @@ def like_chains(temperature: Tensor, prior: Mapping[str, Prior]) -> list[int]:
     return [settings.index(own) for own in settings]
 
 
-def _for_chains(dynamics: LangevinDynamics, ids: Tensor, seed: int) -> LangevinDynamics:
+def for_chains(dynamics: LangevinDynamics, ids: Tensor, seed: int) -> LangevinDynamics:
     """The dynamics of a chain ``ids[k]`` in place k, with its settings and its randomness."""
 
     def prior_of(prior: Any) -> Any:

@@ -74,8 +74,8 @@ def check_arguments(
         "dynamics", dynamics, Integrator, "one of natural_langevin.dynamics",
         "give dynamics.Overdamped(), for example",
     )  # fmt: skip
-    if init not in ("model", "fan_in", "prior"):
-        raise ValueError(f'init must be "model", "fan_in" or "prior", got {init!r}')
+    if init not in ("auto", "model", "fan_in", "prior"):
+        raise ValueError(f'init must be "auto", "model", "fan_in" or "prior", got {init!r}')
 
 
 def _check_kind(name: str, value: Any, kind: Any, allowed: str, remedy: str) -> None:

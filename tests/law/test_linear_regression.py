@@ -28,9 +28,11 @@ from natural_langevin.preconditioners import (
     DiagonalFisher,
     Euclidean,
     FullFisher,
+    KroneckerFisher,
     Preconditioner,
     QuasiDiagonalFisher,
     RMSProp,
+    UnitFisher,
 )
 
 CHAINS, ADAPT, STEPS = 768, 20, 100
@@ -50,6 +52,8 @@ CASES: dict[str, tuple[Callable[[], Preconditioner], float]] = {
     "diagonal model": (lambda: DiagonalFisher(targets="model", decay=adapt_then_stop), 0.08),
     "qdop": (lambda: QuasiDiagonalFisher(decay=adapt_then_stop), 0.08),
     "quasi model": (lambda: QuasiDiagonalFisher(targets="model", decay=adapt_then_stop), 0.08),
+    "unit": (lambda: UnitFisher(decay=adapt_then_stop), 0.08),
+    "kronecker": (lambda: KroneckerFisher(decay=adapt_then_stop), 0.08),
     "full op": (lambda: FullFisher(decay=adapt_then_stop), 0.08),
     "full model": (lambda: FullFisher(targets="model", decay=adapt_then_stop), 0.08),
 }

@@ -136,7 +136,7 @@ class Underdamped(Integrator):
 
     @property
     def kernels(self) -> frozenset[str]:
-        return frozenset({"mlp"}) if self.integrator == "euler" else frozenset()
+        return frozenset() if self.integrator == "ubu" else frozenset({"mlp"})
 
     def _noise(
         self,

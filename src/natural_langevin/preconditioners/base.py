@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -189,13 +189,15 @@ class FisherPreconditioner(AveragedPreconditioner):
     sample of its own.
     """
 
+    #: What ``sharing`` may be.
+    sharings: ClassVar[tuple[Sharing, ...]] = ("exact", "expand")
     targets: Targets = "data"
     sharing: Sharing = "exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _one_of("targets", self.targets, "data", "model")
-        _one_of("sharing", self.sharing, "exact", "expand")
+        _one_of("sharing", self.sharing, *self.sharings)
 
     def damping_from(self, curvature: float | Tensor) -> float | Tensor:
         """The curvature itself; with ``targets="model"`` at least ``MODEL_DAMPING``."""

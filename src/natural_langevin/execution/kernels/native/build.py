@@ -35,7 +35,7 @@ FLAGS = (
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
-class NoLibrary(RuntimeError):
+class NoLibraryError(RuntimeError):
     """There is no library, and why."""
 
 
@@ -46,13 +46,13 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
         return None
     try:
         return _load(_prebuilt(dtype) or _built(dtype), dtype)
-    except (NoLibrary, OSError) as error:
+    except (NoLibraryError, OSError) as error:
         log.warning("no native engine (%s): the general step serves", error)
         return None
 
 
 def build(target: Path, dtype: torch.dtype, *, tune: tuple[str, ...]) -> None:
-    """Compiles the sources into ``target``. Raises ``NoLibrary`` with the compiler's own words."""
+    """Compiles the sources into ``target``. An error tells the compiler's own words."""
     define = ("-DDOUBLE",) if dtype == torch.float64 else ()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         made = Path(folder) / "library.so"
@@ -60,7 +60,7 @@ def build(target: Path, dtype: torch.dtype, *, tune: tuple[str, ...]) -> None:
         found = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=False)
         if found.returncode:
             lines = [line for line in found.stderr.splitlines() if "error" in line] or ["failed"]
-            raise NoLibrary(f"{command[0]}: {lines[0]}")
+            raise NoLibraryError(f"{command[0]}: {lines[0]}")
         made.replace(target)
 
 
@@ -91,10 +91,10 @@ def _built(dtype: torch.dtype) -> Path:
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     target = _cache_folder() / f"native-{DTYPES[dtype]}-{digest}.so"
     if not target.exists():
-        own = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
+        x86 = platform.machine() in ("x86_64", "AMD64", "i686")
         try:
-            build(target, dtype, tune=(own,))
-        except NoLibrary:  # a compiler that does not know this processor
+            build(target, dtype, tune=("-march=native" if x86 else "-mcpu=native",))
+        except NoLibraryError:  # a compiler that does not know this processor
             build(target, dtype, tune=())
     return target
 
@@ -104,7 +104,7 @@ def _compiler() -> str:
     for name in names:
         if path := shutil.which(name):
             return path
-    raise NoLibrary(f"no C compiler found (looked for {', '.join(names)})")
+    raise NoLibraryError(f"no C compiler found (looked for {', '.join(names)})")
 
 
 def _cache_folder() -> Path:
@@ -142,7 +142,7 @@ def _load(path: Path, dtype: torch.dtype) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     sizes = [found.layout_bytes(which) for which in (0, 1)]
     if sizes != [ctypes.sizeof(Run), ctypes.sizeof(Layer)] or found.real_bytes() != dtype.itemsize:
-        raise NoLibrary(f"{path.name} belongs to another version")
+        raise NoLibraryError(f"{path.name} belongs to another version")
     found.workspace_bytes.restype = ctypes.c_int64
     found.run_steps.restype = None
     return found

@@ -16,7 +16,7 @@ typedef float real;
 
 enum { IDENTITY, RELU, LEAKY_RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU, SOFTPLUS };
 enum { EUCLIDEAN, RMSPROP, DIAGONAL, QUASI_DIAGONAL, UNIT };
-enum { FLAT, GAUSSIAN, NORMAL_INVERSE_GAMMA, STUDENT_T, LAPLACE };
+enum { FLAT, GAUSSIAN, NORMAL_INVERSE_GAMMA, STUDENT_T, LAPLACE, TWO_GAUSSIANS };
 enum { CATEGORICAL, BERNOULLI, NORMAL, HETEROSCEDASTIC, POISSON };
 enum { WEIGHT, BIAS };
 
@@ -59,6 +59,7 @@ typedef struct {
     const real *decay, *mean_rate;  // (step), step_stride apart
     int64_t step_stride;
     const real *temperature, *friction;  // (chain); friction NULL: overdamped
+    int64_t baoab;            // the underdamped integrator: 0 is Euler's
     double num_data;
     int64_t likelihood;
     double variance;          // NORMAL with a known sigma

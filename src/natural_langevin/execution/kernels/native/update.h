@@ -10,11 +10,12 @@
 
 // What one chain's step needs besides its sums.
 typedef struct {
-    real eta, noise;   // eta, sqrt(2 a eta T / N)
+    real eta, noise;   // eta, sqrt(2 h eta T / N), h the integrator's share of noise
     real gamma, mu;
     real share;        // 1 / B
     real per_data;     // 1 / N
     real keep;         // 1 - friction: of the momentum
+    int baoab;         // positions move by half a step before and after the noise
     int64_t metric;
     int use;           // which metric moves the parameters
 } Rates;
@@ -39,6 +40,15 @@ static void add_prior(int64_t kind, const real *number, const Rates *r, const re
         }
         break;
     }
+    case TWO_GAUSSIANS: {  // the share of the first from the ratio of the two densities
+        const real other = number[2], ratio = number[3];
+        for (int64_t i = 0; i < count; ++i) {
+            const real t = theta[i];
+            const real part = sigmoid_(ratio - (real)0.5 * t * t * (first - other));
+            v[i] = sum[i] * share + per_data * t * (part * first + (1 - part) * other);
+        }
+        break;
+    }
     case LAPLACE:
         for (int64_t i = 0; i < count; ++i) {
             const real t = theta[i] - centre;
@@ -52,10 +62,10 @@ static void add_prior(int64_t kind, const real *number, const Rates *r, const re
     }
 }
 
-// d = A (noise z - eta A^T v) for a diagonal A; J moves towards the batch's own.
+// n = noise A z and d = n - eta A A^T v for a diagonal A; J moves towards the batch's own.
 INLINE void diagonal_move(int rmsprop, int use, const Rates *r, real damping,
                           const real *restrict batch, real *restrict j, const real *restrict v,
-                          const float *restrict z, real *restrict d, int64_t count) {
+                          const float *restrict z, real *restrict d, real *restrict n, int64_t count) {
     const real gamma = r->gamma, share = r->share, eta = r->eta, noise = r->noise;
     for (int64_t i = 0; i < count; ++i) {
         real used = j[i];
@@ -67,18 +77,20 @@ INLINE void diagonal_move(int rmsprop, int use, const Rates *r, real damping,
         }
         real a = rsqrt_(used + damping);
         if (rmsprop) a = sqrt_(a);
-        d[i] = a * (noise * (real)z[i] - eta * a * v[i]);
+        n[i] = a * noise * (real)z[i];
+        d[i] = n[i] - eta * a * a * v[i];
     }
 }
 
-// The weights of a unit with bias; returns what they add to the bias.
-INLINE real quasi_move(int use, const Rates *r, real damping, real corner, real v_bias,
+// The weights of a unit with bias; adds to d_bias and n_bias what they give the bias.
+INLINE void quasi_move(int use, const Rates *r, real damping, real corner, real v_bias,
                        const real *restrict batch_second, const real *restrict batch_cross,
                        real *restrict second, real *restrict cross, const real *restrict v,
-                       const float *restrict z, real *restrict d, int64_t count) {
+                       const float *restrict z, real *restrict d, real *restrict n,
+                       real *d_bias, real *n_bias, int64_t count) {
     const real gamma = r->gamma, share = r->share, eta = r->eta, noise = r->noise;
-    real row_sum = 0;
-#pragma omp simd reduction(+ : row_sum)
+    real row_sum = 0, row_noise = 0;
+#pragma omp simd reduction(+ : row_sum, row_noise)
     for (int64_t i = 0; i < count; ++i) {
         real j = second[i], c = cross[i];
         if (use != STANDING) {
@@ -91,65 +103,81 @@ INLINE real quasi_move(int use, const Rates *r, real damping, real corner, real 
         const real schur = j - scaled * scaled;
         const real diagonal = rsqrt_((schur < 0 ? 0 : schur) + damping);
         const real row = -corner * diagonal * scaled;
-        const real change = noise * (real)z[i] - eta * (row * v_bias + diagonal * v[i]);
+        const real fresh = noise * (real)z[i];
+        const real change = fresh - eta * (row * v_bias + diagonal * v[i]);
         d[i] = diagonal * change;
+        n[i] = diagonal * fresh;
         row_sum += row * change;
+        row_noise += row * fresh;
     }
-    return row_sum;
+    *d_bias += row_sum;
+    *n_bias += row_noise;
 }
 
 static void move_diagonal(const Rates *r, real damping, const Sums *s, real *j, const real *v,
-                          const float *z, real *d, int64_t count) {
+                          const float *z, real *d, real *n, int64_t count) {
     switch (r->metric * 4 + r->use) {
     case RMSPROP * 4 + STANDING:
-        diagonal_move(1, STANDING, r, damping, s->gradient, j, v, z, d, count);
+        diagonal_move(1, STANDING, r, damping, s->gradient, j, v, z, d, n, count);
         break;
     case RMSPROP * 4 + OLD:
-        diagonal_move(1, OLD, r, damping, s->gradient, j, v, z, d, count);
+        diagonal_move(1, OLD, r, damping, s->gradient, j, v, z, d, n, count);
         break;
     case RMSPROP * 4 + NEW:
-        diagonal_move(1, NEW, r, damping, s->gradient, j, v, z, d, count);
+        diagonal_move(1, NEW, r, damping, s->gradient, j, v, z, d, n, count);
         break;
     case DIAGONAL * 4 + STANDING:
     case QUASI_DIAGONAL * 4 + STANDING:
-        diagonal_move(0, STANDING, r, damping, s->second, j, v, z, d, count);
+        diagonal_move(0, STANDING, r, damping, s->second, j, v, z, d, n, count);
         break;
     case DIAGONAL * 4 + OLD:
     case QUASI_DIAGONAL * 4 + OLD:
-        diagonal_move(0, OLD, r, damping, s->second, j, v, z, d, count);
+        diagonal_move(0, OLD, r, damping, s->second, j, v, z, d, n, count);
         break;
     case DIAGONAL * 4 + NEW:
     case QUASI_DIAGONAL * 4 + NEW:
-        diagonal_move(0, NEW, r, damping, s->second, j, v, z, d, count);
+        diagonal_move(0, NEW, r, damping, s->second, j, v, z, d, n, count);
         break;
     default: {
         const real eta = r->eta, noise = r->noise;
-        for (int64_t i = 0; i < count; ++i) d[i] = noise * (real)z[i] - eta * v[i];
+        for (int64_t i = 0; i < count; ++i) {
+            n[i] = noise * (real)z[i];
+            d[i] = n[i] - eta * v[i];
+        }
     }
     }
 }
 
-static real move_quasi(const Rates *r, real damping, real corner, real v_bias, const Sums *s,
-                       real *second, real *cross, const real *v, const float *z, real *d,
-                       int64_t count) {
+static void move_quasi(const Rates *r, real damping, real corner, real v_bias, const Sums *s,
+                       real *second, real *cross, const real *v, const float *z, real *d, real *n,
+                       real *d_bias, real *n_bias, int64_t count) {
     switch (r->use) {
     case STANDING:
-        return quasi_move(STANDING, r, damping, corner, v_bias, s->second, s->cross, second, cross,
-                          v, z, d, count);
+        quasi_move(STANDING, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, z,
+                   d, n, d_bias, n_bias, count);
+        break;
     case OLD:
-        return quasi_move(OLD, r, damping, corner, v_bias, s->second, s->cross, second, cross, v,
-                          z, d, count);
+        quasi_move(OLD, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, z, d, n,
+                   d_bias, n_bias, count);
+        break;
     default:
-        return quasi_move(NEW, r, damping, corner, v_bias, s->second, s->cross, second, cross, v,
-                          z, d, count);
+        quasi_move(NEW, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, z, d, n,
+                   d_bias, n_bias, count);
     }
 }
 
-// theta += d (or the momentum, d added to it), and the running mean.
-static void apply(const Rates *r, const real *restrict d, real *restrict theta,
-                  real *restrict momentum, real *restrict mean, int64_t count) {
+// theta += d (or the momentum, d added to it), and the running mean. n is the noise within d.
+static void apply(const Rates *r, const real *restrict d, const real *restrict n,
+                  real *restrict theta, real *restrict momentum, real *restrict mean,
+                  int64_t count) {
     const real keep = r->keep, mu = r->mu;
-    if (momentum)
+    if (momentum && r->baoab)
+        for (int64_t i = 0; i < count; ++i) {
+            const real kicked = momentum[i] + (d[i] - n[i]);
+            momentum[i] = keep * kicked + n[i];
+            theta[i] += (kicked + momentum[i]) / 2;
+        }
+    else if (momentum)
         for (int64_t i = 0; i < count; ++i) {
             momentum[i] = keep * momentum[i] + d[i];
             theta[i] += momentum[i];
@@ -170,37 +198,38 @@ typedef struct {
 
 INLINE real *offset(real *p, int64_t by) { return p ? p + by : 0; }
 
-static void apply_at(const Rates *r, const real *d, Tensor t, int64_t at, int64_t count) {
-    apply(r, d, t.theta + at, offset(t.momentum, at), offset(t.mean, at), count);
+static void apply_at(const Rates *r, const real *d, const real *n, Tensor t, int64_t at,
+                     int64_t count) {
+    apply(r, d, n, t.theta + at, offset(t.momentum, at), offset(t.mean, at), count);
 }
 
 // One unit: its weights' sums `s`, its bias's `b` (each NULL where frozen or missing).
 static void update_unit(const Rates *r, int64_t unit, int64_t in, const Tensor *weight,
                         const Tensor *bias, real *cross, const Sums *s, const Sums *b,
-                        const float *z, const float *z_bias, real *v, real *d) {
+                        const float *z, const float *z_bias, real *v, real *d, real *n) {
     const int64_t at = unit * in;
     if (weight)
         add_prior(weight->kind, weight->prior, r, s->gradient, weight->theta + at, v, in);
     if (!bias) {
-        move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, in);
-        apply_at(r, d, *weight, at, in);
+        move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, n, in);
+        apply_at(r, d, n, *weight, at, in);
         return;
     }
-    real v_bias, d_bias;
+    real v_bias, d_bias, n_bias;
     add_prior(bias->kind, bias->prior, r, b->gradient, bias->theta + unit, &v_bias, 1);
     const real old = bias->second ? bias->second[unit] : 0;
-    move_diagonal(r, bias->damping, b, offset(bias->second, unit), &v_bias, z_bias, &d_bias, 1);
+    move_diagonal(r, bias->damping, b, offset(bias->second, unit), &v_bias, z_bias, &d_bias, &n_bias, 1);
     if (weight && cross) {
         const real used = r->use == NEW ? bias->second[unit] : old;
         const real corner = rsqrt_(used + bias->damping);
-        d_bias += move_quasi(r, weight->damping, corner, v_bias, s, weight->second + at,
-                             cross + at, v, z, d, in);
-        apply_at(r, d, *weight, at, in);
+        move_quasi(r, weight->damping, corner, v_bias, s, weight->second + at, cross + at, v, z, d,
+                   n, &d_bias, &n_bias, in);
+        apply_at(r, d, n, *weight, at, in);
     } else if (weight) {
-        move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, in);
-        apply_at(r, d, *weight, at, in);
+        move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, n, in);
+        apply_at(r, d, n, *weight, at, in);
     }
-    apply_at(r, &d_bias, *bias, unit, 1);
+    apply_at(r, &d_bias, &n_bias, *bias, unit, 1);
 }
 
 #endif

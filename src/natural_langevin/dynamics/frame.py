@@ -107,6 +107,7 @@ class LangevinDynamics:
     ) -> tuple[State, Info]:
         """One update of all chains."""
         here = self.integrator.before(self, state, rates, num_data)
+        # "forward x through the network, compute loss; backpropagate: g <- average of gradients"
         evaluation = self.evaluate(here, batch, rates.kind, chain_axis=chain_axis)
         new = self.integrator.update(self, here, evaluation, rates, num_data)
         keep = still_running(state, evaluation.loss)
@@ -200,8 +201,9 @@ class LangevinDynamics:
         if ahead < 2 or step.device.type != "cpu" or torch.compiler.is_compiling():
             return random.normal(random.stream(self.noise, step), length, start=first)
         block, place = divmod(int(step), ahead)
-        if self._made.get(draw, (-1,))[0] != block:
+        made = self._made.get(draw)
+        if made is None or made[0] != block:
             steps = torch.arange(block * ahead, (block + 1) * ahead)
             keys = random.stream(self.noise[:, None], steps)
-            self._made[draw] = (block, random.normal(keys, length, start=first))
-        return self._made[draw][1][:, place]
+            made = self._made[draw] = (block, random.normal(keys, length, start=first))
+        return made[1][:, place]

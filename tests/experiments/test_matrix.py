@@ -66,8 +66,8 @@ def test_the_command_records_what_it_saw(
 
 TOY = replace(
     PRESETS["quick"], hidden=(6,), steps=12, select_steps=6, extra_select_steps=6, burn_in=4,
-    thin=4, select_thin=1, batch_size=20, train_scored=50, mc_dropout=2, pooled=2, seeds=1, step_sizes=1,
-    prior_variances=(0.1,), dropout_rates=(0.2,),
+    thin=4, select_thin=1, batch_size=20, train_scored=50, mc_dropout=2, pooled=2, seeds=1,
+    step_sizes=1, prior_variances=(0.1,), dropout_rates=(0.2,),
 )  # fmt: skip
 
 

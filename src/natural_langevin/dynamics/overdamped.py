@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import average, per_chain
@@ -66,4 +67,4 @@ class Overdamped(Integrator):
 
 def increment(drift: Tensor, xi: Tensor, eta: Tensor, scale: Tensor) -> Tensor:
     """-eta C v + scale C^{1/2} z of one tensor."""
-    return per_chain(scale, xi) * xi - per_chain(eta, drift) * drift
+    return torch.addcmul(per_chain(scale, xi) * xi, per_chain(eta, drift), drift, value=-1)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from natural_langevin import schedules
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import number_or_chains
 from natural_langevin.statistics import Params, Requests, Sharing, Statistics
 
 #: A tree of tensors by parameter name; what is in it is each metric's own business.
@@ -57,7 +57,7 @@ def diagonal_factor(scale: Params) -> Factor:
 
 def damped(value: Tensor, damping: float | Tensor) -> Tensor:
     """J + epsilon for a (chain, ...) tensor of diagonal entries."""
-    return value + per_chain(damping, value)
+    return value + number_or_chains(damping, value)
 
 
 class Preconditioner:

@@ -85,6 +85,10 @@ def test_posterior(case: str, temperature: float, batch_size: int) -> None:
     problem = make_problem(temperature=temperature)
     sampler = problem.sampler(preconditioner(), gaussian_prior(problem), CHAINS, step_size=eta)
     steps = STEPS if batch_size == 48 else 140
+    if case == "unit" and batch_size < 48:
+        # The block of a dozen samples, applied to the next dozen, throws one chain in 768 far away;
+        # it takes its time to come back.
+        steps = 220
     assert_law(
         *run(sampler, problem, steps=steps, batch_size=batch_size, frozen_from=ADAPT), problem
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -16,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
+from natural_langevin._internal.provenance import provenance
 from natural_langevin.data.streams import (
     InMemory,
     Loader,
@@ -41,7 +44,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling import step_size_search, temperature_probe
+from natural_langevin.sampling import rounding, step_size_search, temperature_probe
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
 from natural_langevin.sampling.validation import (
@@ -58,12 +61,16 @@ from natural_langevin.sampling.validation import (
     check_thinning,
     check_training,
     known_step_size,
+    warn_if_saturated,
     warn_if_stiff,
     whole_number,
 )
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
 
 log = logging.getLogger("natural_langevin")
+
+#: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
+DEFAULT_STEP_SIZE = schedules.polynomial(1e-3, offset=10_000)
 
 
 class Langevin:
@@ -85,7 +92,7 @@ class Langevin:
         *,
         prior: priors.PriorLike = priors.Gaussian(variance=0.1),
         preconditioner: preconditioners.Preconditioner | None = None,
-        step_size: StepSize | Literal["auto"] = schedules.halving(1e-3, every=10_000),
+        step_size: StepSize | Literal["auto"] = DEFAULT_STEP_SIZE,
         dynamics: Integrator | None = None,
         temperature: float | Tensor = 1.0,
         chains: int = 4,
@@ -163,6 +170,7 @@ class Langevin:
             keep_mean=mean_rate is not None,
         )
         self._start, self._step_checked = init, False
+        self._busy = OneAtATime()
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
     def init(self) -> State:
@@ -187,6 +195,7 @@ class Langevin:
             }
         return dynamics.init(start)
 
+    @exclusive
     def step(
         self,
         state: State,
@@ -219,6 +228,7 @@ class Langevin:
         rates = table.of_chains(self.chain_ids).row(done)
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
+    @exclusive
     def sample(
         self,
         data: Any,
@@ -232,7 +242,7 @@ class Langevin:
         sample_dtype: torch.dtype | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
-        progress: bool = True,
+        progress: bool | str = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
 
@@ -250,7 +260,8 @@ class Langevin:
         (or float16) halves what a float32 sample takes; predictions compute in the model's dtype.
 
         With ``checkpoint="folder"`` the run is written there every ``every`` steps (default: about
-        once a minute), and goes on from there when the folder holds a checkpoint of the same run.
+        once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
+        holds a checkpoint of the same run. Folders of a run under way are locked.
         """
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
         thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
@@ -288,28 +299,35 @@ class Langevin:
                 self._prior,
                 "compiled" if engine.mode == "compiled" else "eager",
             )
-        where = check_same_everywhere(self.mesh, identity, engine.stream, where)
+        made_by = provenance(
+            self._template, likelihood=self.likelihood, preconditioner=self.preconditioner,
+            **{f"prior of {name}": p for name, p in self._prior.items()},
+        )  # fmt: skip
+        where = check_same_everywhere(self.mesh, identity, made_by, engine.stream, where)
+        sink = stores.open_store(where, specs, device=self.device, run=identity)
         collector = SampleCollector(
-            state,
-            store=stores.open_store(where, specs, device=self.device, run=identity),
-            dtype=dtype,
-            looks=plan.looks,
-            first=int(self.chain_ids[0]),
+            state, store=sink, dtype=dtype, looks=plan.looks, first=int(self.chain_ids[0])
         )
-        title = repr(self.preconditioner).split("(")[0]
-        saved = open_checkpoint(checkpoint, identity, engine.stream, self.mesh)
-        with self.mesh.together("the run"):
-            state = run(
-                plan, engine, state, collector,
-                saved=saved, title=title, progress=progress, processes=self.mesh,
-            )  # fmt: skip
-        config["execution"] = engine.way
-        config["effective_temperature"] = temperature_probe.after_run(
-            engine, state, steps, self.mesh
-        )
-        posterior = collector.finish(
-            state, model=self._template, likelihood=self.likelihood, config=config
-        )
+        title = progress if isinstance(progress, str) else "sampling"
+        with contextlib.ExitStack() as closing:
+            closing.callback(sink.close)
+            saved = open_checkpoint(checkpoint, identity, engine.stream, self.mesh, made_by)
+            if saved is not None:
+                closing.callback(saved.close)
+            with self.mesh.together("the run"):
+                state = run(
+                    plan, engine, state, collector,
+                    saved=saved, title=title, progress=bool(progress), processes=self.mesh,
+                )  # fmt: skip
+            config["execution"] = engine.way
+            if (shift := rounding.autocast_shift(engine, state)) is not None:
+                config["autocast_shift"] = shift
+            config["effective_temperature"] = temperature_probe.after_run(
+                engine, state, steps, self.mesh
+            )
+            posterior = collector.finish(
+                state, model=self._template, likelihood=self.likelihood, config=config
+            )
         posterior.prior = self._dynamics.prior
         return (
             shard_posterior(posterior, self.mesh)
@@ -326,12 +344,13 @@ class Langevin:
         )
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
+    @exclusive
     def choose_step_size(
-        self, data: Any, steps: int, *, batch_size: int = 100, splits: int = 1
+        self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
         """What ``step_size="auto"`` means for a run of ``steps`` steps (see ``pilot``).
 
-        ``splits``: how many times another part of the data is held out; scores are averaged."""
+        ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
         step_size_search.refuse_loader(data)
         self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
         setup = step_size_search.Setup(
@@ -350,6 +369,7 @@ class Langevin:
             setup, data, steps=steps, batch_size=batch_size, splits=splits
         )
 
+    @exclusive
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
         batch_size: int = 100,
@@ -370,6 +390,7 @@ class Langevin:
             raise DivergenceError("no chain is running: there is no step to measure")
         return found
 
+    @exclusive
     def prepare(
         self,
         data: Any,
@@ -398,7 +419,10 @@ class Langevin:
         if not isinstance(stream, InMemory):
             stream.check = batch_check(dynamics.gradients, state.params)
         rates = self._rates_table(0, steps, step_size, burn_in=burn_in)
-        warn_if_stiff(self.preconditioner, self._prior, float(rates.step_size.max()), num_data)
+        kept = rates.step_size[min(burn_in, steps - 1) :]
+        warn_if_saturated(kept)
+        if isinstance(self.dynamics, Overdamped):
+            warn_if_stiff(self.preconditioner, self._prior, float(kept.max()), num_data)
         mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)
         return Engine(dynamics, stream, own, num_data, mode=mode), state
 

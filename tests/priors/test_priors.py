@@ -11,7 +11,7 @@ import torch
 from scipy import integrate, stats
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, likelihoods, priors, random
+from natural_langevin import Langevin, likelihoods, preconditioners, priors, random
 from natural_langevin.priors.constrained import Constrained
 
 ALL = [
@@ -412,9 +412,9 @@ def test_a_run_with_priors_that_know_their_tensors() -> None:
     }
     sampler = Langevin(
         model, likelihoods.Categorical(), prior=prior, chains=3, step_size=1e-3, init="prior",
-        compile=False,
+        preconditioner=preconditioners.QuasiDiagonalFisher(damping=0.1), compile=False,
     )  # fmt: skip
-    posterior = sampler.sample((x, y), 20, batch_size=20, burn_in=10, thin=5, progress=False)
+    posterior = sampler.sample((x, y), 30, batch_size=20, burn_in=10, thin=2, progress=False)
     assert posterior.prior["2.weight"] == priors.Gaussian(1.5**2 / 5)
     assert posterior.predict(x).mean.isfinite().all()
     again = posterior.diagnose(x, data=(x, y), prior=prior)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.testing import assert_allclose
@@ -15,10 +16,12 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from natural_langevin import Posterior, priors
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
+from tables import prices, run
 
 #: Small enough for the hundreds of fits of the checks; steps are what a fit's time goes by.
 FAST = {"hidden_layer_sizes": (16,), "steps": 16, "chains": 2, "step_size": 0.3, "folds": 0}
@@ -85,9 +88,10 @@ def test_the_units_of_inputs_and_targets_do_not_matter(friedman, regressor):
 def test_deviations_hold_noise_and_disagreement(friedman, regressor):
     """Mean and variance of the mixture over networks, by the law of total variance."""
     X, _ = friedman
-    means, sigma, weights = regressor.predict_networks(X)
-    assert means.shape == (len(sigma), 60)
-    assert_allclose(weights, 1 / len(sigma))
+    posterior, y = regressor.posterior_, friedman[1]
+    x = torch.as_tensor((X - X.mean(0)) / X.std(0))
+    means = posterior.predict(x).samples[..., 0].numpy() * y.std() + y.mean()
+    sigma = posterior.sigma.numpy() * y.std()
     mean, std = regressor.predict(X, return_std=True)
     assert_allclose(mean, means.mean(0), rtol=1e-9)
     assert_allclose(std**2, means.var(0) + (sigma**2).mean(), rtol=1e-9)
@@ -102,7 +106,7 @@ def test_the_noise_of_a_linear_problem_is_found():
     model = NaturalLangevinRegressor(
         (16,), steps=150, chains=4, step_size=0.1, prior_variance=0.3, folds=0, random_state=0
     ).fit(X[:300], y[:300])
-    sigma = model.predict_networks(X[:1])[1].mean()
+    sigma = np.sqrt(model.predict_dist(X[:1]).aleatoric[0])
     assert 0.88 < sigma < 1.12
     mean, std = model.predict(X[300:], return_std=True)
     inside = np.abs(y[300:] - mean) < 1.645 * std
@@ -112,7 +116,7 @@ def test_the_noise_of_a_linear_problem_is_found():
 
 def test_before_fit_networks_are_missed_by_name(friedman):
     with pytest.raises(NotFittedError, match="not fitted yet"):
-        NaturalLangevinRegressor().predict_networks(friedman[0])
+        NaturalLangevinRegressor().predict_dist(friedman[0])
 
 
 def test_several_targets_at_once(friedman):
@@ -120,10 +124,11 @@ def test_several_targets_at_once(friedman):
     both = np.stack([y, -100 * y], axis=1)
     model = NaturalLangevinRegressor(random_state=0, **FAST).fit(X, both)
     mean, std = model.predict(X, return_std=True)
-    means, sigma, _ = model.predict_networks(X)
-    assert mean.shape == std.shape == (60, 2)
-    assert_allclose(means.mean(0), mean, rtol=1e-9)
-    assert_allclose(sigma[:, 1] / sigma[:, 0], 100)
+    found = model.predict_dist(X)
+    assert mean.shape == std.shape == found.quantile(0.5).shape == (60, 2)
+    assert found.sample(3).shape == (3, 60, 2)
+    assert found.log_prob(both).shape == (60,)
+    assert_allclose(found.aleatoric[:, 1] / found.aleatoric[:, 0], 100**2)
     assert model.score(X, both) > 0.3
 
 
@@ -200,6 +205,7 @@ def test_without_folds_a_pilot_chooses_the_step_size(blobs):
         ("temperature", 0.0, 'positive number or "auto", got 0.0'),
         ("folds", 1, "0 or an integer of at least 2, got 1"),
         ("folds", True, "0 or an integer of at least 2, got True"),
+        ("task", "count", "task must be one of .*'ordinal'.*got 'count'"),
         ("hidden_layer_sizes", (0,), r"positive integers .* got \(0,\)"),
         ("steps", 0, "steps must be a positive integer, got 0"),
         ("batch_size", 2.5, "batch_size must be a positive integer, got 2.5"),
@@ -210,3 +216,66 @@ def test_wrong_settings_are_named_at_fit(blobs, setting, value, message):
     model = NaturalLangevinClassifier(**FAST | {setting: value})
     with pytest.raises(ValueError, match=message):
         model.fit(*blobs)
+
+
+def test_a_weight_of_two_is_a_row_twice(friedman):
+    """Whole batches, so that the order of rows does not matter."""
+    X, y = friedman
+    weight = np.random.default_rng(0).integers(0, 4, size=60)
+    options = FAST | {"random_state": 0, "batch_size": 1000}
+    one = NaturalLangevinRegressor(**options).fit(X, y, sample_weight=weight)
+    many = NaturalLangevinRegressor(**options).fit(X.repeat(weight, axis=0), y.repeat(weight))
+    assert_allclose(one.predict(X), many.predict(X), rtol=1e-6)
+    part = NaturalLangevinRegressor(**options).fit(X, y, sample_weight=weight / 3)
+    assert part.posterior_.config["num_data"] == round(weight.sum() / 3)
+
+
+def test_balanced_weights_move_probabilities_to_the_rare_class():
+    rng = np.random.default_rng(0)
+    X = np.concatenate([rng.normal(size=(190, 1)), rng.normal(1.0, size=(10, 1))])
+    y = np.repeat([0, 1], [190, 10])
+    settings = {"steps": 60, "chains": 2, "folds": 0, "step_size": 0.1, "random_state": 0}
+    plain = NaturalLangevinClassifier((8,), **settings).fit(X, y)
+    weight = compute_sample_weight("balanced", y)
+    balanced = NaturalLangevinClassifier((8,), **settings).fit(X, y, sample_weight=weight)
+    assert plain.predict_proba(X)[:, 1].mean() < 0.12
+    assert balanced.predict_proba(X)[:, 1].mean() > 0.3
+
+
+def test_frames_with_words_dates_and_gaps(friedman):
+    X, y = friedman
+    frame = pd.DataFrame({"a": X[:, 3], "b": X[:, 0]})
+    frame["kind"] = np.where(X[:, 1] > 0.5, "high", "low")
+    frame["when"] = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(60), unit="D")
+    frame.loc[3, "a"] = np.nan
+    model = NaturalLangevinRegressor(random_state=0, **FAST).fit(frame, y)
+    assert model.feature_names_in_.tolist() == ["a", "b", "kind", "when"]
+    new = frame.iloc[:2].assign(kind=["unheard", None])
+    assert np.isfinite(model.predict(new)).all()
+    assert any("a: 1 of 60 cells is missing" in n for n in model.features_.notices)
+
+
+def test_missing_numbers_of_arrays_are_filled(blobs):
+    X, y = blobs
+    X = X.copy()
+    X[0, 0] = np.nan
+    model = NaturalLangevinClassifier(random_state=0, **FAST).fit(X, y)
+    assert np.isfinite(model.predict_proba(X)).all()
+
+
+def test_the_command_line_and_the_estimator_give_one_answer(tmp_path):
+    """The same table, seed and settings; nothing held out."""
+    table = prices(tmp_path / "prices.csv", rows=60)
+    frame = pd.read_csv(table)
+    seed = int(np.random.RandomState(0).randint(2**31 - 2))
+    words = ("train", table, "--target", "price", "--out", tmp_path / "r", "--hold-out", "0")
+    small = ("--steps", "16", "--chains", "2", "--hidden", "16", "--seed", str(seed))
+    result = run(*words, *small)
+    assert result.exit_code == 0, result.output
+    assert run("predict", tmp_path / "r", table, "--out", tmp_path / "p.csv").exit_code == 0
+    model = NaturalLangevinRegressor((16,), steps=16, chains=2, random_state=0)
+    model.fit(frame[["area"]], frame["price"])
+    found = pd.read_csv(tmp_path / "p.csv")
+    mean, std = model.predict(frame[["area"]], return_std=True)
+    assert_allclose(found["mean"], mean, rtol=1e-6)
+    assert_allclose(found["sd"], std, rtol=1e-5)

@@ -1,132 +1,243 @@
-"""Columns become inputs and targets: standardised by the training rows, one-hot, or refused."""
+"""Tables as people have them: every column becomes inputs or is left out, and all of it is said."""
 
 import io
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from natural_langevin.data import DataError
 from natural_langevin.data.csv_file import CsvFile
-from natural_langevin.data.table import Column, Table
-from natural_langevin.tabular.features import Features, fit_features
+from natural_langevin.data.table import Table, from_frame
+from natural_langevin.tabular.columns import MOST_LEVELS, OTHER, Category, Date, Number, canonical
+from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.fit import split
-from natural_langevin.tabular.target import Target, find_task, fit_classes, fit_target
+from natural_langevin.tabular.outcome import outcomes
+from natural_langevin.tabular.settings import Settings
+from natural_langevin.tabular.survey import fit_features
+from natural_langevin.tabular.target import Target, find_target, fit_target
 
 
 def table(text: str) -> Table:
     return CsvFile(io.BytesIO(text.encode()), label="a.csv").table()
 
 
-PEOPLE = table("age,town,flag,y\n30,Rome,1,a\n40,Oslo,1,b\n50,Rome,1,a\n")
-LABELS = table("y\na\nb\na\na\n")
+def fitted(text: str, **options) -> Features:
+    return fit_features(table(text), targets=("y",), **options)
+
+
+def said(features: Features, name: str) -> str:
+    return " | ".join(n for n in features.notices if n.startswith(f"{name}: "))
+
+
+PEOPLE = "age,town,flag,y\n30,Rome,1,a\n40,Oslo,1,b\n50,Rome,1,a\n"
 
 
 def test_numbers_are_standardised_by_the_fitted_rows_and_words_one_hot():
-    features = fit_features(PEOPLE, target="y")
+    features = fitted(PEOPLE)
     assert features.names == ("age", "town")
-    assert features.constant == ("flag",)
-    x = features.encode(PEOPLE)
+    assert "the same in every row: left out" in said(features, "flag")
     deviation = np.std([30, 40, 50])
     expected = [[-10 / deviation, 0, 1], [0, 1, 0], [10 / deviation, 0, 1]]
-    torch.testing.assert_close(x, torch.tensor(expected, dtype=torch.float32))
+    torch.testing.assert_close(features.encode(table(PEOPLE)).x, torch.tensor(expected).double())
     other = table("town,extra,age\nOslo,?!,60\n")  # another order, more columns, the old scale
     torch.testing.assert_close(
-        features.encode(other), torch.tensor([[20 / deviation, 1, 0]], dtype=torch.float32)
+        features.encode(other).x, torch.tensor([[20 / deviation, 1, 0]]).double()
     )
 
 
-def test_what_is_stored_is_json_and_comes_back_the_same():
-    features = fit_features(PEOPLE, target="y")
-    again = Features.from_json(json.loads(json.dumps(features.to_json())))
-    assert again == features
-    target = fit_target(LABELS, "y", fit_classes(LABELS, "y"))
-    assert target.shares == (0.75, 0.25)
-    assert Target.from_json(json.loads(json.dumps(target.to_json()))) == target
+def test_missing_cells_are_filled_with_the_mean_beside_an_input_that_says_so():
+    features = fitted("a,w,y\n1,x,1\n,?,2\n5,z,3\n3,x,4\n")
+    x = features.encode(table("a,w\n5,x\nNA,z\n3,\n")).x
+    # Columns: a, whether a is missing, and the levels x, z and (missing) of w.
+    assert x[:, 0].tolist() == [2 / np.std([1, 3, 5]), 0, 0]
+    assert x[:, 1:].tolist() == [[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
+    assert "1 of 4 cells is missing (first: a.csv, line 3): filled with the mean" in said(
+        features, "a"
+    )
+    assert "a category of their own" in said(features, "w")
+
+
+def test_what_new_rows_lack_is_noted_row_by_row_and_no_file_is_refused():
+    features = fitted("a,w,y\n1,x,1\n2,z,2\n5,z,3\n")
+    found = features.encode(table("a,w\n1,x\n,new\nabc,z\n1e30,x\n,\n"))
+    assert found.usable.tolist() == [True, True, True, False, False]
+    assert found.notes[0] == ""
+    assert found.notes[1].startswith("'a' is missing; 'w' 'new' was not seen in training")
+    assert "'a' 'abc' is no number, taken as missing" in found.notes[2]
+    assert "standard deviations from the training rows' mean, not predicted" in found.notes[3]
+    assert found.notes[4] == "every cell is missing, not predicted"
+    assert torch.isfinite(found.x).all()
+    torch.testing.assert_close(found.x[1], torch.zeros(3).double())  # the mean, and no level
 
 
 def test_a_missing_column_is_refused_by_name():
-    features = fit_features(PEOPLE, target="y")
     with pytest.raises(DataError, match=r"new\.csv lacks the column 'town'"):
-        features.check_columns("new.csv", ("age", "city"))
+        fitted(PEOPLE).check_columns("new.csv", ("age", "city"))
 
 
-def test_a_level_that_training_never_saw_is_refused_by_place():
-    features = fit_features(PEOPLE, target="y")
-    with pytest.raises(DataError, match=r"line 3: column 'town' is 'Paris'.*Oslo, Rome"):
-        features.encode(table("age,town\n1,Rome\n2,Paris\n"))
+@pytest.mark.parametrize(
+    ("cells", "values", "notice"),
+    [
+        (["1,5", "2,25"], [1.5, 2.25], "commas are read as decimals (1,5 is 1.5)"),
+        (["1.234,5", "2.000,0"], [1234.5, 2000], "decimals"),
+        (["1,234.5", "2,000"], [1234.5, 2000], "commas are read as thousands"),
+        (["1 234", "$2 000"], [1234, 2000], ""),
+        (["€ 1'234.5", "12 %"], [1234.5, 12], ""),
+        (["1,234", "2,000"], [1234, 2000], "commas are read as thousands (1,234 is 1234)"),
+    ],
+)
+def test_numbers_as_people_write_them(cells, values, notice):
+    text = "a;y\n" + "".join(f"{cell};{k}\n" for k, cell in enumerate(cells))
+    features = fitted(text)
+    (part,) = features.parts
+    assert part.read(table(text).frame["a"]).tolist() == values
+    assert notice in said(features, "a")
 
 
-def test_a_value_from_another_unit_is_refused_by_place():
-    features = fit_features(PEOPLE, target="y")
-    with pytest.raises(DataError, match=r"line 2: column 'age' is .* standard deviations"):
-        features.encode(table("age,town\n1e30,Rome\n"))
+def test_one_column_tells_what_a_comma_means_in_another():
+    assert said(fitted("a;b;y\n1,5;1,234;1\n2,5;2,000;2\n"), "b") == (
+        "b: commas are read as decimals (1,234 is 1.234)"
+    )
+    assert "1,234 is 1.234" in said(fitted("b;y\n1,234;1\n2,000;2\n", decimal_comma=True), "b")
 
 
-def test_a_level_of_held_out_rows_alone_has_its_input():
-    whole = table("a,y\n" + "x,1\nz,2\n" * 3 + "rare,1\n")
-    features = fit_features(whole.take(np.arange(6)), target="y")
-    assert features.encode(whole).shape == (7, 3)
+def test_a_few_words_among_numbers_are_missing_and_many_make_a_category():
+    numbers = "".join(f"{k},{k}\n" for k in range(30))
+    features = fitted(f"a,y\n{numbers}many,1\n")
+    assert isinstance(features.parts[0], Number)
+    assert "1 of 31 cells is no number (first: 'many', a.csv, line 32)" in said(features, "a")
+    assert isinstance(fitted("a,y\n1,1\nx,2\n2,3\n").parts[0], Category)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "form"),
+    [
+        ("2024-03-31", "2023-01-02", "%Y-%m-%d"),
+        ("31.03.2024", "02.01.2023", "%d.%m.%Y"),
+        ("3/31/2024", "1/2/2023", "%m/%d/%Y"),
+        ("31/3/2024", "2/1/2023", "%d/%m/%Y"),
+        ("31 Mar 2024", "2 Jan 2023", "%d %b %Y"),
+        ("2024-03-31 12:30", "2023-01-02 06:00", "%Y-%m-%d %H:%M"),
+        ("2024-03-31T12:30:00Z", "2023-01-02T06:00:00+02:00", "ISO8601"),
+    ],
+)
+def test_dates_become_days_and_phases(first, second, form):
+    features = fitted(f"d,y\n{first},1\n{second},2\n{first},3\n")
+    (part,) = features.parts
+    assert isinstance(part, Date)
+    assert part.format == form
+    assert part.read(table(f"d\n{first}\n").frame["d"]).dt.date.tolist() == [
+        pd.Timestamp("2024-03-31").date()
+    ]
+    x = features.encode(table(f"d\n{first}\n{second}\n?\nsoon\n"))
+    assert x.x.shape == (4, len(part.parts))
+    assert torch.isfinite(x.x).all()
+    assert "'soon' is no date" in x.notes[3]
+    assert f"read as {form}" in said(features, "d")
+
+
+def test_ambiguous_dates_are_said():
+    assert "cannot be told apart" in said(fitted("d,y\n1/2/2024,1\n3/4/2023,2\n"), "d")
+
+
+def test_identifiers_free_text_copies_and_empty_columns_are_left_out():
+    lines = [f"K{k},{k * 7 + 1},{k % 3},{k % 3},,{k % 5}" for k in range(60)]
+    features = fitted("name,row_id,a,copy,nothing,y\n" + "\n".join(lines) + "\n")
+    assert features.names == ("a",)
+    assert "60 different words in 60 rows, such as 'K0'" in said(features, "name")
+    assert "an identifier: left out" in said(features, "row_id")
+    assert "the same as 'a'" in said(features, "copy")
+    assert "every cell is missing: left out" in said(features, "nothing")
+    assert len(features.notices) == 4  # all problems at once
+    with pytest.raises(DataError, match="no column to predict 'y' from"):
+        fitted("a,y\n1,1\n1,2\n")
+
+
+def test_many_categories_share_an_input():
+    counts = {f"w{k:02d}": 40 - k // 2 for k in range(40)}
+    lines = "".join(f"{word},{k}\n" for word, n in counts.items() for k in range(n))
+    features = fitted(f"a,y\n{lines}")
+    (part,) = features.parts
+    assert len(part.levels) == MOST_LEVELS
+    assert OTHER in part.levels
+    x = features.encode(table("a\nw00\nw39\nnew\n")).x
+    assert x.sum(1).tolist() == [1, 1, 1]
+    assert x[1].equal(x[2])
+    assert x[1, part.levels.index(OTHER)] == 1
 
 
 def test_numbers_can_be_said_to_be_categories():
-    codes = table("zip,y\n10,1\n20,2\n10,3\n")
-    assert fit_features(codes, target="y").width == 1
-    assert fit_features(codes, target="y", categorical=frozenset({"zip"})).width == 2
+    codes = "zip,y\n010,1\n20,2\n10,3\n"
+    assert fitted(codes).width == 1
+    assert fitted(codes, categorical=frozenset({"zip"})).parts[0].levels == ("10", "20")
     with pytest.raises(DataError, match="no column 'zap'"):
-        fit_features(codes, target="y", categorical=frozenset({"zap"}))
+        fitted(codes, categorical=frozenset({"zap"}))
+    assert [canonical(word) for word in ("007", "7.0", "A7")] == ["7", "7", "A7"]
 
 
-def test_a_stray_word_and_too_many_levels_are_refused_with_the_option_that_helps():
-    with pytest.raises(DataError, match=r"'x' \(a.csv, line 3\).*--categorical a"):
-        fit_features(table("a,y\n1,1\nx,2\n2,3\n"), target="y")
-    many = "a,y\n" + "".join(f"w{i},{i}\n" for i in range(60))
-    with pytest.raises(DataError, match=r"60 different values.*--drop a"):
-        fit_features(table(many), target="y")
-    dates = "a,when,y\n" + "".join(f"w{i},{i + 1}.{i % 12 + 1}.2024,{i}\n" for i in range(60))
-    with pytest.raises(DataError) as caught:
-        fit_features(table(dates), target="y")
-    for part in ("'a' has 60 different values", "'when' has 60 dates", "--drop a --drop when"):
-        assert part in str(caught.value)
-    with pytest.raises(DataError, match="every other one is constant"):
-        fit_features(table("a,y\n1,1\n1,2\n"), target="y")
+def test_what_is_stored_is_json_and_comes_back_the_same():
+    features = fitted("a,w,d,y\n1,x,2024-01-01,1\n,z,2023-02-02,2\n5,z,,3\n")
+    again = Features.from_json(json.loads(json.dumps(features.to_json())))
+    assert again == features
+    rows = table("a,w,d\n2,x,2024-05-05\n,q,?\n")
+    assert again.encode(rows).x.equal(features.encode(rows).x)
+
+
+def test_frames_with_types_of_their_own():
+    frame = pd.DataFrame(
+        {
+            "n": [1, 2, 3],
+            "c": pd.Categorical(["u", None, "v"]),
+            "t": pd.to_datetime(["2024-01-01", "2024-05-01", None]),
+        }
+    )
+    features = fit_features(from_frame(frame))
+    assert [type(part) for part in features.parts] == [Number, Category, Date]
+    assert features.encode(from_frame(frame)).x.shape == (3, features.width)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-30, 1.0, 1e30, 1e300])
 def test_standardisation_neither_overflows_nor_vanishes(scale):
-    values = np.random.default_rng(0).normal(3.0, 2.0, size=50) * scale
-    one = Table("t", {"a": Column(values), "y": Column(values)}, np.arange(50))
-    x = fit_features(one, target="y").encode(one)
+    usual = np.random.default_rng(0).normal(3.0, 2.0, size=50)
+    values = usual * scale
+    one = Table("t", pd.DataFrame({"a": values, "y": values}))
+    x = fit_features(one, targets=("y",)).encode(one).x
     assert x.mean().abs() < 1e-6
-    torch.testing.assert_close(x.std(correction=0), torch.tensor(1.0))
-    y = fit_target(one, "y", ()).encode(one)
-    torch.testing.assert_close(y, x)
+    torch.testing.assert_close(x.std(correction=0), torch.tensor(1.0).double())
+    target = fit_target(one, Target("y", task="regression"))
+    expected = [usual.mean() * scale, usual.std() * scale]
+    np.testing.assert_allclose([target.mean, target.scale], expected, rtol=1e-9)
+    (outcome,) = outcomes("regression", torch.tensor(values)[:, None], Settings(noise="constant"))
+    np.testing.assert_allclose([*outcome.mean, *outcome.scale], expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
     ("cells", "task", "reason"),
     [
-        (["cat", "dog", "cat"], "classification", "words"),
-        (["0", "1", "1"], "classification", "2 different whole numbers"),
+        (["cat", "dog", "cat", "dog"], "classification", "words"),
+        (["0", "1", "1", "0"], "classification", "2 different whole numbers"),
         (["0.5", "1", "1"], "regression", "decimals"),
+        (["1.234,5", "1,5", "2,5"], "regression", "decimals"),
         ([str(i) for i in range(30)], "regression", "30 different"),
     ],
 )
 def test_the_task_is_found_and_the_reason_said(cells, task, reason):
-    found = table("y\n" + "\n".join(cells) + "\n")
-    assert find_task(found, "y")[0] == task
-    assert reason in find_task(found, "y")[1]
-    assert find_task(found, "y", "regression")[0] == "regression"
+    found = table("y;b\n" + "".join(f"{cell};1\n" for cell in cells))
+    target, why = find_target(found, "y")
+    assert target.task == task
+    assert reason in why
 
 
 def test_classes_have_an_order_and_one_name_however_they_are_written():
     found = table("y\n10\n2\n2.0\n10\n")
-    classes = fit_classes(found, "y")
-    assert classes == ("2", "10")
-    target = fit_target(found, "y", classes)
+    target = fit_target(found, find_target(found, "y")[0])
+    assert target.classes == ("2", "10")
     assert target.shares == (0.5, 0.5)
     assert target.encode(found).tolist() == [1, 0, 0, 1]
+    assert Target.from_json(json.loads(json.dumps(target.to_json()))) == target
     with pytest.raises(DataError, match=r"line 2: the target 'y' is '3'"):
         target.encode(table("y\n3\n"))
 
@@ -137,18 +248,15 @@ def test_classes_have_an_order_and_one_name_however_they_are_written():
         ("y\n1\n1\n", "classification", "one class only"),
         ("y\n1\n1\n", "regression", "is 1 in every row"),
         ("y\na\nb\nc\n", "classification", "too many"),
-        ("y\n1\nx\n2\n", None, "--task classification"),
-        ("y\n1\n2\n", "guessing", "classification or regression"),
+        ("y\n1\nx\n2\n", None, "'x' .a.csv, line 3.: correct that cell.*--task classification"),
+        ("y\n1\n2\n", "guessing", "classification or regression or count or ordinal"),
         ("y\na\nb\n", "regression", "holds words such as 'a'"),
+        ("y\n1\n-2\n", "count", "holds -2, and counts are 0, 1, 2"),
     ],
 )
 def test_a_target_that_cannot_be_learned_is_refused(text, asked, part):
-    def learn(found: Table) -> Target:
-        task, _ = find_task(found, "y", asked)
-        return fit_target(found, "y", fit_classes(found, "y") if task == "classification" else ())
-
     with pytest.raises(DataError, match=part):
-        learn(table(text))
+        fit_target(table(text), find_target(table(text), "y", asked)[0])
 
 
 def test_the_split_keeps_classes_in_proportion_and_depends_on_the_seed_alone():

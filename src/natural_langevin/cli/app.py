@@ -27,7 +27,7 @@ def _version(shown: bool) -> None:
 
 
 @app.callback()
-def common(
+def _common(
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Say what is being done."),
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."

@@ -14,9 +14,10 @@ from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Source
 from natural_langevin.data.tables import open_source
-from natural_langevin.tabular.predictions import CHUNK
+from natural_langevin.tabular.fit import labelled
 from natural_langevin.tabular.quality import quality
-from natural_langevin.tabular.run import Run, load_posterior, load_run, write_json
+from natural_langevin.tabular.recipe import CHUNK
+from natural_langevin.tabular.run import Run, load_learned, load_run, write_json
 
 
 def evaluate(
@@ -27,7 +28,6 @@ def evaluate(
     json: Path | None = typer.Option(
         None, metavar="FILE", help="Write scores, curves and diagnosis as JSON too."
     ),
-    decimal_comma: bool = typer.Option(False, "--decimal-comma", help="1,5 is one and a half."),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
 ) -> None:
     """Score a run on labelled rows that it has not seen.
@@ -45,21 +45,23 @@ def evaluate(
         remedy="Nothing was written: make room or change --json, and run it again"
     ):
         run = load_run(folder)
-        posterior = load_posterior(folder, run, choose_device(device))
-        with open_source(data, target=run.target.name, decimal_comma=decimal_comma) as source:
-            label = str(getattr(source, "label", data))
-            found = quality(posterior, run.target, _batches(run, source, label), label=label)
+        learned = load_learned(folder, choose_device(device))
+        with open_source(data, target=run.target.name) as source:
+            label = source.label
+            found = quality(learned, run.target, _batches(run, source), label=label)
         if not found["rows"]:
-            raise DataError(f"{label} has a header and no rows: add at least one")
+            raise DataError(f"{label} has no rows with a target: add at least one")
         if json is not None:
             write_json(json, found)
     sure.answer(found, console)
     tell.scores(found, console)
 
 
-def _batches(run: Run, source: Source, label: str) -> Iterator[tuple[Tensor, Tensor]]:
-    run.features.check_columns(label, source.names)
+def _batches(run: Run, source: Source) -> Iterator[tuple[Tensor, Tensor]]:
+    run.features.check_columns(source.label, source.names)
     if run.target.name not in source.names:
-        raise DataError(f"{label} has no column {run.target.name!r}: evaluating needs the target")
+        raise DataError(
+            f"{source.label} has no column {run.target.name!r}: evaluating needs the target"
+        )
     for chunk in source.chunks(CHUNK):
-        yield run.features.encode(chunk), run.target.encode(chunk)
+        yield from labelled(run, chunk)

@@ -16,7 +16,7 @@ from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.data.tables import open_source
 from natural_langevin.tabular.predictions import ends, write_predictions
-from natural_langevin.tabular.run import load_posterior, load_run
+from natural_langevin.tabular.run import load_learned, load_run
 
 
 def predict(
@@ -33,15 +33,15 @@ def predict(
     interval: float = typer.Option(
         0.9, metavar="SHARE", help="Probability of the interval (regression)."
     ),
-    decimal_comma: bool = typer.Option(False, "--decimal-comma", help="1,5 is one and a half."),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
 ) -> None:
     """Predict every row of a table, in the order of its rows.
 
     Columns are found by name, in any order. Classes: the most probable class, a probability for
     each, and total, aleatoric (noise) and epistemic (lack of data) uncertainty in nats. Numbers:
-    mean, standard deviation, interval, and the deviations of noise and of lack of data. The file
-    appears whole or not at all, and may be larger than memory.
+    mean, standard deviation, interval, and the deviations of noise and of lack of data. A last
+    column, note, says which cells of a row were missing, new or unreadable. The file appears whole
+    or not at all, and may be larger than memory.
 
     Examples:
 
@@ -52,10 +52,17 @@ def predict(
     with one_line_errors(remedy="Nothing was written: make room or change --out, and run it again"):
         run = load_run(folder)
         ends(interval)  # refused also where it would not be used
-        posterior = load_posterior(folder, run, choose_device(device))
-        with open_source(data, decimal_comma=decimal_comma) as source, _output(out) as text:
-            count = write_predictions(posterior, run, source, text, keep=keep, interval=interval)
-    typer.echo(f"{count:,} rows{'' if out == '-' else f' in {out}'}", err=True)
+        learned = load_learned(folder, choose_device(device))
+        with open_source(data) as source, _output(out) as text:
+            count, noted, unpredicted = write_predictions(
+                learned, run, source, text, keep=keep, interval=interval
+            )
+    said = f"{count:,} rows{'' if out == '-' else f' in {out}'}"
+    if noted:
+        said += f"; {noted:,} have a note (what was missing, new or unreadable)"
+    if unpredicted:
+        said += f", {unpredicted:,} of them could not be predicted"
+    typer.echo(said, err=True)
 
 
 @contextlib.contextmanager

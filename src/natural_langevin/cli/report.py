@@ -84,11 +84,14 @@ def _run_page(folder: Path) -> dict[str, Any]:
         )
     words, quality = run.to_json(), read_quality(folder)
     columns = {
-        column["name"]: f"mean {column['mean']:.4g}, scale {column['scale']:.4g}"
-        if column["kind"] == "number"
-        else f"{len(column['levels'])} levels"
+        column["name"]: {
+            "number": lambda c: f"mean {c['mean']:.4g}, scale {c['scale']:.4g}",
+            "category": lambda c: f"{len(c['levels'])} levels",
+            "date": lambda c: f"date, {c['format']}",
+        }[column["kind"]](column)
         for column in words["features"]["columns"][:40]
     }
+    noticed = {str(k): notice for k, notice in enumerate((*run.notices, *run.features.notices), 1)}
     data: dict[str, Any] = {
         "source": run.source,
         "target": run.target.name,
@@ -106,7 +109,8 @@ def _run_page(folder: Path) -> dict[str, Any]:
         "command": shlex.join(["natural-langevin", "report", str(folder)]),
         "quality": quality,
         "words": sentences(quality),
-        "about": {"Data": data, "Settings": words["settings"], "Columns": columns},
+        "about": {"Data": data, "Settings": words["settings"], "Columns": columns}
+        | ({"Noticed, and done about it": noticed} if noticed else {}),
     }
 
 

@@ -12,16 +12,16 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from natural_langevin.tabular.features import Category, Number
+from natural_langevin.tabular.columns import Category, Date, Number
 from natural_langevin.tabular.fit import Prepared
 from natural_langevin.tabular.run import Run
-from natural_langevin.tabular.settings import AUTO
 
 NAMES = {
     "accuracy": "accuracy",
     "nll": "negative log-likelihood",
     "brier": "Brier score",
     "ece": "calibration error",
+    "auc": "area under the ROC curve",
     "rmse": "root-mean-square error",
     "coverage": "coverage of 90 % intervals",
 }
@@ -30,11 +30,16 @@ MEANING = {
     "nll": "nats per row; smaller is better, punishes false certainty",
     "brier": "0 to 2; smaller is better",
     "ece": "mean gap between confidence and accuracy; 0 is perfect",
+    "auc": "how often a row of the class scores above one that is not; 1 is perfect",
     "rmse": "in the target's own units",
     "coverage": "how often the truth is inside; 90 % is perfect",
 }
 
 
+#: The confusion matrix is shown for at most this many classes.
+MOST_CONFUSED = 8
+#: Lines of what was noticed.
+MOST_NOTICES = 25
 #: A narrower terminal gets the scores without what they mean.
 WIDE = 96
 
@@ -46,7 +51,7 @@ def found(prepared: Prepared, console: Console) -> None:
     lines.add_column(style="bold")
     lines.add_column()
     for name, words in (
-        ("Data", _rows(run) + _skipped(prepared.skipped)),
+        ("Data", _rows(run)),
         ("Task", f"{run.target.task}, because {prepared.reason}{_classes(run)}"),
         ("Inputs", _inputs(run)),
         ("Network", _network(run)),
@@ -54,6 +59,14 @@ def found(prepared: Prepared, console: Console) -> None:
     ):
         lines.add_row(name, escape(words))
     console.print(lines, highlight=False)
+    notices = [*run.notices, *run.features.notices]
+    if notices:
+        console.print("\n[bold]Noticed, and done about it[/] (kept in run.json)", highlight=False)
+        for notice in notices[:MOST_NOTICES]:
+            console.print(Padding(escape(notice), (0, 0, 0, 2)), highlight=False)
+        if len(notices) > MOST_NOTICES:
+            console.print(f"  ... and {len(notices) - MOST_NOTICES} more, in run.json")
+        console.print()
 
 
 def _rows(run: Run) -> str:
@@ -62,11 +75,6 @@ def _rows(run: Run) -> str:
     if not run.hold_out:
         kept = f", {held:,} of its own to test it" if held else ", none held out"
     return f"{run.source}: {trained:,} rows to learn {run.target.name!r} from{kept}"
-
-
-def _skipped(count: int) -> str:
-    what = "1 row that lacks a cell was" if count == 1 else f"{count:,} rows that lack a cell were"
-    return f"; {what} left out" if count else ""
 
 
 def title(run: Run) -> str:
@@ -87,41 +95,39 @@ def _classes(run: Run) -> str:
 
 def _inputs(run: Run) -> str:
     numbers = [p for p in run.features.parts if isinstance(p, Number)]
+    dates = [p.name for p in run.features.parts if isinstance(p, Date)]
     categories = [p for p in run.features.parts if isinstance(p, Category)]
     standardised = any((p.mean, p.scale) != (0.0, 1.0) for p in numbers)
     parts = []
     if numbers:
         how = "standardised" if standardised else "as they are"
         parts.append(f"{len(numbers)} numeric column{'s' * (len(numbers) > 1)}, {how}")
+    if dates:
+        parts.append(f"dates: {', '.join(dates[:6])}{', ...' * (len(dates) > 6)}")
     if categories:
-        levels = ", ".join(f"{p.name} ({p.width} levels)" for p in categories[:6])
+        levels = ", ".join(f"{p.name} ({len(p.levels)} levels)" for p in categories[:6])
         parts.append(f"one-hot encoded: {levels}{', ...' * (len(categories) > 6)}")
-    if run.features.constant:
-        names = ", ".join(run.features.constant[:6]) + ", ..." * (len(run.features.constant) > 6)
-        parts.append(f"left out as constant: {names}")
     return "; ".join(parts)
 
 
 def _network(run: Run) -> str:
-    sizes = "-".join(map(str, [run.features.width, *run.settings.hidden, run.target.outputs]))
-    count = sum(p.numel() for p in run.network().parameters())
-    return f"{sizes}, ReLU, {count:,} parameters"
+    sizes = "-".join(map(str, [run.features.width, *run.settings.hidden]))
+    return f"{sizes} units, {run.settings.activation}"
 
 
 def _sampler(run: Run) -> str:
     s = run.settings
-    kept = s.chains * ((s.steps - s.burn_in) // s.thin)
-    eta = "found by a pilot run" if s.step_size == AUTO else f"{s.step_size:g}"
+    compared = f"compared on {s.folds} folds" if s.folds else "not compared"
     return (
-        f"quasi-diagonal natural Langevin, {s.chains} chains of {s.steps:,} steps, step size "
-        f"{eta}, damping {s.damping:.2g}, prior variance {s.prior_variance:g}; {kept} networks kept"
+        f"quasi-diagonal natural Langevin, {s.chains} chains of {s.steps:,} steps; priors, "
+        f"temperatures and step sizes {compared}"
     )
 
 
-def step_size(quality: Mapping[str, Any], console: Console) -> None:
-    """What the pilot chose and why, where there was one."""
-    if quality.get("step_size"):
-        console.print(f"\n[bold]Step size[/]  {escape(quality['step_size'])}", highlight=False)
+def chosen(quality: Mapping[str, Any], console: Console) -> None:
+    """What held-out rows chose, and why."""
+    if quality.get("reason"):
+        console.print(f"\n[bold]Chosen[/]  {escape(quality['reason'])}", highlight=False)
 
 
 def scores(quality: Mapping[str, Any], console: Console) -> None:
@@ -140,6 +146,7 @@ def scores(quality: Mapping[str, Any], console: Console) -> None:
             cells = [f"  {NAMES[key]}", f"[bold]{_number(key, value)}[/]", shown]
             table.add_row(*cells, MEANING[key] if wide else "")
         console.print(table)
+        confusion(quality, console)
     else:
         console.print("\nNo rows were held out, so there is nothing to score it on.")
     verdict = quality["diagnosis"]
@@ -147,6 +154,22 @@ def scores(quality: Mapping[str, Any], console: Console) -> None:
         console.print("\n[bold]Can it be trusted?[/]", highlight=False)
         for sentence in (verdict["summary"], *(verdict["verdicts"] or _all_well(verdict))):
             console.print(Padding(escape(sentence), (0, 0, 0, 2)), highlight=False)
+
+
+def confusion(quality: Mapping[str, Any], console: Console) -> None:
+    """Rows of every class by what they were taken for, of few classes."""
+    found = quality.get("confusion")
+    if not found or len(found["classes"]) > MOST_CONFUSED:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("  in truth \\ predicted", no_wrap=True)
+    for name in found["classes"]:
+        table.add_column(escape(name), justify="right")
+    for k, (name, counts) in enumerate(zip(found["classes"], found["counts"], strict=True)):
+        cells = [f"[bold]{n:,}[/]" if j == k else f"{n:,}" for j, n in enumerate(counts)]
+        table.add_row(f"  {escape(name)}", *cells)
+    console.print()
+    console.print(table)
 
 
 def _all_well(verdict: Mapping[str, Any]) -> list[str]:
@@ -163,6 +186,7 @@ def _number(key: str, value: float | None) -> str:
 
 
 def next_commands(folder: Path, console: Console) -> None:
+    """Print the commands that a reader of this run may want next."""
     where = shlex.quote(str(folder))
     console.print("\n[bold]Next[/]")
     for command in (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 
@@ -17,7 +20,8 @@ from natural_langevin.cli.errors import UsageError, one_line_errors
 from natural_langevin.data.tables import read_training
 from natural_langevin.distributed.rank_zero import is_rank_zero
 from natural_langevin.tabular.fit import fit, open_folder, prepare
-from natural_langevin.tabular.settings import AUTO
+from natural_langevin.tabular.recipe import settings_from
+from natural_langevin.tabular.settings import AUTO, SettingError, Settings
 
 INTERRUPTED = 130  # what a shell expects of a program stopped by Ctrl-C
 
@@ -33,7 +37,9 @@ def train(
         None, metavar="FOLDER", help="Where the run is kept [default: runs/ and the data's name]."
     ),
     task: str | None = typer.Option(
-        None, metavar="KIND", help="classification or regression [default: found]."
+        None,
+        metavar="KIND",
+        help="classification, regression, count or ordinal [default: found].",
     ),
     drop: list[str] = typer.Option([], metavar="COLUMN", help="Leave it out; repeatable."),
     categorical: list[str] = typer.Option(
@@ -42,26 +48,29 @@ def train(
     skip_missing: bool = typer.Option(
         False, "--skip-missing", help="Leave out rows in which a cell is missing."
     ),
-    decimal_comma: bool = typer.Option(False, "--decimal-comma", help="1,5 is one and a half."),
+    decimal_comma: bool = typer.Option(
+        False, "--decimal-comma", help="1,234 is less than two [default: found]."
+    ),
     hidden: str | None = typer.Option(
         None, metavar="SIZES", help="Hidden layers, such as 50 or 100,100 [default: 50]."
     ),
     steps: int | None = typer.Option(
-        None, metavar="N", help="Updates, at least 8 [default: 2000 or more, by rows]."
+        None, metavar="N", help=f"Updates of every run, at least 8 [default: {Settings.steps}]."
     ),
     chains: int | None = typer.Option(
-        None, metavar="N", help="Chains run side by side [default: 4]."
+        None, metavar="N", help=f"Chains run side by side [default: {Settings.chains}]."
     ),
     batch_size: int | None = typer.Option(
-        None, metavar="N", help="Rows per update [default: 100]."
+        None, metavar="N", help=f"Rows per update [default: {Settings.batch_size}]."
     ),
     step_size: str | None = typer.Option(
-        None,
-        metavar="NUMBER",
-        help="Or auto: found by a short pilot run [default: 0.003, deep: 0.001].",
+        None, metavar="NUMBER", help="Or auto: chosen by held-out rows [default: auto]."
     ),
     prior_variance: float | None = typer.Option(
-        None, metavar="NUMBER", help="Variance of every weight [default: 0.5]."
+        None, metavar="NUMBER", help="Of every weight [default: chosen by held-out rows]."
+    ),
+    folds: int | None = typer.Option(
+        None, metavar="N", help="Of the comparison; 0: none is made [default: 4]."
     ),
     hold_out: float = typer.Option(
         0.2, metavar="SHARE", help="Share of the rows held out to score the result."
@@ -74,9 +83,10 @@ def train(
 ) -> None:
     """Learn from a table, and say how sure it is.
 
-    Says what it found in the data, samples the posterior of a network, and answers "how sure is
-    it?" on rows held out, in words and in a picture in the folder. Ctrl-C saves; the same command
-    with --resume goes on, to the same result.
+    Lists what it found in the data and what it does about it, compares priors and kinds of noise
+    on folds, samples the posteriors that predict best, and answers "how sure is it?" on rows held
+    out, in words and in a picture in the folder. Ctrl-C saves; the same command with --resume goes
+    on, to the same result.
 
     Examples (two lines make a table, one learns from it; digits come with scikit-learn):
 
@@ -89,35 +99,35 @@ def train(
     console = table.console()
     out = Path("runs") / Path(data).stem if out is None else out
     with one_line_errors():
-        loaded = read_training(
-            data,
-            target=target,
-            drop=frozenset(drop),
-            skip_missing=skip_missing,
-            decimal_comma=decimal_comma,
-        )
+        loaded = read_training(data, target=target, drop=frozenset(drop))
         prepared = prepare(
             loaded,
             source=os.path.basename(data),
             task=task,
             categorical=frozenset(categorical),
+            skip_missing=skip_missing,
+            decimal_comma=decimal_comma,
             hold_out=hold_out,
-            seed=seed,
-            steps=steps,
-            chains=chains,
-            batch_size=batch_size,
-            prior_variance=prior_variance,
-            hidden=_sizes(hidden),
-            step_size=_step_size(step_size),
+            settings=_settings(
+                steps=steps,
+                chains=chains,
+                batch_size=batch_size,
+                prior_variance=prior_variance,
+                folds=folds,
+                hidden=_sizes(hidden),
+                step_size=_step_size(step_size),
+                seed=seed,
+            ),
         )
         chosen = choose_device(device)
         open_folder(out, prepared.run, resume=resume)
         tell.found(prepared, console)
         try:
-            quality = fit(prepared, out, device=chosen)
+            with _without_advice():
+                quality = fit(prepared, out, device=chosen)
         except DivergenceError as error:
             raise UsageError(
-                f"{str(error).rstrip('.')}; or let a pilot run find one (--step-size auto), in "
+                f"{str(error).rstrip('.')}; or let held-out rows choose one (--step-size auto), in "
                 "another --out"
             ) from None
         except KeyboardInterrupt:
@@ -127,11 +137,35 @@ def train(
             raise typer.Exit(INTERRUPTED) from None
         if not is_rank_zero():
             return
-        tell.step_size(quality, console)
+        tell.chosen(quality, console)
         sure.answer(quality, console)
         sure.picture(quality, out, tell.title(prepared.run), console)
     tell.scores(quality, console)
     tell.next_commands(out, console)
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """The sampler's own advice after Ctrl-C is for Python; ours names the command."""
+    logger = logging.getLogger("natural_langevin")
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("interrupted at step")
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
+
+
+def _settings(**options: Any) -> Settings:
+    if options["steps"] is not None and options["steps"] < 8:
+        raise UsageError(f"--steps must be at least 8, got {options['steps']}")
+    try:
+        return settings_from(options)
+    except SettingError as error:
+        raise UsageError(f"--{error.name.replace('_', '-')} {error.problem}") from None
 
 
 def _sizes(hidden: str | None) -> tuple[int, ...] | None:
@@ -152,5 +186,5 @@ def _step_size(words: str | None) -> float | Literal["auto"] | None:
         return float(words)
     except ValueError:
         raise UsageError(
-            f"--step-size must be auto or a number such as 0.003, got {words!r}"
+            f"--step-size must be auto or a number such as 0.1, got {words!r}"
         ) from None

@@ -1,69 +1,169 @@
-"""CSV with a header: read line by line, in bounded memory, and strictly.
+"""CSV with a header, read by pandas in bounded memory; where a file is broken, the line is named.
 
-Comma, semicolon or tab between cells (found from the header), double quotes, UTF-8 with or without
-a byte-order mark, or Windows-1252. A file that is anything else is refused with the line on which
-it shows.
+Comma, semicolon, tab or bar between cells (found from the header), double quotes, UTF-8 with or
+without a byte-order mark, or Windows-1252.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
+import logging
 import os
 import re
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from .columns import ColumnBuilder
-from .encoding import Decoder
 from .errors import DataError
-from .table import MISSING, Table, TextChunk, parse_numbers, short
+from .table import Table, compact, joined, need_pandas, short
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger("natural_langevin")
 
 #: The most bytes of one row. Without it, a file without line ends would fill the memory.
 LONGEST_ROW = 1 << 24
 MOST_COLUMNS = 100_000
 #: The most cells that are text at the same time.
 CELLS_AT_ONCE = 500_000
-#: A number with a decimal comma, and nothing that could be a separated thousand besides it.
-DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+(?:[eE][+-]?\d+)?\s*")
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+#: A column behind the last one, which must stay empty.
+BEYOND = "\0beyond"
+#: Stands for an empty line, so that pandas counts it and it is no row of missing cells.
+BLANK = "\1"
+WINDOWS, SAVE = "cp1252", "save the file as CSV in UTF-8"
+
+
+class Lines:
+    """A binary stream as text, a line at a time: decoded, counted and of bounded length.
+
+    UTF-8 is tried first, and bytes that are not UTF-8 are never guessed at twice: the first such
+    line makes the rest of the file Windows-1252, what older spreadsheets write. A file that has
+    shown letters in UTF-8 before is damaged instead. With ``cells``, every line without quotes must
+    have as many.
+    """
+
+    def __init__(self, stream: BinaryIO, label: str) -> None:
+        self._stream, self.label = stream, label
+        self.number, self.encoding, self.delimiter = 0, "utf-8", ","
+        self.cells: int | None = None
+        self.quotes = False  # whether there was any
+        self._seen = False  # whether letters beyond ASCII were UTF-8
+        self.open = 0  # bytes since a quote that is still open
+
+    def readline(self) -> str:
+        """The next line with its end, "" after the last."""
+        line = self._stream.readline(LONGEST_ROW + 1)
+        if not line:
+            return ""
+        self.number += 1
+        if self.number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise DataError(
+                f"{self._here()}: this is UTF-16 (a spreadsheet's “Unicode text”): {SAVE}"
+            )
+        odd = line.count(b'"') % 2
+        self.quotes = self.quotes or b'"' in line
+        plain = not self.open and b'"' not in line
+        if odd:
+            self.open = 0 if self.open else len(line)
+        elif self.open:
+            self.open += len(line)
+        if len(line) > LONGEST_ROW or self.open > LONGEST_ROW:
+            raise DataError(
+                f"{self._here()}: a row of more than {LONGEST_ROW:,} bytes: is this a CSV file, "
+                "with all its quotes closed?"
+            )
+        text = self._decode(line)
+        if plain and self.cells:
+            if not text.strip():
+                return f"{BLANK}\n"
+            found = text.count(self.delimiter) + 1
+            if found != self.cells:
+                raise self.ragged(self.number, found)
+        return text
+
+    def read(self, size: int = -1) -> str:
+        """About ``size`` characters, in whole lines: what pandas asks for."""
+        lines, total = [], 0
+        while (size < 0 or total < size) and (line := self.readline()):
+            lines.append(line)
+            total += len(line)
+        return "".join(lines)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.readline, "")
+
+    def ragged(self, number: int, found: int) -> DataError:
+        """The error of a line with too many or too few cells."""
+        return DataError(
+            f"{self.label}, line {number}: {found} cells, where the header has {self.cells}: quote "
+            f"cells that hold a {SEPARATORS[self.delimiter]}"
+        )
+
+    def _here(self) -> str:
+        return f"{self.label}, line {self.number}"
+
+    def _decode(self, line: bytes) -> str:
+        if b"\0" in line:
+            raise DataError(
+                f"{self._here()}: a NUL byte: this is no text file, or it is damaged; {SAVE}"
+            )
+        if self.encoding == "utf-8":
+            try:
+                text = line.decode("utf-8-sig" if self.number == 1 else "utf-8")
+                self._seen = self._seen or not line.isascii()
+                return text
+            except UnicodeDecodeError as error:
+                byte = f"byte 0x{line[error.start]:02x}"
+                if self._seen:
+                    raise DataError(
+                        f"{self._here()}: {byte} is not UTF-8, and the lines before are: {SAVE}"
+                    ) from None
+                self.encoding = WINDOWS
+                log.warning(
+                    "%s: %s is not UTF-8, so the file is read as Windows-1252; where words look "
+                    "wrong, %s", self._here(), byte, SAVE,
+                )  # fmt: skip
+        try:
+            return line.decode(WINDOWS)
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{line[error.start]:02x}"
+            raise DataError(
+                f"{self._here()}: {byte} is neither UTF-8 nor Windows-1252: {SAVE}"
+            ) from None
 
 
 class CsvFile:
     """A CSV file, or an open binary stream such as standard input; read once, from the beginning.
 
-    With ``decimal_comma`` a cell such as 1,5 is one and a half. ``skipped`` counts the rows that
-    ``table`` has left out.
-
     >>> import io
     >>> file = CsvFile(io.BytesIO(b"age,town\\n31,Rome\\n"), label="people.csv")
-    >>> file.names, [chunk.words("town") for chunk in file.chunks(100)]
-    (('age', 'town'), [['Rome']])
+    >>> file.names, file.table().where(0)
+    (('age', 'town'), 'people.csv, line 2')
     """
 
     def __init__(
-        self,
-        source: str | os.PathLike[str] | BinaryIO,
-        *,
-        label: str | None = None,
-        decimal_comma: bool = False,
+        self, source: str | os.PathLike[str] | BinaryIO, *, label: str | None = None
     ) -> None:
         self._close = contextlib.ExitStack()
         if isinstance(source, (str, os.PathLike)):
             self.label = label or os.fspath(source)
             try:
-                self._bytes: BinaryIO = Path(source).open("rb")  # noqa: SIM115
-                self._close.callback(self._bytes.close)
+                stream: BinaryIO = Path(source).open("rb")  # noqa: SIM115
             except (OSError, ValueError) as error:  # ValueError: a NUL in the name
                 reason = getattr(error, "strerror", None) or str(error)
                 raise DataError(f"cannot read {self.label}: {reason}: check the name") from None
+            self._close.callback(stream.close)
         else:
-            self.label, self._bytes = label or "the input", source
-        self._line = self._row_size = self.skipped = 0
-        self._decimal_comma, self._decoder = decimal_comma, Decoder(self.label)
+            self.label, stream = label or "the input", source
+        self._lines = Lines(stream, self.label)
         try:
             self.delimiter, self.names = self._header()
         except BaseException:
@@ -73,70 +173,78 @@ class CsvFile:
     def __enter__(self) -> CsvFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close.close()
 
-    def chunks(self, size: int) -> Iterator[TextChunk]:
-        """The rows that have not been read yet, at most ``size`` at a time."""
+    def chunks(self, size: int) -> Iterator[Table]:
+        """The rows that have not been read yet, at most ``size`` at a time; cells are text or, in
+        columns of plain numbers, float64."""
+        pd = need_pandas()
         size = max(1, min(size, CELLS_AT_ONCE // len(self.names)))
-        rows: list[list[str]] = []
-        lines: list[int] = []
-        for row in self._rows(self.delimiter):
-            if len(row) != len(self.names):
-                raise DataError(
-                    f"{self.label}, line {self._line}: {len(row)} cells, where the header has "
-                    f"{len(self.names)}: quote cells that hold a {self._separator()}"
-                )
-            rows.append([_with_point(cell) for cell in row] if self._decimal_comma else row)
-            lines.append(self._line)
-            if len(rows) == size:
-                yield TextChunk(self.label, self.names, rows, lines)
-                rows, lines = [], []
-        if rows:
-            yield TextChunk(self.label, self.names, rows, lines)
+        line = self._lines.number + 1
+        try:
+            with pd.read_csv(
+                self._lines, sep=self.delimiter, header=None, names=[*self.names, BEYOND],
+                dtype=str, keep_default_na=False, index_col=False, skip_blank_lines=False,
+                skipinitialspace=True, chunksize=size,
+            ) as reader:  # fmt: skip
+                while (frame := _next_chunk(reader)) is not None:
+                    lines = np.arange(line, line + len(frame) + 1)
+                    if self._lines.quotes:  # a cell may go over several lines
+                        ends = frame.apply(lambda cells: cells.str.count("\n")).sum(axis=1)
+                        lines[1:] += ends.to_numpy(dtype=np.int64).cumsum()
+                    line = int(lines[-1])
+                    frame.index = lines[:-1]
+                    frame = frame[frame[self.names[0]] != BLANK]
+                    for place in frame.index[frame[BEYOND] != ""][:1]:
+                        raise self._lines.ragged(place, len(self.names) + 1)
+                    if len(frame):
+                        columns = {name: compact(frame[name]) for name in self.names}
+                        yield Table(self.label, pd.DataFrame(columns))
+        except pd.errors.EmptyDataError:
+            return
+        except pd.errors.ParserError as error:
+            raise self._unreadable(str(error), line) from None
 
-    def table(self, *, skip: frozenset[str] = frozenset(), skip_missing: bool = False) -> Table:
-        """All rows in memory, without the columns of ``skip`` and, with ``skip_missing``, without
-        rows that lack a cell."""
-        builders = {name: ColumnBuilder(name) for name in self.names if name not in skip}
-        lines: list[int] = []
-        for chunk in self.chunks(10_000):
-            if skip_missing:
-                chunk = self._complete(chunk, tuple(builders))
-            for builder in builders.values():
-                builder.add(chunk)
-            lines += chunk.lines
-        if self.skipped and not lines:
-            raise DataError(
-                f"{self.label}: every one of its {self.skipped:,} rows lacks a cell: leave out the "
-                "columns that are mostly empty (--drop)"
-            )
-        if not lines:
+    def table(self, *, skip: frozenset[str] = frozenset()) -> Table:
+        """All rows in memory, without the columns of ``skip``."""
+        pd = need_pandas()
+        parts = [chunk.frame for chunk in self.chunks(50_000)]
+        if not parts:
             raise DataError(f"{self.label} has a header and no rows: add at least one")
-        columns = {name: builder.column() for name, builder in builders.items()}
-        return Table(self.label, columns, np.array(lines, dtype=np.int64))
+        kept = [name for name in self.names if name not in skip]
+        columns = {name: joined([part[name] for part in parts]) for name in kept}
+        index = np.concatenate([part.index for part in parts])
+        return Table(self.label, pd.DataFrame(columns, index=index))
 
-    def _complete(self, chunk: TextChunk, names: tuple[str, ...]) -> TextChunk:
-        missing = [[cell.lower() in MISSING for cell in chunk.cells(name)] for name in names]
-        kept = [k for k, lacks in enumerate(zip(*missing, strict=True)) if not any(lacks)]
-        self.skipped += len(chunk) - len(kept)
-        rows, lines = [chunk.rows[k] for k in kept], [chunk.lines[k] for k in kept]
-        return TextChunk(chunk.label, chunk.names, rows, lines)
+    def _unreadable(self, reason: str, line: int) -> DataError:
+        """pandas' words with the line as an editor counts it."""
+        counts = re.search(r"Expected \d+ fields in line (\d+), saw (\d+)", reason)
+        first = self._first_line
+        if counts:
+            return self._lines.ragged(first + int(counts[1]) - 1, int(counts[2]))
+        row = re.search(r"EOF inside string starting at row (\d+)", reason)
+        line = first + int(row[1]) if row else line
+        return DataError(f"{self.label}, line {line}: a quote is not closed: correct the quotes")
 
     def _header(self) -> tuple[str, tuple[str, ...]]:
-        first = next(self._lines(), None)
-        if first is None:
+        lines = self._lines
+        first = lines.readline()
+        if not first:
             raise DataError(f"{self.label} is empty: it needs a header and rows")
-        delimiter = ","
-        if "," not in first:
-            delimiter = next((d for d in ";\t" if d in first), ",")
-        names = next(self._rows(delimiter, first), [])
-        names = [name.strip() for name in names]
+        more = [first]
+        while lines.open and more[-1]:  # a name over several lines
+            more.append(lines.readline())
+        first = "".join(more)
+        if "\r" in first.rstrip("\r\n"):
+            raise DataError(f"{self.label}, line 1: lines end as on old Macintoshes: {SAVE}")
+        outside = re.sub(r'"[^"]*"', "", first)
+        delimiter = max(SEPARATORS, key=outside.count)
+        rows = csv.reader([first], delimiter=delimiter, skipinitialspace=True)
+        try:
+            names = [name.strip() for name in next(rows, [])]
+        except csv.Error as error:
+            raise DataError(f"{self.label}, line 1: {error}: correct the quotes there") from None
         if len(names) > MOST_COLUMNS:
             raise DataError(
                 f"{self.label} has {len(names)} columns, more than {MOST_COLUMNS}: select some"
@@ -146,50 +254,29 @@ class CsvFile:
                 f"{self.label}: column {names.index('') + 1 if names else 1} has no name in the "
                 "header: name it (a table written by pandas wants to_csv(index=False))"
             )
-        if parse_numbers(names) is not None:
+        if all(_is_number(name) for name in names):
             raise DataError(
                 f"{self.label} begins with numbers ({short(', '.join(names))}): add a header line "
                 "that names the columns"
             )
-        seen: set[str] = set()
-        for name in names:
-            if name in seen:
-                raise DataError(f"{self.label} has two columns {name!r}: rename one of them")
-            seen.add(name)
+        ((name, count),) = Counter(names).most_common(1)
+        if count > 1:
+            raise DataError(f"{self.label} has two columns {name!r}: rename one of them")
+        lines.delimiter, lines.cells = delimiter, len(names)
+        self._first_line = lines.number + 1
         return delimiter, tuple(names)
 
-    def _rows(self, delimiter: str, first: str | None = None) -> Iterator[list[str]]:
-        reader = csv.reader(self._lines(first), delimiter=delimiter, strict=True)
-        try:
-            for row in reader:
-                self._row_size = 0
-                if row:  # blank lines are nothing
-                    yield row
-        except csv.Error as error:
-            raise DataError(
-                f"{self.label}, line {self._line}: {error}: correct the quotes there"
-            ) from None
 
-    def _lines(self, first: str | None = None) -> Iterator[str]:
-        """Lines with their ends, counted; a row's lines together have a bounded length."""
-        if first is not None:
-            yield first
-        while True:
-            line = self._bytes.readline(LONGEST_ROW + 1)
-            if not line:
-                return
-            self._line += 1
-            self._row_size += len(line)
-            if self._row_size > LONGEST_ROW:
-                raise DataError(
-                    f"{self.label}, line {self._line}: a row of more than {LONGEST_ROW:,} "
-                    "bytes: is this a CSV file, with all its quotes closed?"
-                )
-            yield self._decoder.decode(line, self._line)
-
-    def _separator(self) -> str:
-        return {",": "comma", ";": "semicolon", "\t": "tab"}[self.delimiter]
+def _next_chunk(reader: Any) -> pd.DataFrame | None:
+    """pandas warns of cells beyond the last one, which is an error here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", need_pandas().errors.ParserWarning)
+        return next(reader, None)
 
 
-def _with_point(cell: str) -> str:
-    return cell.replace(",", ".") if DECIMAL_COMMA.fullmatch(cell) else cell
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

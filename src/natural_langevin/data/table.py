@@ -1,219 +1,145 @@
-"""Tables: named columns of numbers or words, all of them at once or a chunk of rows at a time.
-
-Every cell is either a finite number or a word. What is missing, infinite or a stray word among
-numbers is refused by line and column: a value that was made up silently would be believed.
-"""
+"""Tables in memory: a pandas frame whose columns are numbers, words or times, with a name for every
+row's place, so that a message can say "people.csv, line 17"."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError
 
-Numbers = NDArray[np.floating[Any]]
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Cells that mean "nothing here", in lower case.
-MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none", "?"})
-#: A column of more different words than this is text or an identifier, not a category.
-MOST_LEVELS = 1000
+MISSING = frozenset(
+    {"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none", "?", "-", "--", "."}
+)
 
 
-class Chunk(Protocol):
-    """Rows of a table."""
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows of ``frame``, whose index says where each stands: a ``unit`` of "line" in a file, "row"
+    in an array. Columns are float64, categories of text, or times; nothing is NaN (or NaT)."""
+
+    label: str
+    frame: pd.DataFrame
+    unit: str = "line"
 
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.frame.columns)
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.frame)
 
     def where(self, row: int) -> str:
         """The place of a row in words: "people.csv, line 17"."""
+        return f"{self.label}, {self.unit} {self.frame.index[row]}"
 
-    def numbers(self, name: str) -> Numbers:
-        """A column as finite numbers, or a DataError that names the first cell that is none."""
+    def take(self, rows: Any) -> Table:
+        """Some rows, in this order; their places are still those of the file."""
+        return Table(self.label, self.frame.iloc[rows], self.unit)
 
-    def words(self, name: str) -> list[str]:
-        """A column as text, or a DataError that names the first missing cell."""
-
-    def cells(self, name: str) -> list[str]:
-        """A column as it stands, whatever is missing in it."""
+    def chunks(self, size: int) -> Iterator[Table]:
+        """All rows, at most ``size`` at a time."""
+        for start in range(0, len(self), size):
+            yield self.take(slice(start, start + size))
 
 
 class Source(Protocol):
     """A table that is read from its beginning to its end, in bounded memory."""
 
+    label: str
+
     @property
     def names(self) -> tuple[str, ...]: ...
 
-    def chunks(self, size: int) -> Iterator[Chunk]: ...
+    def chunks(self, size: int) -> Iterator[Table]: ...
 
 
-@dataclass(frozen=True, eq=False)
-class TextChunk:
-    """Rows as they stand in a file; ``lines`` are their line numbers."""
-
-    label: str
-    names: tuple[str, ...]
-    rows: list[list[str]]
-    lines: list[int]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def where(self, row: int) -> str:
-        return f"{self.label}, line {self.lines[row]}"
-
-    def cells(self, name: str) -> list[str]:
-        index = self.names.index(name)
-        return [row[index].strip() for row in self.rows]
-
-    def numbers(self, name: str) -> Numbers:
-        cells = self.cells(name)
-        values = parse_numbers(cells)
-        if values is None:
-            row = next(i for i, cell in enumerate(cells) if parse_numbers([cell]) is None)
-            raise not_a_number(self.where(row), name, cells[row])
-        return values
-
-    def words(self, name: str) -> list[str]:
-        cells = self.cells(name)
-        for row, cell in enumerate(cells):
-            if cell.lower() in MISSING:
-                raise not_a_number(self.where(row), name, cell)
-        return cells
-
-
-def parse_numbers(cells: Sequence[str]) -> NDArray[np.float64] | None:
-    """All cells as finite float64, or None where one is not such a number.
-
-    >>> parse_numbers(["1", " 2.5e3"])
-    array([1.0e+00, 2.5e+03])
-    >>> parse_numbers(["1_000"]) is parse_numbers(["inf"]) is parse_numbers([""]) is None
-    True
-    """
+def need_pandas() -> Any:
+    """The module, or an error that names the extra to install."""
     try:
-        values = np.array([float(cell) for cell in cells], dtype=np.float64)
+        import pandas
+    except ImportError as error:
+        raise ImportError(
+            "tables need pandas and scikit-learn: pip install 'natural-langevin[sklearn]'"
+        ) from error
+    return pandas
+
+
+def compact(cells: pd.Series) -> pd.Series:
+    """Text as it stands in a file: numbers where every cell is a plain number or missing, else
+    categories, which hold every word once.
+
+    >>> compact(need_pandas().Series(["1", "NA", "2.5"])).tolist()
+    [1.0, nan, 2.5]
+    """
+    pd = need_pandas()
+    plain = _plain_numbers(cells.to_list())
+    if plain is not None:
+        return pd.Series(plain, index=cells.index)
+    cells = cells.str.strip()
+    missing = cells.str.lower().isin(MISSING)
+    numbers = pd.to_numeric(cells.where(~missing), errors="coerce")
+    if (numbers.notna() | missing).all() and not cells.str.contains("_", regex=False).any():
+        return numbers.astype(np.float64)
+    return cells.where(~missing).astype("category")
+
+
+def _plain_numbers(cells: list[str]) -> NDArray[np.float64] | None:
+    """Without pandas' price per column, for the many that are complete."""
+    try:
+        values = np.fromiter(map(float, cells), dtype=np.float64, count=len(cells))
     except ValueError:
         return None
     # Python reads 1_000 as a number; in a file it is more likely a word.
-    if not np.isfinite(values).all() or any("_" in cell for cell in cells):
-        return None
-    return values
+    return values if np.isfinite(values).all() and "_" not in "".join(cells) else None
 
 
-def not_a_number(
-    where: str, name: str, cell: str, *, missing: str = "fill it in, or remove the row"
-) -> DataError:
-    """The error of a cell that should be a number (or, when missing, anything at all).
-
-    ``missing`` is the remedy for a cell that holds nothing."""
-    if cell.lower() in MISSING:
-        shown = "is empty" if not cell else f"is missing ({cell})"
-        return DataError(f"{where}: column {name!r} {shown}: {missing}")
-    what, remedy = "no number", "correct the cell, or remove the row"
-    if is_infinite(cell):
-        what = "not finite"
-    elif has_comma(cell):
-        remedy = (
-            "write decimals with a point and thousands without a separator, or say that commas are "
-            "decimal (--decimal-comma)"
-        )
-    return DataError(f"{where}: column {name!r} holds {short(cell)}, {what}: {remedy}")
+def joined(parts: list[pd.Series]) -> pd.Series:
+    """Pieces of one column, of which some may have looked like numbers and others not."""
+    pd = need_pandas()
+    if all(part.dtype == np.float64 for part in parts):
+        return pd.concat(parts)
+    parts = [
+        part.map("{:.15g}".format, na_action="ignore").astype("category")
+        if part.dtype == np.float64
+        else part
+        for part in parts
+    ]
+    index = np.concatenate([part.index for part in parts])
+    return pd.Series(pd.api.types.union_categoricals(parts), index=index)
 
 
-def is_infinite(cell: str) -> bool:
-    """Infinite, NaN, or too large for a number of 64 bits."""
-    try:
-        return not math.isfinite(float(cell))
-    except ValueError:
-        return False
-
-
-def has_comma(cell: str) -> bool:
-    """A number written with a decimal comma or with separated thousands: 1,5 or 1,500.00."""
-    return "," in cell and parse_numbers([cell.replace(",", "")]) is not None
+def from_frame(frame: Any, label: str = "the table") -> Table:
+    """A pandas or polars frame: numbers stay numbers, words become categories, times stay times."""
+    pd = need_pandas()
+    if not isinstance(frame, pd.DataFrame):  # polars; its own to_pandas would need pyarrow
+        frame = pd.DataFrame(frame.to_dict(as_series=False))
+    columns = {}
+    for name, cells in frame.items():
+        kind = pd.api.types
+        if kind.is_datetime64_any_dtype(cells):
+            columns[str(name)] = pd.to_datetime(cells, utc=True)
+        elif kind.is_numeric_dtype(cells) or kind.is_bool_dtype(cells):
+            columns[str(name)] = cells.astype(np.float64)
+        elif cells.map(lambda cell: hasattr(cell, "year")).any():
+            columns[str(name)] = pd.to_datetime(cells, utc=True, errors="coerce")
+        else:
+            text = cells.astype(object)
+            columns[str(name)] = compact(text.where(text.notna(), "").astype(str))
+    if len(columns) < frame.shape[1]:
+        raise DataError(f"{label} has two columns of one name: rename one of them")
+    rows = pd.RangeIndex(len(frame))
+    return Table(label, pd.DataFrame({k: v.set_axis(rows) for k, v in columns.items()}), "row")
 
 
 def short(cell: str) -> str:
     """A cell for an error message: quoted, and never a page long."""
     return repr(cell if len(cell) <= 40 else cell[:37] + "...")
-
-
-@dataclass(frozen=True, eq=False)
-class Column:
-    """A whole column: ``values`` where every cell is a number, ``codes`` into ``levels`` (in order
-    of appearance) where there are at most MOST_LEVELS different texts; at least one of the two.
-
-    ``odd`` is the first cell that is no number, in a column that holds numbers as well."""
-
-    values: Numbers | None
-    codes: NDArray[np.int32] | None = None
-    levels: tuple[str, ...] = ()
-    odd: str | None = None  # ready for a message: 'abc' (people.csv, line 17)
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """A table in memory; itself a Chunk and a Source.
-
-    ``places`` says where every row stands: a ``unit`` of "line" in a file, "row" in an array."""
-
-    label: str
-    columns: Mapping[str, Column]
-    places: NDArray[np.int64]
-    unit: str = "line"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.columns)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def where(self, row: int) -> str:
-        return f"{self.label}, {self.unit} {self.places[row]}"
-
-    def numbers(self, name: str) -> Numbers:
-        column = self.columns[name]
-        if column.values is None:
-            assert column.codes is not None
-            bad = [i for i, level in enumerate(column.levels) if parse_numbers([level]) is None]
-            row = int(np.isin(column.codes, bad).argmax())
-            raise not_a_number(self.where(row), name, column.levels[column.codes[row]])
-        finite = np.isfinite(column.values)
-        if not finite.all():
-            row = int(finite.argmin())
-            raise not_a_number(self.where(row), name, str(column.values[row]))
-        return column.values
-
-    def words(self, name: str) -> list[str]:
-        column = self.columns[name]
-        if column.codes is not None:
-            return [column.levels[code] for code in column.codes]
-        return [f"{value:.15g}" for value in self.numbers(name)]
-
-    def cells(self, name: str) -> list[str]:
-        return self.words(name)
-
-    def chunks(self, size: int) -> Iterator[Table]:
-        for start in range(0, len(self), size):
-            yield self.take(np.arange(start, min(start + size, len(self))))
-
-    def take(self, rows: NDArray[np.int64]) -> Table:
-        """Some rows of the table, in this order; their places are still those of the file."""
-        columns = {
-            name: Column(
-                None if c.values is None else c.values[rows],
-                None if c.codes is None else c.codes[rows],
-                c.levels,
-                c.odd,
-            )
-            for name, c in self.columns.items()
-        }
-        return Table(self.label, columns, self.places[rows], self.unit)

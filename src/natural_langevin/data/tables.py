@@ -18,7 +18,7 @@ from .catalog import NAMES, load
 from .csv_file import CsvFile
 from .errors import DataError
 from .npz import read_npz
-from .table import Column, Numbers, Source, Table
+from .table import Source, Table, compact, need_pandas
 
 ARRAY_TARGET = "y"
 
@@ -31,22 +31,14 @@ class TrainingData:
     test: Table | None
     target: str
     pixels: bool = False  # all in [0, 1] already: not to be standardised
-    skipped: int = 0  # rows that lacked a cell and were left out
+    named: bool = True  # columns have names that say something
 
 
 def read_training(
-    name: str,
-    *,
-    target: str | None,
-    drop: frozenset[str] = frozenset(),
-    skip_missing: bool = False,
-    decimal_comma: bool = False,
+    name: str, *, target: str | None, drop: frozenset[str] = frozenset()
 ) -> TrainingData:
     """The data called ``name`` with its target column, all in memory."""
     kind = _kind(name)
-    if kind != "csv" and (skip_missing or decimal_comma):
-        option = "--skip-missing" if skip_missing else "--decimal-comma"
-        raise DataError(f"{option} is for CSV files, and {name} is none: leave it out")
     if kind == "dataset":
         found = load(name)
         return TrainingData(
@@ -54,25 +46,17 @@ def read_training(
             _arrays(f"{name} (test part)", found.test_x.numpy(), found.test_y.numpy()),
             ARRAY_TARGET,
             pixels=True,
+            named=False,
         )
     if kind == "npz":
         table = _npz(name, with_target=True)
-        _check_target(name, table.names, target or ARRAY_TARGET)
-        columns = {n: c for n, c in table.columns.items() if n not in drop}
-        return TrainingData(
-            Table(table.label, columns, table.places, table.unit), None, target or ARRAY_TARGET
-        )
-    with _csv(name, decimal_comma) as file:
-        _check_target(name, file.names, target)
-        for column in sorted(drop - set(file.names)):
-            raise DataError(
-                f"{file.label} has no column {column!r} to leave out (--drop)"
-                f"{did_you_mean(column, file.names)}"
-            )
-        if target in drop:
-            raise DataError(f"{target!r} is the target and cannot be left out: drop others")
-        table = file.table(skip=drop, skip_missing=skip_missing)
-        return TrainingData(table, None, str(target), skipped=file.skipped)
+        target = target or ARRAY_TARGET
+        _check_names(name, table.names, target, drop)
+        frame = table.frame.drop(columns=sorted(drop))
+        return TrainingData(Table(table.label, frame, table.unit), None, target, named=False)
+    with _csv(name) as file:
+        _check_names(name, file.names, target, drop)
+        return TrainingData(file.table(skip=drop), None, str(target))
 
 
 def did_you_mean(name: str, names: tuple[str, ...]) -> str:
@@ -89,15 +73,13 @@ def did_you_mean(name: str, names: tuple[str, ...]) -> str:
 
 
 @contextlib.contextmanager
-def open_source(
-    name: str, *, target: str | None = None, decimal_comma: bool = False
-) -> Iterator[Source]:
+def open_source(name: str, *, target: str | None = None) -> Iterator[Source]:
     """The table called ``name``, to be read in chunks; a dataset gives its test part.
 
     ``target`` is the column that must be there as well, if any."""
     kind = _kind(name)
     if kind == "csv":
-        with _csv(name, decimal_comma) as file:
+        with _csv(name) as file:
             yield file
     elif kind == "npz":
         yield _npz(name, with_target=target is not None)
@@ -120,23 +102,30 @@ def _kind(name: str) -> str:
     )
 
 
-def _csv(name: str, decimal_comma: bool) -> CsvFile:
+def _csv(name: str) -> CsvFile:
     if name == "-":
-        label = "standard input"
-        return CsvFile(sys.stdin.buffer, label=label, decimal_comma=decimal_comma)
-    return CsvFile(name, label=os.path.basename(name), decimal_comma=decimal_comma)
+        return CsvFile(sys.stdin.buffer, label="standard input")
+    return CsvFile(name, label=os.path.basename(name))
 
 
-def _check_target(label: str, names: tuple[str, ...], target: str | None) -> None:
-    if target in names:
-        return
+def _check_names(
+    label: str, names: tuple[str, ...], target: str | None, drop: frozenset[str]
+) -> None:
+    """The target is there and stays, and what is to be left out is there."""
     label = os.path.basename(label)
     if target is None:
         shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         raise DataError(f"{label}: which column is to be predicted? --target with one of {shown}")
-    raise DataError(
-        f"{label}: there is no column {target!r} (--target){did_you_mean(target, names)}"
-    )
+    if target not in names:
+        raise DataError(
+            f"{label}: there is no column {target!r} (--target){did_you_mean(target, names)}"
+        )
+    for column in sorted(drop - set(names)):
+        raise DataError(
+            f"{label} has no column {column!r} to leave out (--drop){did_you_mean(column, names)}"
+        )
+    if target in drop:
+        raise DataError(f"{target!r} is the target and cannot be left out: drop others")
 
 
 def _npz(path: str, *, with_target: bool) -> Table:
@@ -163,17 +152,12 @@ def _words(y: NDArray[Any], label: str) -> list[str]:
 
 
 def _arrays(label: str, x: NDArray[Any], y: NDArray[Any] | list[str] | None) -> Table:
-    """A table of x0, x1, ... and y. Words are checked for emptiness, numbers when asked for."""
-    places = np.arange(len(x), dtype=np.int64)
-    numbers: Numbers = x if x.dtype.kind == "f" else x.astype(np.float64)
-    columns = {f"x{i}": Column(numbers[:, i]) for i in range(numbers.shape[1])}
+    """A table of x0, x1, ... and y."""
+    pd = need_pandas()
+    numbers = x.astype(np.float64)
+    columns: dict[str, Any] = {f"x{i}": numbers[:, i] for i in range(numbers.shape[1])}
     if isinstance(y, list):
-        levels: dict[str, int] = {}
-        codes = np.array([levels.setdefault(v.strip(), len(levels)) for v in y], dtype=np.int32)
-        if "" in levels:
-            row = int((codes == levels[""]).argmax())
-            raise DataError(f"{label}, row {row}: the label is empty: fill it in")
-        columns[ARRAY_TARGET] = Column(None, codes, tuple(levels))
+        columns[ARRAY_TARGET] = compact(pd.Series(y, dtype=object))
     elif y is not None:
-        columns[ARRAY_TARGET] = Column(y if y.dtype.kind == "f" else y.astype(np.float64))
-    return Table(label, columns, places, "row")
+        columns[ARRAY_TARGET] = y.astype(np.float64)
+    return Table(label, pd.DataFrame(columns), "row")

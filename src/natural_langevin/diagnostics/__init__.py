@@ -1,5 +1,7 @@
 """Diagnostics: has a chain converged, does it explore, and is its noise the right size?
 
+Imports likelihoods, priors, preconditioners and dynamics; posterior and up import it.
+
 * ``function_space``: R-hat, effective sample size, distances between chains (ArviZ)
 * ``kinetic``: effective temperature of a step, noise against drift; minibatch noise
 * ``configurational``: temperature of the samples; the step-size bias indicator

@@ -105,6 +105,7 @@ def inference_data(
 
 
 def import_arviz() -> Any:
+    """ArviZ, without its announcement of a next version; ImportError names the extra."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # it announces its next version

@@ -52,18 +52,22 @@ class Diagnosis:
 
     @property
     def chains(self) -> int:
+        """Number of chains that were diagnosed."""
         return self.mixing.values.shape[0]
 
     @property
     def draws(self) -> int:
+        """Number of draws of each chain."""
         return self.mixing.values.shape[1]
 
     @property
     def rhat(self) -> Array | None:
+        """Split R-hat of every number looked at; None with fewer than two chains."""
         return self.mixing.rhat
 
     @property
     def ess(self) -> Array:
+        """Effective sample size of every number looked at, over all chains."""
         return self.mixing.ess
 
     @property

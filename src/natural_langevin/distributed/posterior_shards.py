@@ -75,30 +75,25 @@ def write(
     paths = [folder / f"{kind}-{token}.safetensors" for kind in ("samples", "posterior")]
     contents = [(samples, set(samples)), (rest, shared)]
     specs = [_all_chains(tensors, by_chain, mesh.chains) for tensors, by_chain in contents]
-    with _removed_on_failure(mesh, paths):
-        with mesh.together("making room for the posterior"), _write_errors(folder):
+    with contextlib.ExitStack() as held, _removed_on_failure(mesh, paths):
+        with mesh.together("making room for the posterior"), storage.write_errors(folder):
             if mesh.first:
-                folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(storage.save_lock(folder))
                 for path, of in zip(paths, specs, strict=True):
                     _reserve(path, of)
-        with mesh.together("writing the posterior"), _write_errors(folder):
+        with mesh.together("writing the posterior"), storage.write_errors(folder):
             for path, of, (tensors, by_chain) in zip(paths, specs, contents, strict=True):
                 mine = {k: v for k, v in tensors.items() if k in by_chain and mesh.writes}
                 once = {k: v for k, v in tensors.items() if k not in by_chain and mesh.first}
                 _write_rows(path, of, mine, first=mesh.own.start)
                 _write_rows(path, of, once, first=0)
-        with mesh.together("naming the posterior"), _write_errors(folder):
+        with mesh.together("naming the posterior"), storage.write_errors(folder):
             if mesh.first:
                 files = [storage.written(p, of) for p, of in zip(paths, specs, strict=True)]
                 storage.publish(
                     folder, model=model, likelihood=likelihood, config=config,
                     samples=files[0], rest=files[1],
                 )  # fmt: skip
-
-
-def _write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
-    remedy = "What was saved there before is intact: free some space, or save to another folder"
-    return tensorfile.writing(f"the posterior to {folder}", remedy)
 
 
 @contextlib.contextmanager

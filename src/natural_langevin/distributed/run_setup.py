@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch.utils.data import DistributedSampler
 
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin._internal.processes import Processes
-from natural_langevin._internal.version import __version__
 from natural_langevin.data.streams import InMemory, Loader, Stream
 from natural_langevin.sampling.checkpoint import SHARDED, RunCheckpoint, Saved, config_in
 
 
 def check_same_everywhere(
-    mesh: Processes, identity: Mapping[str, Any], stream: Stream, where: str | Path
+    mesh: Processes,
+    identity: Mapping[str, Any],
+    made_by: dict[str, Any],
+    stream: Stream,
+    where: str | Path,
 ) -> str | Path:
     """An error at every process unless all are about to do the same run with the same versions.
 
@@ -35,9 +36,8 @@ def check_same_everywhere(
         {
             **identity,
             "first batch": fingerprint({str(k): v for k, v in enumerate(first)}),
-            "natural_langevin": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            **made_by["versions"],
+            **made_by["code"],
         },
     )
     return where / f"rank-{mesh.rank}" if isinstance(where, Path) else where
@@ -65,6 +65,7 @@ def open_checkpoint(
     identity: dict[str, Any],
     stream: Stream,
     mesh: Processes,
+    made_by: dict[str, Any],
 ) -> Saved | None:
     """Where the run's checkpoints go: a folder that all processes see, of whichever kind several
     processes or one wrote before."""
@@ -77,7 +78,7 @@ def open_checkpoint(
         )
     here = Path(folder)
     if mesh.world == 1 and not any(here.glob(f"{SHARDED}*")):
-        return RunCheckpoint(here, identity)
+        return RunCheckpoint(here, identity, made_by)
     from natural_langevin.distributed.checkpoint import ShardedCheckpoint  # slow to import
 
-    return ShardedCheckpoint(here, identity, mesh, mesh.own)
+    return ShardedCheckpoint(here, identity, mesh, mesh.own, made_by)

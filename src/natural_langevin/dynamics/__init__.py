@@ -1,6 +1,6 @@
 """Dynamics: how a state moves by one step, one integrator per file.
 
-Imports statistics, preconditioners and priors; execution and sampling import it.
+Imports priors, statistics and preconditioners; execution and up import it.
 """
 
 from natural_langevin.dynamics.base import Dynamics, Info, Integrator, State

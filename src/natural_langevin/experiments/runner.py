@@ -22,6 +22,7 @@ import torch
 
 from natural_langevin import data
 from natural_langevin._internal.atomic import remove_leftovers, staged
+from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin.distributed import launched
 from natural_langevin.distributed.rank_zero import (
@@ -88,7 +89,18 @@ def run(request: Request) -> Path:
         request = replace(request, out=Path("runs") / f"{dataset.name}-{preset.name}-{digest}")
     assert request.out is not None
     folder = request.out / "stages"
-    on_rank_zero("opening the run's folder", lambda: _claim(request, config), device=request.device)
+    lock = on_rank_zero(
+        "opening the run's folder", lambda: _claim(request, config), device=request.device
+    )
+    try:
+        _run_missing(request, preset, dataset, folder)
+    finally:
+        if lock is not None:
+            lock.release()
+    return request.out
+
+
+def _run_missing(request: Request, preset: Preset, dataset: data.Dataset, folder: Path) -> None:
     missing = [name for name in STAGES if not (folder / f"{name}.json").exists()]
     done = len(STAGES) - len(missing)
     if done:
@@ -104,7 +116,6 @@ def run(request: Request) -> Path:
             run_stage(bench, name)
     elif missing:
         _run_parallel(replace(request, dataset=dataset.name, progress=False), preset, missing)
-    return request.out
 
 
 def _resolve(request: Request) -> tuple[Preset, data.Dataset]:
@@ -137,12 +148,14 @@ def _bench(request: Request, preset: Preset, dataset: data.Dataset) -> Bench:
     )
 
 
-def _claim(request: Request, config: dict[str, Any]) -> None:
-    """Makes the run folder, or checks that the one there belongs to this configuration."""
+def _claim(request: Request, config: dict[str, Any]) -> FolderLock:
+    """Makes the run folder, or checks that the one there belongs to this configuration; it is
+    locked from then on."""
     assert request.out is not None
     path = request.out / "config.json"
     try:
         (request.out / "stages").mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(request.out, "reproducing the table")
         for folder in (request.out, request.out / "stages"):
             remove_leftovers(folder)
         if path.exists():
@@ -160,6 +173,7 @@ def _claim(request: Request, config: dict[str, Any]) -> None:
             write_json(path, config)
     except (OSError, json.JSONDecodeError) as error:
         raise RunError(f"cannot use the folder {request.out}: {error}") from error
+    return lock
 
 
 def run_stage(bench: Bench, name: str) -> None:

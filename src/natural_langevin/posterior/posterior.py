@@ -34,6 +34,7 @@ from natural_langevin.posterior.prediction import (
 from natural_langevin.priors import Prior, PriorLike, resolve
 from natural_langevin.statistics import plain_copy, prepare_model, vectorised, with_parameters
 from natural_langevin.statistics.capture import Places
+from natural_langevin.statistics.vectorised import MODEL_LOCK
 from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
@@ -349,8 +350,9 @@ class Posterior:
         self.shards.check_whole("export")
         every, chains = self._stacked(estimate), self.chosen(None)
         state = self._learned_by(chains, len(next(iter(every.values()))) // len(chains))
-        served = export.Served(self._model, self.likelihood, every, state)
-        export.write(served, path, example.to(next(iter(every.values())).device), format)
+        with MODEL_LOCK:
+            served = export.Served(self._model, self.likelihood, every, state)
+            export.write(served, path, example.to(next(iter(every.values())).device), format)
 
     def _networks(self, estimate: Estimate) -> Params:
         """Parameters of the networks to average, (chain, draw, *shape); nothing is copied."""
@@ -563,4 +565,5 @@ class Posterior:
         )
 
     def _as_module(self, params: Params) -> nn.Module:
-        return with_parameters(self._model, params)
+        with MODEL_LOCK:  # another thread may have parameters of its own in the model
+            return with_parameters(self._model, params)

@@ -104,7 +104,8 @@ class Averager:
         if self.levels and values is not None and not self._outputs:
             quantiles = quantiles_over_networks(values, self.levels)
         elif self.levels:
-            quantiles = self.distribution().icdf(self.levels).to(dtype)
+            levels = torch.tensor(self.levels, dtype=torch.float64)
+            quantiles = self.distribution().icdf(levels).to(dtype)
         return Prediction(
             mean.to(dtype),
             None if total is None else total.to(dtype),

@@ -25,10 +25,12 @@ from natural_langevin import likelihoods
 from natural_langevin._internal import capacity, tensorfile
 from natural_langevin._internal.atomic import remove_leftovers, staged
 from natural_langevin._internal.fingerprints import check_model, describe_model
+from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.tensorfile import Spec, StorageError, WriteError, spec
 from natural_langevin.posterior import manifest
 from natural_langevin.posterior.manifest import File, Manifest
 from natural_langevin.posterior.networks import OnDisk
+from natural_langevin.statistics.vectorised import MODEL_LOCK
 from natural_langevin.types import Params
 
 __all__ = ["StorageError", "WriteError", "forget", "read", "write"]
@@ -48,12 +50,7 @@ def write(
     """``groups`` are dicts of tensors ("mean", "last", ...), stored as "group/name"."""
     rest = {f"{group}/{name}": v for group, values in groups.items() for name, v in values.items()}
     token = secrets.token_hex(8)
-    remedy = "What was saved there before is intact: free some space, or save to another folder"
-    with (
-        tensorfile.writing(f"the posterior to {folder}", remedy),
-        _removed_on_failure(token, folder),
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
+    with write_errors(folder), _removed_on_failure(token, folder), save_lock(folder):
         publish(
             folder,
             model=model,
@@ -62,6 +59,27 @@ def write(
             samples=_write_samples(folder, samples, token),
             rest=_write_file(folder / f"posterior-{token}.safetensors", rest),
         )
+
+
+#: Seconds that a save waits for another one to the same folder, and how often a reader whose files
+#: were replaced under its eyes begins again.
+PATIENCE, RETRIES = 10.0, 20
+
+
+def save_lock(folder: Path) -> FolderLock:
+    """The folder, made if need be, for this save alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return FolderLock(folder, "saving a posterior", wait=PATIENCE)
+
+
+def write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """What cannot be written, said with what is left."""
+
+    def state() -> str:
+        there = (folder / manifest.NAME).exists()
+        return "What was saved there before is intact" if there else "Nothing was saved there"
+
+    return tensorfile.writing(f"the posterior to {folder}", state, remedy="Or use another folder")
 
 
 def publish(
@@ -74,8 +92,10 @@ def publish(
     rest: File,
 ) -> None:
     """Makes these two files, which are written already, the posterior of the folder."""
+    with MODEL_LOCK:  # another thread may be predicting
+        description = describe_model(model)
     saved = Manifest(
-        model=describe_model(model),
+        model=description,
         likelihood=_describe_likelihood(likelihood),
         config=config,
         samples=samples,
@@ -158,7 +178,24 @@ def read(
 
     The samples are read into memory and compared with their checksum, or, with ``memory_map``,
     stay on the disk, and then only their names, shapes, dtypes and sizes are checked."""
-    saved = manifest.read(folder)
+    for _ in range(RETRIES):
+        saved = manifest.read(folder)
+        try:
+            return _read(folder, saved, model, likelihood, memory_map=memory_map)
+        except StorageError:
+            if manifest.read(folder) == saved:
+                raise  # nobody saved another one there meanwhile
+    return _read(folder, manifest.read(folder), model, likelihood, memory_map=memory_map)
+
+
+def _read(
+    folder: Path,
+    saved: Manifest,
+    model: nn.Module,
+    likelihood: likelihoods.Likelihood | None,
+    *,
+    memory_map: bool,
+) -> tuple[Params, Groups, likelihoods.Likelihood, dict[str, Any]]:
     check_model(saved.model, model)
     found = _likelihood(saved.likelihood, likelihood)
     _check_shapes(saved, {n: p for n, p in model.named_parameters() if p.requires_grad})
@@ -186,7 +223,11 @@ def _bytes(file: File) -> int:
 def _read_file(folder: Path, file: File) -> Params:
     path = folder / file.name
     tensors = tensorfile.mapped(path, file.tensors)  # the sizes are right: now the contents
-    if _digest(path) != file.sha256:
+    try:
+        found = _digest(path)
+    except OSError as error:
+        raise StorageError(f"cannot read {file.name}: {error}") from error
+    if found != file.sha256:
         raise StorageError(f"{file.name} is damaged: its contents are not those that were saved")
     return {name: value.clone() for name, value in tensors.items()}
 

@@ -1,4 +1,7 @@
-"""Preconditioners: one file per metric. ``REGISTRY`` is the one list that tests read."""
+"""Preconditioners: one file per metric. ``REGISTRY`` is the one list that tests read.
+
+Imports priors and statistics; dynamics and up import it.
+"""
 
 from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner
 from natural_langevin.preconditioners.damping import resolve_damping

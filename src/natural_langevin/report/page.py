@@ -111,6 +111,7 @@ def _about(results: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]
 
 
 def plain(value: Any) -> str:
+    """A value of the configuration as text: JSON, a dash for null."""
     if value is None:
         return text.NOTHING
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -130,6 +131,7 @@ def _command(config: Mapping[str, Any]) -> str:
 
 
 def environment() -> Environment:
+    """Jinja over the package's templates: everything escaped, an unknown name an error."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:

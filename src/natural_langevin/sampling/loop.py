@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin._internal.progress import Progress
@@ -131,32 +131,41 @@ def run(
                 written = time.monotonic()
             if stopped:
                 log.warning("interrupted at step %d: run the same again to go on from there", done)
-                raise KeyboardInterrupt
+                _end(interrupted[0] if interrupted else signal.SIGINT)
     return state
 
 
 @contextlib.contextmanager
-def _interrupts(saved: Any) -> Iterator[list[bool]]:
-    """With a checkpoint, the first Ctrl-C waits until a step is done; the second does not.
+def _interrupts(saved: Any) -> Iterator[list[int]]:
+    """With a checkpoint, the first Ctrl-C or SIGTERM waits until a step is done; the second does
+    not. The signals that came are in the list.
 
     Signals belong to the main thread, and to whoever has taken them over from Python: elsewhere
     nothing is changed."""
-    noticed: list[bool] = []
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if saved is None or not usual or threading.current_thread() is not threading.main_thread():
-        yield noticed
-        return
+    came: list[int] = []
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    in_main = threading.current_thread() is threading.main_thread()
+    taken = [n for n, h in usual.items() if saved and in_main and signal.getsignal(n) is h]
 
     def notice(number: int, frame: Any) -> None:
-        if noticed:
-            raise KeyboardInterrupt
-        noticed.append(True)
+        if came:
+            _end(number)
+        came.append(number)
 
-    signal.signal(signal.SIGINT, notice)
+    for number in taken:
+        signal.signal(number, notice)
     try:
-        yield noticed
+        yield came
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in taken:
+            signal.signal(number, usual[number])
+
+
+def _end(number: int) -> NoReturn:
+    """As the signal would have ended it, with everything closed properly."""
+    if number == signal.SIGTERM:
+        raise SystemExit(128 + number)
+    raise KeyboardInterrupt
 
 
 def _check_divergence(state: Any, running: bool) -> None:

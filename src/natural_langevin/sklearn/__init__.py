@@ -1,5 +1,7 @@
 """scikit-learn estimators: a Bayesian network by ``fit`` and ``predict_proba``, nothing to tune.
 
+Imports langevin and what it needs from below; nothing imports it.
+
 * ``NaturalLangevinClassifier``, ``NaturalLangevinRegressor``: see ``estimators``
 * ``python -m natural_langevin.sklearn.compare``: the comparison with scikit-learn's own networks
 """

@@ -1,56 +1,42 @@
-"""What both estimators share: settings, standardised inputs, candidates weighed by held-out data.
+"""What both estimators share: the settings, the table's columns, and the recipe they call.
 
-A fit is two rounds of ``Langevin``. In the first, every candidate (prior, temperature, step size)
-runs on the folds of a cross-validation, which are chains of one run; what is held out gives the
-candidates their weights. In the second, those that count run on all the data.
+A fit is ``tabular.recipe.learn`` on the encoded columns, as ``natural-langevin train`` does: one
+table, one answer.
 """
 
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
 from __future__ import annotations
 
 import logging
-import numbers
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor, nn
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
 
-from natural_langevin import models, preconditioners
-from natural_langevin.likelihoods import Likelihood
+from natural_langevin.data.table import Table, from_frame, need_pandas
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.posterior.prediction import Prediction
-from natural_langevin.sampling import step_size_search
-from natural_langevin.sampling.loop import DivergenceError
-from natural_langevin.sklearn.candidates import Candidate, candidates
-from natural_langevin.sklearn.problem import HeldOut, Problem, split
-from natural_langevin.sklearn.weighing import Weighed
+from natural_langevin.tabular.features import Features
+from natural_langevin.tabular.recipe import Learned, learn
+from natural_langevin.tabular.settings import SettingError, Settings
+from natural_langevin.tabular.survey import fit_features
 
 log = logging.getLogger("natural_langevin")
 
 Array = NDArray[Any]
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}
-#: The paper's abbreviations: (Q)DOP, (quasi-)diagonal outer product.
-PRECONDITIONERS: dict[str, Callable[[float], preconditioners.Preconditioner]] = {
-    "qdop": lambda damping: preconditioners.QuasiDiagonalFisher(damping=damping),
-    "dop": lambda damping: preconditioners.DiagonalFisher(damping=damping),
-    "rmsprop": lambda damping: preconditioners.RMSProp(),
-    "sgld": lambda damping: preconditioners.Euclidean(),
-}
-#: Where there are too few data to hold some out for the choice of a step size.
-STEP_SIZE_OF_FEW = 0.03
-#: Rows that a fold must have at least; with fewer there is no cross-validation.
-FEWEST_PER_FOLD = 3
-
 
 class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     """The base of both; not for use by itself.
+
+    ``X``: (n, features), dense or sparse numbers, in which NaN is missing; or a pandas or polars
+    frame whose columns may hold words, dates and missing cells. What was filled, encoded or left
+    out is in ``features_.notices`` and in the log.
 
     ``hidden_layer_sizes``: units of every hidden layer; ``activation``: "relu", "tanh" or "silu".
     ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out) or "fan_in" (3
@@ -62,31 +48,35 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     size from a short pilot run.
     ``preconditioner``: "qdop", "dop", "rmsprop" or "sgld".
     ``steps``, ``chains``, ``batch_size``: of a run; the first half is burn-in.
-    ``random_state``: a number for the same result every time. ``verbose``: shows progress.
+    ``random_state``: a number for the same result every time. ``verbose``: whether progress is
+    shown; None, on a terminal.
 
     Fitted: ``choice_`` (the candidates, with held-out NLL and weight), ``reason_`` (in words),
     ``scale_`` (below 1: surer than the networks by themselves), ``posteriors_`` and ``weights_``
-    (of the candidates that count, on standardised inputs), ``posterior_`` (of the largest
-    weight), ``n_iter_``, ``n_features_in_``, ``feature_names_in_``, ``input_mean_``,
-    ``input_scale_``.
+    (of the candidates that count, on encoded inputs), ``posterior_`` (of the largest weight),
+    ``features_`` (how columns became inputs), ``n_iter_``, ``n_features_in_``,
+    ``feature_names_in_``.
     """
 
     def __init__(
         self,
-        hidden_layer_sizes: Sequence[int] = (50,),
+        hidden_layer_sizes: Sequence[int] = Settings.hidden,
         *,
-        activation: str = "relu",
-        prior_variance: float | str = "auto",
-        temperature: float | str = "auto",
-        step_size: float | str = "auto",
-        folds: int = 4,
-        preconditioner: str = "qdop",
-        steps: int = 400,
-        chains: int = 8,
-        batch_size: int = 256,
+        activation: str = Settings.activation,
+        prior_variance: float | str = Settings.prior_variance,
+        temperature: float | str = Settings.temperature,
+        step_size: float | str = Settings.step_size,
+        folds: int = Settings.folds,
+        preconditioner: str = Settings.preconditioner,
+        task: str = "auto",
+        noise: str = Settings.noise,
+        log: bool | str = Settings.log,
+        steps: int = Settings.steps,
+        chains: int = Settings.chains,
+        batch_size: int = Settings.batch_size,
         random_state: int | np.random.RandomState | None = None,
         device: str | None = None,
-        verbose: bool = False,
+        verbose: bool | None = None,
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -95,6 +85,9 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         self.step_size = step_size
         self.folds = folds
         self.preconditioner = preconditioner
+        self.task = task
+        self.noise = noise
+        self.log = log
         self.steps = steps
         self.chains = chains
         self.batch_size = batch_size
@@ -105,184 +98,100 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = True
         return tags
 
-    def _weigh(self, held_out: HeldOut, y: Tensor, count: int) -> Weighed:
-        """How much each of ``count`` candidates counts."""
-        raise NotImplementedError
+    #: What ``task`` may be; the first is "auto".
+    _tasks: tuple[str, ...] = ()
 
-    def _sample(self, X: Array, y: Tensor, outputs: int, likelihood: Likelihood) -> None:
-        """Draws the posteriors of a network X -> outputs; X is dense and has been validated."""
-        self._standardise(X)
-        x = self._inputs(X)
-        network = models.mlp(
-            x.shape[1], outputs, self._hidden(), activation=self._named("activation", ACTIVATIONS)
+    def _learn(self, table: Table, y: Tensor, weight: Array | None, *, classes: int = 0) -> None:
+        """Encodes the columns and follows the recipe."""
+        if self.task not in ("auto", *self._tasks):
+            raise ValueError(f"task must be one of {('auto', *self._tasks)}, got {self.task!r}")
+        settings = self._settings()
+        self.features_: Features = fit_features(
+            table, named=table.unit == "named", at_least_one=True
         )
-        problem = Problem(
-            network.double(),  # overhead, not arithmetic, is what small networks cost
-            likelihood,
-            x,
+        for notice in self.features_.notices:
+            log.info("%s: %s", type(self).__name__, notice)
+        self.learned_: Learned = learn(
+            self.features_.encode(table).x,
             y,
-            preconditioner=self._named("preconditioner", PRECONDITIONERS),
-            batch_size=self._count("batch_size"),
-            steps=self._count("steps"),
-            chains=self._count("chains"),
-            seed=int(check_random_state(self.random_state).randint(2**31 - 2)),
+            self._tasks[0] if self.task == "auto" else self.task,
+            settings,
+            classes=classes,
+            sample_weight=weight,
             device=self.device,
-            progress=self.verbose,
+            progress=sys.stderr.isatty() if self.verbose is None else self.verbose,
         )
-        folds = self._folds(len(x))
-        offered = self._candidates(folds, len(x))
-        weighed = Weighed([None] * len(offered), [1.0] * len(offered), 1.0)
-        if folds:
-            rows = split(len(x), folds, problem.seed, y.numpy() if likelihood.discrete else None)
-            weighed = self._weigh(problem.held_out(offered, rows), y, len(offered))
-        self.scale_, self.n_iter_ = weighed.scale, problem.steps
-        weighed = self._run(problem, offered, weighed)
-        self._explain(offered, weighed, folds)
+        self.posteriors_ = self.learned_.posteriors
+        self.weights_ = self.learned_.weights.numpy()
+        self.scale_, self.n_iter_ = self.learned_.scale, settings.steps
+        self.choice_, self.reason_ = self.learned_.choice, self.learned_.reason
+        log.info("%s: %s", type(self).__name__, self.reason_)
 
-    def _run(self, problem: Problem, offered: list[Candidate], weighed: Weighed) -> Weighed:
-        """All the data, for every candidate that counts; one that diverges counts no more."""
-        runs: dict[int, Posterior] = {}
-        for k, weight in enumerate(weighed.weight):
-            if not weight:
-                continue
-            try:
-                runs[k] = problem.posterior(offered[k])
-            except DivergenceError:
-                if not any(weighed.weight[k + 1 :]) and not runs:
-                    raise
-                log.warning("%s diverged on all the data, and is left out", offered[k])
-        self.posteriors_: list[Posterior] = list(runs.values())
-        self.weights_ = np.array([weighed.weight[k] for k in runs])
-        self.weights_ /= self.weights_.sum()
-        shares = dict(zip(runs, self.weights_.tolist(), strict=True))
-        return Weighed(
-            weighed.nll, [shares.get(k, 0.0) for k in range(len(offered))], weighed.scale
-        )
+    def _settings(self) -> Settings:
+        seed = int(check_random_state(self.random_state).randint(2**31 - 2))
+        names = (
+            "activation", "prior_variance", "temperature", "step_size", "folds", "preconditioner",
+            "noise", "log", "steps", "chains", "batch_size",
+        )  # fmt: skip
+        given = {name: getattr(self, name) for name in names}
+        try:
+            return Settings(hidden=self.hidden_layer_sizes, seed=seed, **given)  # type: ignore[arg-type]
+        except SettingError as error:
+            name = "hidden_layer_sizes" if error.name == "hidden" else error.name
+            raise ValueError(f"{name} {error.problem}") from None
 
     @property
     def posterior_(self) -> Posterior:
         """The posterior of the largest weight."""
-        check_is_fitted(self, "posteriors_")
-        return self.posteriors_[int(self.weights_.argmax())]
+        check_is_fitted(self, "learned_")
+        return self.learned_.best
 
-    def _explain(self, offered: list[Candidate], weighed: Weighed, folds: int) -> None:
-        self.choice_ = [
-            candidate.as_dict() | {"nll": nll, "weight": weight}
-            for candidate, nll, weight in zip(offered, weighed.nll, weighed.weight, strict=True)
-        ]
-        if not folds:
-            self.reason_ = f"{offered[0]} (no cross-validation)"
+    def _checked(
+        self, X: Any, y: Any, sample_weight: Any, **options: Any
+    ) -> tuple[Table, Any, Array | None]:
+        """The table, the targets and the weights of the rows, as scikit-learn checks them."""
+        if is_frame(X):
+            table = from_frame(X)
+            validate_data(self, table.frame, skip_check_array=True)
+            from sklearn.utils import check_array
+
+            y = check_array(
+                y, ensure_2d=False, dtype="numeric" if options.get("y_numeric") else None
+            )
+            if len(y) != len(table):
+                raise ValueError(f"X has {len(table)} rows and y {len(y)}: give one target per row")
+            table = Table(table.label, table.frame, "named")
         else:
-            order = np.argsort(weighed.weight)[::-1]
-            parts = [
-                f"{weighed.weight[k]:.0%} {offered[k]} (held-out NLL {weighed.nll[k]:.4g})"
-                for k in order
-                if weighed.weight[k]
-            ]
-            surer = "surer" if weighed.scale < 1 else "no surer"
-            self.reason_ = (
-                f"{'; '.join(parts)}; stacked by the density of held-out rows, {folds} folds, "
-                f"{len(offered)} candidates; made {surer} by a scale of {weighed.scale:.3g}"
-            )
-        log.info("%s: %s", type(self).__name__, self.reason_)
+            X, y = validate_data(
+                self, X, y, accept_sparse="csr", dtype=np.float64, ensure_all_finite="allow-nan",
+                **options,
+            )  # fmt: skip
+            table = self._numbers(X)
+        if sample_weight is None:
+            return table, y, None
+        weight = _check_sample_weight(sample_weight, table.frame, ensure_non_negative=True)
+        return table, y, weight
 
-    def _folds(self, rows: int) -> int:
-        """How many folds there will be: fewer, or none, where there are too few data."""
-        folds: Any = self.folds
-        whole = isinstance(folds, numbers.Integral) and not isinstance(folds, bool)
-        if not whole or folds < 0 or folds == 1:
-            raise ValueError(f"folds must be 0 or an integer of at least 2, got {folds!r}")
-        fewer = min(int(folds), rows // FEWEST_PER_FOLD)
-        return fewer if fewer > 1 else 0
+    def _inputs(self, X: Any) -> Tensor:
+        check_is_fitted(self, "learned_")
+        if is_frame(X):
+            return self.features_.encode(from_frame(X)).x
+        X = validate_data(
+            self, X, reset=False, accept_sparse="csr", dtype=np.float64,
+            ensure_all_finite="allow-nan",
+        )  # fmt: skip
+        return self.features_.encode(self._numbers(X)).x
 
-    def _candidates(self, folds: int, rows: int) -> list[Candidate]:
-        variance = self._setting("prior_variance", "auto", "learned", "fan_in")
-        temperature = self._setting("temperature", "auto")
-        if isinstance(self.step_size, str) and self.step_size != "auto":
-            raise ValueError(
-                f'step_size must be "auto", a number or a schedule, got {self.step_size!r}'
-            )
-        if folds:
-            return candidates(
-                variance, temperature, self.step_size, preconditioner=self.preconditioner
-            )
-        step_size: Any = self.step_size
-        if (
-            isinstance(step_size, str)
-            and step_size == "auto"
-            and rows < step_size_search.FEWEST_DATA
-        ):
-            step_size = STEP_SIZE_OF_FEW
-        return [
-            Candidate(
-                "learned" if variance == "auto" else variance,
-                1.0 if isinstance(temperature, str) else temperature,
-                step_size,
-                automatic=False,
-            )
-        ]
-
-    def _standardise(self, X: Array) -> None:
-        self.input_mean_ = X.mean(axis=0)
-        deviation = X.std(axis=0)
-        # A constant column says nothing; rounding leaves it a deviation of about eps |mean|.
-        noise = 10 * np.finfo(X.dtype).eps * np.abs(self.input_mean_)
-        self.input_scale_ = np.where(deviation > noise, deviation, 1.0)
-
-    def _inputs(self, X: Array) -> Tensor:
-        return torch.as_tensor((X - self.input_mean_) / self.input_scale_)
-
-    def _predictions(self, X: Any, **options: Any) -> list[Prediction]:
-        """What the posteriors say of new inputs, each by itself."""
-        check_is_fitted(self, "posteriors_")
-        X = self._validated(X, reset=False)
-        options = {"keep_samples": False} | options
-        x = self._inputs(X)
-        return [posterior.predict(x, **options) for posterior in self.posteriors_]
-
-    def _validated(self, X: Any, y: Any = "no_validation", **options: Any) -> Any:
-        """Dense float64 rows (and targets). Standardised columns are dense, sparse or not."""
-        found = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, **options)
-        X, *rest = found if isinstance(found, tuple) else (found,)
+    def _numbers(self, X: Any) -> Table:
+        """Dense or sparse numbers as a table: standardised columns are dense either way."""
         X = X.toarray() if hasattr(X, "toarray") else X
-        return (X, *rest) if rest else X
+        names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(X.shape[1])])
+        return Table("X", need_pandas().DataFrame(X, columns=list(names)), "row")
 
-    def _hidden(self) -> tuple[int, ...]:
-        sizes: Any = self.hidden_layer_sizes
-        if isinstance(sizes, numbers.Integral):
-            sizes = (int(sizes),)
-        given: list[Any] = list(sizes) if isinstance(sizes, Iterable) else [sizes]
-        # True is an integer to Python, and not a number of units.
-        if any(type(n) is bool or not isinstance(n, numbers.Integral) or n < 1 for n in given):
-            raise ValueError(
-                f"hidden_layer_sizes must be positive integers such as (50,), got {sizes!r}"
-            )
-        return tuple(int(n) for n in sizes)
 
-    def _named(self, setting: str, table: dict[str, Any]) -> Any:
-        value = getattr(self, setting)
-        if value not in table:
-            raise ValueError(f"{setting} must be one of {sorted(table)}, got {value!r}")
-        return table[value]
-
-    def _setting(self, setting: str, *words: str) -> float | str:
-        """A positive number, or one of these words."""
-        value: Any = getattr(self, setting)
-        if isinstance(value, str) and value in words:
-            return value
-        if (
-            isinstance(value, (bool, str))
-            or not isinstance(value, numbers.Real)
-            or not 0 < float(value) < np.inf
-        ):
-            remedy = " or ".join(f'"{word}"' for word in words)
-            raise ValueError(f"{setting} must be a positive number or {remedy}, got {value!r}")
-        return float(value)
-
-    def _count(self, setting: str) -> int:
-        value = getattr(self, setting)
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-            raise ValueError(f"{setting} must be a positive integer, got {value!r}")
-        return int(value)
+def is_frame(X: Any) -> bool:
+    """Whether it is a pandas or polars frame: something with named columns of their own types."""
+    return hasattr(X, "columns") and hasattr(X, "dtypes") and hasattr(X, "to_dict")

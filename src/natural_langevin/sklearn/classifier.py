@@ -9,17 +9,16 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from torch import Tensor
 
-from natural_langevin.likelihoods import Categorical
-from natural_langevin.metrics import TemperatureScaling
 from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
-from natural_langevin.sklearn.problem import HeldOut
-from natural_langevin.sklearn.weighing import Weighed, weigh_classes
 
 
 class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # type: ignore[misc]
     """A Bayesian network for classes; the settings are those of ``NaturalLangevinEstimator``.
+
+    ``task="ordinal"``: the classes have an order, that of ``classes_``. Rare classes stay as rare
+    as they are, which is what probabilities should say; for balanced decisions give
+    ``sample_weight=compute_sample_weight("balanced", y)`` of scikit-learn.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -28,31 +27,41 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
     (2, 3)
     """
 
-    def fit(self, X: Any, y: Any) -> NaturalLangevinClassifier:
-        """``X``: (n, features), dense or sparse; ``y``: (n,) labels of any kind."""
-        X, y = self._validated(X, y)
+    _tasks = ("classification", "ordinal")
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NaturalLangevinClassifier:
+        """``X``: (n, features); ``y``: (n,) labels of any kind; ``sample_weight``: (n,), a row of
+        weight 2 counts as two."""
+        table, y, weight = self._checked(X, y, sample_weight)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
-        self._sample(X, torch.as_tensor(labels), len(self.classes_), Categorical())
+        self._learn(table, torch.as_tensor(labels), weight, classes=len(self.classes_))
         return self
-
-    def _weigh(self, held_out: HeldOut, y: Tensor, count: int) -> Weighed:
-        return weigh_classes(held_out, y, count)
 
     def predict_proba(self, X: Any) -> Array:
         """(n, classes), in the order of ``classes_``: averages over the posteriors' networks, with
         the weights and the scale that cross-validation gave."""
-        said = self._predictions(X)
-        average = sum(
-            weight * one.mean.cpu() for weight, one in zip(self.weights_, said, strict=True)
-        )
-        p: Array = TemperatureScaling(self.scale_)(torch.as_tensor(average)).numpy()
-        return p / p.sum(axis=1, keepdims=True)
+        x = self._inputs(X)
+        found: Array = self.learned_.probabilities(x).numpy()
+        return found
 
     def predict_log_proba(self, X: Any) -> Array:
+        """ln of ``predict_proba``."""
         return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
 
     def predict(self, X: Any) -> Array:
         """The most probable class of every row."""
         probabilities = self.predict_proba(X)
         return self.classes_[probabilities.argmax(axis=1)]
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
+        """(n, n_samples) labels drawn from the predictive probabilities."""
+        cumulative = self.predict_proba(X).cumsum(axis=1)
+        u = np.random.default_rng(random_state).random((len(cumulative), n_samples))
+        return self.classes_[(cumulative[:, None, :-1] < u[..., None]).sum(-1)]
+
+    def predict_set(self, X: Any, level: float = 0.9) -> Array:
+        """Which classes are in each row's set, (n, classes) bool: as many as held-out rows say it
+        takes to hold the truth in ``level`` of all rows (split conformal over the folds)."""
+        x = self._inputs(X)
+        return (1 - self.learned_.probabilities(x) <= self.learned_.conformal(level)).numpy()

@@ -1,29 +1,26 @@
-"""``NaturalLangevinRegressor``: means and honest deviations from networks of the posterior."""
+"""``NaturalLangevinRegressor``: predictive distributions from networks of the posterior."""
 
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
-from natural_langevin.likelihoods import Gaussian
-from natural_langevin.posterior.prediction import Prediction
 from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
-from natural_langevin.sklearn.problem import HeldOut
-from natural_langevin.sklearn.weighing import Weighed, weigh_numbers
+from natural_langevin.tabular.predictive import Predictive
 
 
 class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # type: ignore[misc]
     """A Bayesian network for real targets, one or several; the settings are those of
     ``NaturalLangevinEstimator``.
 
-    Targets are standardised, and the noise level, common to all targets on that scale, follows
-    the residuals (``likelihoods.Gaussian("rmse")``).
+    Held-out rows choose whether the noise has one size or depends on the inputs, and whether a
+    skewed positive target is sampled as its logarithm (``noise``, ``log``). ``task="count"``:
+    targets 0, 1, 2, ... with Poisson or overdispersed noise.
 
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True)
@@ -33,72 +30,50 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
     ((2,), (2,))
     """
 
+    _tasks = ("regression", "count")
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any) -> NaturalLangevinRegressor:
-        """``X``: (n, features), dense or sparse; ``y``: (n,) or (n, targets)."""
-        X, y = self._validated(X, y, multi_output=True, y_numeric=True)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NaturalLangevinRegressor:
+        """``X``: (n, features); ``y``: (n,) or (n, targets); ``sample_weight``: (n,), a row of
+        weight 2 counts as two."""
+        table, y, weight = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
-        self.target_mean_, scale = y.mean(axis=0), y.std(axis=0)
-        self.target_scale_ = np.where(scale > 0, scale, 1.0)
         self._flat = y.ndim == 1
-        targets = torch.as_tensor((y - self.target_mean_) / self.target_scale_)
-        targets = targets.reshape(len(X), -1)
-        self._sample(X, targets, targets.shape[1], Gaussian(sigma="rmse"))
+        self._learn(table, torch.as_tensor(y.reshape(len(y), -1)), weight)
         return self
 
-    def _weigh(self, held_out: HeldOut, y: Tensor, count: int) -> Weighed:
-        return weigh_numbers(held_out, y, count)
+    def predict_dist(self, X: Any) -> Predictive:
+        """The predictive distribution of every row: ``mean``, ``std``, ``quantile``, ``interval``,
+        ``cdf``, ``log_prob``, ``sample``."""
+        x = self._inputs(X)
+        return self.learned_.predictive(x, flat=self._flat)
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
         """The predictive mean; with ``return_std`` also its standard deviation, which holds both
         the noise of a new observation and the networks' disagreement."""
-        said = self._predictions(X)
-        weights = self.weights_[:, None, None]
-        means = np.stack([one.mean.cpu().numpy() for one in said])
-        mean = (weights * means).sum(0)
-        found = self._as_given(mean) * self.target_scale_ + self.target_mean_
-        if not return_std:
-            return found
-        noise = np.stack([self._noise(one) for one in said])
-        within = np.stack([one.epistemic.cpu().numpy() for one in said])
-        variance = (weights * (self.scale_**2 * noise + within + (means - mean) ** 2)).sum(0)
-        return found, self._as_given(np.sqrt(variance)) * self.target_scale_
+        found = self.predict_dist(X)
+        return (found.mean, found.std) if return_std else found.mean
 
-    def predict_networks(self, X: Any) -> tuple[Array, Array, Array]:
-        """The predictive mixture: every network's mean, (network, n) or (network, n, targets), the
-        standard deviation of its noise, (network,) or (network, targets), and its weight."""
-        check_is_fitted(self, "posteriors_")
-        parts = []
-        for posterior, weight, said in zip(
-            self.posteriors_, self.weights_, self._predictions(X, keep_samples=True), strict=True
-        ):
-            assert said.samples is not None
-            assert posterior.sigma is not None
-            sigma = posterior.sigma[posterior.healthy].repeat_interleave(posterior.draws)
-            count = len(said.samples)
-            parts.append(
-                (
-                    said.samples,
-                    self.scale_ * sigma,
-                    torch.full((count,), weight / count, dtype=torch.float64),
-                )
-            )
-        means, noise, weights = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-        deviations = noise[:, None]
-        if self._flat:
-            means, deviations = means[..., 0], deviations[:, 0]
-        means = means * self.target_scale_ + self.target_mean_
-        return means, deviations * self.target_scale_, weights
+    def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> Array:
+        """(n, level), or (n, target, level): quantiles of the predictive distribution."""
+        found = self.predict_dist(X)
+        return np.stack([found.quantile(level) for level in levels], axis=-1)
 
-    def _noise(self, said: Prediction) -> Array:
-        assert said.aleatoric is not None
-        found: Array = said.aleatoric.cpu().numpy()
-        return found
+    def predict_interval(
+        self, X: Any, level: float = 0.9, *, conformal: bool = False
+    ) -> tuple[Array, Array]:
+        """The ends of central intervals. ``conformal``: as wide as it took to hold ``level`` of the
+        held-out rows, whatever the posterior says (split conformal over the folds)."""
+        found = self.predict_dist(X)
+        if conformal:
+            level = min(self.learned_.conformal(level), 1 - 1e-9)
+        return found.interval(level)
 
-    def _as_given(self, values: Array) -> Array:
-        """(n, targets) in the shape of the y that was fitted."""
-        return values[:, 0] if self._flat else values
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
+        """(n, n_samples) draws of new observations, or (n, target, n_samples)."""
+        draws = self.predict_dist(X).sample(n_samples, seed=random_state)
+        return np.moveaxis(draws, 0, -1)

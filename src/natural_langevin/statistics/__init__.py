@@ -1,5 +1,7 @@
 """Gradients: model + batch -> loss, mean gradient and Fisher statistics, for all chains at once.
 
+Imports likelihoods; preconditioners and up import it.
+
 This is the only backward pass of the library. For every chain, with per-sample loss l_n:
 
     gradient = mean_n d l_n / d theta                      what Algorithm 1 calls g

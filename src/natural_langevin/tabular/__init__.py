@@ -1,8 +1,11 @@
-"""From a table to a posterior and back: what the command line's train, predict and evaluate do.
+"""From a table to a predictive distribution and back: the one recipe behind the estimators and the
+command line's train, predict and evaluate.
 
-    features, target -> settings -> run (a folder) -> fit -> quality, predictions
+    survey, features, target -> recipe (outcome, candidates, crossvalidation, weighing)
+        -> predictive -> quality, predictions
 
-A run is a folder: ``run.json`` (columns, standardisation, class names, network, settings),
-``posterior/`` (as ``Posterior.save`` writes it) and ``quality.json`` (scores on held-out rows).
-Nothing in it is a pickle, and ``predict`` needs nothing else.
+A run is a folder: ``run.json`` (columns, classes, settings, and what was done to the table),
+``learned/`` (posteriors and their weights) and ``quality.json`` (scores on held-out rows). Nothing
+in it is a pickle, and ``predict`` needs nothing else. The estimators and the command line import
+it; it imports the sampler and the posterior.
 """

@@ -1,17 +1,17 @@
-"""Columns become inputs: numbers are standardised, categories one-hot encoded.
+"""Columns become inputs, and everything that was done to them is said and stored.
 
-For a number, input = (value - mean) / scale, with mean and (population) standard deviation of the
-*training* rows. For a category of K levels, K inputs of 0 or 1, not standardised. Columns that are
-constant in the training rows say nothing and are left out.
+Numbers are standardised with mean and (population) standard deviation of the *training* rows and
+filled with 0 where they are missing, beside an input that says so; dates become days and phases;
+categories of K levels become K inputs of 0 or 1. Columns that say nothing are left out: constant
+ones, copies of others, and names of rows. All statistics are parameters of the ColumnTransformer:
+the JSON is the whole of it, and nothing is pickled.
 """
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,82 +19,44 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from natural_langevin.data.errors import DataError
-from natural_langevin.data.table import Chunk, Table, short
+from natural_langevin.data.table import Table, need_pandas, short
+from natural_langevin.tabular import columns
+from natural_langevin.tabular.columns import MISSING_LEVEL, OTHER, Category, Column, Date, Number
 
-#: A category of more levels than this is refused: each becomes an input of its own.
-MOST_INPUTS_OF_A_CATEGORY = 50
-#: How dates begin in most tables: 2024-03-31, 31.3.2024, 3/31/24.
-DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}")
+if TYPE_CHECKING:
+    import pandas as pd
+
 #: A value this many standard deviations away is a mistake (a unit, a sentinel such as -1e30).
 FARTHEST = 1e6
 
 
-@dataclass(frozen=True)
-class Number:
-    """One input."""
+class Encoded(NamedTuple):
+    """Inputs (rows, width); whether each row can be predicted; and what was done to it, in words
+    ("" for most)."""
 
-    name: str
-    mean: float
-    scale: float
-
-    @property
-    def width(self) -> int:
-        return 1
-
-    def encode(self, chunk: Chunk) -> NDArray[np.float64]:
-        values = (chunk.numbers(self.name).astype(np.float64) - self.mean) / self.scale
-        far = np.abs(values) > FARTHEST
-        if far.any():
-            row = int(far.argmax())
-            raise DataError(
-                f"{chunk.where(row)}: column {self.name!r} is {abs(values[row]):.2g} standard "
-                "deviations from the training rows' mean: check its unit, or remove the row"
-            )
-        return values[:, None]
-
-
-@dataclass(frozen=True)
-class Category:
-    """One input per level, in the order of ``levels``."""
-
-    name: str
-    levels: tuple[str, ...]
-
-    @property
-    def width(self) -> int:
-        return len(self.levels)
-
-    def encode(self, chunk: Chunk) -> NDArray[np.float64]:
-        index = {level: i for i, level in enumerate(self.levels)}
-        words = chunk.words(self.name)
-        codes = np.array([index.get(word, -1) for word in words], dtype=np.int64)
-        if (codes < 0).any():
-            row = int((codes < 0).argmax())
-            known = ", ".join(self.levels[:8]) + (", ..." if self.width > 8 else "")
-            raise DataError(
-                f"{chunk.where(row)}: column {self.name!r} is {short(words[row])}, which no "
-                f"training row has (they have {known}): correct it, or remove the row"
-            )
-        return np.eye(self.width)[codes]
-
-
-Feature = Number | Category
+    x: Tensor
+    usable: NDArray[np.bool_]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
 class Features:
-    """All inputs in order, and the names of columns that were found constant."""
+    """The columns that are used, and what was found in the table and done about it, in words."""
 
-    parts: tuple[Feature, ...]
-    constant: tuple[str, ...] = ()
-
-    @property
-    def width(self) -> int:
-        return sum(part.width for part in self.parts)
+    parts: tuple[Column, ...]
+    notices: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(part.name for part in self.parts)
+
+    @property
+    def width(self) -> int:
+        return sum(
+            len(part.levels) if isinstance(part, Category)
+            else (1 if isinstance(part, Number) else len(part.parts)) + part.missing
+            for part in self.parts
+        )  # fmt: skip
 
     def check_columns(self, label: str, names: Sequence[str]) -> None:
         """Every column must be there, in whatever order; others do no harm."""
@@ -106,124 +68,98 @@ class Features:
                 "training data: add what is missing, or rename what is called otherwise"
             )
 
-    def encode(self, chunk: Chunk) -> Tensor:
-        """(rows, width) float32."""
-        inputs = np.empty((len(chunk), self.width), dtype=np.float32)
-        start = 0
+    def encode(self, table: Table) -> Encoded:
+        """float64 inputs. No row is refused: what cannot be used is said in ``notes``."""
+        pd = need_pandas()
+        self.check_columns(table.label, table.names)
+        usable, notes = np.ones(len(table), dtype=bool), [""] * len(table)
+        read: dict[Any, Any] = {}
+        empty = np.ones(len(table), dtype=bool)
         for part in self.parts:
-            inputs[:, start : start + part.width] = part.encode(chunk)
-            start += part.width
-        return torch.from_numpy(inputs)
+            cells = table.frame[part.name]
+            found = part.read(cells)
+            _note(part, cells, found, notes)
+            if isinstance(part, Category):
+                read[part.name] = found
+                empty &= (found == MISSING_LEVEL).to_numpy()
+                continue
+            empty &= found.isna().to_numpy()
+            pieces = {None: found} if isinstance(part, Number) else columns.phases(found)
+            for key, (mean, scale) in _statistics(part).items():
+                value = (pieces[key] - mean) / scale
+                far = (value.abs() > FARTHEST).to_numpy()
+                for row in np.flatnonzero(far):
+                    notes[row] += (
+                        f"{part.name!r} is {abs(value.iloc[row]):.2g} standard deviations from the "
+                        "training rows' mean, not predicted: check its unit; "
+                    )
+                usable &= ~far
+                read[part.name, key] = value
+            if part.missing:
+                read[part.name, "missing"] = found
+        nothing = table.frame[list(self.names)].isna().all(axis=1).to_numpy()
+        for row in np.flatnonzero(empty):
+            said = "every cell is missing" if nothing[row] else f"{notes[row]}no cell is left"
+            notes[row] = f"{said}, not predicted"
+        usable &= ~empty
+        frame = pd.DataFrame({str(k): v for k, v in read.items()}, index=table.frame.index)
+        x = self._transformer(list(read)).fit_transform(frame) if len(frame) else np.empty((0, 0))
+        x = np.asarray(x, dtype=np.float64).reshape(len(table), self.width)
+        x[~usable] = 0.0
+        return Encoded(torch.from_numpy(x), usable, [note.removesuffix("; ") for note in notes])
+
+    def _transformer(self, keys: list[Any]) -> Any:
+        """Everything that it would learn is given: fitting it only checks the shapes."""
+        from sklearn.compose import ColumnTransformer
+        from sklearn.impute import MissingIndicator, SimpleImputer
+        from sklearn.preprocessing import OneHotEncoder
+
+        categories = [p for p in self.parts if isinstance(p, Category)]
+        flags = [str(k) for k in keys if isinstance(k, tuple) and k[1] == "missing"]
+        numbers = [str(k) for k in keys if isinstance(k, tuple) and k[1] != "missing"]
+        levels = [np.array(part.levels, dtype=object) for part in categories]
+        return ColumnTransformer(
+            [
+                ("numbers", SimpleImputer(strategy="constant", fill_value=0.0), numbers),
+                ("missing", MissingIndicator(features="all"), flags),
+                (
+                    "categories",
+                    OneHotEncoder(categories=levels, handle_unknown="ignore", sparse_output=False),
+                    [part.name for part in categories],
+                ),
+            ]
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "columns": [{"kind": type(p).__name__.lower()} | asdict(p) for p in self.parts],
-            "constant": list(self.constant),
+            "columns": [columns.to_json(part) for part in self.parts],
+            "notices": list(self.notices),
         }
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Features:
-        parts: list[Feature] = []
-        for item in value["columns"]:
-            if item["kind"] == "number":
-                number = Number(str(item["name"]), float(item["mean"]), float(item["scale"]))
-                if not (np.isfinite(number.mean) and 0 < number.scale < np.inf):
-                    raise ValueError(f"column {number.name!r} has no finite mean and scale")
-                parts.append(number)
-            elif item["kind"] == "category":
-                levels = item["levels"]
-                if not isinstance(levels, list) or not levels:
-                    raise ValueError(f"column {item['name']!r} has no levels")
-                parts.append(Category(str(item["name"]), tuple(map(str, levels))))
-            else:
-                raise ValueError(f"unknown kind of column {item['kind']!r}")
+        parts = tuple(columns.from_json(item) for item in value["columns"])
         if not parts:
             raise ValueError("there is no column")
-        return Features(tuple(parts), tuple(map(str, value["constant"])))
+        return Features(parts, tuple(map(str, value["notices"])))
 
 
-def fit_features(
-    table: Table,
-    *,
-    target: str,
-    categorical: frozenset[str] = frozenset(),
-    standardise: bool = True,
-) -> Features:
-    """From the training rows alone. ``categorical`` columns are categories even when numbers."""
-    for name in sorted(categorical - set(table.names)):
-        raise DataError(f"{table.label} has no column {name!r} to take as a category")
-    parts: list[Feature] = []
-    constant: list[str] = []
-    _check_levels(table, target, categorical)
-    for name in table.names:
-        if name == target:
-            continue
-        part = _fit_one(table, name, name in categorical, standardise)
-        if part is None:
-            constant.append(name)
-        else:
-            parts.append(part)
-    if not parts:
-        raise DataError(
-            f"{table.label} has no column to predict {target!r} from: every other one is constant "
-            "or was left out"
-        )
-    return Features(tuple(parts), tuple(constant))
+def _statistics(part: Number | Date) -> dict[Any, tuple[float, float]]:
+    return {None: (part.mean, part.scale)} if isinstance(part, Number) else dict(part.parts)
 
 
-def _fit_one(table: Table, name: str, as_category: bool, standardise: bool) -> Feature | None:
-    column = table.columns[name]
-    if column.odd and not as_category:
-        raise DataError(
-            f"column {name!r} holds numbers, but also {column.odd}: correct that cell, or say that "
-            f"it is a category (--categorical {name})"
-        )
-    if column.values is None or as_category:
-        return _fit_category(table, name)
-    return _fit_number(table, name, standardise)
-
-
-def _fit_category(table: Table, name: str) -> Category | None:
-    """The levels are those of the whole table: a rare one may be in held-out rows alone."""
-    found = set(table.words(name))
-    levels = tuple(sorted(found | set(table.columns[name].levels)))
-    return Category(name, levels) if len(found) > 1 else None
-
-
-def _check_levels(table: Table, target: str, categorical: frozenset[str]) -> None:
-    """Refuses categories of too many levels, all of them in one message."""
-    problems, drops = [], []
-    for name, column in table.columns.items():
-        words = column.values is None and not column.odd
-        if name == target or not (words or name in categorical):
-            continue
-        levels = column.levels or tuple(dict.fromkeys(table.words(name)))
-        if len(levels) <= MOST_INPUTS_OF_A_CATEGORY:
-            continue
-        kind = "dates" if words and DATE.match(levels[0]) else "different values"
-        problems.append(f"{name!r} has {len(levels)} {kind}, such as {short(levels[0])}")
-        drops.append(f"--drop {shlex.quote(name)}")
-    if not problems:
-        return
-    remedy = "group them"
-    if any(" dates, such as" in problem for problem in problems):
-        remedy = "turn dates into numbers (a year, a month, days since a day)"
-    raise DataError(
-        f"column {'; column '.join(problems)}; a category may have {MOST_INPUTS_OF_A_CATEGORY}: "
-        f"{remedy}, or leave the column{'s' * (len(drops) > 1)} out ({' '.join(drops)})"
-    )
-
-
-def _fit_number(table: Table, name: str, standardise: bool) -> Number | None:
-    values = table.numbers(name).astype(np.float64)
-    if values.min() == values.max():
-        return None
-    if not standardise:
-        return Number(name, 0.0, 1.0)
-    # Divided by the largest first, so that squares neither overflow nor vanish.
-    largest = float(np.abs(values).max())
-    small = values / largest
-    mean, scale = float(small.mean()) * largest, float(small.std()) * largest
-    if not scale > 0:  # differences that rounding swallows
-        return None
-    return Number(name, mean, scale)
+def _note(part: Column, cells: pd.Series, found: pd.Series, notes: list[str]) -> None:
+    """Writes down, row by row, what is missing, unreadable or new."""
+    missing = cells.isna().to_numpy()
+    if isinstance(part, Category):
+        strange = (found == OTHER).to_numpy() & ~(columns.words(cells) == OTHER).to_numpy()
+        what = "was not seen in training" if OTHER not in part.levels else "is rare or new"
+        remedy = f"{what}, taken as {OTHER}"
+        missing = missing & (MISSING_LEVEL not in part.levels)
+    else:
+        strange = found.isna().to_numpy() & ~missing
+        remedy = f"is no {type(part).__name__.lower()}, taken as missing"
+    for row in np.flatnonzero(missing):
+        notes[row] += f"{part.name!r} is missing; "
+    for row in np.flatnonzero(strange):
+        notes[row] += f"{part.name!r} {short(str(cells.iloc[row]))} {remedy}; "

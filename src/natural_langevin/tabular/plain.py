@@ -6,18 +6,42 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.npz import read_npz
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.tabular.outcome import Outcome
+from natural_langevin.tabular.predictive import Predictive
 from natural_langevin.tabular.quality import diagnosis, quality, trace
 from natural_langevin.tabular.run import FORMAT, RunFolderError
 from natural_langevin.tabular.target import Target
+
+
+@dataclass(frozen=True)
+class OnePosterior:
+    """A posterior of any network, as something that can be scored."""
+
+    best: Posterior
+
+    def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        p = self.best.predict(x, keep_samples=False)
+        return p.mean.double().cpu(), p.epistemic.double().cpu()
+
+    def predictive(self, x: Tensor) -> Predictive:
+        means, sigma = self.best.predict(x).samples, self.best.sigma
+        assert means is not None
+        assert sigma is not None
+        noise = sigma[self.best.healthy].repeat_interleave(self.best.draws).double().cpu()
+        law = Normal(means.double().cpu(), noise.reshape(-1, 1, 1), validate_args=False)
+        shares = torch.full((len(means),), 1 / len(means), dtype=torch.float64)
+        return Predictive(Outcome("regression", "constant"), law, shares, flat=True)
 
 
 def is_posterior(folder: Path) -> bool:
@@ -65,11 +89,18 @@ def quality_of(posterior: Posterior, data: str | None) -> dict[str, Any]:
     outputs = posterior.predict(x[:1], keep_samples=False).mean
     kind = type(posterior.likelihood).__name__
     if kind == "Categorical" and outputs.ndim == 2 and y.ndim == 1:
-        target = Target("y", tuple(map(str, range(outputs.shape[1]))))
-        return quality(posterior, target, _batches(x, y.long()), label=os.path.basename(data))
+        target = Target("y", tuple(map(str, range(outputs.shape[1]))), ())
+        return quality(
+            OnePosterior(posterior), target, _batches(x, y.long()), label=os.path.basename(data)
+        )
     if kind == "Gaussian" and outputs.numel() == 1 and y.numel() == len(y) and outputs.ndim == 2:
         batches = _batches(x, y.to(dtype).reshape(-1, 1))
-        return quality(posterior, Target("y"), batches, label=os.path.basename(data))
+        return quality(
+            OnePosterior(posterior),
+            Target("y", task="regression"),
+            batches,
+            label=os.path.basename(data),
+        )
     # No scores for other likelihoods; their chains can be compared all the same.
     verdict = diagnosis(posterior, x[:40])
     return {"format": FORMAT, "rows": 0, "trace": trace(posterior), "diagnosis": verdict}

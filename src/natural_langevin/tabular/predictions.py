@@ -6,15 +6,15 @@ import csv
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from natural_langevin.data.errors import DataError
-from natural_langevin.data.table import Source
-from natural_langevin.likelihoods import mixtures
-from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.data.table import Source, Table
+from natural_langevin.tabular.recipe import Learned
 from natural_langevin.tabular.run import Run
-from natural_langevin.tabular.scoring import INTERVAL, noise_of_networks
+from natural_langevin.tabular.scoring import INTERVAL
 
 #: Rows predicted at a time.
 CHUNK = 1000
@@ -25,12 +25,13 @@ def columns(run: Run, interval: float = INTERVAL) -> list[str]:
 
     Classes: the most probable one, every class's probability, and entropies in nats. Numbers: mean
     and standard deviation, the ends of a central interval, and the deviation from the two sources.
+    The last says what was odd about a row; one that cannot be predicted has nothing else.
     """
     if run.target.classes:
         probabilities = [f"p({name})" for name in run.target.classes]
-        return ["prediction", *probabilities, "total", "aleatoric", "epistemic"]
+        return ["prediction", *probabilities, "total", "aleatoric", "epistemic", "note"]
     low, high = (f"q{100 * level:g}" for level in ends(interval))
-    return ["mean", "sd", low, high, "aleatoric_sd", "epistemic_sd"]
+    return ["mean", "sd", low, high, "aleatoric_sd", "epistemic_sd", "note"]
 
 
 def ends(interval: float) -> tuple[float, float]:
@@ -45,61 +46,62 @@ def ends(interval: float) -> tuple[float, float]:
 
 
 def write_predictions(
-    posterior: Posterior,
+    learned: Learned,
     run: Run,
     source: Source,
     out: TextIO,
     *,
     keep: Sequence[str] = (),
     interval: float = INTERVAL,
-) -> int:
-    """Writes a header and one row per row of ``source``, and returns how many.
+) -> tuple[int, int, int]:
+    """Writes a header and one row per row of ``source``; returns how many there were, how many of
+    them have a note, and how many could not be predicted.
 
     ``keep`` names columns of the source that are copied in front of the predictions."""
-    label = getattr(source, "label", "the input")
-    run.features.check_columns(label, source.names)
+    run.features.check_columns(source.label, source.names)
     for name in keep:
         if name not in source.names:
-            raise DataError(f"{label} has no column {name!r} to keep")
+            raise DataError(f"{source.label} has no column {name!r} to keep")
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*keep, *columns(run, interval)])
-    noise = None if run.target.classes else noise_of_networks(posterior)
-    count = 0
+    header = columns(run, interval)
+    writer.writerow([*keep, *header])
+    count = noted = unpredicted = 0
     for chunk in source.chunks(CHUNK):
-        x = run.features.encode(chunk)
-        if noise is None:
-            rows = _class_rows(posterior, run, x)
-        else:
-            rows = _number_rows(posterior, run, x, noise, ends(interval))
-        kept = zip(*(chunk.cells(name) for name in keep), strict=True) if keep else None
-        for row in rows:
-            writer.writerow([*next(kept), *row] if kept is not None else row)
+        encoded = run.features.encode(chunk)
+        x = encoded.x[np.flatnonzero(encoded.usable)]
+        rows = iter(())  # type: Iterator[list[str]]
+        if len(x):
+            rows = _class_rows(learned, run, x) if run.target.classes else _number_rows(
+                learned, x, ends(interval)
+            )  # fmt: skip
+        kept = zip(*(_text(chunk, name) for name in keep), strict=True) if keep else None
+        for usable, note in zip(encoded.usable, encoded.notes, strict=True):
+            row = next(rows) if usable else [""] * (len(header) - 1)
+            writer.writerow([*(next(kept) if kept is not None else ()), *row, note])
+            unpredicted += not usable
+            noted += bool(note)
         count += len(chunk)
-    return count
+    return count, noted, unpredicted
 
 
-def _class_rows(posterior: Posterior, run: Run, x: Tensor) -> Iterator[list[str]]:
-    p = posterior.predict(x, keep_samples=False)
-    assert p.total is not None
-    assert p.aleatoric is not None
-    best = p.mean.argmax(1).tolist()
-    values = torch.cat([p.mean, torch.stack([p.total, p.aleatoric, p.epistemic], 1)], 1)
-    for index, row in zip(best, values.tolist(), strict=True):
+def _text(chunk: Table, name: str) -> list[str]:
+    cells = chunk.frame[name]
+    if cells.dtype == np.float64:
+        return ["" if np.isnan(value) else f"{value:.15g}" for value in cells]
+    return ["" if value is None or value != value else str(value) for value in cells]
+
+
+def _class_rows(learned: Learned, run: Run, x: Tensor) -> Iterator[list[str]]:
+    p, epistemic = learned.uncertainty(x)
+    total = torch.special.entr(p).sum(-1)
+    values = torch.cat([p, torch.stack([total, total - epistemic, epistemic], 1)], 1)
+    for index, row in zip(p.argmax(1).tolist(), values.tolist(), strict=True):
         yield [run.target.classes[index], *(f"{value:.6g}" for value in row)]
 
 
-def _number_rows(
-    posterior: Posterior, run: Run, x: Tensor, noise: Tensor, levels: tuple[float, float]
-) -> Iterator[list[str]]:
-    p = posterior.predict(x)
-    assert p.samples is not None
-    assert p.total is not None
-    assert p.aleatoric is not None
-    mean, scale = run.target.mean, run.target.scale
-    quantiles = [mixtures.quantile(level, p.samples[..., 0], noise) for level in levels]
-    places = [p.mean[:, 0].double(), *quantiles]
-    spreads = [v[:, 0].double().sqrt() * scale for v in (p.total, p.aleatoric, p.epistemic)]
-    middle, low, high = (mean + scale * v for v in places)
-    table = torch.stack([middle, spreads[0], low, high, *spreads[1:]], 1)
-    for row in table.tolist():
+def _number_rows(learned: Learned, x: Tensor, levels: tuple[float, float]) -> Iterator[list[str]]:
+    p = learned.predictive(x)
+    low, high = (p.quantile(level) for level in levels)
+    spreads = np.sqrt(p.aleatoric), np.sqrt(p.epistemic)
+    for row in np.stack([p.mean, p.std, low, high, *spreads], 1).tolist():
         yield [f"{value:.7g}" for value in row]

@@ -12,7 +12,7 @@ from torch import Tensor
 from natural_langevin._internal.version import __version__
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.run import FORMAT
-from natural_langevin.tabular.scoring import scorer
+from natural_langevin.tabular.scoring import Predictor, scorer
 from natural_langevin.tabular.target import Target
 
 #: R-hat and effective sample size are looked at on this many rows.
@@ -24,10 +24,11 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 def quality(
-    posterior: Posterior, target: Target, batches: Batches, *, label: str
+    predictor: Predictor, target: Target, batches: Batches, *, label: str
 ) -> dict[str, Any]:
     """Scores and diagnosis on encoded rows (x, y); without any, the diagnosis' place is empty."""
-    scores, probes, rows = scorer(posterior, target), list[Tensor](), 0
+    posterior = predictor.best
+    scores, probes, rows = scorer(predictor, target), list[Tensor](), 0
     for x, y in batches:
         scores.add(x, y)
         probes.append(x[: max(0, PROBES - rows)])
@@ -37,7 +38,7 @@ def quality(
         "version": __version__,
         "data": label,
         "rows": rows,
-        "task": target.task,
+        "task": "classification" if target.classes else "regression",
         "trace": trace(posterior),
     }
     if not rows:
@@ -55,8 +56,8 @@ def _useless(scores: dict[str, float | None], baseline: dict[str, float | None])
     if plain is None or (reached is not None and reached < plain):
         return []
     return [
-        "It predicts worse than a guess that looks at no input: use a tenth of the step size, more "
-        "steps or a simpler network; or the inputs say nothing about the target."
+        "It predicts worse than a guess that looks at no input: use more steps or a simpler "
+        "network; or the inputs say nothing about the target."
     ]
 
 

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from natural_langevin._internal.atomic import staged
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.version import __version__
-from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.features import Features
-from natural_langevin.tabular.settings import Settings, network
+from natural_langevin.tabular.recipe import Learned
+from natural_langevin.tabular.settings import Settings
 from natural_langevin.tabular.target import Target
 
-FORMAT = 1
+FORMAT = 2
 
 
 class RunFolderError(ValueError):
@@ -35,9 +33,7 @@ class Run:
     target: Target
     settings: Settings
     hold_out: float
-
-    def network(self) -> nn.Module:
-        return network(self.settings, self.features.width, self.target)
+    notices: tuple[str, ...] = ()  # about rows; those about columns are in the features
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,6 +46,7 @@ class Run:
             "target": self.target.to_json(),
             "features": self.features.to_json(),
             "settings": self.settings.to_json(),
+            "notices": list(self.notices),
         }
 
     @staticmethod
@@ -61,11 +58,12 @@ class Run:
             Target.from_json(value["target"]),
             Settings.from_json(value["settings"]),
             float(value["hold_out"]),
+            tuple(map(str, value["notices"])),
         )
 
 
-def posterior_folder(folder: Path) -> Path:
-    return folder / "posterior"
+def learned_folder(folder: Path) -> Path:
+    return folder / "learned"
 
 
 def checkpoint_folder(folder: Path) -> Path:
@@ -80,7 +78,7 @@ def is_started(folder: Path) -> bool:
     """Whether there is work to lose: a checkpoint, or what comes after."""
     found = checkpoint_folder(folder)
     begun = found.is_dir() and any(not p.name.startswith(".") for p in found.iterdir())
-    return is_run(folder) and (begun or posterior_folder(folder).exists() or is_finished(folder))
+    return is_run(folder) and (begun or learned_folder(folder).exists() or is_finished(folder))
 
 
 def is_finished(folder: Path) -> bool:
@@ -116,9 +114,7 @@ def load_run(folder: Path) -> Run:
         )
     value = read_json(folder / "run.json")
     try:
-        run = Run.from_json(value)
-        run.network()  # one that is too large is refused here
-        return run
+        return Run.from_json(value)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise RunFolderError(
             f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error}): train again"
@@ -139,12 +135,18 @@ def read_quality(folder: Path) -> dict[str, Any]:
     return value
 
 
-def load_posterior(folder: Path, run: Run, device: str = "cpu") -> Posterior:
+def load_learned(folder: Path, device: str = "cpu") -> Learned:
+    """What a finished run learned."""
     if not is_finished(folder):
         raise RunFolderError(
             f"the run in {folder} is not finished: run the same train command with --resume"
         )
-    return Posterior.load(posterior_folder(folder), run.network().to(device))
+    try:
+        return Learned.load(learned_folder(folder), device)
+    except (OSError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        raise RunFolderError(
+            f"{learned_folder(folder)} is damaged ({type(error).__name__}: {error}): train again"
+        ) from None
 
 
 def check_same(folder: Path, run: Run) -> None:

@@ -1,61 +1,80 @@
-"""What a posterior says of labelled rows, gathered batch by batch, and its scores at the end."""
+"""What a predictor says of labelled rows, gathered batch by batch, and its scores at the end."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from natural_langevin import metrics
-from natural_langevin.likelihoods import mixtures
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.tabular.predictive import Predictive
 from natural_langevin.tabular.target import Target
 
 BINS = 15
 LEVELS = tuple(round(0.1 * k, 1) for k in range(1, 10))
 #: The central interval that predict gives and coverage is quoted for.
 INTERVAL = 0.9
-#: "At least this sure": below it the posterior is counted as not answering.
+#: "At least this sure": below it the predictor is counted as not answering.
 SURE = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 #: A regression's predictions are kept for at most this many rows, to be drawn.
 DRAWN = 200
+#: Confusions and verdicts by class are kept for at most this many classes.
+MOST_CONFUSED = 30
 
 
-def noise_of_networks(posterior: Posterior) -> Tensor:
-    """The observation variance that belongs to every network of the ensemble: (network, 1)."""
-    sigma = posterior.sigma
-    assert sigma is not None
-    return sigma[posterior.healthy].square().repeat_interleave(posterior.draws)[:, None]
+class Predictor(Protocol):
+    """Whatever says how sure it is: ``recipe.Learned``, or a saved posterior."""
+
+    @property
+    def best(self) -> Posterior:
+        """The posterior to diagnose."""
+
+    def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Class probabilities (n, class) and the epistemic part of their entropy (n,)."""
+
+    def predictive(self, x: Tensor) -> Predictive:
+        """The distribution of a number."""
 
 
 class ClassScores:
-    """Accuracy, negative log-likelihood in nats, Brier score and calibration error."""
+    """Accuracy, negative log-likelihood in nats, Brier score, calibration error and AUC."""
 
-    def __init__(self, posterior: Posterior, target: Target) -> None:
-        self._posterior, self._target = posterior, target
-        self._rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    def __init__(self, predictor: Predictor, target: Target) -> None:
+        self._predictor, self._target = predictor, target
+        self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        p = self._posterior.predict(x, keep_samples=False)
-        assert p.total is not None
-        self._rows.append((p.mean.cpu(), y, p.total.cpu(), p.epistemic.cpu()))
+        """Rows more: inputs and labels."""
+        p, epistemic = self._predictor.uncertainty(x)
+        self._rows.append((p, y, epistemic))
 
     def result(self) -> dict[str, Any]:
-        p, y, total, epistemic = (torch.cat(column) for column in zip(*self._rows, strict=True))
-        return {
+        p, y, epistemic = (torch.cat(column) for column in zip(*self._rows, strict=True))
+        total = torch.special.entr(p).sum(-1)
+        found = {
             "scores": {
                 "accuracy": metrics.accuracy(p, y),
                 "nll": metrics.nll(p, y),
                 "brier": metrics.brier(p, y),
                 "ece": metrics.expected_calibration_error(p, y, bins=BINS),
-            },
+            }
+            | _auc(p, y),
             "baseline": self._guess(y),
             "reliability": reliability(p, y),
             "answers": answers(p, y),
             "uncertainty": histogram("entropy, nats", total, epistemic, high=math.log(p.shape[1])),
         }
+        if p.shape[1] <= MOST_CONFUSED:
+            pairs = torch.zeros(p.shape[1], p.shape[1], dtype=torch.int64)
+            pairs.index_put_((y, p.argmax(1)), torch.ones_like(y), accumulate=True)
+            names = self._target.classes
+            found["confusion"] = {"classes": list(names), "counts": pairs.tolist()}
+            found["slices"] = _class_slices(p, y, names)
+        return found
 
     def _guess(self, y: Tensor) -> dict[str, float]:
         """The training rows' shares for every row, where they are known."""
@@ -65,64 +84,96 @@ class ClassScores:
         return {"accuracy": metrics.accuracy(shares, y), "nll": metrics.nll(shares, y)}
 
 
+def _auc(p: Tensor, y: Tensor) -> dict[str, float]:
+    """Area under the curve of true against false positives; of several classes the average of one
+    against the rest. Nothing where a class has no rows."""
+    from sklearn.metrics import roc_auc_score
+
+    if len(y.unique()) < p.shape[1] or not bool(p.isfinite().all()):
+        return {}
+    scores = p[:, 1] if p.shape[1] == 2 else p
+    return {"auc": float(roc_auc_score(y.numpy(), scores.numpy(), multi_class="ovr"))}
+
+
+def _class_slices(p: Tensor, y: Tensor, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """For the rows predicted to be of each class: how sure it says it is, and how often right."""
+    confidence, predicted = p.double().max(1)
+    found = []
+    for k, name in enumerate(names):
+        own = predicted == k
+        if bool(own.any()):
+            sure = confidence[own]
+            found.append(
+                {
+                    "name": f"predicted {name}",
+                    "rows": int(own.sum()),
+                    "said": float(sure.mean()),
+                    "share": float((y[own] == k).double().mean()),
+                    "spread": float((sure * (1 - sure)).clamp_min(0).sum().sqrt() / len(sure)),
+                }
+            )
+    return found
+
+
 class NumberScores:
     """Root-mean-square error, negative log-likelihood and coverage, in the target's own units."""
 
-    def __init__(self, posterior: Posterior, target: Target) -> None:
-        self._posterior, self._target = posterior, target
-        self._noise = noise_of_networks(posterior)
-        self._rows: list[tuple[Tensor, ...]] = []
+    def __init__(self, predictor: Predictor, target: Target) -> None:
+        self._predictor, self._target = predictor, target
+        self._rows: list[tuple[np.ndarray, ...]] = []
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        p = self._posterior.predict(x)
-        assert p.samples is not None
-        assert p.total is not None
-        means, noise, y = p.samples[..., 0].cpu(), self._noise.cpu(), y[:, 0]
-        ends = [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2]
+        """Rows more: inputs and targets."""
+        p, truth = self._predictor.predictive(x), y[:, 0].numpy()
+        below = p.cdf(truth)
+        if self._target.task == "count":  # the middle of the step that the count is
+            below = (below + p.cdf(truth - 1)) / 2
         self._rows.append(
             (
-                p.mean[:, 0].cpu().double() - y.double(),
-                y.double(),
-                mixtures.log_density(y, means, noise),
-                mixtures.cdf(y, means, noise),
-                p.total[:, 0].cpu().double().sqrt(),
-                p.epistemic[:, 0].cpu().double().sqrt(),
-                *(mixtures.quantile(level, means, noise) for level in ends),
+                truth,
+                p.mean,
+                p.log_prob(truth),
+                below,
+                p.std,
+                np.sqrt(p.epistemic),
+                *p.interval(INTERVAL),
             )
         )
 
     def result(self) -> dict[str, Any]:
-        columns = [torch.cat(column) for column in zip(*self._rows, strict=True)]
-        error, y, log_p, below, total, epistemic, low, high = columns
-        scale = self._target.scale
+        columns = [torch.as_tensor(np.concatenate(c)) for c in zip(*self._rows, strict=True)]
+        y, mean, log_p, below, total, epistemic, low, high = columns
+        shift, scale = self._target.mean, self._target.scale
         # The probability below y says at once which central intervals hold y.
         distance = 2 * (below - 0.5).abs()
         observed = [float((distance <= level).double().mean()) for level in LEVELS]
-        plain = 0.5 * (y.square() + math.log(2 * math.pi))
+        blind = (y - shift) / scale
+        plain = 0.5 * (blind.square() + math.log(2 * math.pi)) + math.log(scale)
+        inside = (low <= y) & (y <= high)
         return {
             "scores": {
-                "rmse": float(error.square().mean().sqrt()) * scale,
-                "nll": float(-log_p.mean()) + math.log(scale),
-                "coverage": float((distance <= INTERVAL).double().mean()),
+                "rmse": float((mean - y).square().mean().sqrt()),
+                "nll": float(-log_p.mean()),
+                "coverage": float(inside.double().mean()),
             },
             "baseline": {
-                "rmse": float(y.square().mean().sqrt()) * scale,
-                "nll": float(plain.mean()) + math.log(scale),
+                "rmse": float((y - shift).square().mean().sqrt()),
+                "nll": float(plain.mean()),
             },
             "coverage": {"level": list(LEVELS), "observed": observed},
-            "intervals": self._intervals(y, y + error, low, high),
+            "intervals": self._intervals(y, mean, low, high),
+            "slices": _thirds(mean, inside),
             "uncertainty": histogram(
-                f"standard deviation of {self._target.name}", total * scale, epistemic * scale
+                f"standard deviation of {self._target.name}", total, epistemic
             ),
         }
 
     def _intervals(self, truth: Tensor, mean: Tensor, low: Tensor, high: Tensor) -> dict[str, Any]:
         """Half widths, at the surest and the least sure tenth and in the middle, beside that of a
-        guess that looks at no input; and some rows in full. All in the target's own units."""
-        scale, shift = self._target.scale, self._target.mean
-        half = scale * (high - low) / 2
+        guess that looks at no input; and some rows in full."""
+        half = (high - low) / 2
         levels = torch.tensor([0.1, 0.5, 0.9], dtype=half.dtype)
-        blind = math.sqrt(2) * float(torch.erfinv(torch.tensor(INTERVAL))) * scale
+        blind = math.sqrt(2) * float(torch.erfinv(torch.tensor(INTERVAL))) * self._target.scale
         some = torch.linspace(0, len(truth) - 1, min(DRAWN, len(truth))).long()
         rows = {"truth": truth, "mean": mean, "low": low, "high": high}
         if not all(bool(v.isfinite().all()) for v in rows.values()):
@@ -130,12 +181,28 @@ class NumberScores:
         return {
             "half": torch.quantile(half, levels).tolist(),
             "blind": blind,
-            "rows": {name: (shift + scale * v[some]).tolist() for name, v in rows.items()},
+            "rows": {name: v[some].tolist() for name, v in rows.items()},
         }
 
 
-def scorer(posterior: Posterior, target: Target) -> ClassScores | NumberScores:
-    return (ClassScores if target.classes else NumberScores)(posterior, target)
+def _thirds(mean: Tensor, inside: Tensor) -> list[dict[str, Any]]:
+    """Coverage where it predicts little, something and much."""
+    names = ("the lowest third", "the middle third", "the highest third")
+    found = []
+    for name, rows in zip(names, mean.argsort().tensor_split(3), strict=True):
+        if len(rows):
+            spread = math.sqrt(INTERVAL * (1 - INTERVAL) / len(rows))
+            share = float(inside[rows].double().mean())
+            found.append(
+                {"name": f"{name} of predictions", "rows": len(rows), "said": INTERVAL,
+                 "share": share, "spread": spread}
+            )  # fmt: skip
+    return found
+
+
+def scorer(predictor: Predictor, target: Target) -> ClassScores | NumberScores:
+    """The scores that the target calls for."""
+    return (ClassScores if target.classes else NumberScores)(predictor, target)
 
 
 def reliability(p: Tensor, y: Tensor) -> dict[str, list[float]]:

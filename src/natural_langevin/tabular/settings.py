@@ -1,48 +1,102 @@
-"""How a table is sampled, unless somebody says otherwise.
+"""How a table is learned from, unless somebody says otherwise: every number of the recipe.
 
-With standardised inputs one choice serves most tables: the quasi-diagonal metric, one hidden layer
-of 50 units, a prior variance between the paper's 0.1 and 1, and a step size of 0.003, or of 0.001
-with more layers (0.01 is faster, and diverges with two). ``step_size="auto"`` looks for one by a
-short pilot run (``pilot``): on tables where the usual one works it finds no better.
+The defaults were chosen on tables that are in none of our comparisons (benchmarks/candidates.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
+import numbers
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from torch import nn
 
-from natural_langevin import models, preconditioners, priors
-from natural_langevin.data.errors import DataError
-from natural_langevin.langevin import Langevin
-from natural_langevin.likelihoods import Categorical, Gaussian, Likelihood
-from natural_langevin.tabular.target import Target
+from natural_langevin import preconditioners
 
 AUTO: Literal["auto"] = "auto"
-#: The step size that suits most tables.
-USUAL = 0.003
-#: Networks kept of every chain, unless the run is shorter.
-DRAWS = 50
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}
+#: The paper's abbreviations: (Q)DOP, (quasi-)diagonal outer product.
+PRECONDITIONERS: dict[str, Callable[[float], preconditioners.Preconditioner]] = {
+    "qdop": lambda damping: preconditioners.QuasiDiagonalFisher(damping=damping),
+    "dop": lambda damping: preconditioners.DiagonalFisher(damping=damping),
+    "rmsprop": lambda damping: preconditioners.RMSProp(),
+    "sgld": lambda damping: preconditioners.Euclidean(),
+}
 #: 400 MB for every network that is kept; beyond it, a table is not what one has.
 MOST_PARAMETERS = 100_000_000
+#: Rows that a fold must have at least; with fewer there is no cross-validation.
+FEWEST_PER_FOLD = 3
+
+
+class SettingError(ValueError):
+    """A setting that cannot be had: ``name`` and what is wrong with it."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name} {problem}")
+        self.name, self.problem = name, problem
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides a run besides its data; ``damping`` follows from the rest."""
+    """Everything that decides a run besides its data.
 
-    hidden: tuple[int, ...]
-    steps: int
-    chains: int
-    batch_size: int
-    step_size: float | Literal["auto"]
-    prior_variance: float
-    damping: float
-    seed: int
+    ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out) or "fan_in" (3
+    divided by a layer's inputs). ``temperature``, ``step_size``: "auto" or a number (the step size
+    also a schedule). ``noise``: of a regression or count, "auto" or a name of ``outcome.KINDS``;
+    ``log``: whether a positive target is sampled as its logarithm, "auto" or a bool. What is "auto"
+    is chosen by rows held out in ``folds`` folds; with 0 it is a learned variance, temperature 1,
+    and the first kind of noise.
+
+    ``steps``, ``chains``, ``batch_size``: of the last run; its first half is burn-in and ``draws``
+    networks are kept of every chain. ``chains_per_fold``: of the cross-validation, which takes as
+    many steps and holds out at most ``held_out`` rows in every fold."""
+
+    hidden: tuple[int, ...] = (50,)
+    activation: str = "relu"
+    preconditioner: str = "qdop"
+    prior_variance: float | str = AUTO
+    temperature: float | str = AUTO
+    step_size: Any = AUTO
+    noise: str = AUTO
+    log: bool | str = AUTO
+    steps: int = 400
+    chains: int = 8
+    batch_size: int = 256
+    draws: int = 25
+    folds: int = 4
+    chains_per_fold: int = 2
+    held_out: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", _sizes(self.hidden))
+        for name, table in (("activation", ACTIVATIONS), ("preconditioner", PRECONDITIONERS)):
+            if getattr(self, name) not in table:
+                raise SettingError(
+                    name, f"must be one of {sorted(table)}, got {getattr(self, name)!r}"
+                )
+        _positive_or("prior_variance", self.prior_variance, AUTO, "learned", "fan_in")
+        _positive_or("temperature", self.temperature, AUTO)
+        size = self.step_size
+        if not callable(size) and (isinstance(size, str) or not isinstance(size, Iterable)):
+            try:
+                _positive_or("step_size", size, AUTO)
+            except SettingError:
+                raise SettingError(
+                    "step_size", f'must be "auto", a number or a schedule, got {size!r}'
+                ) from None
+        for name in ("steps", "chains", "batch_size", "draws", "chains_per_fold", "held_out"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+                raise SettingError(name, f"must be a positive integer, got {value!r}")
+        folds: Any = self.folds
+        whole = isinstance(folds, numbers.Integral) and not isinstance(folds, bool)
+        if not whole or folds < 0 or folds == 1:
+            raise SettingError("folds", f"must be 0 or an integer of at least 2, got {folds!r}")
+        if not 0 <= self.seed < 2**63:
+            raise SettingError("seed", f"must be a number from 0 to 2**63 - 1, got {self.seed}")
 
     @property
     def burn_in(self) -> int:
@@ -50,113 +104,44 @@ class Settings:
 
     @property
     def thin(self) -> int:
-        return max(1, (self.steps - self.burn_in) // DRAWS)
+        return math.ceil((self.steps - self.burn_in) / self.draws)
+
+    def folds_of(self, rows: int) -> int:
+        """How many folds there will be: fewer, or none, where there are too few data."""
+        fewer = min(int(self.folds), rows // FEWEST_PER_FOLD)
+        return fewer if fewer > 1 else 0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"hidden": list(self.hidden)}
+        return asdict(self) | {"hidden": list(self.hidden), "step_size": _plain(self.step_size)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Settings:
+        """As ``to_json`` wrote it; anything else is a ValueError or a TypeError."""
         found = Settings(**value)
         for field in fields(Settings):
-            if field.name == "step_size" and found.step_size == AUTO:
-                continue
-            kind = {"int": int, "tuple[int, ...]": list}.get(str(field.type), float)
-            if type(getattr(found, field.name)) is not kind:
+            if str(field.type) == "int" and type(getattr(found, field.name)) is not int:
                 raise TypeError(f"{field.name} is {getattr(found, field.name)!r}")
-        if not all(type(units) is int and units > 0 for units in found.hidden):
-            raise ValueError(f"hidden is {found.hidden!r}")
-        return replace(found, hidden=tuple(found.hidden))
+        return found
 
 
-def choose_settings(
-    rows: int,
-    *,
-    hidden: tuple[int, ...] | None = None,
-    steps: int | None = None,
-    chains: int | None = None,
-    batch_size: int | None = None,
-    step_size: float | Literal["auto"] | None = None,
-    prior_variance: float | None = None,
-    seed: int = 0,
-) -> Settings:
-    """What was given, and for the rest what suits this many training rows.
-
-    The prior's own pull, step_size / (damping rows variance), must stay below 1 (docs/scaling.md):
-    the damping is the paper's 1e-4 or, for small tables, what brings the pull to one half. Before
-    a step size is known, it is what one of 0.003 would get; the pilot stays within its limits.
-    """
-    layers = (50,) if hidden is None else hidden
-    variance = _positive("--prior-variance", prior_variance, 0.5)
-    if step_size is None:
-        step_size = USUAL if len(layers) < 2 else 0.001
-    eta: float | Literal["auto"] = AUTO
-    if step_size is not None and step_size != AUTO:
-        eta = _positive("--step-size", step_size, step_size)
-    pull = 2 * (USUAL if eta == AUTO else eta)
-    if any(units < 1 for units in layers):
-        raise DataError(f"--hidden must be sizes of at least 1 such as 50 or 50,50, got {layers}")
-    # Twenty passes over the data, within limits that take seconds to minutes on a processor.
-    default_steps = min(10_000, max(2000, 20 * rows // 100))
-    return Settings(
-        hidden=layers,
-        steps=_at_least("--steps", steps, default_steps, least=8),
-        chains=_at_least("--chains", chains, 4),
-        batch_size=min(_at_least("--batch-size", batch_size, 100), rows),
-        step_size=eta,
-        prior_variance=variance,
-        damping=max(1e-4, pull / (rows * variance)),
-        seed=seed,
-    )
+def _plain(step_size: Any) -> Any:
+    return step_size if isinstance(step_size, (str, int, float)) else repr(step_size)
 
 
-def _positive(name: str, value: float | None, default: float) -> float:
-    if value is None:
-        return default
-    if not 0 < value < math.inf:
-        raise DataError(f"{name} must be a positive number, got {value!r}")
-    return value
+def _sizes(sizes: Any) -> tuple[int, ...]:
+    if isinstance(sizes, numbers.Integral) and not isinstance(sizes, bool):
+        sizes = (int(sizes),)
+    given: list[Any] = list(sizes) if isinstance(sizes, Iterable) else [sizes]
+    # True is an integer to Python, and not a number of units.
+    if any(type(n) is bool or not isinstance(n, numbers.Integral) or n < 1 for n in given):
+        raise SettingError("hidden", f"must be positive integers such as (50,), got {sizes!r}")
+    return tuple(int(n) for n in given)
 
 
-def check_seed(seed: int) -> int:
-    if not 0 <= seed < 2**63:
-        raise DataError(f"--seed must be a number from 0 to 2**63 - 1, got {seed}")
-    return seed
-
-
-def _at_least(name: str, value: int | None, default: int, least: int = 1) -> int:
-    if value is None:
-        return default
-    if value < least:
-        raise DataError(f"{name} must be at least {least}, got {value}: leave it out for {default}")
-    return value
-
-
-def network(settings: Settings, inputs: int, target: Target) -> nn.Module:
-    sizes = [inputs, *settings.hidden, target.outputs]
-    count = sum((a + 1) * b for a, b in pairwise(sizes))
-    if count > MOST_PARAMETERS:
-        raise DataError(
-            f"a network of {'-'.join(map(str, sizes))} units has {count:,} parameters, more than "
-            f"{MOST_PARAMETERS:,}: use smaller layers (--hidden), or fewer columns (--drop)"
-        )
-    return models.mlp(inputs, target.outputs, settings.hidden, seed=settings.seed)
-
-
-def likelihood(target: Target) -> Likelihood:
-    """A regression's noise level is found along the way: the residuals of the training rows."""
-    return Categorical() if target.classes else Gaussian(sigma="rmse")
-
-
-def sampler(settings: Settings, inputs: int, target: Target, device: str) -> Langevin:
-    return Langevin(
-        network(settings, inputs, target),
-        likelihood(target),
-        prior=priors.Gaussian(variance=settings.prior_variance),
-        preconditioner=preconditioners.QuasiDiagonalFisher(damping=settings.damping),
-        step_size=settings.step_size,
-        chains=settings.chains,
-        init="fan_in",
-        seed=settings.seed,
-        device=device,
-    )
+def _positive_or(name: str, value: Any, *words: str) -> None:
+    if isinstance(value, str) and value in words:
+        return
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not 0 < float(value) < math.inf:
+        remedy = " or ".join(f'"{word}"' for word in words)
+        raise SettingError(name, f"must be a positive number or {remedy}, got {value!r}")

@@ -7,10 +7,12 @@ within its standard deviation, and a gap of less than two of them proves nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from natural_langevin.tabular.scoring import INTERVAL
+
+Slices = Sequence[Mapping[str, Any]]
 
 #: A gap of more standard deviations than this is not put down to chance.
 CHANCE = 2.0
@@ -23,13 +25,13 @@ FEW = 20
 def sentences(quality: Mapping[str, Any]) -> list[str]:
     """Two sentences from what ``quality`` found on labelled rows; none where there were none."""
     if quality.get("answers"):
-        return _of_classes(quality["answers"])
+        return _of_classes(quality["answers"], quality.get("slices", ()))
     if quality.get("intervals"):
         return _of_numbers(quality)
     return []
 
 
-def _of_classes(found: Mapping[str, Any]) -> list[str]:
+def _of_classes(found: Mapping[str, Any], slices: Slices) -> list[str]:
     rows, right = found["answered"][0], found["right"][0]
     reached = [k for k, level in enumerate(found["sure"]) if found["answered"][k] and level]
     wanted = [k for k in reached if found["sure"][k] <= WANTED]
@@ -45,7 +47,9 @@ def _of_classes(found: Mapping[str, Any]) -> list[str]:
             f"{percent(good / n)} of those ({good:,} of {n:,})."
         )
     said, share = found["confidence"], right / rows
-    verdict = _judge(share - said, found["spread"], rows, "under-confident", "over-confident")
+    verdict = _judge(
+        share - said, found["spread"], rows, "under-confident", "over-confident", slices
+    )
     return [
         first,
         f"On average it says it is {percent(said)} sure, and it is right on {percent(share)} of "
@@ -56,7 +60,8 @@ def _of_classes(found: Mapping[str, Any]) -> list[str]:
 def _of_numbers(quality: Mapping[str, Any]) -> list[str]:
     rows, share = quality["rows"], quality["scores"]["coverage"]
     spread = math.sqrt(INTERVAL * (1 - INTERVAL) / rows)
-    verdict = _judge(share - INTERVAL, spread, rows, "too wide", "too narrow")
+    slices = quality.get("slices", ())
+    verdict = _judge(share - INTERVAL, spread, rows, "too wide", "too narrow", slices)
     surest, middle, least = (f"{value:.3g}" for value in quality["intervals"]["half"])
     blind = f"{quality['intervals']['blind']:.3g}"
     return [
@@ -67,12 +72,40 @@ def _of_numbers(quality: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _judge(gap: float, spread: float, rows: int, above: str, below: str) -> str:
+def _judge(gap: float, spread: float, rows: int, above: str, below: str, slices: Slices) -> str:
+    """Of all rows together, and of slices of them: too wide here must not excuse too narrow there.
+
+    Several slices give chance several tries: each is allowed more."""
     if rows < FEW:
         return f"{rows} rows are too few to say whether it is as sure as it should be"
-    if abs(gap) <= CHANCE * spread:
+    if abs(gap) > CHANCE * spread:
+        return f"{above if gap > 0 else below}, by more than chance explains{_worst(slices)}"
+    wrong = _wrong(slices)
+    if not wrong:
         return f"as sure as it should be, as far as {rows:,} rows can tell"
-    return f"{above if gap > 0 else below}, by more than chance explains"
+    parts = [
+        f"{above if one['share'] > one['said'] else below} for {one['name']} "
+        f"({percent(one['share'])} of {one['rows']:,} rows instead of {percent(one['said'])})"
+        for one in wrong
+    ]
+    return f"right on average, but {' and '.join(parts)}, by more than chance explains"
+
+
+def _wrong(slices: Slices) -> list[Mapping[str, Any]]:
+    """At most two, the worst first."""
+    allowed = CHANCE + 0.5 * math.log(max(1, len(slices)))
+    far = [
+        (abs(one["share"] - one["said"]) / (one["spread"] + 0.5 / one["rows"]), one)
+        for one in slices
+        if one["rows"] >= FEW
+    ]
+    far = sorted((pair for pair in far if pair[0] > allowed), key=lambda pair: -pair[0])
+    return [one for _, one in far[:2]]
+
+
+def _worst(slices: Slices) -> str:
+    wrong = _wrong(slices)
+    return f" (most for {wrong[0]['name']}: {percent(wrong[0]['share'])})" if wrong else ""
 
 
 def percent(share: float) -> str:

@@ -1,9 +1,9 @@
-"""The target: classes or a real number, found from the column, with the reason in words."""
+"""The target: classes, ordered classes, counts or a real number, with the reason in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,59 +11,62 @@ import torch
 from torch import Tensor
 
 from natural_langevin.data.errors import DataError
-from natural_langevin.data.table import Chunk, Table, parse_numbers, short
+from natural_langevin.data.table import Table, short
+from natural_langevin.tabular import columns
+from natural_langevin.tabular.columns import MISSING_LEVEL
 
 #: Whole numbers of at most this many different values are taken for classes.
 FEW_VALUES = 20
 MOST_CLASSES = 500
-TASKS = ("classification", "regression")
+TASKS = ("classification", "regression", "count", "ordinal")
 
 
 @dataclass(frozen=True)
 class Target:
-    """``classes`` are the names of a classification's classes, () for a regression, and
-    ``shares`` the fraction of training rows in each; a regression is sampled on
-    (y - mean) / scale, with both from the training rows."""
+    """``classes`` are the names of a classification's (or, in order, of an ordinal target's)
+    classes, () otherwise, and ``shares`` the fraction of training rows in each; a regression is
+    sampled on (y - mean) / scale, with both from the training rows. ``decimal`` is the sign in
+    front of decimals where numbers are text."""
 
     name: str
     classes: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
     mean: float = 0.0
     scale: float = 1.0
+    task: str = "classification"
+    decimal: str = "."
 
-    @property
-    def task(self) -> str:
-        return "classification" if self.classes else "regression"
+    def known(self, table: Table) -> np.ndarray:
+        """Which rows have a target at all."""
+        cells = table.frame[self.name]
+        return (cells if self.classes else columns.numbers(cells, self.decimal)).notna().to_numpy()
 
-    @property
-    def outputs(self) -> int:
-        return len(self.classes) or 1
-
-    def encode(self, chunk: Chunk) -> Tensor:
-        """(rows,) int64 class indices, or (rows, 1) float32 standardised values."""
+    def encode(self, table: Table) -> Tensor:
+        """(rows,) int64 class indices, or (rows, 1) float64 values in their own units."""
+        cells = table.frame[self.name]
         if not self.classes:
-            values = (chunk.numbers(self.name).astype(np.float64) - self.mean) / self.scale
-            return torch.from_numpy(values.astype(np.float32)[:, None])
+            values = columns.numbers(cells, self.decimal).to_numpy()
+            if np.isnan(values).any():
+                row = int(np.isnan(values).argmax())
+                raise DataError(
+                    f"{table.where(row)}: the target {self.name!r} is {short(str(cells.iloc[row]))}"
+                    ", no number: correct it, or remove the row"
+                )
+            return torch.from_numpy(values.copy())[:, None]
         index = {name: i for i, name in enumerate(self.classes)}
-        words = chunk.words(self.name)
-        codes = torch.tensor([index.get(_canonical(word), -1) for word in words])
+        words = columns.words(cells)
+        codes = torch.tensor([index.get(word, -1) for word in words], dtype=torch.int64)
         if (codes < 0).any():
             row = int((codes < 0).int().argmax())
             known = ", ".join(self.classes[:8]) + (", ..." if len(self.classes) > 8 else "")
             raise DataError(
-                f"{chunk.where(row)}: the target {self.name!r} is {short(words[row])}, which is "
-                f"none of the classes {known}: correct it, or remove the row"
+                f"{table.where(row)}: the target {self.name!r} is {short(str(words.iloc[row]))}, "
+                f"which is none of the classes {known}: correct it, or remove the row"
             )
         return codes
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "classes": list(self.classes),
-            "shares": list(self.shares),
-            "mean": self.mean,
-            "scale": self.scale,
-        }
+        return asdict(self) | {"classes": list(self.classes), "shares": list(self.shares)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Target:
@@ -73,38 +76,54 @@ class Target:
             tuple(map(float, value["shares"])),
             float(value["mean"]),
             float(value["scale"]),
+            str(value["task"]),
+            str(value["decimal"]),
         )
         if not (np.isfinite(target.mean) and 0 < target.scale < np.inf):
             raise ValueError("the target has no finite mean and scale")
-        if len(target.shares) != len(target.classes):
-            raise ValueError("the target needs a share for every class")
+        if len(target.shares) != len(target.classes) or target.task not in TASKS:
+            raise ValueError("the target needs a task, and a share for every class")
+        if bool(target.classes) != (target.task in ("classification", "ordinal")):
+            raise ValueError(f"a {target.task} has {len(target.classes)} classes")
+        if target.decimal not in columns.GROUPED:
+            raise ValueError(f"decimal is {target.decimal!r}")
         return target
 
 
-def _canonical(word: str) -> str:
-    """1, 1.0 and 01 are the same class.
-
-    >>> _canonical("01"), _canonical("1.50"), _canonical("setosa")
-    ('1', '1.5', 'setosa')
-    """
-    return word if parse_numbers([word]) is None else f"{float(word):.15g}"
-
-
-def find_task(table: Table, name: str, asked: str | None = None) -> tuple[str, str]:
-    """The task and the reason for it."""
-    if asked is not None:
-        if asked not in TASKS:
-            raise DataError(f"--task must be {' or '.join(TASKS)}, got {asked!r}")
-        return asked, "as you said"
-    column = table.columns[name]
-    if column.odd:
+def find_target(table: Table, name: str, asked: str | None = None) -> tuple[Target, str]:
+    """The task and its classes, from all rows, and the reason for it. A column of text that can be
+    read as numbers but for some cells is refused, with the first of them."""
+    if asked is not None and asked not in TASKS:
+        raise DataError(f"--task must be {' or '.join(TASKS)}, got {asked!r}")
+    cells = table.frame[name].dropna()
+    decimal = "."
+    if cells.dtype == "category" and columns.decimal_comma(cells.cat.categories):
+        decimal = ","
+    values = columns.numbers(cells, decimal)
+    strange = values.isna().to_numpy()
+    if strange.any() and asked in ("regression", "count"):
         raise DataError(
-            f"the target {name!r} holds numbers, but also {column.odd}: correct that cell, or say "
-            "that these are names of classes (--task classification)"
+            f"the target {name!r} holds words such as {short(str(cells[strange].iloc[0]))}, and a "
+            f"{asked} needs numbers: leave --task out, or choose another column (--target)"
         )
-    if column.values is None:
+    if strange.any() and not strange.all() and asked is None:
+        row = table.frame.index.get_loc(cells.index[strange.argmax()])
+        raise DataError(
+            f"the target {name!r} holds numbers, but also {short(str(cells[strange].iloc[0]))} "
+            f"({table.where(row)}): correct that cell, or say that these are names of classes "
+            "(--task classification)"
+        )
+    task, reason = (asked, "as you said") if asked else _task(name, values.to_numpy(), strange)
+    if task in ("classification", "ordinal"):
+        return Target(name, _classes(table, name, cells), task=task), reason
+    if task == "count":
+        _check_counts(name, values)
+    return Target(name, task=task, decimal=decimal), reason
+
+
+def _task(name: str, values: np.ndarray, strange: np.ndarray) -> tuple[str, str]:
+    if strange.any():
         return "classification", f"{name} holds words"
-    values = table.numbers(name)
     distinct = np.unique(values)
     if (distinct != np.round(distinct)).any():
         return "regression", f"{name} holds numbers with decimals"
@@ -114,9 +133,18 @@ def find_task(table: Table, name: str, asked: str | None = None) -> tuple[str, s
     return "regression", f"{name} holds {len(distinct)} different numbers"
 
 
-def fit_classes(table: Table, name: str) -> tuple[str, ...]:
+def _check_counts(name: str, values: Any) -> None:
+    wrong = (values < 0) | (values != np.round(values))
+    if wrong.any():
+        raise DataError(
+            f"the target {name!r} holds {values[wrong].iloc[0]:g}, and counts are 0, 1, 2, ...: "
+            "use --task regression"
+        )
+
+
+def _classes(table: Table, name: str, cells: Any) -> tuple[str, ...]:
     """The classes of all rows, held out or not, in the order of numbers or of the alphabet."""
-    classes = {_canonical(word) for word in table.words(name)}
+    classes = set(columns.words(cells)) - {MISSING_LEVEL}
     if len(classes) < 2:
         raise DataError(
             f"the target {name!r} is {short(classes.pop())} in all {len(table)} rows, one class "
@@ -128,29 +156,24 @@ def fit_classes(table: Table, name: str) -> tuple[str, ...]:
             f"the target {name!r} has {len(classes)} different values in {len(table)} rows: too "
             "many for classes; choose another column, or --task regression for numbers"
         )
-    numbers = all(parse_numbers([word]) is not None for word in classes)
+    numbers = all(np.isfinite(columns.parse_number(word)) for word in classes)
     return tuple(sorted(classes, key=float) if numbers else sorted(classes))
 
 
-def fit_target(train: Table, name: str, classes: tuple[str, ...]) -> Target:
-    """From the training rows; ``classes`` is () for a regression."""
-    if classes:
-        y = Target(name, classes).encode(train)
-        shares = torch.bincount(y, minlength=len(classes)) / len(y)
-        return Target(name, classes, tuple(shares.tolist()))
-    column = train.columns[name]
-    if column.values is None and not column.odd:
-        raise DataError(
-            f"the target {name!r} holds words such as {short(column.levels[0])}, and a regression "
-            "needs numbers: leave --task out, or choose another column (--target)"
-        )
-    values = train.numbers(name).astype(np.float64)
+def fit_target(train: Table, target: Target) -> Target:
+    """With shares, or mean and scale, of the training rows."""
+    found = asdict(target)
+    y = target.encode(train)
+    if target.classes:
+        shares = torch.bincount(y, minlength=len(target.classes)) / len(y)
+        return Target(**found | {"shares": tuple(shares.tolist())})
+    values = y.numpy()[:, 0]
     largest = float(np.abs(values).max()) or 1.0
     small = values / largest
     mean, scale = float(small.mean()) * largest, float(small.std()) * largest
     if not 0 < scale < np.inf:
         raise DataError(
-            f"the target {name!r} is {values[0]:g} in every row: there is nothing to learn; choose "
-            "another column (--target)"
+            f"the target {target.name!r} is {values[0]:g} in every row: there is nothing to learn; "
+            "choose another column (--target)"
         )
-    return Target(name, (), (), mean, scale)
+    return Target(**found | {"mean": mean, "scale": scale})

@@ -1,4 +1,7 @@
-"""Rules: one file per family of layers. ``RULES`` is the one list that the capture reads."""
+"""Rules: one file per family of layers. ``RULES`` is the one list that the capture reads.
+
+Imports likelihoods; preconditioners and up import it.
+"""
 
 from __future__ import annotations
 

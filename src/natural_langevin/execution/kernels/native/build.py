@@ -52,7 +52,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 def build(target: Path, dtype: torch.dtype, *, tune: tuple[str, ...]) -> None:
-    """Compiles the sources into ``target``. Raises ``NoLibraryError`` with the compiler's own words."""
+    """Compiles the sources into ``target``. An error tells the compiler's own words."""
     define = ("-DDOUBLE",) if dtype == torch.float64 else ()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         made = Path(folder) / "library.so"

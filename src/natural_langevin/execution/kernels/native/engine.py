@@ -21,7 +21,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.build import DTYPES, library
-from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, Layer, Run
+from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, METRICS, Layer, Run
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.execution.kernels.native.trace import LinearSpec, trace
 
@@ -30,7 +30,7 @@ SECONDS_PER_CALL = 0.2
 
 
 class NativeMLP:
-    """The steps of one network along one stream. Raises ``UnsupportedError`` for what it cannot take."""
+    """The steps of one network along one stream. ``UnsupportedError``: what it cannot take."""
 
     name = "native"
 
@@ -119,7 +119,8 @@ class NativeMLP:
         if gradients.clip is not None or gradients.network.dtype is not None:
             raise UnsupportedError("clipped gradients or reduced precision")
         self._metric, self._second = settings.metric(self.dynamics.preconditioner)
-        self._likelihood = settings.likelihood(gradients.likelihood)
+        drawn = self.dynamics.preconditioner.targets == "model"
+        self._likelihood = settings.likelihood(gradients.likelihood, drawn=drawn)
 
     def _describe_layers(self, width: int) -> None:
         """Shapes, activations, priors and damping; ``width``: of an input."""
@@ -157,6 +158,7 @@ class NativeMLP:
         run.num_data, run.loss = self.num_data, self._loss.data_ptr()
         run.likelihood, run.variance = self._likelihood
         run.metric, run.fresh = self._metric, dynamics.preconditioner.fresh
+        run.model_targets = dynamics.preconditioner.targets == "model"
         friction = getattr(dynamics.integrator, "friction", None)
         if friction is not None:
             run.friction = self._per_chain(friction)
@@ -228,7 +230,12 @@ class NativeMLP:
                     layer.mean[k] = _pointer(state.mean.get(name))
                     layer.second[k] = _pointer(second.get(name))
                     layer.momentum[k] = _pointer(momentum.get(name))
-            layer.cross = _pointer(cross.get(spec.bias, {}).get(spec.weight))
+            if spec.bias is not None:
+                layer.cross = _pointer(cross.get(spec.bias, {}).get(spec.weight))
+            if METRICS[self._metric] == "unit" and any(
+                n in state.params for _, n in _tensors(spec)
+            ):
+                layer.blocks = _block(state, spec).data_ptr()
         self._run.diverged = state.diverged.data_ptr()
         self._run.learned_variance = _pointer(state.likelihood.get("variance"))
         self._bound = state
@@ -246,6 +253,17 @@ class NativeMLP:
 def _tensors(spec: LinearSpec) -> list[tuple[int, str]]:
     """The layer's tensors by their number: weight 0, bias 1."""
     return [(k, name) for k, name in enumerate((spec.weight, spec.bias)) if name is not None]
+
+
+def _block(state: State, spec: LinearSpec) -> Tensor:
+    """The unit-wise metric of a layer, whose parameters must all be in it."""
+    names = [name for _, name in _tensors(spec) if name in state.params]
+    found = state.metric["blocks"]
+    for name in reversed(names):  # bias first
+        found = found.get(name, {}) if isinstance(found, dict) else {}
+    if not isinstance(found, Tensor) or spec.weight not in names or state.metric["second"]:
+        raise UnsupportedError("a unit-wise metric of some parameters only")
+    return found
 
 
 def _fixed_tensors(dynamics: LangevinDynamics, state: State) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ ACTIVATIONS = (
     "identity", "relu", "leaky_relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "softplus",
 )  # fmt: skip
 METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal", "unit")
-PRIORS = ("flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace")
+PRIORS = ("flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace", "two_gaussians")
 LIKELIHOODS = ("categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson")
 
 

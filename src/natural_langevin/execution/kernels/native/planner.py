@@ -42,7 +42,8 @@ def agrees(native: NativeMLP, state: State) -> bool:
     own = isinstance(stream, InMemory)
     batch = stream.batch(step) if isinstance(stream, InMemory) else stream.example()
     if stream.chain_axis and not own:  # an example has no chain axis
-        batch = tuple(t.expand(len(state.diverged), *t.shape) for t in batch)
+        x, y = (t.expand(len(state.diverged), *t.shape) for t in batch)
+        batch = (x, y)
     count = torch.tensor(native.num_data, dtype=native.dtype)
     expected, info = native.dynamics.step(
         state, batch, native.rates.row(step), count, chain_axis=stream.chain_axis

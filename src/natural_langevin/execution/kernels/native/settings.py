@@ -6,6 +6,7 @@ subclass may mean something else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ _METRICS = {
     "RMSProp": ("rmsprop", "square"),
     "DiagonalFisher": ("diagonal", "second"),
     "QuasiDiagonalFisher": ("quasi-diagonal", "second"),
+    "UnitFisher": ("unit", None),
 }
 
 
@@ -43,7 +45,7 @@ def _known_as(one: Any, module: Any) -> str:
 def metric(preconditioner: Any) -> tuple[int, str | None]:
     """Its number, and where its state keeps the diagonal of J."""
     found = _METRICS.get(_known_as(preconditioner, preconditioners))
-    if found is None or preconditioner.targets != "data":
+    if found is None:
         raise UnsupportedError(f"the metric {preconditioner!r}")
     return METRICS.index(found[0]), found[1]
 
@@ -56,6 +58,14 @@ def _squared(value: Any) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float64) ** 2
 
 
+def _two_gaussians(weights: tuple[float, ...], variances: tuple[float, ...]) -> tuple[float, ...]:
+    """Both precisions, and the logarithm of the ratio of the two densities at 0."""
+    if len(weights) != 2:
+        raise UnsupportedError(f"a mixture of {len(weights)} Gaussians")
+    one, two = (w / math.sqrt(v) for w, v in zip(weights, variances, strict=True))
+    return 1 / variances[0], 0.0, 1 / variances[1], math.log(one / two)
+
+
 #: prior -> kind, and its numbers: precision or scale, centre, and up to two more (see update.h).
 _PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
     "Flat": ("flat", lambda p: ()),
@@ -65,6 +75,7 @@ _PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
     ),
     "StudentT": ("student_t", lambda p: (p.df * _squared(p.scale), _mean(p), p.df + 1)),
     "Laplace": ("laplace", lambda p: (1 / torch.as_tensor(p.scale, dtype=torch.float64), _mean(p))),
+    "ScaleMixture": ("two_gaussians", lambda p: _two_gaussians(p.weights, p.variances)),
     "NormalInverseGamma": ("normal_inverse_gamma", lambda p: (0.0, p.mean, p.alpha, p.beta)),
 }
 
@@ -99,10 +110,12 @@ _LIKELIHOODS = {
 }
 
 
-def likelihood(one: Any) -> tuple[int, float]:
-    """Its number, and the variance of a Gaussian whose sigma is known."""
+def likelihood(one: Any, *, drawn: bool) -> tuple[int, float]:
+    """Its number, and the variance of a Gaussian whose sigma is known. ``drawn``: whether labels
+    are drawn from it."""
     name = _known_as(one, likelihoods)
-    if name not in _LIKELIHOODS:
+    weighted = getattr(one, "class_weights", None) or getattr(one, "ignore_index", None) is not None
+    if name not in _LIKELIHOODS or (drawn and (weighted or name == "Poisson")):
         raise UnsupportedError(f"the likelihood {one!r}")
     sigma = getattr(one, "sigma", "none")
     variance = 0.0 if isinstance(sigma, str) else float(sigma) ** 2

@@ -163,7 +163,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _holds_values(result: Any) -> bool:
-    """Whether a call that gave no tensor may have read or changed one: not where it told a shape."""
+    """Whether a call that gave no tensor may have read or changed one, not just told a shape."""
     if isinstance(result, (tuple, list)):
         return any(_holds_values(part) for part in result)
     return result is None or isinstance(result, (Tensor, float))
@@ -187,7 +187,8 @@ TRANSPOSES = {
 #: What a torch function is, on the way of the samples.
 FUNCTIONS: dict[Any, str] = {
     F.linear: "linear",
-    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), "matmul"),
+    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__),
+                    "matmul"),
     torch.addmm: "addmm",
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_,
                      Tensor.__iadd__), "add"),

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from natural_langevin import priors
+from natural_langevin.tabular.settings import AUTO, Settings
 
 #: Prior variances offered: every layer's own, integrated out; WIDE divided by a layer's inputs
 #: (biases: WIDE); WIDE for all.
@@ -32,6 +33,8 @@ STEP_SIZES = {
     "rmsprop": (0.3, 0.1, 0.03, 0.01),
     "sgld": (3.0, 0.3, 0.03),
 }
+#: Where nothing is compared and there are too few data for a pilot run.
+STEP_SIZE_OF_FEW = 0.03
 #: Of weights whose prior variance is integrated out; only the damping depends on it.
 SUPPOSED_VARIANCE = 0.5
 
@@ -79,12 +82,12 @@ class Candidate:
         }
 
 
-def candidates(
-    variance: float | str, temperature: float | str, step_size: Any, *, preconditioner: str
-) -> list[Candidate]:
+def candidates(settings: Settings) -> list[Candidate]:
     """All that the user's settings leave open; what is not "auto" is as it was given.
 
     With a variance of the user's own, temperature 1, the posterior itself, is offered too."""
+    variance, temperature = settings.prior_variance, settings.temperature
+    step_size, preconditioner = settings.step_size, settings.preconditioner
     automatic = isinstance(step_size, str) and step_size == "auto"
     found = []
     for v in VARIANCES if variance == "auto" else (variance,):
@@ -95,3 +98,19 @@ def candidates(
                 sizes = sizes[1:]  # a cold chain gains nothing by the larger one
             found += [Candidate(v, t, size, automatic) for size in sizes]
     return found
+
+
+def single(settings: Settings, *, few: bool) -> Candidate:
+    """What runs where nothing is compared: a learned variance at temperature 1 for what is "auto".
+
+    ``few``: a step size that suits most tables; otherwise a short pilot run looks for one."""
+    step_size: Any = settings.step_size
+    automatic = isinstance(step_size, str) and step_size == AUTO
+    if automatic and few:
+        step_size = STEP_SIZE_OF_FEW
+    return Candidate(
+        "learned" if settings.prior_variance == AUTO else settings.prior_variance,
+        1.0 if isinstance(settings.temperature, str) else settings.temperature,
+        step_size,
+        automatic=False,
+    )

@@ -1,0 +1,220 @@
+"""What a column holds: numbers as people write them, dates, categories, or nothing to learn from.
+
+A column of text is parsed level by level (every different cell once), so that a million rows cost
+no more than their different words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from natural_langevin.data.table import need_pandas
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: A column is of numbers (or dates) when this share of its cells can be read as such.
+MOST = 0.9
+#: Levels that get an input of their own; the rarer ones share one, OTHER.
+MOST_LEVELS = 30
+OTHER, MISSING_LEVEL = "(other)", "(missing)"
+#: Text of more different words than this share of the rows names rows and describes nothing.
+NAMES_ROWS = 0.5
+ID = re.compile(r"(?i)(^|[\W_])(id|idx|index|uuid|guid|key|rownames?|unnamed.*)$|[a-z](Id|ID)$")
+SPACES = " \u00a0\u202f'"
+#: Whole numbers with separated thousands, then a decimal part; by which sign is decimal.
+GROUPED = {
+    ".": re.compile(rf"[+-]?\d{{1,3}}(?:[{SPACES},]\d{{3}})+(?:\.\d*)?"),
+    ",": re.compile(rf"[+-]?\d{{1,3}}(?:[{SPACES}.]\d{{3}})+(?:,\d*)?"),
+}
+PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+AFFIX = re.compile(rf"^[{SPACES}$€£¥]+|[{SPACES}$€£¥%]+$")
+DATE = re.compile(r"\d{1,4}[-/. ]\w{1,9}[-/., ]+\d{1,4}|[A-Za-z]{3,9} \d{1,2},? \d{4}")
+DAYS = (
+    "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%d.%m.%y",
+    "%m/%d/%y", "%d/%m/%y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
+)  # fmt: skip
+TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
+#: Cycles of a date, in days: their phases are inputs beside the day itself.
+CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
+
+
+@dataclass(frozen=True)
+class Number:
+    """One input, (value - mean) / scale; ``missing``: a second one says where there is no value.
+
+    ``decimal`` is the sign in front of decimals where the column was text."""
+
+    name: str
+    mean: float
+    scale: float
+    missing: bool = False
+    decimal: str = "."
+
+    def read(self, cells: pd.Series) -> pd.Series:
+        """Finite numbers, NaN where there is none."""
+        return numbers(cells, self.decimal)
+
+
+@dataclass(frozen=True)
+class Date:
+    """The day, and cosine and sine of its phase in the year, the week and the day, as inputs.
+
+    ``parts`` maps each to mean and scale; ``format`` is pandas' (for text)."""
+
+    name: str
+    format: str
+    parts: Mapping[str, tuple[float, float]]
+    missing: bool = False
+
+    def read(self, cells: pd.Series) -> pd.Series:
+        return dates(cells, self.format)
+
+
+@dataclass(frozen=True)
+class Category:
+    """One input of 0 or 1 per level. Words of no level are OTHER where that is a level, and zero in
+    all inputs otherwise."""
+
+    name: str
+    levels: tuple[str, ...]
+
+    def read(self, cells: pd.Series) -> pd.Series:
+        """One of the levels, OTHER or MISSING_LEVEL in every row."""
+        found = words(cells)
+        return found.where(found.isin(self.levels) | (found == MISSING_LEVEL), OTHER)
+
+
+Column = Number | Date | Category
+KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Number, Date, Category)}
+
+
+def to_json(column: Column) -> dict[str, Any]:
+    return {"kind": type(column).__name__.lower()} | asdict(column)
+
+
+def from_json(value: Mapping[str, Any]) -> Column:
+    """The column, or a ValueError that says what is wrong with it."""
+    kind = KINDS[value["kind"]]
+    found: Column = kind(**{k: v for k, v in value.items() if k != "kind"})
+    if not isinstance(found.name, str):
+        raise ValueError(f"a column is called {found.name!r}")
+    if isinstance(found, Category):
+        if not found.levels or not all(isinstance(level, str) for level in found.levels):
+            raise ValueError(f"column {found.name!r} has no levels")
+        return Category(found.name, tuple(found.levels))
+    pairs = [(found.mean, found.scale)] if isinstance(found, Number) else found.parts.values()
+    if not all(np.isfinite(float(m)) and 0 < float(s) < np.inf for m, s in pairs):
+        raise ValueError(f"column {found.name!r} has no finite mean and scale")
+    if isinstance(found, Number):
+        if found.decimal not in GROUPED or not isinstance(found.missing, bool):
+            raise ValueError(f"column {found.name!r} is damaged")
+        return Number(
+            found.name, float(found.mean), float(found.scale), found.missing, found.decimal
+        )
+    parts = {str(k): (float(m), float(s)) for k, (m, s) in found.parts.items()}
+    return Date(found.name, str(found.format), parts, bool(found.missing))
+
+
+def parse_number(cell: str, decimal: str = ".") -> float:
+    """A number as people write it, NaN where it is none.
+
+    >>> parse_number("$1,234.50"), parse_number("1.234,5", ","), parse_number("12 %")
+    (1234.5, 1234.5, 12.0)
+    >>> parse_number("1_000"), parse_number("Rome")
+    (nan, nan)
+    """
+    text = AFFIX.sub("", cell)
+    if GROUPED[decimal].fullmatch(text):
+        text = re.sub(rf"[{SPACES}{',' if decimal == '.' else '.'}]", "", text)
+    elif decimal == "," and "." in text:
+        return np.nan
+    text = text.replace(",", ".") if decimal == "," else text
+    value = float(text) if PLAIN.fullmatch(text) else np.nan
+    return value if np.isfinite(value) else np.nan
+
+
+def decimal_comma(levels: Iterable[str]) -> bool | None:
+    """Whether commas are decimal; None where 1,234 may be either or there is no comma.
+
+    >>> decimal_comma(["1,5"]), decimal_comma(["1,500.2"]), decimal_comma(["1,500"])
+    (True, False, None)
+    """
+    for level in levels:
+        text = AFFIX.sub("", level)
+        point, comma = (np.isfinite(parse_number(text, sign)) for sign in ".,")
+        if point != comma and ("," in text or text.count(".") > 1):
+            return bool(comma)
+    return None
+
+
+def numbers(cells: pd.Series, decimal: str = ".") -> pd.Series:
+    """float64 with NaN for what is missing, infinite or no number."""
+    if cells.dtype == np.float64:
+        return cells.where(np.isfinite(cells))
+    return _by_level(cells, lambda level: parse_number(level, decimal)).astype(np.float64)
+
+
+def dates(cells: pd.Series, form: str) -> pd.Series:
+    """Times (UTC) with NaT for what is missing or is written otherwise than ``form``."""
+    pd = need_pandas()
+    if pd.api.types.is_datetime64_any_dtype(cells):
+        return cells
+    if cells.dtype == np.float64:
+        return pd.Series(pd.NaT, index=cells.index, dtype="datetime64[ns, UTC]")
+    levels = cells.cat.categories
+    read = pd.to_datetime(pd.Series(levels, dtype=object), format=form, errors="coerce", utc=True)
+    return cells.map(dict(zip(levels, read, strict=True))).astype("datetime64[ns, UTC]")
+
+
+def words(cells: pd.Series) -> pd.Series:
+    """Text, with one spelling for every number (1, 1.0 and 01 are the same level)."""
+    if cells.dtype == np.float64:
+        found = cells.map("{:.15g}".format, na_action="ignore")
+    elif cells.dtype == "category":
+        found = _by_level(cells, canonical)
+    else:
+        found = cells.astype(str).where(cells.notna())
+    return found.astype(object).where(found.notna(), MISSING_LEVEL)
+
+
+def canonical(word: str) -> str:
+    """
+    >>> canonical("01"), canonical("1.50"), canonical("setosa")
+    ('1', '1.5', 'setosa')
+    """
+    return f"{float(word):.15g}" if PLAIN.fullmatch(word) else word
+
+
+def date_format(levels: pd.Index) -> tuple[str, float]:
+    """How dates are written here, and the share that is; ("", 0.0) where they are none."""
+    pd = need_pandas()
+    some = pd.Series(levels[:: max(1, len(levels) // 500)], dtype=object)
+    if not len(some) or some.str.match(DATE).mean() < MOST:
+        return "", 0.0
+    best = ("", 0.0)
+    for form in [*(day + time for time in TIMES for day in DAYS), "ISO8601"]:
+        share = float(pd.to_datetime(some, format=form, errors="coerce", utc=True).notna().mean())
+        if share > best[1]:
+            best = (form, share)
+    return best
+
+
+def phases(times: pd.Series) -> dict[str, pd.Series]:
+    """The inputs that dates become, before they are standardised; days since 1970."""
+    pd = need_pandas()
+    days = (times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    found = {"days": days.astype(np.float64)}
+    for name, length in CYCLES.items():
+        for form, function in (("cos", np.cos), ("sin", np.sin)):
+            found[f"{form} of {name}"] = function(2 * np.pi * found["days"] / length)
+    return found
+
+
+def _by_level(cells: pd.Series, function: Any) -> pd.Series:
+    return cells.map({level: function(level) for level in cells.cat.categories}).astype(object)

@@ -1,0 +1,189 @@
+"""One table, one network: runs ``Langevin`` on it, for all data or for folds on the chain axis.
+
+The metric's damping is 1 / (N variance): the prior's own curvature on the scale of the mean loss,
+so that C is the inverse of (Fisher + prior) and step sizes up to 1 are stable in directions that
+the data do not see.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from natural_langevin import schedules
+from natural_langevin.data.streams import Subsets
+from natural_langevin.langevin import Langevin
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.tabular.candidates import Candidate
+from natural_langevin.tabular.outcome import Outcome
+from natural_langevin.tabular.predictive import Networks
+from natural_langevin.tabular.settings import PRECONDITIONERS, Settings
+from natural_langevin.tabular.weighing import HeldOut
+
+#: Networks evaluated at once.
+AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything of a fit that does not depend on the candidate. ``y``: as it is sampled.
+
+    ``counts`` (n,), where rows have weights: how often each is repeated, ``num_data`` data in all.
+    ``checkpoint``: a folder; the same problem goes on from what it holds."""
+
+    outcome: Outcome
+    settings: Settings
+    x: Tensor
+    y: Tensor
+    counts: Tensor | None = None
+    num_data: int | None = None
+    device: str | None = None
+    progress: bool = False
+    checkpoint: str | os.PathLike[str] | None = None
+
+    @property
+    def network(self) -> nn.Module:
+        return self.outcome.network(self.x.shape[1], self.settings)
+
+    def posterior(self, candidate: Candidate) -> Posterior:
+        """All data, ``chains`` chains."""
+        runs, rows = [candidate] * self.settings.chains, self._repeated
+        title = f"learning from all rows ({candidate})"
+        data = (self.x[rows], self.y[rows])
+        return self._run(runs, data, len(rows), self.settings.seed, title, f"all {candidate}")
+
+    def held_out(
+        self, offered: Sequence[Candidate], folds: Sequence[Tensor], what: str = "candidates"
+    ) -> HeldOut:
+        """What networks that have not seen a fold's rows say of them, for every candidate.
+
+        The folds are chains: one run for every prior, whatever else its candidates differ by."""
+        found: dict[int, list[Networks]] = {}
+        variances = list(dict.fromkeys(c.variance for c in offered))
+        for number, variance in enumerate(variances, start=1):
+            group = [k for k, c in enumerate(offered) if c.variance == variance]
+            title = f"comparing {what} on held-out rows, {number} of {len(variances)}"
+            found |= self._of_group(offered, group, folds, title)
+        if not found:
+            raise DivergenceError(
+                "no candidate ran to its end in cross-validation: give a smaller step_size"
+            )
+        rows = torch.cat(list(folds))
+        return HeldOut(rows, {k: found[k] for k in sorted(found)})
+
+    def _of_group(
+        self, offered: Sequence[Candidate], group: list[int], folds: Sequence[Tensor], title: str
+    ) -> dict[int, list[Networks]]:
+        rows, each = self._repeated, self.settings.chains_per_fold
+        seen = [(~torch.isin(rows, fold)).nonzero().flatten() for fold in folds]
+        size = min(map(len, seen))  # of repeated rows the folds may differ by some
+        chains = [(k, f) for k in group for f in range(len(folds)) for _ in range(each)]
+        own_rows = torch.stack([seen[f][:size] for _, f in chains])
+        data = Subsets(self.x[rows], self.y[rows], own_rows)
+        runs = [offered[k] for k, _ in chains]
+        name = f"folds {self.outcome.noise} {self.outcome.log} {'; '.join(map(str, runs[::each]))}"
+        try:
+            run = self._run(runs, data, size, self.settings.seed + 1, title, name)
+        except DivergenceError:
+            return {}
+        running = [chains[c] for c in run.healthy]
+        every = len(folds) * each
+        fine = [k for k in group if sum(chain[0] == k for chain in running) == every]
+        found: dict[int, list[Networks]] = {k: [] for k in fine}
+        for f, fold in enumerate(folds):
+            for k in fine:
+                own = [c for c in run.healthy if chains[c] == (k, f)]
+                found[k].append(networks(run, self.network, self.x[fold], own))
+        return found
+
+    @property
+    def _repeated(self) -> Tensor:
+        """Every row as often as it counts."""
+        rows = torch.arange(len(self.x))
+        return rows if self.counts is None else rows.repeat_interleave(self.counts)
+
+    def _run(
+        self, runs: Sequence[Candidate], data: Any, rows: int, seed: int, title: str, name: str
+    ) -> Posterior:
+        """One chain for every entry of ``runs``, which have one prior."""
+        first, settings, network = runs[0], self.settings, self.network
+        step_size: Any = first.step_size
+        if first.automatic:
+            sizes = torch.tensor([c.step_size for c in runs], dtype=torch.float64)
+            step_size = schedules.polynomial(sizes, offset=max(1, settings.steps // 10))
+        total = len(self.x) if self.counts is None else int(self.counts.sum())
+        num_data = max(1, round((self.num_data or total) * rows / total))
+        damping = 1 / (num_data * first.least_variance(network))
+        sampler = Langevin(
+            network,
+            self.outcome.likelihood,
+            prior=first.prior(network),
+            preconditioner=PRECONDITIONERS[settings.preconditioner](damping),
+            step_size=step_size,
+            temperature=torch.tensor([c.temperature for c in runs], dtype=torch.float64),
+            chains=len(runs),
+            num_data=num_data,
+            init="fan_in",
+            seed=seed,
+            device=self.device,
+        )
+        folder = None
+        if self.checkpoint is not None:
+            folder = Path(self.checkpoint) / "".join(c if c.isalnum() else "-" for c in name)[:120]
+        return sampler.sample(
+            data,
+            settings.steps,
+            batch_size=min(settings.batch_size, rows),
+            burn_in=settings.burn_in,
+            thin=settings.thin,
+            checkpoint=folder,
+            progress=title if self.progress else False,
+        )
+
+
+def networks(
+    posterior: Posterior, network: nn.Module, x: Tensor, chains: Sequence[int] | None = None
+) -> Networks:
+    """What every network of these chains (default: the healthy ones) says, on the CPU."""
+    chains = posterior.healthy if chains is None else list(chains)
+    if not chains:
+        raise DivergenceError("every chain diverged: there is nothing to predict with")
+    stacked = {k: s[chains].flatten(0, 1) for k, s in posterior.samples.items()}
+    like = next(iter(stacked.values()))
+    network, x = network.to(like.device), x.to(like)
+
+    def one(params: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(network, params, (x,))
+
+    with torch.no_grad():
+        outputs = torch.func.vmap(one, chunk_size=AT_ONCE)(stacked).cpu()
+    variance = posterior.learned.get("variance")
+    if variance is not None:
+        variance = variance[chains].cpu().repeat_interleave(posterior.draws)
+    return Networks(outputs, variance)
+
+
+def split(
+    count: int, folds: int, seed: int, labels: NDArray[Any] | None, most: int = 500
+) -> list[Tensor]:
+    """Rows of every fold, of one size; with ``labels`` every class is spread over all folds."""
+    from sklearn.model_selection import KFold, StratifiedKFold
+
+    enough = labels is not None and np.bincount(labels).max() >= folds
+    kind = (StratifiedKFold if enough else KFold)(folds, shuffle=True, random_state=seed % 2**32)
+    generator = np.random.default_rng(seed + 1)
+    with warnings.catch_warnings():  # a class of fewer rows than folds is in some of them only
+        warnings.simplefilter("ignore", UserWarning)
+        parts = [generator.permutation(held) for _, held in kind.split(np.empty(count), labels)]
+    size = min(*map(len, parts), most)
+    return [torch.as_tensor(np.sort(part[:size])) for part in parts]

@@ -1,0 +1,161 @@
+"""Kinds of outcome: what a network's outputs mean for a target, and on which scale it is sampled.
+
+A real target is sampled as u = (y - mean) / scale, or u = (ln y - mean) / scale; its density is
+that of u times |du/dy|, exactly, so that both can be compared and neither needs to be undone by
+guesswork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import likelihoods, models
+from natural_langevin.data.errors import DataError
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.tabular.settings import ACTIVATIONS, AUTO, MOST_PARAMETERS, Settings
+
+#: Noise that a task may have, the simplest first; of those with a choice, held-out rows choose.
+KINDS = {
+    "classification": ("categorical",),
+    "ordinal": ("ordinal",),
+    "regression": ("constant", "varying"),
+    "count": ("poisson", "overdispersed"),
+}
+#: Positive targets more skewed than this are also tried as their logarithm.
+SKEWED = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``noise``: of KINDS. ``classes``: how many (0 of numbers). ``mean``, ``scale``: of the
+    targets or, with ``log``, of their logarithms, one value per target."""
+
+    task: str
+    noise: str
+    classes: int = 0
+    mean: tuple[float, ...] = (0.0,)
+    scale: tuple[float, ...] = (1.0,)
+    log: bool = False
+
+    @property
+    def likelihood(self) -> Likelihood:
+        if self.noise == "categorical":
+            return likelihoods.Categorical()
+        if self.noise == "constant":  # found along the way: the residuals of the training rows
+            return likelihoods.Gaussian(sigma="rmse")
+        if self.noise == "ordinal":
+            return likelihoods.Ordinal(self.classes)
+        kind = {"varying": "HeteroscedasticGaussian", "overdispersed": "NegativeBinomial"}
+        found: Likelihood = getattr(likelihoods, kind.get(self.noise, "Poisson"))()
+        return found
+
+    @property
+    def outputs(self) -> int:
+        if self.task == "ordinal":
+            return 1
+        twice = self.noise in ("varying", "overdispersed")
+        return self.classes or len(self.mean) * (2 if twice else 1)
+
+    def network(self, inputs: int, settings: Settings) -> nn.Module:
+        """In float64: overhead, not arithmetic, is what small networks cost."""
+        sizes = [inputs, *settings.hidden, self.outputs]
+        count = sum((a + 1) * b for a, b in pairwise(sizes))
+        if count > MOST_PARAMETERS:
+            raise DataError(
+                f"a network of {'-'.join(map(str, sizes))} units has {count:,} parameters, more "
+                f"than {MOST_PARAMETERS:,}: use smaller layers, or leave out columns"
+            )
+        found = models.mlp(
+            inputs, self.outputs, settings.hidden, activation=ACTIVATIONS[settings.activation],
+            seed=settings.seed,
+        )  # fmt: skip
+        if self.task == "count":  # rates start at the average count
+            found = nn.Sequential(found, Shift(self.mean, self.outputs))
+        return found.double()
+
+    def encode(self, y: Tensor) -> Tensor:
+        """Targets (n,) of classes, or (n, target) in their own units, as they are sampled."""
+        if self.classes or self.task == "count":
+            return y
+        values = y.log() if self.log else y
+        return (values - y.new_tensor(self.mean)) / y.new_tensor(self.scale)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"mean": list(self.mean), "scale": list(self.scale)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Outcome:
+        found = Outcome(**value)
+        found = replace(
+            found, mean=tuple(map(float, found.mean)), scale=tuple(map(float, found.scale))
+        )
+        if found.noise not in KINDS[found.task] or type(found.classes) is not int:
+            raise ValueError(f"{found.task} with {found.noise!r} noise")
+        if not all(0 < s < float("inf") for s in found.scale):
+            raise ValueError(f"scale is {found.scale}")
+        return found
+
+
+class Shift(nn.Module):
+    """Adds ln of the average count to ln of the rate."""
+
+    def __init__(self, log_mean: tuple[float, ...], outputs: int) -> None:
+        super().__init__()
+        rest = [0.0] * (outputs - len(log_mean))
+        self.register_buffer("by", torch.tensor([*log_mean, *rest], dtype=torch.float64))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return outputs + self.by.to(outputs.dtype)
+
+
+def outcomes(
+    task: str, y: Tensor, settings: Settings, *, classes: int = 0, weights: Tensor | None = None
+) -> list[Outcome]:
+    """All that the settings leave open for these targets, the simplest first.
+
+    ``y``: labels (n,) below ``classes``, or (n, target) numbers; ``weights`` (n,) of the rows."""
+    if task in ("classification", "ordinal"):
+        return [Outcome(task, KINDS[task][0], classes=classes or int(y.max()) + 1)]
+    share = torch.full((len(y),), 1 / len(y), dtype=y.dtype) if weights is None else weights
+    share = (share / share.sum())[:, None]
+    kinds = KINDS[task] if settings.noise == AUTO else (settings.noise,)
+    if not hasattr(likelihoods, "HeteroscedasticGaussian"):
+        kinds = kinds[:1]
+    if unknown := [kind for kind in kinds if kind not in KINDS[task]]:
+        raise DataError(f"noise must be one of {KINDS[task]}, got {unknown[0]!r}")
+    if task == "count":
+        mean = (share * y).sum(0).clamp_min(1e-3).log()
+        return [Outcome(task, kind, mean=tuple(mean.tolist())) for kind in kinds]
+    found = []
+    for log in _logs(y, share, settings.log):
+        values = y.log() if log else y
+        # Divided by the largest first, so that squares neither overflow nor vanish.
+        largest = values.abs().amax(0)
+        largest = torch.where(largest > 0, largest, 1.0)
+        centre = (share * values / largest).sum(0)
+        spread = (share * (values / largest - centre).square()).sum(0).sqrt()
+        mean, scale = centre * largest, torch.where(spread > 0, spread * largest, 1.0)
+        found += [
+            Outcome(task, kind, 0, tuple(mean.tolist()), tuple(scale.tolist()), log)
+            for kind in kinds
+        ]
+    return found
+
+
+def _logs(y: Tensor, share: Tensor, asked: bool | str) -> tuple[bool, ...]:
+    if asked != AUTO:
+        if asked and bool((y <= 0).any()):
+            raise DataError(f"log=True needs positive targets, got {float(y.min()):g}")
+        return (bool(asked),)
+    if y.shape[1] > 1 or not bool((y > 0).all()):
+        return (False,)
+    centred = y - (share * y).sum(0)
+    variance = (share * centred.square()).sum()
+    skewness = (share * centred**3).sum() / variance.clamp_min(1e-300) ** 1.5
+    return (False, True) if float(skewness) > SKEWED else (False,)

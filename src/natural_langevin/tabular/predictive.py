@@ -1,0 +1,193 @@
+"""Predictive distributions of a table's rows: mixtures over the networks of weighted posteriors.
+
+    p(y | x) = sum_m w_m p(y | x, theta_m)
+
+with the noise of real targets widened (or narrowed) by the factor that held-out rows gave, and
+everything in the target's own units: a target that was sampled as its logarithm has the density of
+the logarithm divided by y.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributions import Distribution, Normal
+
+from natural_langevin.likelihoods.mixtures import check_level
+from natural_langevin.tabular.outcome import Outcome
+
+Array = NDArray[Any]
+
+#: Halvings of the bracket around a quantile.
+HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Outputs (network, n, ...) of several networks, and the variance (network,) that each learned
+    where its likelihood learns one."""
+
+    outputs: Tensor
+    variance: Tensor | None
+
+    def law(self, outcome: Outcome, scale: float = 1.0) -> Distribution:
+        """p(u | x, theta) of every network on the sampled scale, (network, n, target)."""
+        state = {}
+        if self.variance is not None:
+            state = {"variance": self.variance.double().reshape(-1, 1, 1)}
+        outputs = self.outputs.double()
+        law = _law(outcome, outputs, state)
+        if isinstance(law, Normal) and scale != 1:
+            law = Normal(law.loc, scale * law.scale, validate_args=False)
+        return law
+
+
+def _law(outcome: Outcome, outputs: Tensor, state: dict[str, Tensor]) -> Distribution:
+    if hasattr(outcome.likelihood, "distribution"):
+        found: Distribution = outcome.likelihood.distribution(outputs, state)
+        return found
+    if outcome.classes:
+        return torch.distributions.Categorical(logits=outputs)
+    return Normal(outputs, state["variance"].sqrt(), validate_args=False)
+
+
+class Predictive:
+    """The distribution of every row's target; arrays of shape (n,), or (n, target) of several.
+
+    Components of several targets are independent given the network, not over networks."""
+
+    def __init__(self, outcome: Outcome, law: Distribution, weights: Tensor, *, flat: bool) -> None:
+        self._outcome, self._law, self._flat = outcome, law, flat
+        self._weights = weights.double()
+        self._mean = torch.tensor(outcome.mean, dtype=torch.float64)
+        self._scale = torch.tensor(outcome.scale, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return int(self._law.batch_shape[1])
+
+    @property
+    def mean(self) -> Array:
+        """E[y]."""
+        return self._shaped(self._average(self._moments()[0]))
+
+    @property
+    def variance(self) -> Array:
+        """The networks' noise on average, and the variance of their means."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def std(self) -> Array:
+        return np.sqrt(self.variance)
+
+    @property
+    def aleatoric(self) -> Array:
+        """The networks' own variance, on average."""
+        return self._shaped(self._average(self._moments()[1]))
+
+    @property
+    def epistemic(self) -> Array:
+        """The variance of the networks' means."""
+        means, _ = self._moments()
+        return self._shaped(self._average((means - self._average(means)).square()))
+
+    def log_prob(self, y: Any) -> Array:
+        """ln p of whole targets (n,) or (n, target): (n,)."""
+        values = self._given(y)
+        u, jacobian = self._sampled(values)
+        terms = self._law.log_prob(u.nan_to_num(0.0)) + jacobian
+        terms = torch.where(u.isfinite(), terms, -torch.inf).sum(-1)
+        return torch.logsumexp(terms + self._weights.log()[:, None], 0).numpy()
+
+    def cdf(self, y: Any) -> Array:
+        """P(Y <= y) of every component."""
+        u, _ = self._sampled(self._given(y))
+        return self._shaped(self._cdf(u))
+
+    def quantile(self, level: float) -> Array:
+        """y with P(Y <= y) = level; of counts the smallest with P(Y <= y) >= level."""
+        check_level(level)
+        low, high = self._bracket()
+        whole = self._outcome.task == "count"
+        while bool((self._cdf(high) < level).any()):
+            high = torch.where(self._cdf(high) < level, 2 * high + 1, high)
+        for _ in range(HALVINGS):
+            middle = ((low + high) / 2).floor() if whole else (low + high) / 2
+            below = self._cdf(middle) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return self._shaped(high if whole else self._own((low + high) / 2))
+
+    def interval(self, level: float = 0.9) -> tuple[Array, Array]:
+        """The ends of the central interval of this probability."""
+        check_level(level)
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def sample(self, count: int = 1, *, seed: int = 0) -> Array:
+        """(count, n) draws, or (count, n, target): of a network each, then of its noise."""
+        rng, law = np.random.default_rng(seed), self._law
+        draws = []
+        for _ in range(count):
+            chosen = rng.choice(len(self._weights), size=len(self), p=self._weights.numpy())
+            rows = torch.arange(len(self))
+            if isinstance(law, Normal):
+                u = rng.normal(law.loc[chosen, rows], law.scale.expand_as(law.loc)[chosen, rows])
+                draws.append(self._shaped(self._own(torch.from_numpy(u))))
+                continue
+            rate = law.mean[chosen, rows].numpy()
+            if self._outcome.noise == "overdispersed":  # a Poisson whose rate is a gamma variable
+                excess = law.variance[chosen, rows].numpy() - rate
+                rate = rng.gamma(rate**2 / excess, excess / rate)
+            draws.append(self._shaped(torch.from_numpy(rng.poisson(rate).astype(np.float64))))
+        return np.stack(draws)
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Every network's mean and variance, (network, n, target), in the target's own units."""
+        mean, variance = self._law.mean, self._law.variance.expand_as(self._law.mean)
+        if self._outcome.task == "count":
+            return mean, variance
+        mean, variance = self._mean + self._scale * mean, self._scale**2 * variance
+        if not self._outcome.log:
+            return mean, variance
+        own = torch.exp(mean + variance / 2)  # of a log-normal variable
+        return own, own.square() * torch.expm1(variance)
+
+    def _average(self, values: Tensor) -> Tensor:
+        return torch.tensordot(self._weights, values, 1)
+
+    def _given(self, y: Any) -> Tensor:
+        return torch.as_tensor(np.asarray(y, dtype=np.float64)).reshape(len(self), -1)
+
+    def _sampled(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """u on the sampled scale and ln |du/dy|; -inf where a logarithm does not exist."""
+        if self._outcome.task == "count":
+            return y, torch.zeros_like(y)
+        jacobian = -self._scale.log().expand_as(y)
+        if self._outcome.log:
+            log_y = torch.where(y > 0, y, 0.0).log()
+            y, jacobian = log_y, jacobian - log_y.nan_to_num(0.0, neginf=0.0)
+        return (y - self._mean) / self._scale, jacobian
+
+    def _own(self, u: Tensor) -> Tensor:
+        y = self._mean + self._scale * u
+        return y.exp() if self._outcome.log else y
+
+    def _cdf(self, u: Tensor) -> Tensor:
+        if isinstance(self._law, Normal):
+            below = torch.special.ndtr((u - self._law.loc) / self._law.scale)
+        else:
+            below = self._law.cdf(u.expand_as(self._law.mean))
+        return self._average(below)
+
+    def _bracket(self) -> tuple[Tensor, Tensor]:
+        if not isinstance(self._law, Normal):
+            top = self._average(self._law.mean) + 1
+            return torch.full_like(top, -1.0), top.ceil()
+        reach = 40 * self._law.scale
+        return (self._law.loc - reach).amin(0), (self._law.loc + reach).amax(0)
+
+    def _shaped(self, values: Tensor) -> Array:
+        return (values[..., 0] if self._flat else values).numpy()

@@ -1,0 +1,305 @@
+"""The recipe behind the estimators, the command line and the library: one table, one answer.
+
+1. Where the target may be seen in several ways (noise of one size or depending on the inputs; the
+   target or its logarithm), each runs on the folds of a cross-validation, which are chains of one
+   run; the larger density of held-out rows decides.
+2. Every candidate (prior, temperature, step size) runs on the folds; what is held out gives the
+   candidates their weights, and one number that makes the mixture sharper or wider.
+3. Those that count run on all the data. Their weighted mixture predicts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from natural_langevin._internal.atomic import staged
+from natural_langevin.data.errors import DataError
+from natural_langevin.metrics import TemperatureScaling
+from natural_langevin.metrics.conformal import threshold
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sampling import step_size_search
+from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.tabular import crossvalidation
+from natural_langevin.tabular.candidates import Candidate, candidates, single
+from natural_langevin.tabular.crossvalidation import Problem, networks
+from natural_langevin.tabular.outcome import Outcome, outcomes
+from natural_langevin.tabular.predictive import Predictive
+from natural_langevin.tabular.settings import Settings
+from natural_langevin.tabular.weighing import Weighed, densities, weigh
+
+log = logging.getLogger("natural_langevin")
+
+#: Rows predicted at a time.
+CHUNK = 1000
+#: Weights that are no whole numbers become about this many repetitions of an average row, or as
+#: many as make no more rows than that.
+REPETITIONS, MOST_REPEATED = 10, 2_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """Posteriors with weights, and how to read their networks' outputs.
+
+    ``choice``: every candidate with its held-out NLL and weight; ``reason``: the same in words."""
+
+    outcome: Outcome
+    settings: Settings
+    inputs: int
+    posteriors: list[Posterior]
+    weights: Tensor
+    scale: float
+    strangeness: Tensor
+    choice: list[dict[str, Any]]
+    reason: str
+
+    def conformal(self, level: float) -> float:
+        """How strange (see ``Weighed``) the rows may be so that ``level`` of new ones are not
+        stranger: the conformal threshold of the rows that folds held out. Their networks saw fewer
+        rows than those that predict, so that the coverage is kept in practice, not by a theorem."""
+        if not len(self.strangeness):
+            raise ValueError("conformal prediction needs held-out rows, and folds was 0")
+        return threshold(self.strangeness, level)
+
+    @property
+    def best(self) -> Posterior:
+        """The posterior of the largest weight."""
+        return self.posteriors[int(self.weights.argmax())]
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """(n, class), of classes or ordered classes."""
+        return self.uncertainty(x)[0]
+
+    def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Class probabilities (n, class), and the epistemic part (n,) of their entropy in nats: the
+        mutual information between label and network, as far as the scaled entropy allows."""
+        means, inside = [], []
+        for part in x.split(CHUNK):
+            p, entropy = torch.zeros(()), torch.zeros(())
+            for weight, said in zip(self.weights, self._networks(part), strict=True):
+                each = said.law(self.outcome).probs  # type: ignore[attr-defined]
+                p = p + weight * each.mean(0)
+                entropy = entropy + weight * torch.special.entr(each).sum(-1).mean(0)
+            means.append(p)
+            inside.append((torch.special.entr(p).sum(-1) - entropy).clamp_min(0))
+        scaled = TemperatureScaling(self.scale)(torch.cat(means))
+        scaled = scaled / scaled.sum(1, keepdim=True)
+        total = torch.special.entr(scaled).sum(-1)
+        return scaled, torch.minimum(torch.cat(inside), total)
+
+    def predictive(self, x: Tensor, *, flat: bool = True) -> Predictive:
+        """The distribution of the targets of these rows, of numbers or counts."""
+        if self.outcome.classes:
+            raise TypeError("classes have probabilities: use probabilities(x)")
+        parts, shares = [], []
+        for weight, said in zip(self.weights, self._networks(x), strict=True):
+            parts.append(said)
+            shares.append(torch.full((len(said.outputs),), float(weight) / len(said.outputs)))
+        outputs = torch.cat([said.outputs for said in parts])
+        variances = [said.variance for said in parts if said.variance is not None]
+        joined = crossvalidation.Networks(outputs, torch.cat(variances) if variances else None)
+        law = joined.law(self.outcome, self.scale)
+        shares_of_all = torch.cat(shares).double()
+        return Predictive(self.outcome, law, shares_of_all / shares_of_all.sum(), flat=flat)
+
+    def _networks(self, x: Tensor) -> list[crossvalidation.Networks]:
+        network = self.outcome.network(self.inputs, self.settings)
+        return [networks(posterior, network, x) for posterior in self.posteriors]
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Posteriors in folders 0, 1, ..., and learned.json, which is written last."""
+        folder = Path(folder)
+        for k, posterior in enumerate(self.posteriors):
+            posterior.save(folder / str(k))
+        value = {
+            "outcome": self.outcome.to_json(),
+            "settings": self.settings.to_json(),
+            "inputs": self.inputs,
+            "weights": self.weights.tolist(),
+            "scale": self.scale,
+            "strangeness": [round(value, 9) for value in self.strangeness.tolist()],
+            "choice": self.choice,
+            "reason": self.reason,
+        }
+        with staged(folder / "learned.json") as handle:
+            handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
+
+    @staticmethod
+    def load(folder: str | os.PathLike[str], device: str = "cpu") -> Learned:
+        folder = Path(folder)
+        value = json.loads((folder / "learned.json").read_text(encoding="utf-8"))
+        outcome = Outcome.from_json(value["outcome"])
+        settings, inputs = Settings.from_json(value["settings"]), int(value["inputs"])
+        weights = torch.tensor(value["weights"], dtype=torch.float64)
+        network = outcome.network(inputs, settings).to(device)
+        posteriors = [Posterior.load(folder / str(k), network) for k in range(len(weights))]
+        return Learned(
+            outcome, settings, inputs, posteriors, weights, float(value["scale"]),
+            torch.tensor(value["strangeness"], dtype=torch.float64), value["choice"],
+            str(value["reason"]),
+        )  # fmt: skip
+
+
+def learn(
+    x: Tensor,
+    y: Tensor,
+    task: str,
+    settings: Settings | None = None,
+    *,
+    classes: int = 0,
+    sample_weight: Any = None,
+    device: str | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Learned:
+    """Inputs (n, width) on a scale of about one, and targets: of a "classification" or "ordinal"
+    target labels (n,) below ``classes``, of a "regression" or "count" numbers (n, target) in their
+    own units.
+
+    ``sample_weight`` (n,): a row of weight 2 counts as two rows. ``checkpoint``: a folder; a call
+    with the same arguments goes on from what it holds.
+
+    >>> x = torch.linspace(-1, 1, 40).double()[:, None]
+    >>> learned = learn(x, 3 * x + 100, "regression", Settings(steps=40, folds=2))
+    >>> learned.predictive(x[:2]).mean.shape
+    (2,)
+    """
+    settings = settings or Settings()
+    weights = None if sample_weight is None else torch.as_tensor(sample_weight).double()
+    offered = outcomes(task, y, settings, classes=classes, weights=weights)
+    count, num_data = _repetitions(weights)
+    folds = settings.folds_of(len(x))
+    rows = _fold_rows(y, folds, settings, offered[0])
+
+    def problem(outcome: Outcome) -> Problem:
+        return Problem(
+            outcome, settings, x, outcome.encode(y), count, num_data, device, progress, checkpoint
+        )
+
+    if not folds:
+        one = single(settings, few=len(x) < step_size_search.FEWEST_DATA)
+        learned = _on_all_data(problem(offered[0]), [one], Weighed([None], [1.0], 1.0))
+        return replace(learned, reason=f"{one} (no cross-validation)")
+    every = candidates(settings)
+    outcome, seen = offered[0], ""
+    if len(offered) > 1:  # a step size that suits most, of those that would be compared
+        outcome, seen = _best_outcome(offered, every[min(1, len(every) - 1)], rows, y, problem)
+    chosen = problem(outcome)
+    weighed = weigh(chosen.held_out(every, rows), outcome, y, len(every))
+    learned = _on_all_data(chosen, every, weighed)
+    return replace(learned, reason=f"{seen}{_reason(learned, every, weighed, folds)}")
+
+
+def _fold_rows(y: Tensor, folds: int, settings: Settings, outcome: Outcome) -> list[Tensor]:
+    if not folds:
+        return []
+    labels = y.numpy() if outcome.classes else None
+    return crossvalidation.split(len(y), folds, settings.seed, labels, settings.held_out)
+
+
+def _best_outcome(
+    offered: Sequence[Outcome], trial: Candidate, rows: list[Tensor], y: Tensor, problem: Any
+) -> tuple[Outcome, str]:
+    """The way to see the target under which held-out rows have the largest density."""
+    found: list[tuple[float, Outcome]] = []
+    for outcome in offered:
+        own: Problem = problem(outcome)
+        try:
+            held_out = own.held_out([trial], rows, describe(outcome))
+        except DivergenceError:
+            continue
+        density = densities(held_out, outcome, y[held_out.rows])
+        found.append((float(density.mean()), outcome))
+    if not found:
+        raise DivergenceError("no kind of noise ran to its end: give a smaller step_size")
+    best = max(found, key=lambda pair: pair[0])
+    others = [f"{describe(o)} {-d:.4g}" for d, o in found if o is not best[1]]
+    words = f"{describe(best[1])} (held-out NLL {-best[0]:.4g}; {', '.join(others)}); "
+    return best[1], words
+
+
+def describe(outcome: Outcome) -> str:
+    """In words.
+
+    >>> describe(Outcome("regression", "varying", log=True))
+    'noise that depends on the inputs, logarithm of the target'
+    """
+    noise = {
+        "constant": "noise of one size",
+        "varying": "noise that depends on the inputs",
+        "poisson": "Poisson counts",
+        "overdispersed": "overdispersed counts",
+        "categorical": "classes",
+        "ordinal": "ordered classes",
+    }[outcome.noise]
+    return noise + (", logarithm of the target" if outcome.log else "")
+
+
+def _on_all_data(problem: Problem, offered: Sequence[Candidate], weighed: Weighed) -> Learned:
+    """A run for every candidate that counts; one that diverges counts no more."""
+    runs: dict[int, Posterior] = {}
+    for k, weight in enumerate(weighed.weight):
+        if not weight:
+            continue
+        try:
+            runs[k] = problem.posterior(offered[k])
+        except DivergenceError:
+            if not any(weighed.weight[k + 1 :]) and not runs:
+                raise
+            log.warning("%s diverged on all the data, and is left out", offered[k])
+    weights = torch.tensor([weighed.weight[k] for k in runs], dtype=torch.float64)
+    weights = weights / weights.sum()
+    shares = dict(zip(runs, weights.tolist(), strict=True))
+    choice = [
+        candidate.as_dict() | {"nll": nll, "weight": shares.get(k, 0.0)}
+        for k, (candidate, nll) in enumerate(zip(offered, weighed.nll, strict=True))
+    ]
+    return Learned(
+        problem.outcome, problem.settings, problem.x.shape[1], list(runs.values()), weights,
+        weighed.scale, weighed.strangeness, choice, "",
+    )  # fmt: skip
+
+
+def _reason(learned: Learned, offered: Sequence[Candidate], weighed: Weighed, folds: int) -> str:
+    shares = [one["weight"] for one in learned.choice]
+    parts = [
+        f"{shares[k]:.0%} {offered[k]} (held-out NLL {weighed.nll[k]:.4g})"
+        for k in np.argsort(shares)[::-1]
+        if shares[k]
+    ]
+    surer = "surer" if weighed.scale < 1 else "no surer"
+    return (
+        f"{'; '.join(parts)}; stacked by the density of held-out rows, {folds} folds, "
+        f"{len(offered)} candidates; made {surer} by a scale of {weighed.scale:.3g}"
+    )
+
+
+def _repetitions(weights: Tensor | None) -> tuple[Tensor | None, int | None]:
+    """How often every row is repeated, and how many data that stands for.
+
+    Whole weights are repeated exactly. Others by systematic rounding, about REPETITIONS times on
+    average: the error of a row's weight is at most one repetition, that of any sum too."""
+    if weights is None:
+        return None, None
+    if not bool(weights.isfinite().all()) or bool((weights < 0).any()) or not float(weights.sum()):
+        raise DataError("sample_weight must be finite, not negative and not all zero")
+    total = float(weights.sum())
+    if bool((weights == weights.round()).all()) and total <= MOST_REPEATED:
+        return weights.long(), round(total)
+    repetitions = min(REPETITIONS, max(1, MOST_REPEATED // len(weights)))
+    target = (weights / total * repetitions * len(weights)).cumsum(0).round().long()
+    return torch.diff(target, prepend=target.new_zeros(1)), max(1, round(total))
+
+
+def settings_from(options: Mapping[str, Any]) -> Settings:
+    """What was given and is not None, and the defaults for the rest."""
+    return Settings(**{name: value for name, value in options.items() if value is not None})

@@ -1,0 +1,240 @@
+"""A look at every column of the training rows: what it holds, what is wrong with it, and what will
+be done about that. All of it is found before anything is refused or learned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from natural_langevin.data.errors import DataError
+from natural_langevin.data.table import Table, short
+from natural_langevin.tabular import columns
+from natural_langevin.tabular.columns import (
+    ID,
+    MISSING_LEVEL,
+    MOST,
+    MOST_LEVELS,
+    NAMES_ROWS,
+    OTHER,
+    Category,
+    Column,
+    Date,
+    Number,
+)
+from natural_langevin.tabular.features import Features
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def fit_features(
+    table: Table,
+    *,
+    targets: tuple[str, ...] = (),
+    categorical: frozenset[str] = frozenset(),
+    decimal_comma: bool = False,
+    standardise: bool = True,
+    named: bool = True,
+    at_least_one: bool = False,
+) -> Features:
+    """From the training rows alone. ``categorical`` columns are categories even when numbers;
+    without names (``named=False``) no column is taken for an identifier. Where nothing is left,
+    that is an error or, with ``at_least_one``, the first column all the same."""
+    for name in sorted(categorical - set(table.names)):
+        raise DataError(f"{table.label} has no column {name!r} to take as a category")
+    survey = _Survey(table, decimal_comma, standardise, named)
+    parts: list[Column] = []
+    for name in table.names:
+        if name not in targets:
+            part = survey.column(name, as_category=name in categorical)
+            parts += [] if part is None else [part]
+    if not parts and at_least_one:
+        parts.append(Number(table.names[0], 0.0, 1.0))
+    if not parts:
+        raise DataError(
+            f"{table.label} has no column to predict {', '.join(targets)!r} from: every other one "
+            "is constant, names rows or was left out"
+        )
+    return Features(tuple(parts), tuple(survey.notices))
+
+
+class _Survey:
+    """Keeps what was said, and the columns so far to find copies among them."""
+
+    def __init__(self, table: Table, decimal_comma: bool, standardise: bool, named: bool) -> None:
+        self.table, self.standardise, self.named = table, standardise, named
+        self.notices: list[str] = []
+        self._known: dict[bytes, str] = {}
+        text = [c for _, c in table.frame.items() if c.dtype == "category"]
+        said = [columns.decimal_comma(c.cat.categories) for c in text]
+        #: For columns that say nothing themselves: 1,234.
+        self.comma = decimal_comma or (True in said and False not in said)
+        self.forced = decimal_comma
+
+    def say(self, name: str, what: str) -> None:
+        self.notices.append(f"{name}: {what}")
+
+    def column(self, name: str, *, as_category: bool) -> Column | None:
+        cells = self.table.frame[name]
+        if cells.isna().all():
+            self.say(name, "every cell is missing: left out")
+            return None
+        if as_category:
+            return self._category(name, cells)
+        if cells.dtype == np.float64:
+            return self._number(name, cells, ".")
+        if cells.dtype != "category":
+            return self._date(name, cells, "ISO8601")
+        levels = cells.cat.categories
+        rows = cells.notna().sum()
+        decimal = self._decimal(cells)
+        if columns.numbers(cells, decimal).notna().sum() >= MOST * rows:
+            return self._number(name, cells, decimal)
+        form, _ = columns.date_format(levels)
+        if form and columns.dates(cells, form).notna().sum() >= MOST * rows:
+            return self._date(name, cells, form)
+        return self._category(name, cells)
+
+    def _decimal(self, cells: pd.Series) -> str:
+        """The column's own evidence, then that of the others, then what can be read at all."""
+        own = columns.decimal_comma(cells.cat.categories)
+        if self.forced or (self.comma if own is None else own):
+            counts = [int(columns.numbers(cells, sign).notna().sum()) for sign in ",."]
+            return "," if counts[0] >= counts[1] else "."
+        return "."
+
+    def _number(self, name: str, cells: pd.Series, decimal: str) -> Number | None:
+        values = columns.numbers(cells, decimal)
+        if cells.dtype == "category" and any("," in level for level in cells.cat.categories):
+            what = "decimals" if decimal == "," else "thousands"
+            self.say(name, f"commas are read as {what} ({_example(cells, ',', values)})")
+        self._strange(name, cells, values, "number")
+        known = values.to_numpy()[values.notna().to_numpy()]
+        whole = (known == np.round(known)).all()
+        distinct = len(np.unique(known)) == len(cells) > MOST_LEVELS
+        if self.named and ID.search(name) and whole and distinct:
+            self.say(name, "a different whole number in every row, an identifier: left out")
+            return None
+        if not len(known) or known.min() == known.max():
+            self.say(name, "the same in every row: left out")
+            return None
+        if self._copy(name, values):
+            return None
+        missing = self._missing(name, values)
+        if not self.standardise:
+            return Number(name, 0.0, 1.0, missing, decimal)
+        found = _mean_and_scale(known)
+        if found is None:
+            self.say(name, "differences that rounding swallows: left out")
+            return None
+        return Number(name, *found, missing, decimal)
+
+    def _date(self, name: str, cells: pd.Series, form: str) -> Date | None:
+        times = columns.dates(cells, form)
+        self._strange(name, cells, times, "date")
+        parts = {}
+        for key, values in columns.phases(times).items():
+            known = values.to_numpy()[values.notna().to_numpy()]
+            found = _mean_and_scale(known) if known.max() - known.min() > 1e-9 else None
+            if found is not None:
+                parts[key] = found
+        if not parts:
+            self.say(name, "the same date in every row: left out")
+            return None
+        how = "" if cells.dtype != "category" else f" (read as {form})"
+        self.say(name, f"dates{how}: their day, and their place in {_cycles(parts)}, are inputs")
+        if "%d/%m" in form and not _day_first(cells, form):
+            self.say(name, "31/12 or 12/31 cannot be told apart here: the day is taken to be first")
+        return Date(name, form, parts, self._missing(name, times))
+
+    def _category(self, name: str, cells: pd.Series) -> Category | None:
+        found = columns.words(cells)
+        counts = found.value_counts()
+        levels = counts.drop(MISSING_LEVEL, errors="ignore")
+        if len(levels) > MOST_LEVELS and len(levels) > NAMES_ROWS * len(cells):
+            self.say(
+                name,
+                f"{len(levels):,} different words in {len(cells):,} rows, such as "
+                f"{short(str(levels.index[0]))}: names rows or is free text, left out",
+            )
+            return None
+        if len(counts) < 2:
+            self.say(name, "the same in every row: left out")
+            return None
+        if self._copy(name, found):
+            return None
+        kept = sorted(levels.index)
+        if len(levels) > MOST_LEVELS:
+            common = levels.sort_index().sort_values(ascending=False, kind="stable")
+            kept = [*sorted(common.index[: MOST_LEVELS - 1]), OTHER]
+            self.say(
+                name,
+                f"{len(levels)} categories: the {MOST_LEVELS - 1} most frequent have inputs of "
+                f"their own, the others share one, {OTHER}",
+            )
+        if MISSING_LEVEL in counts:
+            self._missing(name, cells, filled="a category of their own")
+            kept.append(MISSING_LEVEL)
+        return Category(name, tuple(map(str, kept)))
+
+    def _missing(
+        self,
+        name: str,
+        values: pd.Series,
+        filled: str = "filled with the mean, and an input says so",
+    ) -> bool:
+        missing = values.isna().to_numpy()
+        count = int(missing.sum())
+        if count:
+            first = self.table.where(int(missing.argmax()))
+            self.say(name, f"{_cells(count, len(missing))} missing (first: {first}): {filled}")
+        return bool(count)
+
+    def _strange(self, name: str, cells: pd.Series, values: pd.Series, kind: str) -> None:
+        strange = (values.isna() & cells.notna()).to_numpy()
+        if strange.any():
+            row = int(strange.argmax())
+            shown = f"{short(str(cells.iloc[row]))}, {self.table.where(row)}"
+            self.say(
+                name,
+                f"{_cells(int(strange.sum()), len(cells))} no {kind} (first: {shown}): taken as "
+                "missing",
+            )
+
+    def _copy(self, name: str, values: pd.Series) -> bool:
+        from pandas.util import hash_pandas_object
+
+        digest = hash_pandas_object(values, index=False).to_numpy().tobytes()
+        other = self._known.setdefault(digest, name)
+        if other != name:
+            self.say(name, f"the same as {other!r} in every row: left out")
+        return other != name
+
+
+def _mean_and_scale(values: np.ndarray) -> tuple[float, float] | None:
+    """Divided by the largest first, so that squares neither overflow nor vanish."""
+    largest = float(np.abs(values).max()) or 1.0
+    small = values / largest
+    mean, scale = float(small.mean()) * largest, float(small.std()) * largest
+    return (mean, scale) if scale > 0 else None
+
+
+def _cells(count: int, of: int) -> str:
+    return f"{count:,} of {of:,} cells {'is' if count == 1 else 'are'}"
+
+
+def _example(cells: pd.Series, sign: str, values: pd.Series) -> str:
+    row = next((k for k, cell in enumerate(cells) if sign in str(cell)), 0)
+    return f"{cells.iloc[row]} is {values.iloc[row]:.15g}"
+
+
+def _cycles(parts: dict[str, tuple[float, float]]) -> str:
+    names = [name for name in columns.CYCLES if f"sin of {name}" in parts]
+    return ", ".join(f"the {name}" for name in names) or "time"
+
+
+def _day_first(cells: pd.Series, form: str) -> bool:
+    """Whether some cell can only be read with the day in front."""
+    other = form.replace("%d/%m", "%m/%d")
+    return bool(columns.dates(cells, other).isna().sum() > columns.dates(cells, form).isna().sum())

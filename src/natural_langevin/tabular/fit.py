@@ -21,7 +21,7 @@ from natural_langevin._internal.folder_lock import FolderInUseError, FolderLock
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table
 from natural_langevin.data.tables import TrainingData
-from natural_langevin.distributed import join, launched
+from natural_langevin.distributed import join
 from natural_langevin.distributed.rank_zero import on_rank_zero
 from natural_langevin.tabular import run as folders
 from natural_langevin.tabular.quality import quality
@@ -159,7 +159,7 @@ def open_default_folder(folder: Path, run: Run, *, resume: bool) -> Path:
     name = on_rank_zero(
         "opening the run's folder", lambda: str(_open_first(folder, run, resume=resume))
     )
-    return Path(name if not launched() else join().exchange("the run's folder", name or "")[0])
+    return Path(join().exchange("the run's folder", name or "")[0])  # as the first process has it
 
 
 def _open_first(folder: Path, run: Run, *, resume: bool) -> Path:

@@ -144,6 +144,24 @@ def check_damaged(group: Group, folder: Path) -> Any:
     return found
 
 
+def check_two_good_ones_stay(group: Group, folder: Path) -> Any:
+    """A damaged checkpoint does not count when all but the newest two are removed."""
+    here = folder / "two good"
+    saved(group, here, 1, 2)
+    if group.first:
+        (here / "sharded-000002" / "index.json").write_text("damaged")
+    group.barrier("damaged")
+    checkpoint = opened(group, here)
+    checkpoint.load(tree(chains_of(group), 0))
+    checkpoint.save(tree(chains_of(group), 3))
+    group.barrier("saved")
+    owner = json.loads((here / ".lock").read_text())["pid"] if group.first else None
+    names = names_in(here)
+    group.barrier("looked at")
+    checkpoint.close()
+    return [names, owner == os.getpid() if group.first else True]
+
+
 def check_all_damaged(group: Group, folder: Path) -> Any:
     here = folder / "damaged"
     if group.first:

@@ -29,7 +29,7 @@ except ImportError:  # Windows
 
 NAME = ".lock"
 #: What ``flock`` says where there are no locks.
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 
 class FolderInUseError(StorageError):
@@ -97,20 +97,32 @@ def _acquire(key: Path, folder: Path, purpose: str) -> None:
 
 def _open_locked(path: Path, purpose: str) -> int | None:
     """The open lock file, or None where somebody else has it."""
+    # For reading, where that is enough: a file that is open for writing keeps a disk from being
+    # made read-only. NFS locks only what is open for writing.
+    access = os.O_RDONLY
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        file = os.open(path, access | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
-            if not _lock(file, path):
+            free = _lock(file, path)
+            if free and _is_at(file, path):
+                _write_owner(path, purpose)
+                return file
+        except OSError as error:
+            if error.errno != errno.EBADF or access == os.O_RDWR:
                 os.close(file)
-                return None
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file), os.stat(path)):
-                    _write_owner(file, purpose)
-                    return file
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)  # its last owner removed it in between: there is a new one
+                raise
+            free, access = True, os.O_RDWR
+        os.close(file)
+        if not free:
+            return None
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether the name still means this file: its last owner may have removed it in between."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(file: int, path: Path) -> bool:
@@ -127,12 +139,11 @@ def _lock(file: int, path: Path) -> bool:
     return not owner or (owner.get("host") == socket.gethostname() and not _alive(owner))
 
 
-def _write_owner(file: int, purpose: str) -> None:
+def _write_owner(path: Path, purpose: str) -> None:
     since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "purpose": purpose}
     with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(owner).encode(), 0)
+        path.write_text(json.dumps(owner))
 
 
 def _read_owner(path: Path) -> dict[str, Any]:

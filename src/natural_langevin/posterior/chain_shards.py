@@ -23,9 +23,9 @@ from natural_langevin.types import Params
 class ChainShards:
     """The chains ``processes.own`` here, the rest at other processes, if any.
 
-    ``write`` is ``storage.write``, or what does the same for the chains of several processes."""
+    ``write`` does what ``storage.write`` does, for the chains of several processes."""
 
-    def __init__(self, processes: Processes, write: Callable[..., None] = storage.write) -> None:
+    def __init__(self, processes: Processes, write: Callable[..., None] | None = None) -> None:
         self.processes, self._write = processes, write
 
     @property
@@ -76,4 +76,4 @@ class ChainShards:
 
     def write(self, folder: Path, **parts: Any) -> None:
         """``storage.write`` of all chains."""
-        self._write(folder, **parts)
+        (self._write or storage.write)(folder, **parts)

@@ -7,13 +7,13 @@ Checked by hand and not by pydantic: ``import natural_langevin`` needs torch, nu
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from natural_langevin._internal.checked_json import checksum, with_checksum
 from natural_langevin._internal.tensorfile import DTYPES, Spec, StorageError
 from natural_langevin._internal.version import __version__
 
@@ -59,20 +59,12 @@ class Manifest:
             "samples": self.samples.to_json(),
             "rest": self.rest.to_json(),
         }
-        fields = json.loads(json.dumps(fields, allow_nan=False))
-        return json.dumps({"checksum": checksum(fields), **fields}, indent=1)
+        return json.dumps(with_checksum(fields), indent=1)
 
 
 def is_ours(name: str) -> bool:
     """Whether a file has the kind of name that belongs to a saved posterior."""
     return _FILES.fullmatch(name) is not None
-
-
-def checksum(fields: dict[str, Any]) -> str:
-    """SHA-256 of the fields without their own checksum, whatever their order and spacing."""
-    rest = {key: value for key, value in fields.items() if key != "checksum"}
-    canonical = json.dumps(rest, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def read(folder: Path) -> Manifest:

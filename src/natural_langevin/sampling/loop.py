@@ -143,7 +143,10 @@ def _interrupts(saved: Any) -> Iterator[list[int]]:
     Signals belong to the main thread, and to whoever has taken them over from Python: elsewhere
     nothing is changed."""
     came: list[int] = []
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    usual: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
     in_main = threading.current_thread() is threading.main_thread()
     taken = [n for n, h in usual.items() if saved and in_main and signal.getsignal(n) is h]
 

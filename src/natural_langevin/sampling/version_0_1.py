@@ -18,9 +18,9 @@ def as_noted_today(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any
     The table of rates was noted in another layout; step sizes and rates are compared by name."""
     found = dict(there)
     found |= {name: here[name] for name in _NEW if name in here}
-    for name in ("likelihood", "preconditioner"):
-        old = str(there.get(name))
-        if _same(old, str(here.get(name))):
+    for name in there.keys() & here.keys() & {"likelihood", "preconditioner"}:
+        old = str(there[name])
+        if _same(old, str(here[name])):
             found[name] = here[name]
         elif "decay=" in old:  # the same text would mean something else today
             found[name] = f"{old[:-1]}, {', '.join(f'{k}={v}' for k, v in _METRICS.items())})"

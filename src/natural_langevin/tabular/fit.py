@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,18 +17,21 @@ from torch import Tensor
 
 from natural_langevin._internal.atomic import remove_leftovers
 from natural_langevin._internal.folder_lock import NAME as LOCK
-from natural_langevin._internal.folder_lock import FolderLock
+from natural_langevin._internal.folder_lock import FolderInUseError, FolderLock
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table
 from natural_langevin.data.tables import TrainingData
+from natural_langevin.distributed import join
 from natural_langevin.distributed.rank_zero import on_rank_zero
 from natural_langevin.tabular import run as folders
 from natural_langevin.tabular.quality import quality
 from natural_langevin.tabular.recipe import CHUNK, learn
-from natural_langevin.tabular.run import Run, RunFolderError
+from natural_langevin.tabular.run import OtherRunError, Run, RunFolderError
 from natural_langevin.tabular.settings import Settings
 from natural_langevin.tabular.survey import fit_features
 from natural_langevin.tabular.target import Target, find_target, fit_target
+
+log = logging.getLogger("natural_langevin")
 
 FEWEST_ROWS = 10
 
@@ -148,6 +153,34 @@ def open_folder(folder: Path, run: Run, *, resume: bool) -> None:
     on_rank_zero("opening the run's folder", lambda: _open_folder(folder, run, resume))
 
 
+def open_default_folder(folder: Path, run: Run, *, resume: bool) -> Path:
+    """The same for a folder that nobody named: where another run has it, or is about to, the first
+    of folder-2, folder-3, ... that is free (or, with ``resume``, that holds this very run)."""
+    name = on_rank_zero(
+        "opening the run's folder", lambda: str(_open_first(folder, run, resume=resume))
+    )
+    return Path(join().exchange("the run's folder", name or "")[0])  # as the first process has it
+
+
+def _open_first(folder: Path, run: Run, *, resume: bool) -> Path:
+    refused: OtherRunError | FolderInUseError | None = None
+    for number in itertools.count(1):
+        chosen = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        if resume and refused is not None and not chosen.exists():
+            raise refused  # there is nothing to go on with
+        try:
+            if folders.is_started(chosen):
+                folders.check_same(chosen, run)
+            _open_folder(chosen, run, resume)
+        except (OtherRunError, FolderInUseError) as error:
+            refused = refused or error
+            continue
+        if refused is not None:
+            log.warning("%s; this run is kept in %s", refused, chosen)
+        return chosen
+    raise AssertionError("there is always a next number")
+
+
 #: Run folders that are open at this process: nobody else writes there until ``fit`` is done.
 _open: dict[Path, FolderLock] = {}
 
@@ -162,9 +195,9 @@ def _open_folder(folder: Path, run: Run, resume: bool) -> None:
             )
         folders.check_same(folder, run)
     elif not folders.is_run(folder) and any(p.name != LOCK for p in folder.iterdir()):
-        raise RunFolderError(f"{folder} exists and holds something else: use another --out")
+        raise OtherRunError(f"{folder} exists and holds something else: use another --out")
     else:
-        folders.write_json(folder / "run.json", run.to_json())
+        folders.write_run(folder, run)
     remove_leftovers(folder)
     _open[folder] = lock
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.checked_json import with_checksum, without_checksum
 from natural_langevin.data.errors import DataError
 from natural_langevin.metrics import TemperatureScaling
 from natural_langevin.metrics.conformal import threshold
@@ -131,12 +132,13 @@ class Learned:
             "reason": self.reason,
         }
         with staged(folder / "learned.json") as handle:
-            handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
+            handle.write(json.dumps(with_checksum(value), indent=1).encode())
 
     @staticmethod
     def load(folder: str | os.PathLike[str], device: str = "cpu") -> Learned:
         folder = Path(folder)
-        value = json.loads((folder / "learned.json").read_text(encoding="utf-8"))
+        text = (folder / "learned.json").read_text(encoding="utf-8")
+        value = without_checksum(json.loads(text))
         outcome = Outcome.from_json(value["outcome"])
         settings, inputs = Settings.from_json(value["settings"]), int(value["inputs"])
         weights = torch.tensor(value["weights"], dtype=torch.float64)

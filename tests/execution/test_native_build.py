@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import natural_langevin
+from natural_langevin.execution.kernels.native import compiler
 from natural_langevin.execution.kernels.native.build import library
 
 SAMPLE = """
@@ -51,6 +54,22 @@ def test_two_processes_build_at_once_and_a_third_finds_it(tmp_path: Path) -> Non
     third = start(SAMPLE, NATURAL_LANGEVIN_CACHE=str(tmp_path))
     assert third.communicate(timeout=300)[0].split() == said[0]
     assert built.stat().st_mtime_ns == when
+
+
+@needs_compiler
+def test_a_library_in_the_package_needs_no_compiler(tmp_path: Path) -> None:
+    """What a wheel carries: the portable library, beside the sources."""
+    package = Path(natural_langevin.__file__).parent
+    skipped = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(package, tmp_path / package.name, ignore=skipped)
+    folder = tmp_path / compiler.HERE.relative_to(package.parent)
+    name = compiler.prebuilt_name("float32")
+    compiler.build(folder / name, "float32", tune=compiler.PORTABLE)
+    cache = tmp_path / "cache"
+    process = start(SAMPLE, PYTHONPATH=str(tmp_path), CC="none", NATURAL_LANGEVIN_CACHE=str(cache))
+    out, err = process.communicate(timeout=300)
+    assert out.split()[:1] == ["native"], err
+    assert not cache.exists()
 
 
 def test_without_a_compiler_the_general_way_serves(tmp_path: Path) -> None:

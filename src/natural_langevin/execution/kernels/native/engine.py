@@ -232,9 +232,8 @@ class NativeMLP:
                     layer.momentum[k] = _pointer(momentum.get(name))
             if spec.bias is not None:
                 layer.cross = _pointer(cross.get(spec.bias, {}).get(spec.weight))
-            if METRICS[self._metric] == "unit" and any(
-                n in state.params for _, n in _tensors(spec)
-            ):
+            trained = any(name in state.params for _, name in _tensors(spec))
+            if trained and METRICS[self._metric] == "unit":
                 layer.blocks = _block(state, spec).data_ptr()
         self._run.diverged = state.diverged.data_ptr()
         self._run.learned_variance = _pointer(state.likelihood.get("variance"))

@@ -180,8 +180,9 @@ ACTIVATION_PARAMETERS: dict[str, tuple[str, ...]] = {
     "softplus": ("beta", "threshold"),
 }
 
+_PROPERTIES: Any = (Tensor.T, Tensor.mT)
 TRANSPOSES = {
-    Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__, torch.transpose, Tensor.transpose,
+    Tensor.t, torch.t, torch.transpose, Tensor.transpose, *(p.__get__ for p in _PROPERTIES),
 }  # fmt: skip
 
 #: What a torch function is, on the way of the samples.

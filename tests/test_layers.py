@@ -29,7 +29,7 @@ ORDER = [
 #: What anything may import without saying so.
 TOOLS = {"_internal", "random", "schedules"}
 
-#: How many public functions of a package may still be without a docstring: a number that only falls.
+#: How many public functions of a package may still lack a docstring: a number that only falls.
 UNDOCUMENTED = {
     "data": 28, "distributed": 10, "dynamics": 4, "execution/kernels": 1, "experiments/table1": 10,
     "integrations": 1, "optim": 11, "posterior": 23, "preconditioners": 1, "sampling": 5,

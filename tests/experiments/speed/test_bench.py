@@ -29,7 +29,7 @@ from natural_langevin.experiments.speed.show import plain as plain_text
 
 SIZES = {"inputs": 12, "hidden": (16, 16), "batch_size": 8, "num_data": 64}
 TOY = Settings(
-    device="cpu", repeats=3, compile=False, threads=1, block_seconds=0.01, networks=("mlp",),
+    device="cpu", repeats=3, compile=False, threads=1, block_seconds=1e-3, networks=("mlp",),
     chains=(1, 2), sections=("steps",), sizes=SIZES,
 )  # fmt: skip
 

@@ -41,6 +41,7 @@ class Halved(NamedTuple):
 
     @property
     def shifted(self) -> bool:
+        """Means a tenth of a standard deviation apart or more, beyond four errors."""
         return self.shift.value > 0.1 and self.shift.value > 4 * self.shift.error
 
 

@@ -87,7 +87,8 @@ class Learned:
         for part in x.split(CHUNK):
             p, entropy = torch.zeros(()), torch.zeros(())
             for weight, said in zip(self.weights, self._networks(part), strict=True):
-                each = said.law(self.outcome).probs
+                law: Any = said.law(self.outcome)
+                each = law.probs
                 p = p + weight * each.mean(0)
                 entropy = entropy + weight * torch.special.entr(each).sum(-1).mean(0)
             means.append(p)

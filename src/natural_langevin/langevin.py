@@ -8,14 +8,12 @@ import dataclasses
 import logging
 import math
 import os
-import time
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import TensorDataset
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
@@ -47,7 +45,7 @@ from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
-    prior_scale,
+    planning,
     recipe,
     rounding,
     step_size_search,
@@ -292,14 +290,15 @@ class Langevin:
         chosen: recipe.Choice | step_size_search.Choice | None = None
         if self._by_recipe:
             with self.mesh.together("choosing what was left open"):
-                batch_size, chosen, lengths = self._follow_recipe(
-                    data, batch_size, checkpoint, steps=steps, burn_in=burn_in, thin=thin,
+                known = recipe.Choice.from_config(resumed_config(checkpoint, self.mesh))
+                batch_size, chosen, lengths = planning.plan(
+                    self, data, batch_size, known, steps=steps, burn_in=burn_in, thin=thin,
                     seconds=seconds,
                 )  # fmt: skip
             steps, burn_in, thin = lengths.steps, lengths.burn_in, lengths.thin
         batch_size = whole_number("batch_size", 100 if batch_size is None else batch_size)
         if steps is None and seconds is not None:
-            steps = self._steps_within(seconds, data, batch_size)
+            steps = planning.steps_within(self, seconds, data, batch_size)
         if steps is None:
             raise ValueError(
                 "steps must be said where the step size is: sample(data, steps=...); with "
@@ -379,133 +378,6 @@ class Langevin:
             if isinstance(self.mesh, ProcessMesh)
             else posterior
         )
-
-    def _follow_recipe(
-        self,
-        data: Any,
-        batch_size: int | None,
-        checkpoint: str | os.PathLike[str] | None,
-        *,
-        steps: int | None,
-        burn_in: int | None,
-        thin: int | None,
-        seconds: float | None,
-    ) -> tuple[int, recipe.Choice, recipe.Length]:
-        """Batch size, step size and length of a run that leaves them open; sets the start and the
-        prior's scale. A run to go on with keeps what it was started with."""
-        known = recipe.Choice.from_config(resumed_config(checkpoint, self.mesh))
-        x, y, num_data = recipe.rows_of(data, self.num_data)
-        if batch_size is None:
-            batch_size = recipe.batch_size(len(x))
-        if self._start == "auto":
-            self._start = self._better_start((x, y))
-        # For its checks: whatever is wrong with the data is said before anything else is done.
-        self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)
-        scale = known.prior_scale if known else None
-        if self._scale_open and scale is None and isinstance(data, tuple | list | TensorDataset):
-            scale = self._prior_scale((x, y), batch_size)
-        if self._scale_open and scale is not None:
-            self._set_prior(recipe.prior(scale.value))
-        choice = known or self._pilot((x, y), num_data, batch_size)
-        choice = dataclasses.replace(choice, prior_scale=scale)
-        log.info("step_size=%s", choice.reason)
-        weights = sum(p[0].numel() for p in self.init().params.values())
-        if steps is None and seconds is not None:
-            steps = self._steps_within(seconds, data, batch_size, choice.step_size)
-        lengths = recipe.length(
-            steps=steps, burn_in=burn_in, thin=thin, step_size=choice.step_size,
-            work=6.0 * self.chains * batch_size * weights,
-        )  # fmt: skip
-        return batch_size, choice, lengths
-
-    def _steps_within(
-        self, seconds: float, data: Any, batch_size: int, step_size: float | None = None
-    ) -> int:
-        """How many steps fit into ``seconds``, by the pace of a few that are thrown away."""
-        if not seconds > 0:
-            raise ValueError(f"seconds must be positive, got {seconds!r}")
-        count, done, taken = 20, 0, 0.0
-        engine, state = self.prepare(
-            data, steps=20 + 1280, batch_size=batch_size, step_size=step_size
-        )
-        state, _ = engine.run(state, 0, 20)  # the first ones plan, build and capture
-        done = 20
-        while taken < 0.2 and done + count <= 20 + 1280:
-            began = time.perf_counter()
-            state, _ = engine.run(state, done, count)
-            done, taken = done + count, time.perf_counter() - began
-            pace, count = taken / count, 2 * count
-        return max(10, int(seconds / pace))
-
-    def _pilot(
-        self, data: tuple[Tensor, Tensor], num_data: float, batch_size: int
-    ) -> recipe.Choice:
-        ids = torch.arange(min(recipe.PILOT_CHAINS, self.chains), device=self.device)
-        whole = dataclasses.replace(
-            self._dynamics, prior=self._prior, temperature=self._temperature
-        )
-        moves = step_size_search.for_chains(whole, ids, self.seed)
-        return recipe.choose(
-            moves, self._start_of(moves, ids), data,
-            lambda eta, start, stop: self._rates_table(start, stop, eta, chains=len(ids)),
-            num_data=num_data, batch=batch_size, ids=ids, seed=self.seed,
-            mode=choose_mode(self.compile),
-        )  # fmt: skip
-
-    def _better_start(self, data: tuple[Tensor, Tensor]) -> str:
-        """ "model" where the model's own weights fit better than random ones, else "fan_in"."""
-        x, y = (t[: recipe.ROWS].to(self.device) for t in data)
-        network, first = self._dynamics.gradients.network, self.chain_ids[:1]
-        losses = []
-        for start in ("model", "fan_in"):
-            self._start = start
-            state = self._start_of(self._dynamics, first)
-            learned = {k: v[0] for k, v in state.likelihood.items()}
-            with torch.no_grad():
-                outputs = network.call({k: p[0] for k, p in state.params.items()}, x.clone())
-                losses.append(float(self.likelihood.log_loss(outputs, y, learned).mean()))
-        # A network that has learned something is far below chance, not a little below.
-        return "model" if losses[0] < losses[1] - 0.3 * abs(losses[1]) else "fan_in"
-
-    def _prior_scale(
-        self, data: tuple[Tensor, Tensor], batch_size: int
-    ) -> recipe.PriorScale | None:
-        """The prior's scale by held-out rows; None where there are too few, or it costs too much.
-
-        The chains of several processes all have the same prior: each process chooses alone."""
-        x, y = (t[: prior_scale.MOST_ROWS] for t in data)
-        count = len(prior_scale.SCALES) * prior_scale.FOLDS
-        weights = sum(p[0].numel() for p in self.init().params.values())
-        work = 6.0 * count * min(batch_size, len(x)) * weights * prior_scale.STEPS
-        if len(x) < prior_scale.FEWEST_ROWS or work > recipe.MOST_WORK / 4:
-            return None
-        rows = prior_scale.folds(len(x), self.seed)
-        scales = torch.tensor(prior_scale.SCALES).repeat_interleave(prior_scale.FOLDS)
-        trial = Langevin(
-            self._template, self.likelihood, prior=recipe.prior(scales), chains=count,
-            preconditioner=self.preconditioner, dynamics=self.dynamics,
-            step_size=self._pilot((x, y), len(x), batch_size).step_size,
-            temperature=float(self._temperature[0]), init=self._start, mean_rate=None,
-            seed=self.seed, device=self.device, compile=self.compile, parallel=None,
-        )  # fmt: skip
-        half = prior_scale.STEPS // 2
-        try:
-            found = trial.sample(
-                Subsets(x, y, rows.inside), prior_scale.STEPS,
-                batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,
-                thin=half // prior_scale.DRAWS, progress=False,
-            )  # fmt: skip
-        except DivergenceError:
-            return None
-        scores = torch.full((count, rows.outside.shape[1]), math.inf, dtype=torch.float64)
-        for c in found.healthy:
-            out = rows.outside[c].to(x.device)
-            density = found.log_likelihood(x[out], y[out], chains=[c])[0].double().cpu()
-            scores[c] = math.log(len(density)) - torch.logsumexp(density, 0)
-        table = scores.unflatten(0, (len(prior_scale.SCALES), prior_scale.FOLDS)).flatten(1)
-        best, why = prior_scale.best(table)
-        log.info("prior variance x %g: %s", prior_scale.SCALES[best], why)
-        return recipe.PriorScale(prior_scale.SCALES[best], why)
 
     def _set_prior(self, prior: priors.PriorLike) -> None:
         trainable = self._dynamics.gradients.network.trainable()

@@ -17,9 +17,9 @@ from torch import Tensor
 from natural_langevin import random
 
 #: Variances in units of the default's.
-SCALES = (0.2, 1.0, 5.0, 25.0)
-FOLDS, FEWEST_ROWS, MOST_ROWS = 4, 40, 4000
-STEPS, DRAWS = 1_500, 30
+SCALES = (0.2, 1.0, 5.0, 25.0, 125.0)
+FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 40, 4000
+STEPS, EAGER_STEPS, DRAWS = 1_500, 500, 30
 
 
 class Folds(NamedTuple):

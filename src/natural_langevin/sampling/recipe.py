@@ -56,6 +56,8 @@ PILOT_CHAINS, PILOT_STEPS = 2, (1, 100, 500)
 #: Rows on which curvature is measured.
 ROWS, LOADER_ROWS = 1000, 2000
 RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e12
+#: Where every step is a few milliseconds of operator calls, whatever the network's size.
+MOST_EAGER_STEPS = 4_000
 DRAWS = 200
 
 
@@ -105,30 +107,6 @@ def batch_size(num_data: int) -> int:
 
 
 @dataclass(frozen=True)
-class Length:
-    """How long a run is, and what of it is kept."""
-
-    steps: int
-    burn_in: int
-    thin: int
-
-
-def length(
-    *, steps: int | None, burn_in: int | None, thin: int | None, step_size: float, work: float
-) -> Length:
-    """What the user leaves open of a run's length; ``work``: multiply-adds of one step."""
-    if steps is None:
-        wanted = math.ceil(RELAXATIONS * FRICTION / step_size / 100) * 100
-        affordable = int(MOST_WORK / max(work, 1.0) / 100) * 100
-        steps = min(max(FEWEST_STEPS, min(wanted, affordable)), MOST_STEPS)
-    if burn_in is None:
-        burn_in = steps // 3
-    if thin is None:
-        thin = max(1, (steps - burn_in) // DRAWS)
-    return Length(steps, burn_in, thin)
-
-
-@dataclass(frozen=True)
 class PriorScale:
     """The prior's variance in units of the default's, and why."""
 
@@ -144,6 +122,7 @@ class Choice:
     curvature: float | None
     heat: float
     reason: str
+    way: str = "eager"  # how the pilot's steps were run
     prior_scale: PriorScale | None = None
 
     def schedule_of(self, burn_in: int) -> schedules.Schedule:
@@ -162,6 +141,31 @@ class Choice:
             return None
         scale = found["prior_scale"]
         return Choice(**found | {"prior_scale": None if scale is None else PriorScale(**scale)})
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run is, and what of it is kept."""
+
+    steps: int
+    burn_in: int
+    thin: int
+
+
+def length(
+    choice: Choice, *, steps: int | None, burn_in: int | None, thin: int | None, work: float
+) -> Length:
+    """What the user leaves open of a run's length; ``work``: multiply-adds of one step."""
+    if steps is None:
+        wanted = math.ceil(RELAXATIONS * FRICTION / choice.step_size / 100) * 100
+        affordable = int(MOST_WORK / max(work, 1.0) / 100) * 100
+        most = MOST_EAGER_STEPS if choice.way == "eager" else MOST_STEPS
+        steps = min(max(FEWEST_STEPS, min(wanted, affordable)), most)
+    if burn_in is None:
+        burn_in = steps // 3
+    if thin is None:
+        thin = max(1, (steps - burn_in) // DRAWS)
+    return Length(steps, burn_in, thin)
 
 
 def choose(
@@ -209,7 +213,8 @@ def choose(
         eta = HEAT / per_step
         why += f", and minibatches of {batch} of {num_data:.0f} allow no more"
     eta = float(f"{eta:.2g}")
-    return Choice(eta, lam if math.isfinite(lam) else None, per_step * eta, f"{eta:.2g}: {why}")
+    curvature = lam if math.isfinite(lam) else None
+    return Choice(eta, curvature, per_step * eta, f"{eta:.2g}: {why}", engine.way)
 
 
 def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) -> float:

@@ -1,8 +1,8 @@
 """Posteriors of Stan's reference collection, for every metric, full batch and minibatch.
 
-    python benchmarks/posteriordb.py --out results/posteriordb.json [--models arK sblrc] [--metrics ...]
+    python benchmarks/posteriordb.py --out results/posteriordb.json [--models arK sblrc]
 
-The models, data and references are those of the law tests (tests/law/posteriordb). Every cell is one
+The models, data and references are those of the law tests (tests/law/posteriordb). Every cell is a
 run of many chains from near the mode: the metric adapts during burn-in (the default), chains forget
 that for as long again, and the draws after that are compared: means in reference standard
 deviations, standard deviations as ratios, each with its Monte-Carlo error. A cell that is written

@@ -103,7 +103,7 @@ def test_the_same_seed_chooses_the_same_and_touches_no_global_generator(found, c
 
 def test_a_run_with_that_schedule_is_the_same_run(found):
     choice = found.config["pilot"]
-    eta = step_size_search.Choice.from_config(found.config, chains=2).schedule
+    eta = step_size_search.Choice.from_config(found.config, chains=2).schedule_of(0)
     assert eta(0) == choice["step_sizes"][0]
     assert eta(7 * 50) == pytest.approx(eta(0) / 2)
     plain = auto(2, step_size=eta).sample(small_run.data(), 60, **RUN)

@@ -7,6 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from natural_langevin.sklearn.candidates import Candidate, candidates
+from natural_langevin.sklearn.problem import HeldOut, Networks, Problem, split
+from natural_langevin.sklearn.weighing import weigh_classes, weigh_numbers
 from numpy.testing import assert_allclose
 from scipy import stats
 from sklearn.datasets import load_iris, make_blobs, make_friedman1
@@ -16,9 +19,6 @@ from torch.testing import assert_close
 from natural_langevin import likelihoods, models, preconditioners
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
-from natural_langevin.sklearn.candidates import Candidate, candidates
-from natural_langevin.sklearn.problem import HeldOut, Networks, Problem, split
-from natural_langevin.sklearn.weighing import weigh_classes, weigh_numbers
 
 SMALL = {"hidden_layer_sizes": (8,), "steps": 30, "chains": 2, "random_state": 0}
 

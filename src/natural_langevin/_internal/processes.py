@@ -52,17 +52,17 @@ class Processes(Protocol):
     def gather_chains(self, values: Tensor) -> Tensor:
         """One row per own chain -> one row per chain."""
 
-    def all_rows(self, rows: Tensor) -> Tensor:
+    def all_rows(self, values: Tensor) -> Tensor:
         """Everybody's rows, in the order of the chains, any number of them."""
 
-    def add_up(self, value: Tensor) -> Tensor:
+    def add_up(self, values: Tensor) -> Tensor:
         """The sum over the groups of chains."""
 
     def from_owner(self, chain: int, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """``values`` as the process that has ``chain`` has them; elsewhere their shapes count."""
 
 
-class SingleProcess:
+class SingleProcess(Processes):
     """A run of one process, which has all ``chains``."""
 
     rank, world, first, writes, data = 0, 1, True, True, None

@@ -1,8 +1,9 @@
 """Priors: the log-density ln alpha(theta) of a parameter tensor and its exact gradient.
 
 One prior per file; ``constrained`` is for parameters of a probabilistic model that are positive,
-bounded or ordered; ``resolve`` says which parameter has which prior. Needs nothing but random
-numbers; the dynamics, the kernels and the diagnostics import it.
+bounded or ordered; ``resolve`` says which parameter has which prior.
+
+Imports nothing but tools; statistics and up import it.
 """
 
 from natural_langevin.priors.base import Prior

@@ -76,7 +76,7 @@ def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
     return priors.FanIn((2 * scale) ** 0.5)
 
 
-def rows_of(data: Any, num_data: int | None) -> tuple[Tensor, Tensor, float]:
+def rows_of(data: Any, num_data: float | None) -> tuple[Tensor, Tensor, float]:
     """Rows in memory to choose by, x and y, and N. A DataLoader lends the first of its batches."""
     if isinstance(data, Subsets):
         return data.x, data.y, num_data or data.rows.shape[1]

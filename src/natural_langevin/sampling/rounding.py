@@ -12,6 +12,7 @@ its weights, 2^-9 of them, is widened by it.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 
@@ -27,16 +28,17 @@ NOTICEABLE = 0.1
 
 def autocast_shift(engine: Engine, state: State) -> float | None:
     """The shift at ``state``, on one batch; None without autocast or a Fisher metric."""
-    dynamics = engine.dynamics
+    dynamics: Any = engine.dynamics
     network, preconditioner = dynamics.gradients.network, dynamics.preconditioner
     if network.autocast is None or not preconditioner.requests:
         return None
-    known = [dynamics.gradients.likelihood, dynamics.prior, engine.num_data, state.params]
+    likelihood, prior = dynamics.gradients.likelihood, dynamics.prior
 
     def gradient() -> dict[str, torch.Tensor]:
         return energy_gradient(
-            network.call, *known, state.likelihood, engine.stream.example(), chain_axis=False
-        )
+            network.call, likelihood, prior, engine.num_data, state.params, state.likelihood,
+            engine.stream.example(), chain_axis=False,
+        )  # fmt: skip
 
     low, kind = gradient(), network.autocast
     try:
@@ -46,9 +48,9 @@ def autocast_shift(engine: Engine, state: State) -> float | None:
         network.autocast = kind
     factor = preconditioner.factor(state.metric, dynamics.damping(list(low), engine.num_data))
     parts = factor.transpose({k: low[k] - full[k] for k in low}).values()
-    square = sum(p.double().square().flatten(1).sum(1) for p in parts)
+    square = torch.stack([p.double().square().flatten(1).sum(1) for p in parts]).sum(0)
     count = sum(p[0].numel() for p in state.params.values())
-    shift = float((engine.num_data * square[state.diverged < 0] / count).mean().sqrt())  # type: ignore[index]
+    shift = float((engine.num_data * square[state.diverged < 0] / count).mean().sqrt())
     if shift > NOTICEABLE:
         log.warning(
             "autocast=%s moves the gradient by %.2g posterior standard deviations: the draws are "

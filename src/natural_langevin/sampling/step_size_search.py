@@ -90,8 +90,8 @@ class Choice:
         """The lowest score of a stable candidate."""
         return min(row["nll"] for row in self.table if row["step_size"] in self.step_sizes)
 
-    @property
-    def schedule(self) -> schedules.Schedule:
+    def schedule_of(self, burn_in: int) -> schedules.Schedule:
+        """eta_t of a run, whatever its burn-in: falling from the pilot's length on."""
         return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
 
     def schedule_of(self, burn_in: int) -> schedules.Schedule:
@@ -310,7 +310,7 @@ def _score(
     return (math.log(drawn) - total).cpu(), finite_chains(state).cpu()
 
 
-def _log_density(dynamics: LangevinDynamics, state: State, x: Tensor, y: Tensor) -> Tensor:
+def _log_density(dynamics: Any, state: State, x: Tensor, y: Tensor) -> Tensor:
     """ln p(y_n | x_n) by every chain's network, of its own data (chain, n, ...): (chain, n)."""
     network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
 

@@ -105,6 +105,8 @@ class Outcome:
 class Shift(nn.Module):
     """Adds ln of the average count to ln of the rate."""
 
+    by: Tensor
+
     def __init__(self, log_mean: tuple[float, ...], outputs: int) -> None:
         super().__init__()
         rest = [0.0] * (outputs - len(log_mean))

@@ -48,12 +48,10 @@ class Networks:
 
 
 def _law(outcome: Outcome, outputs: Tensor, state: dict[str, Tensor]) -> Distribution:
-    if hasattr(outcome.likelihood, "distribution"):
-        found: Distribution = outcome.likelihood.distribution(outputs, state)
-        return found
-    if outcome.classes:
-        return torch.distributions.Categorical(logits=outputs)
-    return Normal(outputs, state["variance"].sqrt(), validate_args=False)
+    found = outcome.likelihood.distribution(outputs, state)
+    if found is None:
+        raise TypeError(f"{outcome.likelihood!r} has no distribution")
+    return found
 
 
 class Predictive:

@@ -34,7 +34,7 @@ from natural_langevin.tabular import crossvalidation
 from natural_langevin.tabular.candidates import Candidate, candidates, single
 from natural_langevin.tabular.crossvalidation import Problem, networks
 from natural_langevin.tabular.outcome import Outcome, outcomes
-from natural_langevin.tabular.predictive import Predictive
+from natural_langevin.tabular.predictive import Networks, Predictive
 from natural_langevin.tabular.settings import Settings
 from natural_langevin.tabular.weighing import Weighed, densities, weigh
 
@@ -87,7 +87,8 @@ class Learned:
         for part in x.split(CHUNK):
             p, entropy = torch.zeros(()), torch.zeros(())
             for weight, said in zip(self.weights, self._networks(part), strict=True):
-                each = said.law(self.outcome).probs  # type: ignore[attr-defined]
+                law: Any = said.law(self.outcome)
+                each = law.probs
                 p = p + weight * each.mean(0)
                 entropy = entropy + weight * torch.special.entr(each).sum(-1).mean(0)
             means.append(p)
@@ -107,12 +108,12 @@ class Learned:
             shares.append(torch.full((len(said.outputs),), float(weight) / len(said.outputs)))
         outputs = torch.cat([said.outputs for said in parts])
         variances = [said.variance for said in parts if said.variance is not None]
-        joined = crossvalidation.Networks(outputs, torch.cat(variances) if variances else None)
+        joined = Networks(outputs, torch.cat(variances) if variances else None)
         law = joined.law(self.outcome, self.scale)
         shares_of_all = torch.cat(shares).double()
         return Predictive(self.outcome, law, shares_of_all / shares_of_all.sum(), flat=flat)
 
-    def _networks(self, x: Tensor) -> list[crossvalidation.Networks]:
+    def _networks(self, x: Tensor) -> list[Networks]:
         network = self.outcome.network(self.inputs, self.settings)
         return [networks(posterior, network, x) for posterior in self.posteriors]
 

@@ -1,5 +1,7 @@
 """What a step costs, against plain SGD and other people's SGLD on the same machine.
 
+Imports everything below experiments; cli imports it.
+
 ``natural-langevin bench`` runs it. It needs no more than torch and numpy itself; peers that are not
 installed are listed as such.
 """

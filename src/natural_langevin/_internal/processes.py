@@ -62,7 +62,7 @@ class Processes(Protocol):
         """``values`` as the process that has ``chain`` has them; elsewhere their shapes count."""
 
 
-class SingleProcess:
+class SingleProcess(Processes):
     """A run of one process, which has all ``chains``."""
 
     rank, world, first, writes, data = 0, 1, True, True, None

@@ -4,8 +4,8 @@ U = (1/N) times the negative log posterior has the Hessian H; in the coordinates
 noise is white, theta = A z with C = A A^T, it is A^T H A. Its largest eigenvalue lambda is found by
 power iteration on Hessian-vector products (one graph of the gradient, differentiated again), on
 some of the data. A metric that held all of H would have lambda = 1; the cheap ones leave out
-correlations, and lambda is then 10 to 1,000. Integrators with momentum are stable while eta lambda < 4, and their bias in that
-direction falls with (eta lambda)^2.
+correlations, and lambda is then 10 to 1,000. Integrators with momentum are stable while
+eta lambda < 4, and their bias in that direction falls with (eta lambda)^2.
 """
 
 from __future__ import annotations

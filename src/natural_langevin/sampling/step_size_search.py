@@ -94,10 +94,6 @@ class Choice:
         """eta_t of a run, whatever its burn-in: falling from the pilot's length on."""
         return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
 
-    def schedule_of(self, burn_in: int) -> schedules.Schedule:
-        """The same, whatever the burn-in."""
-        return self.schedule
-
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and texts, for ``posterior.config["pilot"]``."""
         return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}

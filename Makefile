@@ -8,7 +8,7 @@ READY := $(VENV)/.installed-dev
 # it loads.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: run test test-thorough lint types docs dist clean
+.PHONY: gpu-check run test test-thorough lint types docs dist clean
 
 # The paper's table at its quick size. Finished work is kept: running it again shows the table,
 # and after an interruption it goes on. Another size: make run ARGS="--preset paper".
@@ -16,8 +16,9 @@ run: $(RUNS)
 	$(BIN)/natural-langevin reproduce --resume $(ARGS)
 
 # A file stays with one worker: what its tests share (a launch of torchrun, a compiled step) is made
-# once. One thread each: two workers with two threads on two cores spend half their time waiting.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+# once. The order is that of tests/conftest.py, longest first. One thread each: two workers with two
+# threads on two cores spend half their time waiting.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
 	$(PYTEST) -m "not thorough" $(ARGS)
@@ -32,6 +33,11 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# Every dynamics and metric, run every way there is, against the eager float64 step: on a GPU in
+# under two minutes. On a machine without one: make gpu-check ARGS="--device cpu".
+gpu-check: $(READY)
+	$(BIN)/python -m natural_langevin.experiments.matrix $(ARGS)
 
 # The documentation site, in build/site: every link and anchor is checked, nothing is fetched.
 docs: $(READY)

@@ -19,16 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from natural_langevin import Posterior, data, likelihoods, models, preconditioners
+from natural_langevin import data
 from natural_langevin.experiments.origin import origin
 from natural_langevin.metrics import TemperatureScaling
-from natural_langevin.posterior.prediction import Prediction
 from natural_langevin.sklearn import compare
-from natural_langevin.sklearn.candidates import Candidate
-from natural_langevin.sklearn.problem import HeldOut, Problem, split
-from natural_langevin.sklearn.weighing import weigh_classes, weigh_numbers
+from natural_langevin.tabular.candidates import Candidate
+from natural_langevin.tabular.crossvalidation import Problem, networks, split
+from natural_langevin.tabular.outcome import Outcome
+from natural_langevin.tabular.predictive import Networks, Predictive
+from natural_langevin.tabular.settings import Settings
+from natural_langevin.tabular.weighing import HeldOut, weigh
 
 Array = NDArray[Any]
 
@@ -128,34 +129,38 @@ def parts(x: Array, y: Array, number: int, *, classes: bool) -> tuple[Array, Arr
 
 def row(x: Array, y: Array, x_test: Array, y_test: Array, number: int, *, classes: bool) -> Any:
     """Scores of every candidate, of the stacked sets, and of the rival."""
-    outputs = int(max(y.max(), y_test.max())) + 1 if classes else 1
+    count = int(max(y.max(), y_test.max())) + 1 if classes else 0
     targets = torch.as_tensor(y) if classes else torch.as_tensor(y)[:, None]
-    problem = Problem(
-        models.mlp(x.shape[1], outputs, (50,)).double(),
-        likelihoods.Categorical() if classes else likelihoods.Gaussian(sigma="rmse"),
-        torch.as_tensor(x), targets,
-        preconditioner=lambda damping: preconditioners.QuasiDiagonalFisher(damping=damping),
-        batch_size=256, steps=STEPS, chains=CHAINS, seed=number, device=None,
-        progress=False,
-    )  # fmt: skip
+    kind = ("classification", "categorical") if classes else ("regression", "constant")
+    outcome = Outcome(*kind, classes=count)
+    settings = Settings(steps=STEPS, chains=CHAINS, folds=FOLDS, seed=number)
+    problem = Problem(outcome, settings, torch.as_tensor(x), outcome.encode(targets))
     folds = split(len(x), FOLDS, number, y if classes else None)
     held_out = problem.held_out(GRID, folds)
-    posteriors = {k: problem.posterior(GRID[k]) for k in held_out.networks}
-    said = {k: p.predict(torch.as_tensor(x_test)) for k, p in posteriors.items()}
-    weigh: Any = weigh_classes if classes else weigh_numbers
+    said = {
+        k: networks(problem.posterior(GRID[k]), problem.network, torch.as_tensor(x_test))
+        for k in held_out.networks
+    }
 
     def score(chosen: list[int]) -> Any:
         own = HeldOut(held_out.rows, {k: held_out.networks[k] for k in chosen})
-        weighed = weigh(own, targets, len(GRID))
+        weighed = weigh(own, outcome, targets, len(GRID))
         kept = [k for k in chosen if weighed.weight[k]]
         if classes:
-            mixture = sum(weighed.weight[k] * said[k].mean for k in kept)
-            p = TemperatureScaling(weighed.scale)(torch.as_tensor(mixture))
+            laws: Any = [said[k].law(outcome) for k in kept]
+            each = [
+                weighed.weight[k] * law.probs.mean(0) for k, law in zip(kept, laws, strict=True)
+            ]
+            p = TemperatureScaling(weighed.scale)(torch.stack(each).sum(0))
             found = compare.classification_scores(p.numpy(), y_test)
         else:
-            parts = [_networks(posteriors[k], said[k], weighed.weight[k]) for k in kept]
-            means, sigma, share = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
-            found = compare.regression_scores(means, weighed.scale * sigma, share, y_test)
+            outputs = torch.cat([said[k].outputs for k in kept])
+            variance = torch.cat([said[k].variance for k in kept])
+            share = torch.cat(
+                [torch.full((n := len(said[k].outputs),), weighed.weight[k] / n) for k in kept]
+            )
+            law = Networks(outputs, variance).law(outcome, weighed.scale)
+            found = compare.regression_scores(Predictive(outcome, law, share, flat=True), y_test)
         weights = {str(GRID[k]): weighed.weight[k] for k in kept}
         return found | {"scale": weighed.scale, "weights": weights}
 
@@ -164,7 +169,7 @@ def row(x: Array, y: Array, x_test: Array, y_test: Array, number: int, *, classe
     scored: Any = compare.classification_scores if classes else compare.regression_scores
     return {
         "rows": len(x), "features": x.shape[1],
-        "rival": scored(*compare.predictive(name, rival, (x, y), x_test), y_test),
+        "rival": scored(compare.predictive(name, rival, (x, y), x_test), y_test),
         "candidates": {str(GRID[k]): score([k]) for k in held_out.networks},
         "sets": {
             title: score(ran)
@@ -172,15 +177,6 @@ def row(x: Array, y: Array, x_test: Array, y_test: Array, number: int, *, classe
             if (ran := [k for k in held_out.networks if GRID[k] in chosen])
         },
     }  # fmt: skip
-
-
-def _networks(posterior: Posterior, said: Prediction, weight: float) -> tuple[Tensor, ...]:
-    """Means (network, n), noise (network,) and weights (network,) of a regression's networks."""
-    assert said.samples is not None
-    assert posterior.sigma is not None
-    count = len(said.samples)
-    sigma = posterior.sigma[posterior.healthy].repeat_interleave(posterior.draws)
-    return said.samples[..., 0], sigma.flatten(), torch.full((count,), weight / count).double()
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ def grid(metric: str, name: str, values: Sequence[float], digits: data.Dataset) 
 
 def score(posterior: Posterior, digits: data.Dataset) -> list[dict[str, Any] | None]:
     """NLL, accuracy and ESS of every chain, and its losses; None for one that diverged."""
-    kept = posterior.predict(digits.test_x.to(DEVICE), sample_batch=50).samples
+    kept = posterior.predict(digits.test_x.to(DEVICE), sample_batch=50, chains="all").samples
     assert kept is not None
     draws = kept.cpu().unflatten(0, (len(posterior.healthy), posterior.draws))
     found: list[dict[str, Any] | None] = [None] * posterior.chains

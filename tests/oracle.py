@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +55,49 @@ def per_sample_loop(
         },
         samples=stacked,
     )
+
+
+#: By layer: mean of a a^T (behind a one where the bias is trainable) and of delta delta^T.
+Factors = dict[str, tuple[Tensor, Tensor]]
+
+
+def kronecker_loop(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, params: Params, *, reduce: bool = False
+) -> Factors:
+    """The Kronecker factors of every nn.Linear, one sample at a time, seen from hooks.
+
+    All calls and positions of a sample: as samples of their own, or, ``reduce``, as one."""
+    model = copy.deepcopy(model).double()
+    model.load_state_dict({k: v.double() for k, v in params.items()}, strict=False)
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            output.retain_grad()
+            seen.setdefault(name, []).append((args[0].detach(), output))
+            return output.clone()  # the next layer may work in place
+
+        return hook
+
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    for name, layer in layers.items():
+        layer.register_forward_hook(watch(name))
+    sums: Factors = {}
+    for n in range(len(x)):
+        seen.clear()
+        loss(model(x[n : n + 1].double()), y[n : n + 1]).backward()
+        for name, calls in seen.items():
+            a = torch.cat([inputs.flatten(0, -2) for inputs, _ in calls])
+            delta = torch.cat([output.grad.flatten(0, -2) for _, output in calls])
+            bias = layers[name].bias
+            if bias is not None and bias.requires_grad:
+                a = torch.cat([torch.ones(len(a), 1, dtype=a.dtype), a], dim=1)
+            if reduce:
+                a, delta = a.mean(0, keepdim=True), delta.sum(0, keepdim=True)
+            A, G = a.mT @ a / len(a) / len(x), delta.mT @ delta / len(x)
+            before = sums.get(name, (torch.zeros_like(A), torch.zeros_like(G)))
+            sums[name] = (before[0] + A, before[1] + G)
+    return sums
 
 
 def spread(bias: Tensor, weight: Tensor) -> Tensor:

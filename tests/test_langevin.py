@@ -27,7 +27,9 @@ Data = tuple[Tensor, Tensor]
 
 
 def make(network: nn.Module, **options) -> Langevin:
+    """By default the reference step, which ``step`` takes too: other ways round differently."""
     settings = {
+        "compile": False,
         "likelihood": likelihoods.Categorical(),
         "preconditioner": preconditioners.QuasiDiagonalFisher(damping=1e-2),
         "step_size": 1e-2,

@@ -67,7 +67,8 @@ def test_noise_variance(num_data: int, eta: float, temperature: float) -> None:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_noise_has_the_square_root_of_the_metric(name: str) -> None:
-    """decay = 0 keeps J = 1, and damping 3 makes C = 1/4 (RMSProp: 1/2): variance 2 eta / N C.
+    """decay = 0 keeps J = 1, and damping 3 makes C = 1/4 (RMSProp: 1/2; Kronecker, whose factors
+    get half of it each: (1 + sqrt 3)^-2): variance 2 eta / N C.
 
     Noise scaled by C instead of C^(1/2) would have C^2."""
     options = {} if name == "euclidean" else {"damping": 3.0, "decay": 0.0}
@@ -75,7 +76,8 @@ def test_noise_has_the_square_root_of_the_metric(name: str) -> None:
         layer(20, 2, bias=True), (torch.zeros(4, 20).double(), torch.zeros(4, 2).double()),
         chains=CHAINS, preconditioner=REGISTRY[name](**options),
     )["weight"]  # fmt: skip
-    C = {"euclidean": 1.0, "rmsprop": 0.5}.get(name, 0.25)
+    kronecker = (1 + math.sqrt(3)) ** -2
+    C = {"euclidean": 1.0, "rmsprop": 0.5, "kronecker": kronecker}.get(name, 0.25)
     assert abs(theta.var() / (2 * 0.1 / 10 * C) - 1) < 5 * math.sqrt(2 / theta.numel())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
-from natural_langevin._internal.fingerprints import exact_settings, words
+from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
+from natural_langevin._internal.provenance import provenance
 from natural_langevin.data.streams import (
     InMemory,
     Loader,
@@ -26,10 +29,14 @@ from natural_langevin.data.streams import (
     split_pair,
 )
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.distributed.beginning import agree, open_checkpoint, resumed_config
-from natural_langevin.distributed.holding import spread
 from natural_langevin.distributed.layout import Layout
-from natural_langevin.distributed.place import find_place, together
+from natural_langevin.distributed.posterior_shards import shard_posterior
+from natural_langevin.distributed.process_mesh import ProcessMesh, find_processes
+from natural_langevin.distributed.run_setup import (
+    check_same_everywhere,
+    open_checkpoint,
+    resumed_config,
+)
 from natural_langevin.dynamics.base import Info, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
@@ -37,7 +44,13 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling import step_size_search, temperature_probe
+from natural_langevin.sampling import (
+    planning,
+    recipe,
+    rounding,
+    step_size_search,
+    temperature_probe,
+)
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
 from natural_langevin.sampling.validation import (
@@ -54,12 +67,16 @@ from natural_langevin.sampling.validation import (
     check_thinning,
     check_training,
     known_step_size,
+    warn_if_saturated,
     warn_if_stiff,
     whole_number,
 )
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
 
 log = logging.getLogger("natural_langevin")
+
+#: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
+DEFAULT_STEP_SIZE = schedules.polynomial(1e-3, offset=10_000)
 
 
 class Langevin:
@@ -79,14 +96,14 @@ class Langevin:
         model: nn.Module,
         likelihood: likelihoods.Likelihood,
         *,
-        prior: priors.PriorLike = priors.Gaussian(variance=0.1),
+        prior: priors.PriorLike | None = None,
         preconditioner: preconditioners.Preconditioner | None = None,
-        step_size: StepSize | Literal["auto"] = schedules.halving(1e-3, every=10_000),
+        step_size: StepSize | Literal["auto"] = "auto",
         dynamics: Integrator | None = None,
         temperature: float | Tensor = 1.0,
         chains: int = 4,
         num_data: int | None = None,
-        init: str = "model",
+        init: str | None = None,
         mean_rate: float | schedules.Schedule | None = schedules.inverse_sqrt(),
         seed: int = 0,
         device: torch.device | str | None = None,
@@ -99,11 +116,15 @@ class Langevin:
         """``mean_rate`` is mu_t of the running mean; None keeps none, and ``posterior.mean`` is the
         mean of the kept draws. docs/api/sampler.md has the other arguments.
 
-        ``dynamics``: how the chains move, one of ``natural_langevin.dynamics``; by default
-        ``dynamics.Overdamped()``, the paper's Algorithm 1.
+        With ``step_size="auto"``, the default, everything that is left open follows the recipe
+        (``sampling.recipe``): dynamics, metric, prior by fan-in with its scale chosen on held-out
+        rows, start, step size, and the length of ``sample``. ``posterior.config["recipe"]`` says
+        what was chosen, and why. With ``dynamics`` of one's own, "auto" is the step-size search of
+        ``choose_step_size``.
 
-        ``step_size="auto"``: ``sample`` chooses it by a short run (see ``pilot``), and says so in
-        the log and in ``posterior.config["pilot"]``.
+        With a step size of one's own, what is left open is the paper's: ``dynamics.Overdamped()``,
+        Algorithm 1, with QDOP, the prior N(0, 0.1), starting at the model.
+
         ``microbatch``: every chain's minibatch in pieces of at most so many samples, for less
         memory and the same result. ``autocast``: torch.bfloat16 or torch.float16 for the forward
         pass. ``clip``: the largest norm of a chain's likelihood gradient; the chain then no longer
@@ -111,33 +132,39 @@ class Langevin:
         spreads the chains over the processes and shares their minibatches where there are more
         processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
         process for itself. ``chains`` and values per chain are always those of all processes."""
+        self._auto = isinstance(step_size, str) and step_size == "auto"
+        self._by_recipe = self._auto and dynamics is None
+        self._scale_open = self._by_recipe and prior is None
+        if prior is None:
+            prior = recipe.prior() if self._by_recipe else priors.Gaussian(variance=0.1)
+        if init is None:
+            init = "auto" if self._by_recipe else "model"
         if preconditioner is None:
-            preconditioner = preconditioners.QuasiDiagonalFisher()
-        self.dynamics = Overdamped() if dynamics is None else dynamics
+            quasi_diagonal = preconditioners.QuasiDiagonalFisher
+            preconditioner = recipe.metric() if self._by_recipe else quasi_diagonal()
+        usual = recipe.dynamics() if self._by_recipe else Overdamped()
+        self.dynamics = usual if dynamics is None else dynamics
         check_arguments(model, likelihood, prior, preconditioner, init, self.dynamics)
         self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
         self.model = plain_copy(model)  # the user's own is never touched
         prepare_model(self.model, log)
         trainable = check_parameters(self.model)
         self.device = torch.device(device) if device is not None else trainable[0].device
-        self.place = find_place(parallel, chains=self.chains, device=self.device)
-        if self.place is not None:
-            self.device = self.place.device
+        self.mesh = find_processes(parallel, chains=self.chains, device=self.device)
+        if isinstance(self.mesh, ProcessMesh):
+            self.device = self.mesh.device
         self.model.to(self.device)
         self._training = check_training(microbatch, autocast, clip, preconditioner)
         self.likelihood, self.preconditioner = likelihood, preconditioner
         self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
         choose_mode(compile)
-        self._auto = isinstance(step_size, str) and step_size == "auto"
         # Wrong rates fail here rather than at the first step.
         self._rates_table(0, 1, 0.0 if self._auto else None)
 
-        own = range(self.chains) if self.place is None else self.place.own
-        self.chain_ids = torch.tensor(own, device=self.device)  # of the chains at this process
+        self.chain_ids = torch.tensor(self.mesh.own, device=self.device)  # of the chains here
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
         network = Network(self.model, autocast=autocast)
-        names = list(network.trainable())
-        self._prior = priors.resolve(prior, names, self.chains, device=self.device)
+        self._prior = priors.resolve(prior, network.trainable(), self.chains, device=self.device)
         self._temperature = check_temperature(temperature, self.chains).to(
             dtype=trainable[0].dtype, device=self.device
         )
@@ -151,7 +178,7 @@ class Langevin:
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,
                 clip=clip,
-                peers=None if self.place is None else self.place.data,
+                peers=self.mesh.data,
             ),
             preconditioner=preconditioner,
             prior=priors.of_chains(self._prior, self.chain_ids),
@@ -160,7 +187,8 @@ class Langevin:
             labels=random.origin(self.seed, random.LABELS, self.chain_ids),
             keep_mean=mean_rate is not None,
         )
-        self._start, self._step_checked = init, False
+        self._start, self._step_checked = init, 0  # batch size of the last check
+        self._busy = OneAtATime()
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
     def init(self) -> State:
@@ -185,6 +213,7 @@ class Langevin:
             }
         return dynamics.init(start)
 
+    @exclusive
     def step(
         self,
         state: State,
@@ -210,21 +239,29 @@ class Langevin:
             check_finite("x", one[0])
             check_finite("y", one[1])
             check_data(self._dynamics.gradients, self.init(), *one, targets=one[1])
-            self._step_checked = True
         self._dynamics.gradients.prepare(state.params, one[0])
         done = int(state.step)
-        table = self._rates_table(done, done + 1, burn_in=burn_in)
+        size = DEFAULT_STEP_SIZE if self._auto else None  # nothing is searched for one step
+        table = self._rates_table(done, done + 1, size, burn_in=burn_in)
         rates = table.of_chains(self.chain_ids).row(done)
+        if self._step_checked != len(one[0]):
+            self.dynamics.check(
+                self._dynamics, step_size=rates.step_size, batch_size=len(one[0]),
+                num_data=self.num_data, adapts=rates.kind.adapts and not burn_in,
+            )  # fmt: skip
+            self._step_checked = len(one[0])
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
+    @exclusive
     def sample(
         self,
         data: Any,
-        steps: int,
+        steps: int | None = None,
         *,
-        batch_size: int = 100,
-        burn_in: int = 0,
-        thin: int = 1,
+        seconds: float | None = None,
+        batch_size: int | None = None,
+        burn_in: int | None = None,
+        thin: int | None = None,
         keep: int | None = None,
         store: str | os.PathLike[str] = "device",
         sample_dtype: torch.dtype | None = None,
@@ -240,6 +277,10 @@ class Langevin:
         its own where its dataset can be indexed (see ``data.loaders``). N is what it yields in an
         epoch, unless ``num_data`` says otherwise.
 
+        What is left open follows from N, the network and the step size (``sampling.recipe``); with
+        a step size of one's own, ``steps`` is needed, the minibatch is 100 and every iterate is
+        kept. ``seconds`` in place of ``steps``: as many as fit, by the pace of the first ones.
+
         ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
         (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
         device, in the machine's memory (``store="cpu"``), or in a folder (``store="folder"``),
@@ -248,19 +289,39 @@ class Langevin:
         (or float16) halves what a float32 sample takes; predictions compute in the model's dtype.
 
         With ``checkpoint="folder"`` the run is written there every ``every`` steps (default: about
-        once a minute), and goes on from there when the folder holds a checkpoint of the same run.
+        once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
+        holds a checkpoint of the same run. Folders of a run under way are locked.
         """
-        steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in)
-        thin, batch_size = whole_number("thin", thin), whole_number("batch_size", batch_size)
-        thin, draws = check_thinning(steps, burn_in, thin, keep)
+        chosen: recipe.Choice | step_size_search.Choice | None = None
+        if self._by_recipe:
+            with self.mesh.together("choosing what was left open"):
+                known = recipe.Choice.from_config(resumed_config(checkpoint, self.mesh))
+                batch_size, chosen, lengths = planning.plan(
+                    self, data, batch_size, known, steps=steps, burn_in=burn_in, thin=thin,
+                    seconds=seconds,
+                )  # fmt: skip
+            steps, burn_in, thin = lengths.steps, lengths.burn_in, lengths.thin
+        batch_size = whole_number("batch_size", 100 if batch_size is None else batch_size)
+        if steps is None and seconds is not None:
+            steps = planning.steps_within(self, seconds, data, batch_size)
+        if steps is None:
+            raise ValueError(
+                "steps must be said where the step size is: sample(data, steps=...); with "
+                'step_size="auto", the default, a run knows its own length'
+            )
+        steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
+        thin, draws = check_thinning(
+            steps, burn_in, whole_number("thin", 1 if thin is None else thin), keep
+        )
         plan = RunPlan(steps, burn_in, thin, check_every(every))
-        where, params = stores.place(store), self.init().params
+        where, params = stores.location(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
-        with together(self.place, "preparing the run"):
+        with self.mesh.together("preparing the run"):
             check_memory(specs, where, self.device)
-            chosen = self._chosen(data, steps, batch_size, checkpoint) if self._auto else None
-            step_size = chosen.schedule if chosen else None
+            if self._auto and not self._by_recipe:
+                chosen = self._chosen(data, steps, batch_size, checkpoint)
+            step_size = None if chosen is None else chosen.schedule_of(burn_in)
             engine, state = self.prepare(
                 data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
             )
@@ -274,58 +335,77 @@ class Langevin:
             "num_data": engine.num_data,
             "data": engine.stream.fingerprint(),
             "shared_batches": not engine.stream.chain_axis,
+            "adapting": engine.rates.kind(steps - 1).adapts,
         }
-        if chosen:
-            config |= {"step_size": words(step_size), "pilot": chosen.as_dict()}
+        if chosen is not None:
+            key = "recipe" if isinstance(chosen, recipe.Choice) else "pilot"
+            config |= {"step_size": stable_repr(step_size), key: chosen.as_dict()}
         identity = config
-        if checkpoint is not None or isinstance(where, Path) or self.place is not None:
+        if checkpoint is not None or isinstance(where, Path) or self.mesh.world > 1:
             identity = config | exact_settings(
                 self._template,
                 self._rates_table(0, steps, step_size, burn_in=burn_in).values,
                 self._prior,
                 "compiled" if engine.mode == "compiled" else "eager",
             )
-        if self.place is not None:
-            where = agree(self.place, identity, engine.stream, where)
+        made_by = provenance(
+            self._template, likelihood=self.likelihood, preconditioner=self.preconditioner,
+            **{f"prior of {name}": p for name, p in self._prior.items()},
+        )  # fmt: skip
+        where = check_same_everywhere(self.mesh, identity, made_by, engine.stream, where)
+        sink = stores.open_store(where, specs, device=self.device, run=identity)
         collector = SampleCollector(
-            state,
-            store=stores.open_store(where, specs, device=self.device, run=identity),
-            dtype=dtype,
-            looks=plan.looks,
-            first=int(self.chain_ids[0]),
+            state, store=sink, dtype=dtype, looks=plan.looks, first=int(self.chain_ids[0])
         )
-        title = progress if isinstance(progress, str) else repr(self.preconditioner).split("(")[0]
-        saved = open_checkpoint(checkpoint, identity, engine.stream, self.place)
-        with together(self.place, "the run"):
-            state = run(
-                plan, engine, state, collector,
-                saved=saved, title=title, progress=bool(progress), team=self.place,
-            )  # fmt: skip
-        config["execution"] = engine.way
-        config["effective_temperature"] = temperature_probe.after_run(
-            engine, state, steps, pool=self.place
-        )
-        posterior = collector.finish(
-            state, model=self._template, likelihood=self.likelihood, config=config
-        )
+        title = progress if isinstance(progress, str) else "sampling"
+        with contextlib.ExitStack() as closing:
+            closing.callback(sink.close)
+            saved = open_checkpoint(checkpoint, identity, engine.stream, self.mesh, made_by)
+            if saved is not None:
+                closing.callback(saved.close)
+            with self.mesh.together("the run"):
+                state = run(
+                    plan, engine, state, collector,
+                    saved=saved, title=title, progress=bool(progress), processes=self.mesh,
+                )  # fmt: skip
+            config["execution"] = engine.way
+            if (shift := rounding.autocast_shift(engine, state)) is not None:
+                config["autocast_shift"] = shift
+            config["effective_temperature"] = temperature_probe.after_run(
+                engine, state, steps, self.mesh
+            )
+            posterior = collector.finish(
+                state, model=self._template, likelihood=self.likelihood, config=config
+            )
         posterior.prior = self._dynamics.prior
-        return posterior if self.place is None else spread(posterior, self.place)
+        return (
+            shard_posterior(posterior, self.mesh)
+            if isinstance(self.mesh, ProcessMesh)
+            else posterior
+        )
+
+    def _set_prior(self, prior: priors.PriorLike) -> None:
+        trainable = self._dynamics.gradients.network.trainable()
+        self._prior = priors.resolve(prior, trainable, self.chains, device=self.device)
+        own = priors.of_chains(self._prior, self.chain_ids)
+        self._dynamics = dataclasses.replace(self._dynamics, prior=own)
 
     def _chosen(
         self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None
     ) -> step_size_search.Choice:
         """The pilot's choice; a run to go on with keeps the one that it was started with."""
         found = step_size_search.Choice.from_config(
-            resumed_config(checkpoint, self.place), self.chains
+            resumed_config(checkpoint, self.mesh), self.chains
         )
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
+    @exclusive
     def choose_step_size(
-        self, data: Any, steps: int, *, batch_size: int = 100, splits: int = 1
+        self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
         """What ``step_size="auto"`` means for a run of ``steps`` steps (see ``pilot``).
 
-        ``splits``: how many times another part of the data is held out; scores are averaged."""
+        ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
         step_size_search.refuse_loader(data)
         self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
         setup = step_size_search.Setup(
@@ -344,6 +424,7 @@ class Langevin:
             setup, data, steps=steps, batch_size=batch_size, splits=splits
         )
 
+    @exclusive
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
         batch_size: int = 100,
@@ -355,15 +436,16 @@ class Langevin:
         """
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
         if posterior is not None:
-            here = {k: posterior.holding.here(v) for k, v in posterior.learned.items()}
+            here = {k: posterior.shards.here(v) for k, v in posterior.learned.items()}
             state = state._replace(params=posterior.last, likelihood=here or state.likelihood)
         found = temperature_probe.summary(
-            state, temperature_probe.measure(engine, state, steps), self.place
+            state, temperature_probe.measure(engine, state, steps), self.mesh
         )
         if found is None:
             raise DivergenceError("no chain is running: there is no step to measure")
         return found
 
+    @exclusive
     def prepare(
         self,
         data: Any,
@@ -392,7 +474,15 @@ class Langevin:
         if not isinstance(stream, InMemory):
             stream.check = batch_check(dynamics.gradients, state.params)
         rates = self._rates_table(0, steps, step_size, burn_in=burn_in)
-        warn_if_stiff(self.preconditioner, self._prior, float(rates.step_size.max()), num_data)
+        kept = rates.step_size[min(burn_in, steps - 1) :]
+        warn_if_saturated(kept)
+        self.dynamics.check(
+            dynamics, step_size=kept.max(0).values[self.chain_ids],
+            batch_size=len(stream.example()[0]), num_data=num_data,
+            adapts=rates.kind(steps - 1).adapts,
+        )  # fmt: skip
+        if isinstance(self.dynamics, Overdamped):
+            warn_if_stiff(self.preconditioner, self._prior, float(kept.max()), num_data)
         mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)
         return Engine(dynamics, stream, own, num_data, mode=mode), state
 
@@ -421,13 +511,14 @@ class Langevin:
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
         return {
-            "preconditioner": words(self.preconditioner),
-            **({} if self.dynamics == Overdamped() else {"dynamics": words(self.dynamics)}),
-            "prior": {name: words(p) for name, p in self._prior.items()},
-            "likelihood": words(self.likelihood),
-            "step_size": words(self.step_size),
-            "mean_rate": words(self.mean_rate),
+            "preconditioner": stable_repr(self.preconditioner),
+            **({} if self.dynamics == Overdamped() else {"dynamics": stable_repr(self.dynamics)}),
+            "prior": {name: stable_repr(p) for name, p in self._prior.items()},
+            "likelihood": stable_repr(self.likelihood),
+            "step_size": stable_repr(self.step_size),
+            "mean_rate": stable_repr(self.mean_rate),
             "temperature": self._temperature.tolist(),
+            "alike": step_size_search.like_chains(self._temperature, self._prior),
             "chains": self.chains,
             "init": self._start,
             "seed": self.seed,

@@ -31,6 +31,8 @@ NOISE, INIT, DATA, LABELS, HELD_OUT = range(5)
 #: Normals are made in blocks of this many.
 BLOCK = 32
 _HALF = BLOCK // 2
+#: Words of one stream: indices are 32-bit integers.
+ADDRESSES = 1 << 32
 
 #: cos(2 pi u) as a polynomial in u^2 for |u| <= 1/2: interpolation at Chebyshev nodes, rounded to
 #: float32. The error, rounding included, is below 5e-7.
@@ -132,7 +134,13 @@ def aligned_starts(sizes: Iterable[int]) -> list[int]:
     [0, 32, 96]
     """
     blocks = itertools.accumulate((-(-size // BLOCK) for size in sizes), initial=0)
-    return [BLOCK * before for before in blocks][:-1]
+    *starts, end = [BLOCK * before for before in blocks]
+    if end > ADDRESSES:
+        raise ValueError(
+            f"a chain's stream has 2^32 normals per step, and {end} are needed: beyond that the "
+            "noise of weights would repeat. Sample a part of the network (requires_grad_(False))"
+        )
+    return starts
 
 
 def _cos_sin(word: Tensor) -> tuple[Tensor, Tensor]:

@@ -96,6 +96,37 @@ class cyclical:
 
 
 @dataclass(frozen=True)
+class linear_average:
+    """2 / (step + 2): as the rate of a moving average, it weighs batch t in proportion to t.
+
+    >>> gamma = linear_average()
+    >>> gamma(0), gamma(2)
+    (1.0, 0.5)
+    """
+
+    def __call__(self, step: int) -> float:
+        return 2 / (step + 2)
+
+
+@dataclass(frozen=True)
+class warm_start:
+    """``value`` times ``factor`` at first, ``value`` from ``steps`` on, and in between in a line.
+
+    >>> eta = warm_start(0.1, factor=3.0, steps=10)
+    >>> round(eta(0), 3), round(eta(5), 3), eta(10), eta(10_000)
+    (0.3, 0.2, 0.1, 0.1)
+    """
+
+    value: Value
+    factor: float
+    steps: int
+
+    def __call__(self, step: int) -> Value:
+        left = max(0.0, 1 - step / self.steps) if self.steps else 0.0
+        return self.value * (1 + (self.factor - 1) * left)
+
+
+@dataclass(frozen=True)
 class inverse_sqrt:
     """1/sqrt(t) with t = step + 1: the paper's gamma_t and mu_t. The first value is 1."""
 

@@ -99,7 +99,7 @@ def test_a_missing_results_file_is_one_line(command, tmp_path):
 
 def test_every_subcommand_shows_an_example(command):
     names = [c.name for c in app.registered_commands]
-    assert names == ["train", "predict", "evaluate", "reproduce", "report", "bench"]
+    assert names == ["train", "predict", "evaluate", "reproduce", "report", "bench", "sbc"]
     for name in names:
         text = command(name, "--help").output
         assert re.search(rf"natural-langevin {name} ", text), text

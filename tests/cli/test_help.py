@@ -22,6 +22,7 @@ COMMANDS = [command.name for command in app.registered_commands]
 SHORTER = {
     "train": ("--steps", "20", "--hidden", "8", "--chains", "2"),
     "bench": ("--only", "randn", "--repeats", "1", "--threads", "1"),
+    "sbc": ("--simulations", "40", "--draws", "3", "--burn-in", "60", "--thin", "30"),
 }
 #: What the examples leave behind, so that a line which silently does nothing is noticed.
 LEFT = {
@@ -31,6 +32,7 @@ LEFT = {
     "report": ["page.html"],
     "reproduce": ["runs/table/report.html"],
     "bench": ["bench.json"],
+    "sbc": [],
 }
 
 

@@ -18,7 +18,6 @@ import torch
 import natural_langevin
 import small_run
 from natural_langevin import Posterior
-from natural_langevin.distributed.holding import Spread
 from natural_langevin.sampling.collector import SampleCollector
 
 CHAINS, EVERY = 4, 3
@@ -65,9 +64,9 @@ def break_off(folder: Path, draws: int = 3, parallel: Any = "auto") -> None:
 
 def differences(one: Posterior, other: Posterior) -> list[str]:
     """What is not the same bit for bit; ``one`` may have some of the other's chains only."""
-    chains = one.holding.place.own if isinstance(one.holding, Spread) else range(one.chains)
-    rows = slice(chains.start, chains.stop)
-    if isinstance(other.holding, Spread):
+    own = one.shards.processes.own
+    rows = slice(own.start, own.stop)
+    if other.shards.processes.world > 1:
         rows = slice(None)
     pairs = {
         f"{group} {name}": (value, getattr(other, group)[name][rows])

@@ -81,6 +81,11 @@ def saved(group: Group, folder: Path, *steps: int) -> ShardedCheckpoint:
     return checkpoint
 
 
+def names_in(folder: Path) -> list[str]:
+    """All but the lock of a run that has the folder open."""
+    return sorted(p.name for p in folder.iterdir() if p.name != ".lock")
+
+
 def check_round_trip(group: Group, folder: Path) -> Any:
     here = folder / "round trip"
     before = loaded(group, here)
@@ -119,7 +124,7 @@ def check_of_one_process(group: Group, folder: Path) -> Any:
     for step in (6, 7):
         checkpoint.save(tree(chains_of(group), step))
         group.barrier("written")
-        names.append(sorted(p.name for p in here.iterdir()))
+        names.append(names_in(here))
         group.barrier("looked at")
     return [*found, loaded(group, here), *names]
 
@@ -137,6 +142,24 @@ def check_damaged(group: Group, folder: Path) -> Any:
         group.barrier("damaged")
         found.append(loaded(group, here))
     return found
+
+
+def check_two_good_ones_stay(group: Group, folder: Path) -> Any:
+    """A damaged checkpoint does not count when all but the newest two are removed."""
+    here = folder / "two good"
+    saved(group, here, 1, 2)
+    if group.first:
+        (here / "sharded-000002" / "index.json").write_text("damaged")
+    group.barrier("damaged")
+    checkpoint = opened(group, here)
+    checkpoint.load(tree(chains_of(group), 0))
+    checkpoint.save(tree(chains_of(group), 3))
+    group.barrier("saved")
+    owner = json.loads((here / ".lock").read_text())["pid"] if group.first else None
+    names = names_in(here)
+    group.barrier("looked at")
+    checkpoint.close()
+    return [names, owner == os.getpid() if group.first else True]
 
 
 def check_all_damaged(group: Group, folder: Path) -> Any:
@@ -171,11 +194,11 @@ def check_full_disk_at_one_rank(group: Group, folder: Path) -> Any:
 
 def check_after_the_full_disk(group: Group, folder: Path) -> Any:
     here = folder / "full"
-    before = sorted(p.name for p in here.iterdir())
+    before = names_in(here)
     group.barrier("looked at")
     found = [loaded(group, here)]
     saved(group, here, 3)
-    return [*found, loaded(group, here), before, sorted(p.name for p in here.iterdir())]
+    return [*found, loaded(group, here), before, names_in(here)]
 
 
 def check_no_folder(group: Group, folder: Path) -> Any:
@@ -197,14 +220,14 @@ def check_left_by_the_dead(group: Group, folder: Path) -> Any:
         (here / ".sharded-000002.part").touch()
     group.barrier("left")
     found = loaded(group, here)
-    return [found, sorted(p.name for p in here.iterdir())]
+    return [found, names_in(here)]
 
 
 def check_run_broken_off(group: Group, folder: Path) -> Any:
     """A run of four chains on four ranks, which others go on with."""
     broken_off.break_off(folder / "broken off")
     group.barrier("older ones are removed")
-    return sorted(p.name for p in (folder / "broken off").iterdir())
+    return names_in(folder / "broken off")
 
 
 def check_run_in_files(group: Group, folder: Path) -> Any:

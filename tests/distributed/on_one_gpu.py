@@ -32,11 +32,11 @@ def main() -> None:
                 found = make(layout, compile=compiled, **options).sample((x, y), **run)
                 gap = max(float((v - alone.last[k]).abs().max()) for k, v in found.last.items())
                 answer = float((found.predict(x).mean - alone.predict(x).mean).abs().max())
-                place = found.holding.place
+                mesh = found.shards.processes
                 print(
                     f"{metric!r:.20} compiled={compiled} {layout}: largest difference {gap:.1e}, "
-                    f"of predictions {answer:.1e}; exchange: {place.data is not None}, "
-                    f"{dist.get_backend()}, {place.device}"
+                    f"of predictions {answer:.1e}; exchange: {mesh.data is not None}, "
+                    f"{dist.get_backend()}, {mesh.device}"
                 )
                 assert gap < 1e-3
                 with tempfile.TemporaryDirectory() as folder:

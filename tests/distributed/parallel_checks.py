@@ -75,7 +75,7 @@ def largest_difference(one: Posterior, other: Posterior, rows: Any = slice(None)
         for a, b in ((one.mean, other.mean), (one.last, other.last))
         for name in a
     ]
-    learned = [(one.holding.here(v), other.learned[k][rows]) for k, v in one.learned.items()]
+    learned = [(one.shards.here(v), other.learned[k][rows]) for k, v in one.learned.items()]
     return max(float((a - b).abs().max()) for a, b in pairs + learned)
 
 
@@ -107,12 +107,12 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def check_shared_minibatches(group: Group, folder: Path) -> dict[str, float]:
-    """Batches of 7 never divide evenly. Several epochs of every metric, in float64.
+    """Batches of 7 never divide evenly. Ten epochs of every metric, in float64.
 
     Each process runs some of the cases alone, and all of them with the others."""
 
     def of(name: str, where: Any) -> Posterior:
-        options = {"thin": 6, "batch_size": 7, "steps": 204 if name in CASES else 6}
+        options = {"thin": 6, "batch_size": 7, "steps": 60 if name in CASES else 6}
         options |= (CASES | FEATURES)[name]
         return run(where, options.pop("data", classes()), **options)
 
@@ -244,19 +244,24 @@ def different_chains(parallel: Any, **settings: Any) -> Posterior:
 def answers(posterior: Posterior) -> dict[str, Any]:
     """Everything a reader asks of a posterior, as plain numbers."""
     x, y = classes(count=12)
-    predicted = posterior.predict(x, quantiles=(0.1, 0.9))
-    small = posterior.predict(x, keep_samples=False, batch_size=5, sample_batch=3)
-    diagnosis = posterior.diagnose(x, data=classes(), parameters=["0.bias"])
+    predicted = posterior.predict(x, quantiles=(0.1, 0.9), chains="all")
+    small = posterior.predict(x, keep_samples=False, batch_size=5, sample_batch=3, chains="all")
+    diagnosis = posterior.diagnose(x, data=classes(), parameters=["0.bias"], chains="all")
     assert diagnosis.configurational is not None
-    networks = [posterior.mean_network(), posterior.mean_network(chain=2), posterior.network(1, 4)]
+    networks = [
+        posterior.mean_network(chains="all"),
+        posterior.mean_network(chain=2),
+        posterior.network(1, 4),
+    ]
+    scores = replace(posterior.evaluate(x, y, chains="all"), nll_error=None)
     return {
         "mean": predicted.mean.tolist(),
         "samples": predicted.samples.tolist(),  # type: ignore[union-attr]
         "quantiles": predicted.quantiles.tolist(),  # type: ignore[union-attr]
         "epistemic": predicted.epistemic.tolist(),
         "without samples": small.mean.tolist(),
-        "running means": posterior.predict(x, estimate="mean").mean.tolist(),
-        "scores": json.loads(json.dumps(vars(posterior.evaluate(x, y)), default=float)),
+        "running means": posterior.predict(x, estimate="mean", chains="all").mean.tolist(),
+        "scores": json.loads(json.dumps(vars(scores), default=float)),
         "rhat": diagnosis.rhat.tolist(),  # type: ignore[union-attr]
         "ess": diagnosis.ess.tolist(),
         "distances": diagnosis.distances.tolist(),
@@ -299,7 +304,7 @@ def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
         if group.world == 2:
             patch.setattr(temperature_probe, "SMALL_PART", 5)
         alone, spread = (different_chains(where, **length) for where in (None, "auto"))
-    own = spread.holding.place.own  # type: ignore[attr-defined]
+    own = spread.shards.processes.own
     rows = slice(own.start, own.stop)
     bits = all(torch.equal(v, alone.samples[k][rows]) for k, v in spread.samples.items())
     said = answers(alone)
@@ -324,7 +329,10 @@ def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
 
 def loaded_answers(posterior: Posterior) -> dict[str, Any]:
     x, _ = classes(count=12)
-    return {"mean": posterior.predict(x).mean.tolist(), "words": posterior.diverged.tolist()}
+    return {
+        "mean": posterior.predict(x, chains="all").mean.tolist(),
+        "words": posterior.diverged.tolist(),
+    }
 
 
 def refusals(posterior: Posterior) -> list[str]:
@@ -356,7 +364,7 @@ def check_a_checkpoint(group: Group, folder: Path) -> bool:
     different_chains("auto", steps=60, every=30, **options)
     again = different_chains("auto", steps=60, every=30, **options)
     alone = different_chains(None, steps=60, burn_in=0, thin=10)
-    own = again.holding.place.own  # type: ignore[attr-defined]
+    own = again.shards.processes.own
     rows = slice(own.start, own.stop)
     return all(torch.equal(v, alone.samples[k][rows]) for k, v in again.samples.items())
 
@@ -376,7 +384,7 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
         )
         patch.setattr(step_size_search, "choose", lambda *_, **__: pytest.fail("a second pilot"))
         again = different_chains("auto", checkpoint=at, every=10, **options)
-    own = again.holding.place.own  # type: ignore[attr-defined]
+    own = again.shards.processes.own
     rows = slice(own.start, own.stop)
     return {
         "shared minibatches": [shared, one],

@@ -17,7 +17,7 @@ FOUR = ["spread_chains", "loader", "single_steps"]
 
 def launched(folder, names: list[str], ranks: int) -> dict[str, list[launch.Outcome]]:
     return launch.checks(
-        "parallel_checks", names, ranks=ranks, folder=folder, timeout=1500,
+        "parallel_checks", names, ranks=ranks, folder=folder, timeout=840,
         environment={"NATURAL_LANGEVIN_TIMEOUT": "120"},
         imported=("parallel_checks", "arviz", "torchmetrics", "torch._inductor.compile_fx"),
     )  # fmt: skip

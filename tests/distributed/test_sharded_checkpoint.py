@@ -98,6 +98,8 @@ def test_what_one_process_wrote_is_read_by_four(found):
 def test_damage_that_two_ranks_see_sends_all_to_the_checkpoint_before(found):
     assert values(found["damaged"]) == [[1, 1]] * 4
     assert "cannot read part-" in the_error(found["all_damaged"], "CheckpointError")
+    good = ["sharded-000001", "sharded-000003"]
+    assert values(found["two_good_ones_stay"]) == [[good, True]] * 4
 
 
 def test_another_run_is_refused_on_all_ranks(found):

@@ -37,12 +37,19 @@ METRICS: dict[str, Any] = {
     "quasi-diagonal": preconditioners.QuasiDiagonalFisher(damping=0.1),
     "paper": preconditioners.QuasiDiagonalFisher(damping=0.1, fresh=True, adapt="always"),
     "prior": preconditioners.QuasiDiagonalFisher(),
+    "unit": preconditioners.UnitFisher(damping=0.1),
+    "unit, model": preconditioners.UnitFisher(damping=0.1, targets="model", fresh=True),
+    "model": preconditioners.QuasiDiagonalFisher(damping=0.1, targets="model"),
     "every": preconditioners.QuasiDiagonalFisher(damping=0.1, every=3),
 }
 PRIORS: dict[str, Any] = {
     "gaussian": priors.Gaussian(variance=0.2, mean=0.1),
     "flat": priors.Flat(),
     "normal-inverse-gamma": priors.NormalInverseGamma(alpha=0.6, beta=0.7, mean=0.1),
+    "student-t": priors.StudentT(scale=0.3, df=3.0),
+    "laplace": priors.Laplace(scale=0.4),
+    "mixture": priors.ScaleMixture(variances=(0.5, 0.01), weights=(0.3, 0.7)),
+    "fan-in": priors.FanIn(gain=1.5),
     "per tensor": {"*.bias": priors.Gaussian(2.0), "*": priors.NormalInverseGamma()},
 }
 ACTIVATIONS: dict[str, Any] = {
@@ -118,6 +125,8 @@ def cases() -> list[tuple[str, str, str, str, bool]]:
         (likelihood, metric, *next(turns))
         for likelihood in LIKELIHOODS
         for metric in METRICS
+        # These two are not drawn from in C: the general way serves.
+        if likelihood not in ("poisson", "weighted") or METRICS[metric].targets == "data"
     ]  # fmt: skip
 
 
@@ -125,7 +134,8 @@ def cases() -> list[tuple[str, str, str, str, bool]]:
 def test_without_noise(
     likelihood: str, metric: str, prior: str, activation: str, bias: bool
 ) -> None:
-    """T = 0 in double precision: the same numbers up to the order of sums."""
+    """T = 0 in double precision: the same numbers up to the order of sums. Labels drawn from a
+    normal law are single precision, as all normals are, and enter the metric."""
     if not bias and prior == "per tensor":
         prior = "gaussian"
     model = network(4, 6, 5, 2, activation=ACTIVATIONS[activation], bias=bool(bias))
@@ -133,7 +143,9 @@ def test_without_noise(
         model, LIKELIHOODS[likelihood], data(LIKELIHOODS[likelihood], 4, 2),
         prior=PRIORS[prior], preconditioner=METRICS[metric], temperature=0.0,
     )  # fmt: skip
-    assert_same(reference, native, state, rtol=1e-10)
+    normal = likelihood in ("gaussian", "rmse", "heteroscedastic")
+    drawn = normal and METRICS[metric].targets == "model"
+    assert_same(reference, native, state, rtol=1e-6 if drawn else 1e-10)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -151,7 +163,7 @@ def test_with_noise(dtype: torch.dtype, activation: str) -> None:
 
 @pytest.mark.parametrize("chains", [1, 3])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("metric", ["rmsprop", "diagonal", "quasi-diagonal"])
+@pytest.mark.parametrize("metric", ["rmsprop", "diagonal", "quasi-diagonal", "model", "unit"])
 def test_wide_layers(metric: str, bias: bool, chains: int) -> None:
     """Layers whose moments are formed sample by sample, of widths that fit no vector."""
     model = network(70, 131, 57, 3, activation=nn.ReLU, bias=bias)
@@ -171,7 +183,7 @@ def test_values_per_chain() -> None:
     reference, native, state = engines(
         network(4, 6, 1), LIKELIHOODS["gaussian"], Subsets(x, y, rows),
         preconditioner=METRICS["prior"],
-        prior=priors.Gaussian(variance=torch.tensor([0.1, 0.5, 2.0]), mean=torch.tensor([0, 0.1, 1])),
+        prior=priors.Gaussian(torch.tensor([0.1, 0.5, 2.0]), mean=torch.tensor([0.0, 0.1, 1.0])),
         step_size=torch.tensor([1e-3, 1e-2, 3e-2]), temperature=torch.tensor([0.0, 0.5, 1.0]),
     )  # fmt: skip
     assert_same(reference, native, state, rtol=1e-5)
@@ -224,8 +236,8 @@ def test_stopped_chains_stand_still() -> None:
     """A chain that diverges stops at the same step and place; the others go on."""
     reference, native, state = engines(
         network(4, 6, 1), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 1),
-        preconditioner=METRICS["euclidean"], step_size=torch.tensor([1e-2, 1e155, 1e-2], dtype=torch.float64),
-        temperature=0.0,
+        preconditioner=METRICS["euclidean"], temperature=0.0,
+        step_size=torch.tensor([1e-2, 1e155, 1e-2], dtype=torch.float64),
     )  # fmt: skip
     state = assert_same(reference, native, state, rtol=1e-9)
     assert state.diverged.tolist()[::2] == [-1, -1]
@@ -288,7 +300,7 @@ def test_a_disagreement_is_noticed(
         self._layers[0].activation = 3  # tanh, where the network has a ReLU
 
     monkeypatch.setattr(planner.NativeMLP, "_describe_layers", wrong)
-    reference, native, state = engines(
+    _, native, state = engines(
         network(4, 6, 2, activation=nn.ReLU), LIKELIHOODS["gaussian"],
         data(LIKELIHOODS["gaussian"], 4, 2),
     )  # fmt: skip

@@ -56,6 +56,33 @@ def with_inputs(net: nn.Sequential, matrix: Tensor, shift: Tensor) -> nn.Sequent
     return net
 
 
+#: What the last layer gives, z -> Q z, undone by a fixed map behind it.
+OUTPUT_CHANGES = {
+    "outputs rescaled": torch.diag(torch.tensor([0.3, -2.0])),
+    "outputs mixed": torch.tensor([[1.0, 3.0], [0.5, -1.0]]),
+}
+
+
+class Fixed(nn.Module):
+    """A linear map without parameters."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.matrix = matrix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.matrix.mT
+
+
+def with_outputs(net: nn.Sequential, matrix: Tensor) -> nn.Sequential:
+    """The same function with W' = Q W, b' = Q b in the last layer."""
+    net = nn.Sequential(*copy.deepcopy(net), Fixed(torch.linalg.inv(matrix)))
+    with torch.no_grad():
+        net[2].weight.copy_(matrix @ net[2].weight)
+        net[2].bias.copy_(matrix @ net[2].bias)
+    return net
+
+
 def sigmoid_as_tanh(net: nn.Sequential) -> nn.Sequential:
     """sigmoid(z) = (1 + tanh(z/2)) / 2: half the incoming and outgoing weights, a moved bias."""
     out = nn.Sequential(copy.deepcopy(net[0]), nn.Tanh(), copy.deepcopy(net[2]))
@@ -105,6 +132,8 @@ def measure(
     net, (x, y) = network(), data()
     if change == "sigmoid to tanh":
         net = sigmoid_as_tanh(net)
+    elif change in OUTPUT_CHANGES:
+        net = with_outputs(net, OUTPUT_CHANGES[change].double())
     else:
         matrix, shift = (t.double() for t in INPUT_CHANGES[change])
         net, x = with_inputs(net, matrix, shift), x @ matrix.mT + shift

@@ -1,4 +1,4 @@
-"""Speed never changes the law: the exact posterior through the compiled, fused, float32 step.
+"""Speed never changes the law: the exact posterior through the fast ways, in float32.
 
 Noise and minibatches are the same draws as in double precision, so the fast chains must end where
 the slow ones do, up to rounding; and then they must pass the same test against the exact law and
@@ -14,11 +14,14 @@ from test_linear_regression import ADAPT, CASES, CHAINS, assert_law, gaussian_pr
 
 STEPS = 140
 FAST = ["euclidean", "rmsprop", "qdop"]
+#: ``compile`` -> the way that it takes.
+WAYS = [(True, "c++ kernels, compiled"), ("auto", "native")]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # raised inside inductor
 @pytest.mark.parametrize("case", FAST)
-def test_the_fast_path_samples_the_posterior(case: str) -> None:
+@pytest.mark.parametrize(("compile", "way"), WAYS)
+def test_the_fast_path_samples_the_posterior(compile: bool | str, way: str, case: str) -> None:
     preconditioner, eta = CASES[case]
     eta, batch_size = eta if case == "rmsprop" else eta / 2, 12  # as in test_posterior
     problem = make_problem()
@@ -27,10 +30,10 @@ def test_the_fast_path_samples_the_posterior(case: str) -> None:
     theta, law = run(slow, problem, steps=STEPS, batch_size=batch_size, frozen_from=ADAPT)
 
     single = problem._replace(x=problem.x.float(), y=problem.y.float())
-    fast = single.sampler(preconditioner(), prior, CHAINS, step_size=eta, compile=True)
+    fast = single.sampler(preconditioner(), prior, CHAINS, step_size=eta, compile=compile)
     engine, state = fast.prepare((single.x, single.y), steps=STEPS, batch_size=batch_size)
     state, _ = engine.run(state, 0, STEPS)
-    assert engine.way == "c++ kernels, compiled"
+    assert engine.way == way
     ended = torch.cat([state.params["weight"].flatten(1), state.params["bias"]], dim=1).double()
     torch.testing.assert_close(ended, theta, rtol=0, atol=2e-3)  # 1 to 2 % of a posterior sd
     assert_law(ended, law, problem)

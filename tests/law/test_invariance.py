@@ -15,16 +15,27 @@ from itertools import pairwise
 
 import pytest
 import torch
-from function_space import INPUT_CHANGES, INPUTS, OUTPUTS, data, discrepancy, measure, trajectory
+from function_space import (
+    INPUT_CHANGES,
+    INPUTS,
+    OUTPUT_CHANGES,
+    OUTPUTS,
+    data,
+    discrepancy,
+    measure,
+    trajectory,
+)
 from torch import Tensor, nn
 
 from natural_langevin.preconditioners import (
     DiagonalFisher,
     Euclidean,
     FullFisher,
+    KroneckerFisher,
     Preconditioner,
     QuasiDiagonalFisher,
     RMSProp,
+    UnitFisher,
 )
 
 EXACT, CHANGED = 1e-8, 0.05
@@ -36,16 +47,22 @@ METRICS: dict[str, tuple[Preconditioner, float]] = {
     "diagonal model": (DiagonalFisher(targets="model", damping=0.0), 0.05),
     "quasi": (QuasiDiagonalFisher(damping=0.0), 0.05),
     "quasi model": (QuasiDiagonalFisher(targets="model", damping=0.0), 0.05),
+    "unit": (UnitFisher(damping=0.0), 0.05),
+    "kronecker": (KroneckerFisher(damping=0.0), 0.05),
+    "kronecker model": (KroneckerFisher(targets="model", damping=0.0), 0.05),
     "full": (FullFisher(damping=0.0), 0.05),
     "full model": (FullFisher(targets="model", damping=0.0), 0.05),
 }
-CHANGES = [*INPUT_CHANGES, "sigmoid to tanh"]
-#: Affine maps of activities: everything but a mixture of inputs.
+CHANGES = [*INPUT_CHANGES, "sigmoid to tanh", *OUTPUT_CHANGES]
+MIXED = {"mixed", "outputs mixed"}
+#: Affine maps of single activities; of all inputs of a unit; of a layer's inputs and outputs.
 INVARIANT: dict[str, set[str]] = {
     "euclidean": set(),
     "rmsprop": set(),
-    "diagonal": {"rescaled"},
-    "quasi": set(CHANGES) - {"mixed"},
+    "diagonal": {"rescaled", "outputs rescaled"},
+    "quasi": set(CHANGES) - MIXED,
+    "unit": set(CHANGES) - {"outputs mixed"},
+    "kronecker": set(CHANGES),
     "full": set(CHANGES),
 }
 
@@ -53,7 +70,7 @@ INVARIANT: dict[str, set[str]] = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("metric", METRICS)
 def test_invariance(metric: str, change: str) -> None:
-    """The paper's table of invariance groups, one number per entry.
+    """The paper's table of invariance groups, and ours, one number per entry.
 
     Labels drawn from the model are the same in both coordinates, since streams and probabilities
     are."""

@@ -39,6 +39,11 @@ METRICS = {
     "quasi-diagonal, model": (
         preconditioners.QuasiDiagonalFisher(damping=1e-2, targets="model"), 1e-3,
     ),
+    "unit": (preconditioners.UnitFisher(damping=1e-2), 1e-3),
+    "kronecker": (preconditioners.KroneckerFisher(damping=1e-2), 1e-3),
+    "kronecker, model": (
+        preconditioners.KroneckerFisher(damping=1e-2, targets="model", sharing="reduce"), 1e-3,
+    ),
     "full": (preconditioners.FullFisher(damping=1e-2), 1e-3),
     "full, model": (preconditioners.FullFisher(damping=1e-2, targets="model"), 1e-3),
 }  # fmt: skip

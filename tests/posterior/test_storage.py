@@ -154,12 +154,11 @@ def test_buffers_that_no_state_dict_holds_and_tied_weights_are_left_alone():
         check_model(saved, model)
 
 
-def test_another_torch_may_print_the_same_model_differently(folder):
-    def older(words):
-        words["model"] |= {"torch": "2.0.0", "text": "Sequential(something else)"}
-
-    change_words(folder, older)
+def test_another_version_of_torch_excuses_no_other_architecture(folder):
+    change_words(folder, lambda words: words["model"].update(torch="2.0.0"))
     assert Posterior.load(folder, network()).draws == 8
+    with pytest.raises(StorageError, match=r"another architecture.*Tanh.*ReLU.*torch 2\.0\.0"):
+        Posterior.load(folder, network(nn.ReLU))
 
 
 @pytest.mark.parametrize("memory_map", [False, True])

@@ -19,7 +19,16 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import Langevin, State, likelihoods, priors, random
 from natural_langevin.preconditioners import REGISTRY, Preconditioner
-from oracle import Expected, Params, build, chains_of, cross_entropy, per_sample_loop
+from oracle import (
+    Expected,
+    Factors,
+    Params,
+    build,
+    chains_of,
+    cross_entropy,
+    kronecker_loop,
+    per_sample_loop,
+)
 
 #: (registry name, targets); a metric without statistics has no targets.
 VARIANTS = [
@@ -53,6 +62,7 @@ class Run(NamedTuple):
     after: State
     data: list[Expected]  # per chain, with the data's labels
     fisher: list[Expected]  # per chain, with the labels the metric saw
+    factors: list[Factors]  # per chain, with the same labels
 
 
 @functools.cache
@@ -68,16 +78,16 @@ def first_step(name: str, targets: str | None, dtype: torch.dtype) -> Run:
     before = sampler.init()._replace(params=chains_of(model, CHAINS))
     after, _ = sampler.step(before, (x, y), chain_axis=True)
     key = random.stream(random.origin(5, random.LABELS, torch.arange(CHAINS)), 0)
-    data, fisher = [], []
+    data, fisher, factors = [], [], []
     for c in range(CHAINS):
-        own = {k: p[c] for k, p in before.params.items()}
+        own, labels = {k: p[c] for k, p in before.params.items()}, y[c]
+        if targets == "model":
+            outputs = functional_call(model, own, (x[c],))
+            labels = likelihoods.Categorical().sample(outputs, key[c], {})
         data.append(per_sample_loop(model, cross_entropy, x[c], y[c], own))
-        if targets != "model":
-            fisher.append(data[c])
-            continue
-        drawn = likelihoods.Categorical().sample(functional_call(model, own, (x[c],)), key[c], {})
-        fisher.append(per_sample_loop(model, cross_entropy, x[c], drawn, own))
-    return Run(preconditioner, sampler, (x, y), before, after, data, fisher)
+        fisher.append(per_sample_loop(model, cross_entropy, x[c], labels, own))
+        factors.append(kronecker_loop(model, cross_entropy, x[c], labels, own))
+    return Run(preconditioner, sampler, (x, y), before, after, data, fisher, factors)
 
 
 def flat(tree: Params, start: int = 0) -> Tensor:
@@ -100,32 +110,54 @@ def dense(linear, like: Params) -> Tensor:
     return torch.stack(columns, dim=-1)
 
 
-def expected_inverse(name: str, data: Expected, fisher: Expected) -> tuple[Tensor, Tensor]:
+def expected_inverse(name: str, run: Run, chain: int) -> tuple[Tensor, Tensor]:
     """C^{-1} from the oracle's statistics, and a mask of the entries that the metric promises."""
+    data, fisher = run.data[chain], run.fisher[chain]
     size = len(flat(data.gradient))
     everything, diagonal = torch.ones(size, size, dtype=torch.bool), torch.eye(size).bool()
     if name == "euclidean":
         return torch.eye(size, dtype=torch.float64), everything
     if name == "rmsprop":
         return torch.diag((flat(data.gradient).square() + DAMPING).sqrt()), everything
+    if name == "kronecker":
+        return kronecker_inverse(data.gradient, run.factors[chain]), everything
     g = flat(fisher.samples, 1)
     full = g.mT @ g / len(g) + DAMPING * torch.eye(size, dtype=torch.float64)
     if name == "full":
         return full, everything
     if name == "diagonal":
         return full * diagonal, everything
-    # Quasi-diagonal: of each unit the diagonal and the bias row; nothing between units.
     names = [(k, i) for k, p in data.gradient.items() for i in range(p.numel())]
-    unit = [
-        (k.rsplit(".", 1)[0], i // data.gradient[k][0].numel())
-        if k.rsplit(".", 1)[0] + ".bias" in data.gradient
-        else (k, i)
-        for k, i in names
-    ]
+    unit = [(k.rsplit(".", 1)[0], i // data.gradient[k][0].numel()) for k, i in names]
     same = torch.tensor([[u == v for v in unit] for u in unit])
+    if name == "unit":  # a weight without bias has rows all the same
+        return full * same, everything
+    # Quasi-diagonal: of each unit the diagonal and the bias row; nothing between units.
     bias = torch.tensor([k.endswith("bias") for k, _ in names])
     row = same & (bias[:, None] | bias[None, :])
     return full * (diagonal | row), diagonal | row | ~same
+
+
+def kronecker_inverse(gradient: Params, factors: Factors) -> Tensor:
+    """The product of both damped factors, entry by entry; zero between layers."""
+    where = [
+        (*k.rsplit(".", 1), i, p[0].numel()) for k, p in gradient.items() for i in range(p.numel())
+    ]
+    result = torch.zeros(len(where), len(where), dtype=torch.float64)
+    for layer, (A, G) in factors.items():
+        pi = ((A.trace() / len(A)) / (G.trace() / len(G))).sqrt()
+        A = A + pi * math.sqrt(DAMPING) * torch.eye(len(A)).double()
+        G = G + math.sqrt(DAMPING) / pi * torch.eye(len(G)).double()
+        has_bias = f"{layer}.bias" in gradient
+        own = [n for n, place in enumerate(where) if place[0] == layer]
+        unit = [i if kind == "bias" else i // row for _, kind, i, row in (where[n] for n in own)]
+        column = [
+            0 if kind == "bias" else i % row + has_bias
+            for _, kind, i, row in (where[n] for n in own)
+        ]
+        block = G[unit][:, unit] * A[column][:, column]
+        result[torch.tensor(own)[:, None], torch.tensor(own)[None]] = block
+    return result
 
 
 @variants
@@ -142,7 +174,7 @@ def test_apply_is_the_dense_matrix(name: str, targets: str, dtype: torch.dtype) 
         assert (C[c] - C[c].mT).norm() <= tolerance * scale
         assert torch.linalg.eigvalsh(C[c]).min() > 0
         assert (A[c] @ A[c].mT - C[c]).norm() <= tolerance * scale
-        inverse, promised = expected_inverse(name, run.data[c], run.fisher[c])
+        inverse, promised = expected_inverse(name, run, c)
         error = (torch.linalg.inv(C[c]) - inverse)[promised].norm()
         assert error <= tolerance * inverse.norm()
 
@@ -150,7 +182,7 @@ def test_apply_is_the_dense_matrix(name: str, targets: str, dtype: torch.dtype) 
 @variants
 def test_covariance_of_samples(name: str, targets: str) -> None:
     """Monte Carlo: var of a covariance entry is (C_ii C_jj + C_ij^2) / n. With 2080 entries and
-    nine metrics, 6 standard errors are passed by chance with probability 4e-5."""
+    thirteen metrics, 6 standard errors are passed by chance with probability 6e-5."""
     run = first_step(name, targets, torch.float64)
     n, params = 2000, {k: p[:1] for k, p in run.before.params.items()}
     metric = pytree.tree_map(lambda j: j[:1], run.after.metric)
@@ -195,7 +227,9 @@ def test_metric_starts_at_the_identity_and_forgets_it(name: str, targets: str) -
     run = first_step(name, targets, torch.float64)
     start = run.sampler.init()
     C = dense(lambda v: run.preconditioner.apply(start.metric, v, EPS), start.params)
-    damping = {"euclidean": 1.0, "rmsprop": math.sqrt(1 + DAMPING)}.get(name, 1 + DAMPING)
+    damping = {
+        "euclidean": 1.0, "rmsprop": math.sqrt(1 + DAMPING), "kronecker": (1 + DAMPING**0.5) ** 2
+    }.get(name, 1 + DAMPING)  # fmt: skip
     torch.testing.assert_close(C, (torch.eye(C.shape[-1]) / damping).double().expand_as(C))
 
     wrong = pytree.tree_map(lambda j: 3 * j + 1, run.before.metric)

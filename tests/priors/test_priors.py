@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
-from torch import Tensor
+from torch import Tensor, nn
 
-from natural_langevin import priors, random
+from natural_langevin import Langevin, likelihoods, preconditioners, priors, random
+from natural_langevin.priors.constrained import Constrained
 
 ALL = [
     priors.Gaussian(0.3),
@@ -19,7 +22,23 @@ ALL = [
     priors.NormalInverseGamma(alpha=2.0, beta=0.3, mean=0.7),
     priors.NormalInverseGamma(alpha=2.0, beta=0.3, mean=torch.tensor([0.0, 1.0, 2.0])),
     priors.Flat(),
+    priors.StudentT(0.4, df=3.5),
+    priors.StudentT(torch.tensor([0.1, 0.5, 2.0])),
+    priors.Laplace(0.7),
+    priors.Laplace(torch.tensor([0.1, 0.5, 2.0])),
+    priors.ScaleMixture((1.0, 0.04), (1, 3)),
+    priors.HalfNormal(1.3),
+    priors.HalfCauchy(torch.tensor([0.5, 1.0, 2.0])),
+    priors.Gamma(shape=2.5, rate=3.0),
+    priors.InverseGamma(shape=3.0, scale=2.0),
+    priors.LogNormal(mean=0.5, variance=0.4),
+    priors.Positive(),
+    priors.Beta(2.0, 3.5),
+    priors.Beta(1.0, 1.0, low=-2.0, high=5.0),
 ]
+IMPROPER = (priors.Flat, priors.Positive)
+PROPER = [p for p in ALL if not isinstance(p, IMPROPER)]
+INDEPENDENT = [p for p in PROPER if not isinstance(p, priors.NormalInverseGamma)]
 
 
 def points(*shape: int) -> Tensor:
@@ -117,22 +136,69 @@ def test_gaussian_samples() -> None:
         assert stats.kstest(draws[c].flatten().numpy(), law.cdf).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("prior", [p for p in ALL if p != priors.Flat()], ids=repr)
-def test_precision_is_the_mean_curvature(prior: priors.Prior) -> None:
-    """E[(d ln alpha)^2] = -E[d^2 ln alpha] over prior samples of a large tensor, chain by chain."""
-    repeats = 400
-    theta = torch.stack(
-        [prior.sample(keys(3) + 1000 * r, (500,), torch.float64) for r in range(repeats)]
-    )
-    measured = torch.stack([prior.gradient(t).square().mean(1) for t in theta])
-    expected = torch.as_tensor(prior.precision, dtype=torch.float64)
-    error = measured.std(0) / math.sqrt(repeats)
-    # A learned variance has this precision in the limit of many components: 2 / 500 is left.
-    assert ((measured.mean(0) - expected).abs() < 5 * error + 0.004 * expected).all()
+@pytest.mark.parametrize("prior", PROPER, ids=repr)
+def test_one_component_is_normalised_and_its_precision_the_mean_curvature(
+    prior: priors.Prior,
+) -> None:
+    """By quadrature over theta = sinh(t): total 1, and E[(d ln alpha)^2] = -E[d^2 ln alpha]."""
+    t = grid(prior)
+    theta = t.sinh().expand(3, -1)
+    precision = torch.as_tensor(prior.precision, dtype=torch.float64).expand(3)
+    for c in range(3):
+        one = _alone(prior, c)
+        weight = one.log_density(theta[c][:, None]).exp() * t.cosh()
+        assert float(torch.trapezoid(weight, t)) == pytest.approx(1, rel=1e-6)
+        squares = one.gradient(theta[c][:, None])[:, 0].square()
+        curvature = float(torch.trapezoid(weight * squares.nan_to_num(), t))
+        if isinstance(prior, priors.NormalInverseGamma):  # the limit of many components
+            a = prior.alpha
+            assert curvature == pytest.approx(float(precision[c]) * (2 * a + 1) / (2 * a + 3))
+        else:
+            assert curvature == pytest.approx(float(precision[c]), rel=1e-4)
 
 
-def test_a_flat_prior_has_no_precision() -> None:
+def grid(prior: priors.Prior) -> Tensor:
+    """t for quadrature over theta = sinh(t), without 0, where Laplace's density has its kink; the
+    logarithms of positive numbers need not reach far."""
+    reach = math.asinh(60) if isinstance(prior, Constrained) else 20
+    return torch.linspace(-reach, reach, 200_000).double()
+
+
+def _alone(prior: priors.Prior, chain: int) -> priors.Prior:
+    """The prior of one chain, with numbers for settings."""
+    values = {
+        k: float(v[chain])
+        for k, v in prior.chain_values().items()
+        if isinstance(v, Tensor) and v.ndim
+    }
+    return dataclasses.replace(prior, **values) if values else prior
+
+
+@pytest.mark.parametrize("prior", INDEPENDENT, ids=repr)
+def test_draws_have_the_prior_as_their_law(prior: priors.Prior) -> None:
+    """Kolmogorov-Smirnov of 4,000 draws per chain against the density's integral."""
+    draws = prior.sample(keys(3), (40, 100), torch.float64).reshape(3, -1)
+    t = grid(prior)
+    for c in range(3):
+        weight = _alone(prior, c).log_density(t.sinh()[:, None]).exp() * t.cosh()
+        below = torch.cumulative_trapezoid(weight, t)
+        place = np.interp(draws[c].asinh().numpy(), t[1:].numpy(), below.numpy())
+        assert stats.kstest(place, "uniform").pvalue > 1e-4
+
+
+def test_the_precision_of_a_learned_variance_is_its_limit() -> None:
+    """E[(d ln alpha)^2] over prior samples of a tensor of many components."""
+    prior = priors.NormalInverseGamma(alpha=2.0, beta=0.3, mean=0.7)
+    theta = prior.sample(keys(2000), (500,), torch.float64)
+    measured = prior.gradient(theta).square().mean(1)
+    error = float(measured.std()) / math.sqrt(2000)
+    # (2 alpha + d) / (2 alpha + d + 2) of the limit
+    assert abs(float(measured.mean()) - prior.precision * 504 / 506) < 5 * error
+
+
+def test_improper_priors_have_no_precision() -> None:
     assert priors.Flat().precision == 0
+    assert priors.Positive().precision == 0
 
 
 def test_flat_cannot_be_sampled() -> None:
@@ -182,6 +248,17 @@ def test_bad_mappings(prior: priors.PriorLike, error: type[Exception], words: li
         (lambda: priors.Gaussian(1.0, mean=math.inf), "mean must be finite, got inf"),
         (lambda: priors.NormalInverseGamma(alpha=-1), "alpha must be positive and finite, got -1"),
         (lambda: priors.NormalInverseGamma(beta=0), "beta must be positive and finite, got 0"),
+        (lambda: priors.StudentT(df=0.0), "df must be positive and finite, got 0.0"),
+        (lambda: priors.Laplace(-1.0), "scale must be positive and finite, got -1.0"),
+        (lambda: priors.ScaleMixture((1.0, 0.0)), "variances must be positive and finite"),
+        (lambda: priors.ScaleMixture((1.0,)), "1 variances have 2 weights"),
+        (lambda: priors.FanIn(0.0), "gain must be positive and finite, got 0.0"),
+        (lambda: priors.Correlated(1.0, torch.ones(2, 3)), r"symmetric matrix.*got \(2, 3\)"),
+        (lambda: priors.Correlated(1.0, torch.ones(2, 2)), "positive definite: add a small"),
+        (lambda: priors.smooth_pixels(3, 3, -1.0), "length -1.0"),
+        (lambda: priors.HalfNormal(0.0), "scale must be positive and finite, got 0.0"),
+        (lambda: priors.Gamma(shape=-1, rate=1), "shape must be positive and finite, got -1"),
+        (lambda: priors.Beta(low=1.0, high=1.0), "low < high, got 1.0 and 1.0"),
     ],
 )
 def test_bad_values(make, message: str) -> None:
@@ -192,3 +269,153 @@ def test_bad_values(make, message: str) -> None:
 def test_conjugate_arguments_are_keyword_only() -> None:
     with pytest.raises(TypeError, match="positional"):
         priors.NormalInverseGamma(0.5, 0.5)
+
+
+def test_fan_in_becomes_each_tensors_gaussian() -> None:
+    """(out, in, ...) have gain^2 / (in ...), vectors gain^2; a gain per chain stays one."""
+    parameters = {"w": torch.zeros(5, 8), "c": torch.zeros(4, 2, 3, 3), "b": torch.zeros(5)}
+    resolved = priors.resolve(priors.FanIn(torch.tensor([1.0, 2.0])), parameters, chains=2)
+    for name, size in (("w", 8), ("c", 18), ("b", 1)):
+        torch.testing.assert_close(resolved[name].variance, torch.tensor([1.0, 4.0]) / size)
+    with pytest.raises(ValueError, match="instead of their names"):
+        priors.resolve(priors.FanIn(), ["w"], chains=1)
+
+
+def covariance(size: int) -> Tensor:
+    root = torch.randn(size, size, generator=torch.Generator().manual_seed(1)).double()
+    return root @ root.T + 0.1 * torch.eye(size)
+
+
+@pytest.mark.parametrize("variance", [0.5, torch.tensor([0.1, 1.0, 10.0])])
+def test_correlated_is_a_gaussian_over_a_units_inputs(variance: float | Tensor) -> None:
+    k = covariance(6)
+    prior = priors.Correlated(variance, k)
+    theta = points(4, 2, 3).requires_grad_()
+    density = prior.log_density(theta)
+    for c, found in enumerate(density.tolist()):
+        v = float(torch.as_tensor(variance).expand(3)[c].double())
+        law = stats.multivariate_normal(np.zeros(6), v * k.numpy())
+        expected = law.logpdf(theta[c].detach().reshape(4, 6).numpy()).sum()
+        assert found == pytest.approx(expected, rel=1e-6)  # a float32 variance
+    (expected,) = torch.autograd.grad(density.sum(), theta)
+    torch.testing.assert_close(prior.gradient(theta.detach()), expected, rtol=1e-9, atol=1e-9)
+    precision = torch.as_tensor(k.inverse().diagonal().mean() / variance)
+    torch.testing.assert_close(torch.as_tensor(prior.precision), precision, check_dtype=False)
+    draws = prior.sample(keys(3), (20_000, 2, 3), torch.float64).reshape(3, 20_000, 6)
+    for c in range(3):
+        v = float(torch.as_tensor(variance).expand(3)[c].double())
+        white = torch.linalg.solve_triangular(torch.linalg.cholesky(v * k), draws[c].T, upper=False)
+        found = white @ white.T / 20_000
+        assert float((found - torch.eye(6)).abs().max()) < 5 * math.sqrt(2 / 20_000)
+
+
+def test_correlated_knows_its_tensor() -> None:
+    prior = priors.Correlated(0.5, covariance(6))
+    parameters = {"0.weight": torch.zeros(4, 6), "0.bias": torch.zeros(4)}
+    resolved = priors.resolve({"0.weight": prior, "*": priors.Flat()}, parameters, chains=1)
+    theta = points(4, 6).float()
+    assert resolved["0.weight"].gradient(theta).dtype == torch.float32
+    torch.testing.assert_close(
+        resolved["0.weight"].gradient(theta), prior.gradient(theta.double()).float()
+    )
+    with pytest.raises(ValueError, match=r'6 inputs does not fit .* \(4,\).*"0.weight"'):
+        priors.resolve(prior, parameters, chains=1)
+    other = priors.Correlated(0.5, covariance(6) + 1e-9)
+    assert repr(prior) != repr(other)  # so that runs are told apart
+    chosen = priors.of_chains(
+        {"w": priors.Correlated(torch.ones(3), covariance(6))}, torch.arange(2)
+    )
+    assert chosen["w"].variance.shape == (2,)
+
+
+def test_smooth_pixels_are_the_correlations_of_blurred_weights() -> None:
+    k = priors.smooth_pixels(5, 7, 0.8)
+    assert k.shape == (35, 35)
+    torch.testing.assert_close(k.diagonal(), torch.ones(35).double())
+    assert torch.linalg.eigvalsh(k).min() > 0
+    rows = {(i, j): 7 * i + j for i in range(5) for j in range(7)}
+    centre = rows[2, 3]
+    near, diagonal, far = (float(k[centre, rows[at]]) for at in ((2, 4), (1, 2), (2, 6)))
+    assert 1 > near > diagonal > far > 0
+    # A rough part of 1 is no smoothing at all.
+    torch.testing.assert_close(
+        priors.smooth_pixels(5, 7, 0.8, rough=1.0), torch.eye(35, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_ordered_has_the_density_of_order_statistics(shape: tuple[int, ...]) -> None:
+    """ln alpha(u) = ln(K! prod N(x)) + ln |dx/du|, with the Jacobian from autograd; and its
+    exponential integrates to 1, by importance sampling from a wide Gaussian over u."""
+    prior = priors.Ordered(variance=2.0, mean=0.5)
+    u = points(*shape)
+    x = prior.constrain(u)
+    assert (x.diff(dim=-1) > 0).all()
+    expected = stats.norm(0.5, math.sqrt(2)).logpdf(x.numpy()).reshape(3, -1).sum(1)
+    for c in range(3):
+        for row in u[c].reshape(-1, 3):
+            jacobian = torch.autograd.functional.jacobian(prior.constrain, row)
+            expected[c] += float(torch.linalg.slogdet(jacobian)[1]) + math.lgamma(4)
+    torch.testing.assert_close(prior.log_density(u), torch.tensor(expected))
+    if shape != (3,):
+        return
+    proposal = 2.5 * torch.randn(200_000, 3, generator=torch.Generator().manual_seed(0)).double()
+    log_q = stats.norm(0, 2.5).logpdf(proposal.numpy()).sum(1)
+    ratio = (prior.log_density(proposal) - torch.tensor(log_q)).exp()
+    assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / math.sqrt(200_000)
+
+
+def test_ordered_draws_are_sorted_gaussians() -> None:
+    prior = priors.Ordered(variance=2.0, mean=0.5)
+    u = prior.sample(keys(5000), (3,), torch.float64)
+    smallest = prior.constrain(u)[:, 0].numpy()
+    law = stats.norm(0.5, math.sqrt(2))
+    assert stats.kstest(smallest, lambda t: 1 - (1 - law.cdf(t)) ** 3).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("prior", "law"),
+    [
+        (priors.HalfNormal(1.3), stats.halfnorm(scale=1.3)),
+        (priors.HalfCauchy(2.5), stats.halfcauchy(scale=2.5)),
+        (priors.Gamma(shape=0.7, rate=3.0), stats.gamma(0.7, scale=1 / 3)),
+        (priors.InverseGamma(shape=3.0, scale=2.0), stats.invgamma(3, scale=2)),
+        (priors.LogNormal(mean=0.0, variance=0.4), stats.lognorm(math.sqrt(0.4))),
+        (priors.Beta(2.0, 0.5), stats.beta(2.0, 0.5)),
+        (priors.Beta(1.0, 1.0, low=-2.0, high=5.0), stats.uniform(-2, 7)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_the_model_sees_has_scipys_law(prior: priors.Prior, law) -> None:
+    """Draws of u, constrained, in distribution; and the density of u by the change of variables."""
+    u = prior.sample(keys(1), (5000,), torch.float64)
+    x = prior.constrain(u)
+    assert stats.kstest(x[0].numpy(), law.cdf).pvalue > 1e-4
+    step = 1e-6
+    below = law.cdf(prior.constrain(points(1) + step).numpy())
+    slope = (below - law.cdf(prior.constrain(points(1) - step).numpy())) / (2 * step)
+    # A difference of probabilities over 2e-6 has lost ten of their sixteen digits.
+    np.testing.assert_allclose(
+        prior.log_density(points(1)).exp(), slope[:, 0], rtol=1e-6, atol=1e-9
+    )
+
+
+def test_a_run_with_priors_that_know_their_tensors() -> None:
+    """Chosen by name, drawn as a start, sampled with, and asked for again by the diagnosis."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+    x, y = torch.randn(40, 6), torch.arange(40) % 2
+    prior = {
+        "0.weight": priors.Correlated(0.5, priors.smooth_pixels(2, 3, 1.0)),
+        "2.weight": priors.FanIn(1.5),
+        "*": priors.StudentT(0.3),
+    }
+    sampler = Langevin(
+        model, likelihoods.Categorical(), prior=prior, chains=3, step_size=1e-3, init="prior",
+        preconditioner=preconditioners.QuasiDiagonalFisher(damping=0.1), compile=False,
+    )  # fmt: skip
+    posterior = sampler.sample((x, y), 30, batch_size=20, burn_in=10, thin=2, progress=False)
+    assert posterior.prior["2.weight"] == priors.Gaussian(1.5**2 / 5)
+    assert posterior.predict(x).mean.isfinite().all()
+    again = posterior.diagnose(x, data=(x, y), prior=prior)
+    assert "temperature" in str(again)

@@ -1,14 +1,14 @@
-"""Axes, lines, grids, claims and the paragraph, each on numbers small enough to check by hand."""
+"""Charts, grids, claims and the paragraph, each on numbers small enough to check by hand."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 
-from natural_langevin.report.axes import Axis, around
-from natural_langevin.report.charts import curves, thin
+from natural_langevin.report.charts import Chart, curves, histogram, sizes, thin, trace
 from natural_langevin.report.claims import claims
 from natural_langevin.report.heatmap import grids
 from natural_langevin.report.reliability import diagrams
@@ -16,41 +16,74 @@ from natural_langevin.report.summary import figures, machine, paragraph
 from natural_langevin.report.table import settings
 
 
+def ticks(chart: Chart) -> list[str]:
+    """The numbers on the axes, in the order in which they are drawn."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", chart.drawing)
+
+
 @pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("low", [1e-9, 3e-4, 0.051, 0.9, 17.0, 5e4])
-@pytest.mark.parametrize("ratio", [1.001, 1.2, 3.0, 40.0, 1e5, 1e12])
-def test_an_axis_has_a_few_ticks_inside_it(log: bool, low: float, ratio: float) -> None:
-    axis = around([low, low * ratio], log=log)
-    ticks = axis.ticks()
-    assert 2 <= len(ticks) <= 9
-    assert all(-1e-6 <= at <= 1 + 1e-6 for at, _ in ticks)
-    assert [at for at, _ in ticks] == sorted({at for at, _ in ticks})
-    assert 0 < axis.at(low) < axis.at(low * ratio) < 1
+@pytest.mark.parametrize("low", [1e-9, 0.051, 5e4])
+@pytest.mark.parametrize("ratio", [1.001, 1.2, 3.0, 40.0, 1e12])
+def test_an_axis_has_a_few_different_ticks(log: bool, low: float, ratio: float) -> None:
+    values = [low, low * ratio] if log else [low, low * ratio, -low * ratio]
+    chart = trace([0, 10, 20][: len(values)], [values])
+    assert chart.log == log
+    labels = ticks(chart)
+    values = labels[labels.index("0") :]  # the x axis comes first, and starts at 0
+    assert len(labels) == len(chart.drawing.split("</text>")) - 1
+    assert 5 <= len(labels) <= 20
+    assert "" not in values
 
 
 @pytest.mark.parametrize("values", [[], [None], [math.nan, math.inf], [0.0], [2.0], [1e308, 1.0]])
-@pytest.mark.parametrize("log", [False, True])
-def test_an_axis_exists_for_anything(values: list[float | None], log: bool) -> None:
-    axis = around(values, log=log)
-    assert axis.low < axis.high
-    assert axis.ticks()
-
-
-def test_an_axis_shows_what_has_a_position() -> None:
-    axis = Axis(0.1, 10, log=True)
-    assert [axis.shows(v) for v in (1.0, 0.0, -1.0, None, math.nan, math.inf, 1e200)] == [
-        True, False, False, False, False, False, False,
-    ]  # fmt: skip
-    assert Axis(-1, 1).shows(0.0)
+@pytest.mark.parametrize("method", ["curve", "size"])
+def test_a_chart_exists_for_anything(values: list[float | None], method: str) -> None:
+    item = {"method": "m", "label": "M", "step": range(len(values)), "loss": values,
+            "size": range(1, len(values) + 1), "nll": values}  # fmt: skip
+    hue = {"m": "hue0"}
+    chart = curves([item], hue)[0] if method == "curve" else sizes([item], hue)
+    assert 'class="line hue0"' in chart.drawing
+    assert "nan" not in chart.drawing
+    assert ticks(chart)
 
 
 def test_a_line_passes_over_nulls_and_breaks_at_infinities() -> None:
     item = {"method": "m", "label": "M", "step": [0, 1, 2, 3, 4, 5]}
     loss = [1.0, None, 0.5, math.nan, math.inf, 0.25]
     (chart,) = curves([{**item, "loss": loss, "test_nll": None}], {"m": "hue0"})
-    assert chart.lines[0].path.count("M") == 2
-    assert chart.lines[0].path.count("L") == 1
-    assert chart.lines[0].last == "0.2500"
+    (path,) = re.findall(r'class="line hue0"><path d="([^"]*)"', chart.drawing)
+    assert path.count("M") == 2
+    assert path.count("L") == 3  # a begin that is drawn twice is seen where it stands alone
+    assert chart.legend == [("M", "hue0", "0.2500")]
+
+
+def test_what_is_drawn_lies_where_its_numbers_are() -> None:
+    """A line from corner to corner, in view-box pixels: margins of 2 and 4 percent each side."""
+    item = {"method": "m", "label": "M", "step": [0, 50, 100], "loss": [0.01, 0.1, 1.0]}
+    (chart,) = curves([item], {"m": "hue0"})
+    (path,) = re.findall(r'class="line hue0"><path d="([^"]*)"', chart.drawing)
+    numbers = [float(v) for v in re.findall(r"[-\d.]+", path)]
+    points = [numbers[:2], *(numbers[k : k + 2] for k in range(4, len(numbers), 2))]
+    wide, high = 420 - 44 - 10, 280 - 10 - 40
+    x = [44 + wide * (0.02 + share) / 1.04 for share in (0, 0.5, 1)]
+    y = [280 - 40 - high * (0.04 + share) / 1.08 for share in (0, 0.5, 1)]
+    for point, *expected in zip(points, x, y, strict=True):
+        assert point == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_histogram_says_what_each_bar_is() -> None:
+    chart = histogram("Total", "entropy $x", [10, 0, 5], 3.0, "hue5")
+    assert re.findall(r"<title>([^<]*)</title>", chart.drawing) == [
+        "0 to 1: 10 rows",
+        "2 to 3: 5 rows",
+    ]
+    heights = [
+        max(ys) - min(ys)
+        for d in re.findall(r'</title><path d="([^"]*)"', chart.drawing)
+        for ys in [[float(v) for v in re.findall(r"[-\d.]+", d)][1::2]]
+    ]
+    assert heights[0] == pytest.approx(2 * heights[1], rel=1e-4)
+    assert "entropy" not in chart.drawing  # words are the template's
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 10, 50])
@@ -82,12 +115,15 @@ def test_reliability_leaves_empty_bins_out() -> None:
             "confidence": [None, 0.5, 1.0], "accuracy": [None, 0.25, 1.0],
             "count": [0, 10, 30]}  # fmt: skip
     (diagram,) = diagrams([item], {"m": "hue0"})
-    assert [b.cells for b in diagram.bins] == [("0.500", "0.250", "10"), ("1.000", "1.000", "30")]
-    assert diagram.total == "40"
+    assert diagram.cells == [("0.500", "0.250", "10"), ("1.000", "1.000", "30")]
+    assert diagram.x_label == "confidence, 40 images"
     assert "0.0625" in diagram.description  # 10 of 40 images, 0.25 off
-    middle = (diagram.left + diagram.right) / 2
-    assert diagram.bins[0].x == pytest.approx(middle)
-    assert diagram.bins[1].y == pytest.approx(diagram.top)
+    dots = re.findall(
+        r'class="dot hue0"><title>[^<]*</title><path d="M ([\d.]+) ([\d.]+)', diagram.drawing
+    )
+    (x, y), (right, top) = ((float(a), float(b)) for a, b in dots)
+    assert (right, top) == pytest.approx((42 + 176, 8))
+    assert (x, y) == pytest.approx((42 + 176 / 2, 8 + 0.75 * 176))
 
 
 def set_nll(

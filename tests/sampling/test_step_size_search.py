@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 import torch
@@ -44,16 +45,22 @@ def test_scores_are_those_of_plain_runs_on_the_rest_of_the_data(found):
     table, steps = found.config["pilot"]["table"], found.config["pilot"]["steps"]
     assert steps == step_size_search.FEWEST_STEPS == 50
     x, y = small_run.data()
-    inside, outside = step_size_search.split(len(x), seed=5)
-    assert sorted(torch.cat([inside, outside]).tolist()) == list(range(60))
-    assert len(outside) == found.config["pilot"]["held_out"] == 12
+    folds = [step_size_search.split(len(x), seed=5, part=k) for k in range(5)]
+    for inside, outside in folds:
+        assert sorted(torch.cat([inside, outside]).tolist()) == list(range(60))
+    assert sorted(torch.cat([outside for _, outside in folds]).tolist()) == list(range(60))
+    assert found.config["pilot"]["held_out"] == 60  # 12 rows alone would rank by chance
     iterates = sorted({50 - 25 * k // 20 for k in range(20)})  # 20 of the second half
     assert (len(iterates), iterates[0], iterates[-1]) == (20, 27, 50)
-    for row in (table[0], table[-2]):
-        plain = auto(1, step_size=row["step_size"])
-        posterior = plain.sample((x[inside], y[inside]), steps, batch_size=20, progress=False)
-        probabilities = posterior.predict(x[outside]).samples[[k - 1 for k in iterates]].mean(0)
-        assert metrics.nll(probabilities, y[outside]) == pytest.approx(row["nll"], rel=1e-5)
+    for row in (table[0], table[-4]):
+        plain, scores = auto(1, step_size=row["step_size"]), []
+        for inside, outside in folds:
+            run = plain.sample(
+                (x[inside], y[inside]), steps, batch_size=20, burn_in=25, progress=False
+            )  # the metric is frozen halfway, as in a run
+            kept = run.predict(x[outside]).samples[[k - 26 for k in iterates]].mean(0)
+            scores.append(metrics.nll(kept, y[outside]))
+        assert sum(scores) / 5 == pytest.approx(row["nll"], rel=1e-5)
 
 
 def test_it_takes_the_lowest_and_says_so(found):
@@ -96,7 +103,7 @@ def test_the_same_seed_chooses_the_same_and_touches_no_global_generator(found, c
 
 def test_a_run_with_that_schedule_is_the_same_run(found):
     choice = found.config["pilot"]
-    eta = step_size_search.Choice.from_config(found.config, chains=2).schedule
+    eta = step_size_search.Choice.from_config(found.config, chains=2).schedule_of(0)
     assert eta(0) == choice["step_sizes"][0]
     assert eta(7 * 50) == pytest.approx(eta(0) / 2)
     plain = auto(2, step_size=eta).sample(small_run.data(), 60, **RUN)
@@ -143,20 +150,57 @@ def test_which_candidate_is_chosen(nll, stable, expected):
     assert f"{nll[expected]:.4g}" in why
 
 
+def made_up(monkeypatch, loss, unstable_from: float = float("inf")) -> step_size_search.Choice:
+    """The choice where a candidate's score is ``loss(eta)``."""
+    setup: dict = {}
+
+    def engine(settings, data, inside, rows, etas, *others):
+        setup["etas"] = etas.repeat_interleave(len(inside))
+        return None, None
+
+    def score(*arguments):
+        etas = setup["etas"]
+        nll = torch.tensor([loss(float(eta)) for eta in etas], dtype=torch.float64)
+        return nll[:, None], etas < unstable_from
+
+    monkeypatch.setattr(step_size_search, "_engine", engine)
+    monkeypatch.setattr(step_size_search, "_score", score)
+    usual = preconditioners.QuasiDiagonalFisher()
+    sampler = auto(1, preconditioner=usual, compile=False)
+    return sampler.choose_step_size(small_run.data(), 100, batch_size=20)
+
+
+def test_a_best_candidate_at_the_edge_makes_the_grid_longer(monkeypatch, caplog):
+    """The grid goes from 9.5e-5 to 0.3, and with damping="prior" the prior allows up to 1."""
+    usual = made_up(monkeypatch, lambda eta: abs(math.log(eta / 1e-2)))
+    assert (len(usual.table), usual.step_sizes[0]) == (8, 9.48e-3)
+    low = made_up(monkeypatch, lambda eta: abs(math.log(eta / 3e-6)))
+    assert low.step_sizes[0] == pytest.approx(3e-6, rel=0.01)
+    assert len(low.table) == 12
+    high = made_up(monkeypatch, lambda eta: -eta)
+    assert high.step_sizes[0] == pytest.approx(0.948, rel=0.01)
+    assert "another may be better" in high.reason
+    assert caplog.text.count("another may be better") == 1
+    far = made_up(monkeypatch, lambda eta: eta)
+    assert len(far.table) == 8 + 4
+    assert "another may be better" in far.reason
+    beside = made_up(monkeypatch, lambda eta: -eta, unstable_from=0.1)
+    assert len(beside.table) == 8
+    assert "notch below divergence" in beside.reason
+
+
 def test_nothing_stable_is_an_error_with_a_remedy():
     with pytest.raises(DivergenceError, match=r"no stable step size between 1e-05 .* more damping"):
         step_size_search._best(torch.tensor([1e-5, 1e-4]), torch.zeros(2), torch.zeros(2).bool())
 
 
-def test_no_candidate_is_one_that_the_prior_alone_makes_unstable(caplog):
+def test_no_candidate_is_one_that_the_prior_alone_makes_unstable():
     """Damping 1e-4, 48 data and variance 0.1: eta / (damping N variance) < 1 means 4.8e-4."""
-    usual = preconditioners.QuasiDiagonalFisher()
+    usual = preconditioners.QuasiDiagonalFisher(damping=1e-4)
     posterior = auto(1, preconditioner=usual).sample(small_run.data(), 20, **RUN)
     sizes = [row["step_size"] for row in posterior.config["pilot"]["table"]]
     assert sizes == sorted(sizes)
     assert 4.7e-4 < sizes[-1] <= 4.8e-4
-    assert len(sizes) == 8
-    assert "above 1" not in caplog.text
 
 
 def test_chains_that_differ_choose_for_themselves():
@@ -174,7 +218,8 @@ def test_chains_that_are_alike_share_a_choice():
     prior = priors.Gaussian(variance=torch.tensor([0.1, 1.0, 0.1]))
     posterior = auto(3, prior=prior, init="prior").sample(small_run.data(), 50, **RUN)
     choice = posterior.config["pilot"]
-    assert [row["chain"] for row in choice["table"]] == 8 * [0] + 8 * [1]
+    assert {row["chain"] for row in choice["table"]} == {0, 1}
+    assert len(choice["table"]) % 2 == 0
     assert len(choice["step_sizes"]) == 3
     assert choice["step_sizes"][2] == choice["step_sizes"][0]
 
@@ -182,7 +227,7 @@ def test_chains_that_are_alike_share_a_choice():
 def test_equal_values_for_every_chain_are_one_choice():
     sampler = auto(3, temperature=torch.ones(3), prior=priors.Gaussian(variance=torch.ones(3)))
     choice = sampler.sample(small_run.data(), 50, **RUN).config["pilot"]
-    assert len(choice["table"]) == 8
+    assert len(choice["table"]) >= 8
     assert len(choice["step_sizes"]) == 1
 
 
@@ -194,7 +239,7 @@ def test_a_learned_noise_level_and_other_kinds_of_data(regression):
     assert all(row["nll"] is not None for row in posterior.config["pilot"]["table"])
     copier = Langevin(model, likelihoods.Gaussian(0.5), step_size="auto", init="fan_in")
     alone = copier.sample(x, 20, batch_size=40, progress=False)  # the network sees y itself
-    assert len(alone.config["pilot"]["table"]) == 8
+    assert len(alone.config["pilot"]["table"]) >= 8
 
 
 class StopHereError(Exception):

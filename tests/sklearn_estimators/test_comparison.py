@@ -35,7 +35,7 @@ def test_results_name_their_configuration_splits_and_machine():
 def test_regression_scores_by_hand():
     """Two networks, one datum: N(0, 1) with weight 0.25 and N(2, 4) with 0.75 at y = 1."""
     means, deviation, y = np.array([[0.0], [2.0]]), np.array([1.0, 2.0]), np.array([1.0])
-    found = compare.regression_scores(means, deviation, np.array([0.25, 0.75]), y)
+    found = compare.regression_scores(compare.mixture(means, deviation, np.array([0.25, 0.75])), y)
     density = 0.25 * stats.norm.pdf(1, 0, 1) + 0.75 * stats.norm.pdf(1, 2, 2)
     assert found["nll"] == pytest.approx(-np.log(density))
     assert found["rmse"] == pytest.approx(0.5)
@@ -49,7 +49,9 @@ def test_regression_scores_by_hand():
 def test_a_right_distribution_is_calibrated():
     generator = np.random.default_rng(0)
     y = generator.normal(size=4000)
-    found = compare.regression_scores(np.zeros((1, 4000)), np.ones(1), np.ones(1), y)
+    found = compare.regression_scores(
+        compare.mixture(np.zeros((1, 4000)), np.ones(1), np.ones(1)), y
+    )
     assert found["calibration"] < 3 * np.sqrt(0.25 / 4000)  # three standard errors of a coverage
     assert found["coverage_90"] == pytest.approx(0.9, abs=3 * np.sqrt(0.09 / 4000))
 
@@ -71,9 +73,7 @@ def test_the_first_split_of_iris_anew_is_as_good_as_the_tuned_network():
     """The whole comparison takes minutes; this is its first split, against the committed rival."""
     X, X_test, y, y_test = compare.load("iris", 0)
     model = compare.ours("iris", X, y, 0)
-    found = compare.classification_scores(
-        *compare.predictive("iris", model, (X, y), X_test), y_test
-    )
+    found = compare.classification_scores(compare.predictive("iris", model, (X, y), X_test), y_test)
     committed, rival = (ROWS["iris", method]["scores"]["nll"] for method in ("ours", "mlp"))
     assert found["nll"] == pytest.approx(committed[0], rel=0.05)  # another machine rounds otherwise
     assert found["nll"] <= rival[0]

@@ -54,9 +54,9 @@ def test_pieces_and_a_likelihood_that_learns() -> None:
 def test_a_whole_run_in_pieces() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     runs = [
-        Langevin(model, likelihoods.Categorical(), chains=2, step_size=1e-4, microbatch=m).sample(
-            (X.double(), Y), 20, batch_size=8, progress=False
-        )
+        Langevin(
+            model, likelihoods.Categorical(), chains=2, step_size=1e-4, microbatch=m, compile=False
+        ).sample((X.double(), Y), 20, batch_size=8, progress=False)
         for m in (None, 3)
     ]
     for name, samples in runs[0].samples.items():

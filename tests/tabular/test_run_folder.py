@@ -1,19 +1,25 @@
 """A run's folder comes back as it was, and a damaged one is a RunFolderError, nothing else."""
 
+import contextlib
 import copy
 import json
 import random
+import threading
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from natural_langevin._internal.checked_json import checksum
+from natural_langevin._internal.folder_lock import FolderInUseError, FolderLock
 from natural_langevin.data import DataError
 from natural_langevin.tabular.columns import Category, Date, Number
 from natural_langevin.tabular.features import Features
+from natural_langevin.tabular.fit import open_default_folder, open_folder
 from natural_langevin.tabular.outcome import Outcome
-from natural_langevin.tabular.run import Run, RunFolderError, load_run, read_quality
+from natural_langevin.tabular.run import Run, RunFolderError, load_run, read_quality, write_run
 from natural_langevin.tabular.settings import Settings
 from natural_langevin.tabular.target import Target
 
@@ -52,9 +58,21 @@ STRANGE = [
 
 
 def test_it_comes_back_as_it_was(tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps(RUN.to_json()))
+    write_run(tmp_path, RUN)
     assert load_run(tmp_path) == RUN
     assert RUN.features.width == 5
+
+
+def test_a_changed_bit_is_noticed_wherever_it_is(tmp_path):
+    write_run(tmp_path, RUN)
+    path = tmp_path / "run.json"
+    whole, dice = path.read_bytes(), random.Random(0)
+    for _ in range(250):
+        changed = bytearray(whole)
+        changed[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
+        path.write_bytes(changed)
+        with contextlib.suppress(RunFolderError):
+            assert load_run(tmp_path) == RUN  # a space that became a tab
 
 
 def places(value, path=()):
@@ -79,6 +97,8 @@ def test_any_strange_value_is_read_or_refused(tmp_path_factory, seed):
             del parent[path[-1]]
         else:
             parent[path[-1]] = dice.choice(STRANGE)
+        with contextlib.suppress(ValueError):  # NaN
+            value |= {"checksum": checksum(value)}
         (folder / "run.json").write_text(json.dumps(value))
         try:
             found = load_run(folder)
@@ -112,3 +132,43 @@ def test_a_quality_without_its_parts_is_refused(tmp_path):
     (tmp_path / "quality.json").write_text('{"format": 2, "rows": 3, "data": "a", "task": "b"}')
     with pytest.raises(RunFolderError, match="no trace"):
         read_quality(tmp_path)
+
+
+def in_another_thread(action):
+    """What it returns; threads have locks of their own, as processes do."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(action()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_a_folder_that_somebody_trains_in_is_left_alone(tmp_path):
+    other = replace(RUN, rows=(70, 30))
+    open_folder(tmp_path / "sales", RUN, resume=False)
+
+    def late():
+        with pytest.raises(FolderInUseError, match="has been training there since"):
+            open_folder(tmp_path / "sales", other, resume=True)
+        return open_default_folder(tmp_path / "sales", other, resume=False)
+
+    assert in_another_thread(late) == tmp_path / "sales-2"
+    assert load_run(tmp_path / "sales") == RUN
+    assert load_run(tmp_path / "sales-2") == other
+
+
+def test_a_default_folder_is_nobody_elses(tmp_path, caplog):
+    base, other = tmp_path / "sales", replace(RUN, rows=(70, 30))
+    assert open_default_folder(base, RUN, resume=False) == base
+    (base / "quality.json").write_text("{}")
+    assert open_default_folder(base, other, resume=False) == tmp_path / "sales-2"
+    assert "holds another run: rows differ" in caplog.text
+    assert "this run is kept in" in caplog.text
+    (tmp_path / "sales-2" / "quality.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="--resume"):
+        open_default_folder(base, RUN, resume=False)
+    assert open_default_folder(base, other, resume=True) == tmp_path / "sales-2"
+    with pytest.raises(RunFolderError, match=r"sales holds another run: hold_out differ"):
+        open_default_folder(base, replace(RUN, hold_out=0.3), resume=True)
+    assert not (tmp_path / "sales-3").exists()
+    assert FolderLock(base, "at the end").release() is None

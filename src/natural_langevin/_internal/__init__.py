@@ -1,4 +1,4 @@
 """Tools that know nothing of sampling: files, tensors on disk, progress, memory.
 
-Anything may import from here; nothing here imports from the rest of the package.
+Imports nothing of the package; everything may import it.
 """

@@ -18,6 +18,11 @@ def per_chain(value: float | Tensor, like: Tensor) -> Tensor:
     return tensor.reshape(tensor.shape + (1,) * (like.ndim - 1)) if tensor.ndim else tensor
 
 
+def number_or_chains(value: float | Tensor, like: Tensor) -> float | Tensor:
+    """The same where a plain number may stay one: an operation less than ``per_chain``."""
+    return per_chain(value, like) if isinstance(value, Tensor) else value
+
+
 def average(old: Tensor, new: Tensor, rate: Tensor) -> Tensor:
     """(1 - rate) old + rate new, with one rate per chain. A rate of 1 forgets ``old`` entirely."""
     return torch.lerp(old, new, per_chain(rate, old))

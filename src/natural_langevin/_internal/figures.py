@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def new_figure(**options: Any) -> Any:
+def new_figure(*, layout: Any = "constrained", **options: Any) -> Any:
     """A matplotlib figure that shows nothing by itself: ``figure.savefig("name.png")``."""
     try:
         from matplotlib.figure import Figure
@@ -13,4 +13,4 @@ def new_figure(**options: Any) -> Any:
         raise ImportError(
             "plots need matplotlib: pip install 'natural-langevin[report]'"
         ) from error
-    return Figure(layout="constrained", **options)
+    return Figure(layout=layout, **options)

@@ -24,7 +24,7 @@ def fingerprint(tensors: Mapping[str, Tensor], text: str = "") -> str:
     return digest.hexdigest()
 
 
-def words(value: Any) -> str:
+def stable_repr(value: Any) -> str:
     """A setting as text that is the same in every process: no addresses of functions."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
@@ -34,7 +34,7 @@ def model_fingerprint(model: nn.Module) -> str:
     state = model.state_dict()
     tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
     others = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
-    return fingerprint(tensors, text=words(model) + words(others))
+    return fingerprint(tensors, text=stable_repr(model) + stable_repr(others))
 
 
 def exact_settings(
@@ -66,7 +66,7 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     state = model.state_dict(keep_vars=True)  # as variables, which know whether they are trained
     fixed = {n: v for n, v in state.items() if isinstance(v, Tensor) and not v.requires_grad}
     return {
-        "text": words(model),
+        "text": stable_repr(model),
         "torch": torch.__version__,
         "sampled": {n: [str(p.dtype), list(p.shape)] for n, p in sampled.items()},
         "fixed": {n: fingerprint({"": p}) for n, p in fixed.items()},
@@ -100,15 +100,20 @@ def check_model(saved: dict[str, Any], model: nn.Module) -> None:
 
 
 def _check_text(saved: dict[str, Any], here: dict[str, Any]) -> None:
-    """The architecture, as printed: tells a Tanh from a ReLU. Another version of torch may print
-    the same model differently, so then the text proves nothing."""
-    if saved["text"] == here["text"] or saved["torch"] != here["torch"]:
+    """The architecture, as printed: tells a Tanh from a ReLU."""
+    if saved["text"] == here["text"]:
         return
     lines = zip_longest(saved["text"].splitlines(), here["text"].splitlines(), fillvalue="")
     there, ours = next(((a, b) for a, b in lines if a != b), (saved["text"], here["text"]))
+    doubt = ""
+    if saved["torch"] != here["torch"]:
+        doubt = (
+            f". It was saved with torch {saved['torch']!s:.40} and this is {here['torch']}: if the "
+            "two only print the same model differently, load and save it again with the former"
+        )
     raise StorageError(
         f"the posterior is of another architecture: {there.strip()!r:.80} there, "
-        f"{ours.strip()!r:.80} in the model"
+        f"{ours.strip()!r:.80} in the model{doubt}"
     )
 
 

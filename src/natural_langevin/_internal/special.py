@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,17 +54,62 @@ def _continued_fraction(p: Tensor, q: Tensor, z: Tensor) -> Tensor:
     return f
 
 
+def poisson_cdf(count: Tensor, rate: Tensor) -> Tensor:
+    """P(Y <= count) = Q(floor(count) + 1, rate), the upper incomplete gamma function."""
+    y = count.floor()
+    return torch.special.gammaincc(y.clamp_min(0) + 1, rate).where(y >= 0, 0.0)
+
+
 def gamma_quantile(shape: float | Tensor, u: Tensor) -> Tensor:
-    """Quantile of Gamma(shape, rate 1): bisection on the incomplete gamma function, a fixed number
-    of steps, so that it runs under ``vmap`` and inside a compiled step."""
-    u = u.double()
-    a = torch.as_tensor(shape, dtype=torch.float64, device=u.device).expand_as(u)
+    """Quantile of Gamma(shape, rate 1) at uniform draws, without a gradient."""
+    u = u.detach().double()
+    a = torch.as_tensor(shape, dtype=torch.float64, device=u.device).detach()
+    return _gamma_quantile(*torch.broadcast_tensors(a, u))
+
+
+def poisson_quantile(rate: Tensor, u: Tensor) -> Tensor:
+    """The smallest count whose cumulative probability reaches ``u``, without a gradient; counts
+    beyond 2^31 are not reached."""
+    return _poisson_quantile(*torch.broadcast_tensors(rate.detach().double(), u.detach().double()))
+
+
+def _opaque(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A loop over elementwise operations as one operator: a compiler that unrolls it would take
+    minutes. Both arguments have one shape, which is the result's."""
+    name = f"natural_langevin::{function.__name__.strip('_')}"
+    operator = torch.library.custom_op(name, function, mutates_args=())
+    operator.register_fake(lambda a, b: torch.empty_like(b))
+
+    def batched(info: Any, dims: tuple[int | None, ...], *values: Tensor) -> tuple[Tensor, int]:
+        first = [
+            v.expand(info.batch_size, *v.shape) if d is None else v.movedim(d, 0)
+            for v, d in zip(values, dims, strict=True)
+        ]
+        return operator(*first), 0
+
+    operator.register_vmap(batched)
+    return operator
+
+
+def _gamma_bisection(a: Tensor, u: Tensor) -> Tensor:
     low, high = torch.full_like(u, -80.0), torch.log(a + 40.0 * (1 + a.sqrt())) + 5.0
     for _ in range(80):  # on the logarithm of the quantile, whose range is huge for small shapes
         middle = (low + high) / 2
         below = torch.special.gammainc(a, middle.exp()) < u
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return ((low + high) / 2).exp().clamp_min(1e-12)
+
+
+def _poisson_bisection(rate: Tensor, u: Tensor) -> Tensor:
+    low, high = torch.full_like(u, -1.0), torch.full_like(u, 2.0**31 - 1)
+    for _ in range(31):
+        middle = ((low + high) / 2).floor()
+        below = poisson_cdf(middle, rate) < u
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return high
+
+
+_gamma_quantile, _poisson_quantile = _opaque(_gamma_bisection), _opaque(_poisson_bisection)
 
 
 def beta_quantile(a: float | Tensor, b: float | Tensor, u: Tensor) -> Tensor:

@@ -8,11 +8,12 @@ posterior that is larger than memory does not have, so the writer is ours.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,21 +45,28 @@ class WriteError(StorageError, OSError):
 
 
 @contextlib.contextmanager
-def writing(what: str, remedy: str) -> Iterator[None]:
-    """Turns the system's words for a full disk or a read-only folder into a sentence."""
+def writing(what: str, state: Callable[[], str] = str, *, remedy: str = "") -> Iterator[None]:
+    """Turns the system's message of a full disk or a read-only folder into a sentence.
+
+    ``state()`` says what is there after the failure, and is asked only then."""
     try:
         yield
     except WriteError:
         raise
     except OSError as error:
-        raise WriteError(f"cannot write {what}: {error.strerror or error}. {remedy}") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        parts = [state(), "Free some space" if full else "", remedy]
+        text = ". ".join(part for part in parts if part)
+        raise WriteError(f"cannot write {what}: {error.strerror or error}. {text}") from error
 
 
 def spec(tensor: Tensor) -> Spec:
+    """What a file says of a tensor: its dtype and its shape."""
     return tensor.dtype, tuple(tensor.shape)
 
 
 def size_in_bytes(of: Spec) -> int:
+    """How many bytes the tensor's numbers take."""
     return of[0].itemsize * math.prod(of[1])
 
 
@@ -122,7 +130,11 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         if not path.is_file():  # a pipe, or a device, could be read forever
             raise StorageError(f"{path.name} is missing or is not a plain file")
-        with safe_open(path, framework="pt") as file:
+        with contextlib.ExitStack() as closing:
+            try:
+                file = closing.enter_context(safe_open(path, framework="pt"))
+            except RuntimeError as error:  # torch's word for a file that was removed meanwhile
+                raise StorageError(f"cannot read {path.name}: {error}") from error
             yield file
     except (SafetensorError, OSError) as error:
         raise StorageError(f"cannot read {path.name}: {error}") from error

@@ -1,4 +1,7 @@
-"""The command line: ``natural-langevin``. One file per subcommand; this one only joins them."""
+"""The command line: ``natural-langevin``. One file per subcommand; this one only joins them.
+
+Imports what its commands run; nothing imports it.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from natural_langevin import __version__
-from natural_langevin.cli import bench, evaluate, predict, report, reproduce, train
+from natural_langevin.cli import bench, evaluate, predict, report, reproduce, sbc, train
 
 app = typer.Typer(
     name="natural-langevin",
@@ -27,7 +27,7 @@ def _version(shown: bool) -> None:
 
 
 @app.callback()
-def common(
+def _common(
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Say what is being done."),
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
@@ -46,3 +46,4 @@ app.command(name="evaluate", no_args_is_help=True)(evaluate.evaluate)
 app.command(name="reproduce")(reproduce.reproduce)
 app.command(name="report", no_args_is_help=True)(report.report)
 app.command(name="bench")(bench.bench)
+app.command(name="sbc")(sbc.sbc)

@@ -8,7 +8,7 @@ import typer
 
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.experiments.speed import BenchError, Settings
-from natural_langevin.experiments.speed.__main__ import measure_and_show
+from natural_langevin.experiments.speed.command import measure_and_show
 
 
 def bench(

@@ -10,7 +10,7 @@ import typer
 from natural_langevin.cli import table
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
-from natural_langevin.distributed.once import is_first
+from natural_langevin.distributed.rank_zero import is_rank_zero
 from natural_langevin.experiments.runner import Request, RunError, run, spent, write_json
 from natural_langevin.experiments.table1.results import assemble
 from natural_langevin.report import write_report
@@ -58,7 +58,7 @@ def reproduce(
         )
         started = time.monotonic()
         folder = run(request)
-        if not is_first():
+        if not is_rank_zero():
             return
         seconds = spent(folder, time.monotonic() - started)
         results = assemble(folder, seconds=seconds)

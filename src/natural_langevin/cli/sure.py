@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from natural_langevin.report.axes import around
 from natural_langevin.report.picture import write_picture
 from natural_langevin.report.sketch import bar, interval
 from natural_langevin.tabular.sureness import percent, sentences
@@ -24,6 +23,7 @@ NARROW = 64
 
 
 def answer(quality: Mapping[str, Any], console: Console) -> None:
+    """Print how sure the posterior is on labelled rows: sentences, then bars or intervals."""
     words = sentences(quality)
     if not words:
         return
@@ -85,7 +85,7 @@ def _intervals(quality: Mapping[str, Any], console: Console) -> None:
     every = sorted(zip(*columns, strict=True), key=lambda row: row[1])
     count = min(SHOWN, len(every))
     some = [every[round(k * (len(every) - 1) / max(1, count - 1))] for k in range(count)]
-    axis = around(value for row in some for value in row)
+    ends = min(map(min, some)), max(map(max, some))
     wide = console.width >= NARROW
     width = max(12, min(60, console.width - (24 if wide else 26)))
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -95,7 +95,7 @@ def _intervals(quality: Mapping[str, Any], console: Console) -> None:
     heading = f"90 % interval, {dot} predicted, {sign} truth"
     table.add_column(heading if wide else "", no_wrap=True)
     for low, mean, high, truth in some:
-        line = interval(low, mean, high, truth, axis=axis, width=width, plain=plain)
+        line = interval(low, mean, high, truth, ends=ends, width=width, plain=plain)
         style = "green" if low <= truth <= high else "red"
         table.add_row(f"{mean:.4g}", f"{truth:.4g}", f"[{style}]{escape(line)}[/]")
     console.print(table)

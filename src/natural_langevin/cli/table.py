@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from natural_langevin.distributed.once import is_first
+from natural_langevin.distributed.rank_zero import is_rank_zero
 
 COLUMNS = (("train", "nll"), ("train", "accuracy"), ("test", "nll"), ("test", "accuracy"))
 DIGITS = {"nll": 4, "accuracy": 2}
@@ -18,7 +18,7 @@ WIDE = 128
 
 def console() -> Console:
     """A pipe or a file has no width: it gets the whole table. Of several processes one prints."""
-    if not is_first():
+    if not is_rank_zero():
         return Console(quiet=True)
     found = Console()
     whole = not found.is_terminal and "COLUMNS" not in os.environ

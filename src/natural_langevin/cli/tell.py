@@ -186,6 +186,7 @@ def _number(key: str, value: float | None) -> str:
 
 
 def next_commands(folder: Path, console: Console) -> None:
+    """Print the commands that a reader of this run may want next."""
     where = shlex.quote(str(folder))
     console.print("\n[bold]Next[/]")
     for command in (

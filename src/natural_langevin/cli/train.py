@@ -18,8 +18,8 @@ from natural_langevin.cli import sure, table, tell
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import UsageError, one_line_errors
 from natural_langevin.data.tables import read_training
-from natural_langevin.distributed.once import is_first
-from natural_langevin.tabular.fit import fit, open_folder, prepare
+from natural_langevin.distributed.rank_zero import is_rank_zero
+from natural_langevin.tabular.fit import fit, open_default_folder, open_folder, prepare
 from natural_langevin.tabular.recipe import settings_from
 from natural_langevin.tabular.settings import AUTO, SettingError, Settings
 
@@ -97,7 +97,6 @@ def train(
         natural-langevin train digits --out runs/digits --steps 200
     """
     console = table.console()
-    out = Path("runs") / Path(data).stem if out is None else out
     with one_line_errors():
         loaded = read_training(data, target=target, drop=frozenset(drop))
         prepared = prepare(
@@ -120,7 +119,10 @@ def train(
             ),
         )
         chosen = choose_device(device)
-        open_folder(out, prepared.run, resume=resume)
+        if out is None:
+            out = open_default_folder(Path("runs") / Path(data).stem, prepared.run, resume=resume)
+        else:
+            open_folder(out, prepared.run, resume=resume)
         tell.found(prepared, console)
         try:
             with _without_advice():
@@ -135,7 +137,7 @@ def train(
             again = command if resume else f"{command} --resume"
             typer.echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
             raise typer.Exit(INTERRUPTED) from None
-        if not is_first():
+        if not is_rank_zero():
             return
         tell.chosen(quality, console)
         sure.answer(quality, console)

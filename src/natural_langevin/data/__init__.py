@@ -1,4 +1,7 @@
-"""Data: datasets found, verified and split, and the batch streams that feed the sampler."""
+"""Data: datasets found, verified and split, and the batch streams that feed the sampler.
+
+Imports nothing but tools; execution and up import it.
+"""
 
 from natural_langevin.data.catalog import NAMES, load
 from natural_langevin.data.dataset import Dataset

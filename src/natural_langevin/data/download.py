@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -11,9 +11,10 @@ from urllib.parse import urljoin, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from natural_langevin._internal.progress import Progress
+
 from . import verify
 from .errors import CorruptDataError, DownloadError
-from .progress import download_progress
 from .sources import IdxFile
 
 TIMEOUT_SECONDS = 5.0  # to connect, and for the longest silence: offline must fall through soon
@@ -80,9 +81,9 @@ def _retrieve(url: str, folder: Path, *, limit: int, timeout: float) -> Path:
         _refuse_downgrade(response)
 
     try:
-        with download_progress(f"Downloading {url}") as advance:
+        with Progress(f"Downloading {url}", None, bytes=True) as bar:
             downloader = pooch.HTTPDownloader(
-                progressbar=_Meter(url, limit, advance),
+                progressbar=_Meter(url, limit, bar),
                 chunk_size=1 << 14,
                 timeout=timeout,
                 headers={"User-Agent": "natural-langevin"},
@@ -90,7 +91,9 @@ def _retrieve(url: str, folder: Path, *, limit: int, timeout: float) -> Path:
             )
             return Path(pooch.retrieve(url, None, "file", folder, downloader=downloader))
     except requests.HTTPError as error:
-        raise DownloadError(f"{url}: HTTP status {error.response.status_code}") from error
+        raise DownloadError(
+            f"{url}: HTTP status {getattr(error.response, 'status_code', None)}"
+        ) from error
     except requests.RequestException as error:
         raise DownloadError(f"{url}: {error}") from error
     finally:
@@ -103,8 +106,8 @@ class _Meter:
 
     total: int
 
-    def __init__(self, url: str, limit: int, advance: Callable[[int], None]) -> None:
-        self._url, self._limit, self._advance = url, limit, advance
+    def __init__(self, url: str, limit: int, bar: Progress) -> None:
+        self._url, self._limit, self._bar = url, limit, bar
         self._received = 0
 
     def update(self, count: int) -> None:
@@ -112,13 +115,13 @@ class _Meter:
         self._received += count
         if self._received > self._limit + count:  # the last chunk counts as a whole one
             raise DownloadError(f"{self._url}: longer than the {self._limit} bytes allowed")
-        self._advance(count)
+        self._bar.update(self._received)
 
     def reset(self) -> None:
-        self._received, self._advance = 0, lambda count: None
+        self._received = 0
 
     def close(self) -> None:
-        """Nothing to do: the bar belongs to ``download_progress``."""
+        """Nothing to do: the bar belongs to whoever downloads."""
 
 
 def _require_safe(url: str, *, loopback: bool = True) -> None:

@@ -54,7 +54,8 @@ class Table:
 class Source(Protocol):
     """A table that is read from its beginning to its end, in bounded memory."""
 
-    label: str
+    @property
+    def label(self) -> str: ...
 
     @property
     def names(self) -> tuple[str, ...]: ...

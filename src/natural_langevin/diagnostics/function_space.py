@@ -23,7 +23,7 @@ class Mixing(NamedTuple):
 
     values: Array  # (chain, draw, k)
     rhat: Array | None  # (k,); None with fewer than two chains
-    ess: Array  # (k,), summed over chains
+    ess: Array  # (k,), summed over chains; corrected where these share their minibatches
 
     @property
     def autocorrelation_time(self) -> float:
@@ -38,8 +38,10 @@ class Mixing(NamedTuple):
         return f"{rhat}, effective sample size {np.median(self.ess):.0f} of {total}"
 
 
-def mixing(followed: Tensor) -> Mixing:
-    """Of numbers (chain, draw, ...), by ArviZ: rank-normalised split R-hat and bulk ESS."""
+def mixing(followed: Tensor, *, shared: bool = False) -> Mixing:
+    """Of numbers (chain, draw, ...), by ArviZ: rank-normalised split R-hat and bulk ESS.
+
+    ``shared``: the chains saw the same minibatches, and are not independent (``_ess_of_mean``)."""
     chains, draws = followed.shape[:2]
     if draws < 4:
         raise ValueError(f"diagnosing needs at least 4 draws per chain, got {draws}: lower thin")
@@ -50,7 +52,21 @@ def mixing(followed: Tensor) -> Mixing:
         raise ValueError("every draw predicts exactly the same: is the temperature 0?")
     columns = [values[:, :, k] for k in range(values.shape[2])]
     rhat = np.array([float(arviz.rhat(c)) for c in columns]) if chains > 1 else None
-    return Mixing(values, rhat, np.array([float(arviz.ess(c)) for c in columns]))
+    ess = np.array([float(arviz.ess(c)) for c in columns])
+    if shared and chains > 1:
+        ess = np.minimum(ess, [_ess_of_mean(c) for c in columns])
+    return Mixing(values, rhat, ess)
+
+
+def _ess_of_mean(values: Array) -> float:
+    """Independent draws that would leave the error of the mean over (chain, draw).
+
+    Noise that all chains share does not average out over them. The mean over chains is one series,
+    of variance V and effective size e, whose mean has variance V/e: of draws with variance s^2
+    that is s^2 e / V. Chains that are independent have V = s^2 / C."""
+    series = values.mean(axis=0, keepdims=True)
+    alone = float(import_arviz().ess(series))
+    return float(values.var(axis=1).mean() / series.var()) * alone
 
 
 def chain_distances(values: Array) -> Array:
@@ -76,12 +92,20 @@ def some_components(
     return {name: v[..., :: -(-v.shape[2] // most)] for name, v in flat.items()}
 
 
-def inference_data(variables: Mapping[str, Tensor]) -> Any:
+def inference_data(
+    variables: Mapping[str, Tensor], log_likelihood: Mapping[str, Tensor] | None = None
+) -> Any:
     """Tensors (chain, draw, *shape) as an ArviZ ``InferenceData``."""
-    return import_arviz().from_dict({k: v.cpu().numpy() for k, v in variables.items()})
+    groups = {
+        name: {k: v.cpu().numpy() for k, v in group.items()}
+        for name, group in (("posterior", variables), ("log_likelihood", log_likelihood))
+        if group is not None
+    }
+    return import_arviz().from_dict(**groups)
 
 
 def import_arviz() -> Any:
+    """ArviZ, without its announcement of a next version; ImportError names the extra."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # it announces its next version

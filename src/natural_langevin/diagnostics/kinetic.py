@@ -71,6 +71,7 @@ class Kinetic:
 
     @property
     def wrong_tensors(self) -> dict[str, Reading]:
+        """The parameter tensors whose ratio of noise to drift is not 1 within its error."""
         return {name: b for name, b in self.tensors.items() if b.differs_from(1.0)}
 
     @property
@@ -86,6 +87,7 @@ class Kinetic:
 
     @staticmethod
     def from_dict(words: dict[str, Any]) -> Kinetic:
+        """The inverse of ``dataclasses.asdict``, for what a run folder holds as JSON."""
         known = {k: words[k] for k in Kinetic.__dataclass_fields__}
         for name in ("temperature", "noise", "drift"):
             known[name] = None if known[name] is None else Reading(*known[name])

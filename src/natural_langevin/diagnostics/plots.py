@@ -1,4 +1,8 @@
-"""Trace and rank plots, by matplotlib (the extra ``report``)."""
+"""Trace and rank plots, by matplotlib (the extra ``report``).
+
+Ours, since ArviZ's rank plot numbers the chains anew where one was left out, and its trace plot
+uses what matplotlib 3.11 deprecates.
+"""
 
 from __future__ import annotations
 

@@ -20,6 +20,11 @@ class Reading(NamedTuple):
     value: float
     error: float
 
+    @property
+    def known(self) -> bool:
+        """Whether this is a reading at all: its error is finite and smaller than itself."""
+        return math.isfinite(self.value) and 0 <= self.error < abs(self.value)
+
     def differs_from(self, expected: float) -> bool:
         """Beyond ``SIGMAS`` errors and ``SLACK``, on a logarithmic scale for positive values.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,15 +16,12 @@ from natural_langevin.diagnostics.function_space import (
     chain_distances,
     mixing,
 )
+from natural_langevin.diagnostics.halved import Halved
 from natural_langevin.diagnostics.kinetic import Kinetic
+from natural_langevin.diagnostics.limits import distance_limit, ess_limit, rhat_limit
 from natural_langevin.diagnostics.plots import rank_plot, trace_plot
+from natural_langevin.diagnostics.reading import Reading
 
-#: Above this R-hat, chains have not mixed (Vehtari et al. 2021).
-RHAT_LIMIT = 1.01
-#: Fewer effective draws than this per chain make R-hat itself unreliable.
-ESS_LIMIT = 50.0
-#: Chains whose mean predictions differ by more standard deviations than this stand apart.
-DISTANCE_LIMIT = 1.0
 #: Extra temperature, as a fraction of T, that is worth a word.
 BIAS_LIMIT = 0.1
 
@@ -34,7 +32,9 @@ class Diagnosis:
 
     ``rhat`` and ``ess`` hold one value per predicted number that moves; ``distances`` is (chain,
     chain), over ``healthy`` chains; ``parameters`` summarises the parameters asked for. The two
-    temperatures are None where they were not measured.
+    temperatures are None where they were not measured. ``halved`` compares with a run at half the
+    step size, by "predictions" and by tensor. ``shared``: the chains saw the same minibatches;
+    ``adapting``: the metric followed the chain while draws were kept.
     """
 
     mixing: Mixing
@@ -46,21 +46,28 @@ class Diagnosis:
     kinetic: Kinetic | None = None
     configurational: Configurational | None = None
     temperature: float = 1.0  # the smallest T > 0 among the chains
+    halved: dict[str, Halved] = field(default_factory=dict)
+    shared: bool = False
+    adapting: bool = False
 
     @property
     def chains(self) -> int:
+        """Number of chains that were diagnosed."""
         return self.mixing.values.shape[0]
 
     @property
     def draws(self) -> int:
+        """Number of draws of each chain."""
         return self.mixing.values.shape[1]
 
     @property
     def rhat(self) -> Array | None:
+        """Split R-hat of every number looked at; None with fewer than two chains."""
         return self.mixing.rhat
 
     @property
     def ess(self) -> Array:
+        """Effective sample size of every number looked at, over all chains."""
         return self.mixing.ess
 
     @property
@@ -70,20 +77,29 @@ class Diagnosis:
             f"Chain {chain} diverged at step {step}: use a smaller step size or more damping."
             for chain, step in self.diverged.items()
         ]
-        return [*found, *self._mixing_verdicts(), *self._kinetic_verdicts(), *self._bias_verdicts()]
+        return [
+            *found,
+            *self._mixing_verdicts(),
+            *self._kinetic_verdicts(),
+            *self._bias_verdicts(),
+            *self._halved_verdicts(),
+            *self._setting_verdicts(),
+        ]
 
     def _mixing_verdicts(self) -> list[str]:
         found = []
+        limit = rhat_limit(self.chains, self.draws)
         if self.rhat is None:
             found.append("One chain cannot show whether it has converged: run at least two.")
-        elif float(np.quantile(self.rhat, 0.95)) > RHAT_LIMIT:
+        elif float(np.quantile(self.rhat, 0.95)) > limit:
             found.append(
                 f"The chains disagree (R-hat {np.median(self.rhat):.3f} in the median and up to "
-                f"{self.rhat.max():.3f}, where {RHAT_LIMIT} is the limit): "
+                f"{self.rhat.max():.3f}; of so many draws, chains that agree stay below "
+                f"{limit:.3g}): "
                 "run longer, raise burn_in, or pool more chains and treat them as an ensemble."
             )
         found += self._outlier_verdict()
-        if float(np.median(self.ess)) < ESS_LIMIT * self.chains:
+        if float(np.median(self.ess)) < ess_limit(self.chains, self.draws):
             found.append(
                 f"The draws are strongly correlated (median effective sample size "
                 f"{np.median(self.ess):.0f} of {self.chains * self.draws}): run longer, or use "
@@ -99,7 +115,7 @@ class Diagnosis:
         nearest = far.min(axis=1)
         outlier = int(nearest.argmax())
         rest = np.delete(np.delete(self.distances, outlier, 0), outlier, 1)
-        if nearest[outlier] <= DISTANCE_LIMIT or rest.max() > nearest[outlier] / 2:
+        if nearest[outlier] <= distance_limit(self.draws) or rest.max() > nearest[outlier] / 2:
             return []
         return [
             f"Chain {self.healthy[outlier]} stands apart, {nearest[outlier]:.1f} standard "
@@ -143,21 +159,71 @@ class Diagnosis:
         return found
 
     def _bias_verdicts(self) -> list[str]:
+        """Of the samples as a whole, else of the tensors that stand out."""
         if self.configurational is None:
             return []
-        reading = self.configurational.temperature
-        if reading.value - 3 * reading.error > 1 + BIAS_LIMIT:
+        whole = self._heat("The samples are", self.configurational.temperature, sigmas=3)
+        if whole:
+            return whole
+        # The more tensors are looked at, the further one of them strays by chance.
+        sigmas = 3 + math.sqrt(2 * math.log(max(1, len(self.configurational.tensors))))
+        found = [
+            text
+            for name, reading in self.configurational.tensors.items()
+            for text in self._heat(f"The samples of {name!r} are", reading, sigmas=sigmas)
+        ]
+        return found[:4]
+
+    @staticmethod
+    def _heat(who: str, reading: Reading, *, sigmas: float) -> list[str]:
+        if not reading.known:
+            return []
+        if reading.value - sigmas * reading.error > 1 + BIAS_LIMIT:
             return [
-                f"The samples are too hot, {reading} times their temperature: a bias of the step "
+                f"{who} too hot, {reading} times their temperature: a bias of the step "
                 "size or of minibatch noise. Use a smaller step size or a larger batch."
             ]
-        if reading.value + 3 * reading.error < 1 - BIAS_LIMIT:
+        if reading.value + sigmas * reading.error < 1 - BIAS_LIMIT:
             return [
-                f"The samples are too cold, {reading} times their temperature: the chains have "
+                f"{who} too cold, {reading} times their temperature: the chains have "
                 "not spread over the posterior yet. Run longer, or use a larger step size or a "
                 "Fisher preconditioner."
             ]
         return []
+
+    def _halved_verdicts(self) -> list[str]:
+        found = []
+        for name, one in self.halved.items():
+            who = "predictions" if name == "predictions" else repr(name)
+            if one.hot:
+                found.append(
+                    f"The draws of {who} are too wide: variances are {one.ratio} times those at "
+                    f"half the step size, so {100 * one.excess:.3g} % above those of small steps. "
+                    "Use a smaller step size or a larger batch."
+                )
+            elif one.shifted:
+                found.append(
+                    f"The means of {who} move by {one.shift.value:.2g} standard deviations when "
+                    "the step size is halved: it biases them, or one of the runs is too short."
+                )
+        return found[:4]
+
+    def _setting_verdicts(self) -> list[str]:
+        found = []
+        if self.shared and self.chains > 1:
+            found.append(
+                "All chains saw the same minibatches: they share that noise and are not "
+                "independent. Effective sample sizes are corrected for it; R-hat and errors over "
+                "chains are too favourable. Give a DataLoader over an indexable dataset, or "
+                "tensors."
+            )
+        if self.adapting:
+            found.append(
+                "The metric went on adapting while draws were kept, which biases them (by up to a "
+                "standard deviation or more with few data per weight): give burn_in, after which "
+                'it stands still, or leave adapt="burn-in" as it is.'
+            )
+        return found
 
     def trace_plot(self, *, count: int = 4) -> Any:
         """The numbers that mix worst, along the draws: a matplotlib figure. Healthy traces of
@@ -190,14 +256,18 @@ class Diagnosis:
                 "sampler.effective_temperature(data) does."
             )
         elif self.kinetic.temperature is not None:
-            lines.append(
-                f"Effective temperature of a step (1 is right): {self.kinetic.temperature}."
-            )
+            lines.append(_temperature("Effective temperature of a step", self.kinetic.temperature))
         if self.configurational is not None:
             lines.append(
-                f"Temperature of the samples (1 is right): {self.configurational.temperature}."
+                _temperature("Temperature of the samples", self.configurational.temperature)
             )
         return "\n".join([*lines, *(self.verdicts or ["Nothing suspicious was found."])])
+
+
+def _temperature(what: str, reading: Reading) -> str:
+    if reading.known:
+        return f"{what} (1 is right): {reading}."
+    return f"{what}: no reading, its error {reading.error:.2g} exceeds it. Keep more draws."
 
 
 def diagnose(
@@ -210,18 +280,26 @@ def diagnose(
     kinetic: Kinetic | None = None,
     configurational: Configurational | None = None,
     temperature: float = 1.0,
+    halved: dict[str, Halved] | None = None,
+    shared: bool = False,
+    adapting: bool = False,
 ) -> Diagnosis:
     """From predictions of the healthy chains on probe inputs, (chain, draw, ...), and the
     parameters to look at, each (chain, draw, ...)."""
-    found = mixing(predictions)
+    found = mixing(predictions, shared=shared)
     return Diagnosis(
         mixing=found,
         diverged=diverged,
         healthy=list(range(len(predictions))) if healthy is None else healthy,
         distances=chain_distances(found.values),
         thin=thin,
-        parameters={name: mixing(values) for name, values in (parameters or {}).items()},
+        parameters={
+            name: mixing(values, shared=shared) for name, values in (parameters or {}).items()
+        },
         kinetic=kinetic,
         configurational=configurational,
         temperature=temperature,
+        halved=halved or {},
+        shared=shared,
+        adapting=adapting,
     )

@@ -1,4 +1,7 @@
-"""One run on several processes, started by ``torchrun``."""
+"""One run on several processes, started by ``torchrun``.
+
+Imports data, likelihoods, statistics, posterior and sampling; langevin and up import it.
+"""
 
 from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import join, launched

@@ -1,7 +1,7 @@
 """The process group: who takes part in a run, and how nobody waits for ever.
 
 Processes are started by ``torchrun``, never from here. Numbers travel by the collectives of
-``torch.distributed`` (gloo on the CPU, NCCL on GPUs); words and verdicts travel by the key-value
+``torch.distributed`` (gloo on the CPU, NCCL on GPUs); texts and verdicts travel by the key-value
 store through which the processes found each other. It answers on every backend, it has a time
 limit of its own for every question, and it can say who has answered and who has not:
 
@@ -27,14 +27,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from natural_langevin._internal.fingerprints import words
+from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin._internal.same_run import differing
 
-#: Seconds that a rank which has lost the others waits for their word on where they are.
+#: Seconds that a rank which has lost the others waits for their messages on where they are.
 GRACE = 3.0
 
 #: An attribute of errors that the other ranks have been told of.
-_TOLD = "_natural_langevin_told"
+_REPORTED = "_natural_langevin_reported"
 
 
 class GroupError(RuntimeError):
@@ -42,19 +42,19 @@ class GroupError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Word:
+class _Message:
     """What one rank says at a meeting: where it is, and a value or the error that it met."""
 
-    place: str
+    label: str
     value: str = ""
     error: str | None = None
 
     def encode(self) -> str:
-        return json.dumps([self.place, self.value, self.error])
+        return json.dumps([self.label, self.value, self.error])
 
     @staticmethod
-    def decode(text: bytes) -> _Word:
-        return _Word(*json.loads(text))
+    def decode(text: bytes) -> _Message:
+        return _Message(*json.loads(text))
 
 
 class Group:
@@ -76,60 +76,60 @@ class Group:
         """Whether this is the rank that does what is to be done once."""
         return self.rank == 0
 
-    def exchange(self, place: str, value: str = "") -> list[str]:
-        """Every rank's ``value``, a short text, by rank; also a barrier called ``place``."""
-        return self._meet(_Word(place, value))
+    def exchange(self, label: str, value: str = "") -> list[str]:
+        """Every rank's ``value``, a short text, by rank; also a barrier called ``label``."""
+        return self._meet(_Message(label, value))
 
-    def barrier(self, place: str) -> None:
+    def barrier(self, label: str) -> None:
         """Returns when all ranks are here."""
-        self.exchange(place)
+        self.exchange(label)
 
-    def agree(self, place: str, settings: Mapping[str, Any]) -> None:
+    def agree(self, label: str, settings: Mapping[str, Any]) -> None:
         """Compares settings between ranks; a difference is the same error on every rank.
 
         Only a digest is compared; the settings themselves are sent when digests differ."""
         mine = {name: _text(value) for name, value in settings.items()}
         text = json.dumps(mine, sort_keys=True)
-        digests = self.exchange(place, hashlib.sha256(text.encode()).hexdigest())
+        digests = self.exchange(label, hashlib.sha256(text.encode()).hexdigest())
         if len(set(digests)) > 1:
-            everybody = [json.loads(t) for t in self.exchange(f"{place}, in words", text)]
-            raise GroupError(_differences(place, everybody))
+            everybody = [json.loads(t) for t in self.exchange(f"{label}, in full", text)]
+            raise GroupError(_differences(label, everybody))
 
     @contextlib.contextmanager
-    def together(self, place: str) -> Iterator[None]:
+    def together(self, label: str) -> Iterator[None]:
         """A block that succeeds on all ranks or fails on all: on the rank where it failed with
         its own error, on the others with a ``GroupError`` that quotes it. Blocks may be nested."""
         try:
             yield
         except BaseException as error:
-            self._tell(place, error)
+            self._report_failure(label, error)
             raise
-        self.barrier(place)
+        self.barrier(label)
 
-    def _tell(self, place: str, error: BaseException) -> None:
-        """Leaves word of an error where the others meet next, unless they know it already."""
-        known = isinstance(error, GroupError) or hasattr(error, _TOLD)
+    def _report_failure(self, label: str, error: BaseException) -> None:
+        """Leaves a message of an error where the others meet next, unless they know it already."""
+        known = isinstance(error, GroupError) or hasattr(error, _REPORTED)
         if known or self._broken is not None:
             return
-        setattr(error, _TOLD, True)
+        setattr(error, _REPORTED, True)
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         with contextlib.suppress(RuntimeError):  # whoever keeps the store may have gone
-            self._store.set(self._key(self.rank), _Word(place, error=said).encode())
+            self._store.set(self._key(self.rank), _Message(label, error=said).encode())
         self._meetings += 1
 
     @contextlib.contextmanager
-    def waiting(self, place: str) -> Iterator[None]:
+    def waiting(self, label: str) -> Iterator[None]:
         """Around collectives of torch's: their failure becomes an error that says who is missing.
 
-        Any other error leaves word for those who wait, and is raised as it is. On GPUs, NCCL's
+        Any other error leaves a message for those who wait, and is raised as it is. On GPUs, NCCL's
         watchdog may end the process before; its message is in the log."""
         try:
             yield
         except BaseException as error:
             if not _of_communication(error):
-                self._tell(place, error)
+                self._report_failure(label, error)
                 raise
-            raise GroupError(self._lost(place, str(error))) from error
+            raise GroupError(self._lost(label, str(error))) from error
 
     def close(self) -> None:
         """Leaves when all are done: the process that keeps the store must not go first."""
@@ -140,67 +140,67 @@ class Group:
     def _key(self, rank: int, meeting: int | None = None) -> str:
         return f"{self._meetings if meeting is None else meeting}/{rank}"
 
-    def _meet(self, word: _Word) -> list[str]:
+    def _meet(self, message: _Message) -> list[str]:
         if self._broken is not None:
             raise GroupError(f"{self._broken} (noticed before; start the run again)")
         keys = [self._key(rank) for rank in range(self.world)]
         try:
-            self._store.set(keys[self.rank], word.encode())
+            self._store.set(keys[self.rank], message.encode())
             self._store.wait(keys, timedelta(seconds=self.timeout))
-            found = [_Word.decode(text) for text in self._store.multi_get(keys)]
+            found = [_Message.decode(text) for text in self._store.multi_get(keys)]
         except RuntimeError as error:
-            raise GroupError(self._absent(word.place, error)) from error
+            raise GroupError(self._absent(message.label, error)) from error
         if self._meetings:  # all are here, so all have read what was said at the last meeting
             self._store.delete_key(self._key(self.rank, self._meetings - 1))
         self._meetings += 1
         _check(found)
         return [one.value for one in found]
 
-    def _absent(self, place: str, error: RuntimeError) -> str:
+    def _absent(self, label: str, error: RuntimeError) -> str:
         """What to say when a meeting did not come about."""
         try:
             missing = [r for r in range(self.world) if not self._store.check([self._key(r)])]
         except RuntimeError:
-            self._broken = f"the processes lost each other at {place!r}: {error}"
+            self._broken = f"the processes lost each other at {label!r}: {error}"
         else:
-            self._broken = self._report(place, missing, f"within {self.timeout:g} seconds")
+            self._broken = self._report(label, missing, f"within {self.timeout:g} seconds")
         return self._broken
 
-    def _lost(self, place: str, cause: str) -> str:
+    def _lost(self, label: str, cause: str) -> str:
         """What to say when a collective failed. All ranks in it notice within moments of each
-        other and leave word; who does not was elsewhere, or is no more."""
+        other and leave a message; who does not was elsewhere, or is no more."""
         cause = cause.splitlines()[0].split("] ", 1)[-1][
             :200
         ]  # gloo begins with a line of its code
         keys = [f"lost/{rank}" for rank in range(self.world)]
         try:
-            self._store.set(keys[self.rank], place)
+            self._store.set(keys[self.rank], label)
             with contextlib.suppress(RuntimeError):
                 self._store.wait(keys, timedelta(seconds=min(GRACE, self.timeout)))
             missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-            self._broken = self._report(place, missing, f"({cause})")
+            self._broken = self._report(label, missing, f"({cause})")
             # Whoever waits at a meeting need not wait out the time limit.
-            word = _Word(place, error=self._broken)
-            self._store.set(self._key(self.rank), word.encode())
+            message = _Message(label, error=self._broken)
+            self._store.set(self._key(self.rank), message.encode())
         except RuntimeError:
-            self._broken = f"the processes lost each other at {place!r}: {cause}"
+            self._broken = f"the processes lost each other at {label!r}: {cause}"
         return self._broken
 
-    def _report(self, place: str, missing: list[int], why: str) -> str:
+    def _report(self, label: str, missing: list[int], why: str) -> str:
         if not missing:
-            return f"{place} failed on every rank {why}"
+            return f"{label} failed on every rank {why}"
         where = []
         for rank in missing:
             if self._store.check([self._key(rank)]):
-                word = _Word.decode(self._store.get(self._key(rank)))
-                failed = f" and failed there ({word.error})" if word.error is not None else ""
-                where.append(f"rank {rank} was at {word.place!r}{failed}")
+                message = _Message.decode(self._store.get(self._key(rank)))
+                failed = f" and failed there ({message.error})" if message.error is not None else ""
+                where.append(f"rank {rank} was at {message.label!r}{failed}")
             elif self._store.check([f"lost/{rank}"]):
                 there = self._store.get(f"lost/{rank}").decode()
                 where.append(f"rank {rank} was lost at {there!r}")
         instead = f"; {', '.join(where)}" if where else ""
         return (
-            f"{_ranks(missing)} of {self.world} did not arrive at {place!r} {why}{instead}. Look "
+            f"{_ranks(missing)} of {self.world} did not arrive at {label!r} {why}{instead}. Look "
             "at the first error in the output of that rank: it was killed, ran out of memory, or "
             "took another way through the script than the others. A rank that is only slow needs "
             "a larger NATURAL_LANGEVIN_TIMEOUT (seconds)"
@@ -214,24 +214,24 @@ def _of_communication(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
-def _check(words_: Sequence[_Word]) -> None:
+def _check(messages: Sequence[_Message]) -> None:
     """Failures first, then ranks that met under different names: the same error on all ranks."""
-    failed = [(rank, word) for rank, word in enumerate(words_) if word.error is not None]
+    failed = [(rank, message) for rank, message in enumerate(messages) if message.error is not None]
     if failed:
-        said = "; ".join(f"rank {rank} failed at {w.place!r}: {w.error}" for rank, w in failed)
+        said = "; ".join(f"rank {rank} failed at {w.label!r}: {w.error}" for rank, w in failed)
         raise GroupError(said)
-    places: dict[str, list[int]] = {}
-    for rank, word in enumerate(words_):
-        places.setdefault(word.place, []).append(rank)
-    if len(places) > 1:
-        where = ", ".join(f"{_ranks(ranks)} at {place!r}" for place, ranks in places.items())
+    labels: dict[str, list[int]] = {}
+    for rank, message in enumerate(messages):
+        labels.setdefault(message.label, []).append(rank)
+    if len(labels) > 1:
+        where = ", ".join(f"{_ranks(ranks)} at {label!r}" for label, ranks in labels.items())
         raise GroupError(
             f"the ranks are at different places of the run: {where}. Start every rank with the "
             "same script and the same arguments"
         )
 
 
-def _differences(place: str, everybody: Sequence[Mapping[str, str]]) -> str:
+def _differences(label: str, everybody: Sequence[Mapping[str, str]]) -> str:
     found = []
     for name in differing(*everybody):
         holders: dict[str, list[int]] = {}
@@ -240,7 +240,7 @@ def _differences(place: str, everybody: Sequence[Mapping[str, str]]) -> str:
         values = ", ".join(f"{value:.80} on {_ranks(r)}" for value, r in holders.items())
         found.append(f"{name} is {values}")
     return (
-        f"the ranks do not agree on {place}: {'; '.join(found)}. Start every rank with the same "
+        f"the ranks do not agree on {label}: {'; '.join(found)}. Start every rank with the same "
         "script, arguments and data"
     )
 
@@ -255,4 +255,4 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=words)
+    return json.dumps(value, sort_keys=True, default=stable_repr)

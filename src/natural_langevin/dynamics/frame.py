@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,8 @@ from natural_langevin.priors import Prior
 from natural_langevin.statistics import Evaluation, Gradients, Params
 
 EVERY_BATCH = Kind()
+#: Normals that are made ahead, at most.
+AHEAD = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +67,18 @@ class LangevinDynamics:
     #: Where in a chain's noise stream every parameter's draws begin, and where all of them end.
     starts: dict[str, int] = field(init=False)
     stream_length: int = field(init=False)
+    #: Where no labels are drawn.
+    _no_key: Tensor = field(init=False, repr=False)
+    #: By draw: the number of a block of steps, and its normals (see ``_normals``).
+    _made: dict[int, Any] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         sizes = {name: p.numel() for name, p in self.gradients.network.trainable().items()}
         *starts, end = random.aligned_starts([*sizes.values(), 0])
         object.__setattr__(self, "starts", dict(zip(sizes, starts, strict=True)))
         object.__setattr__(self, "stream_length", end)
+        no_key = torch.zeros(len(self.labels), 2, dtype=torch.int32, device=self.labels.device)
+        object.__setattr__(self, "_no_key", no_key)
 
     def init(self, params: Params) -> State:
         """The state before the first update, from starting points (chain, *shape)."""
@@ -98,6 +107,7 @@ class LangevinDynamics:
     ) -> tuple[State, Info]:
         """One update of all chains."""
         here = self.integrator.before(self, state, rates, num_data)
+        # "forward x through the network, compute loss; backpropagate: g <- average of gradients"
         evaluation = self.evaluate(here, batch, rates.kind, chain_axis=chain_axis)
         new = self.integrator.update(self, here, evaluation, rates, num_data)
         keep = still_running(state, evaluation.loss)
@@ -115,16 +125,19 @@ class LangevinDynamics:
     ) -> Evaluation:
         """Loss and gradients at theta, and statistics where the metric wants them; of the layers
         ``deferred``, their raw calls."""
-        return self.gradients(
+        draws = kind.adapts and self.gradients.targets == "model"
+        found = self.gradients(
             state.params,
             state.likelihood,
             batch,
             chain_axis=chain_axis,
-            key=random.stream(self.labels, state.step),
+            key=random.stream(self.labels, state.step) if draws else self._no_key,
             step=state.step,
             deferred=deferred,
             statistics=kind.adapts,
         )
+        found.size = batch[0].shape[1 if chain_axis else 0]
+        return found
 
     def prepare(self, params: Params, x: Tensor) -> None:
         self.gradients.prepare(params, x)
@@ -173,10 +186,26 @@ class LangevinDynamics:
         """z ~ N(0, Id), addressed by (seed, chain, step, draw, tensor, element).
 
         One call for all tensors: eagerly, what counts is the number of operations."""
-        key = random.stream(self.noise, step)
-        z = random.normal(key, self.stream_length, start=draw * self.stream_length)
+        z = self._normals(step, draw)
         found = {}
         for k, p in like.items():
             start, size = self.starts[k], p[0].numel()
             found[k] = z[:, start : start + size].to(p.dtype).reshape(p.shape)
         return found
+
+    def _normals(self, step: Tensor, draw: int) -> Tensor:
+        """The step's draws for all tensors: (chain, ``stream_length``).
+
+        On the CPU, where a small network's step is as long as its operations are many, those of
+        several steps are made at once: draws are functions of their address, so nothing changes."""
+        length, first = self.stream_length, draw * self.stream_length
+        ahead = AHEAD // (len(self.noise) * length)
+        if ahead < 2 or step.device.type != "cpu" or torch.compiler.is_compiling():
+            return random.normal(random.stream(self.noise, step), length, start=first)
+        block, place = divmod(int(step), ahead)
+        made = self._made.get(draw)
+        if made is None or made[0] != block:
+            steps = torch.arange(block * ahead, (block + 1) * ahead)
+            keys = random.stream(self.noise[:, None], steps)
+            made = self._made[draw] = (block, random.normal(keys, length, start=first))
+        return made[1][:, place]

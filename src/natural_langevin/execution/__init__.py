@@ -1,4 +1,5 @@
 """Execution: how steps are run, eagerly, compiled, as a CUDA graph or by kernels of our own.
 
-Imports dynamics; sampling and experiments import it.
+Imports data, likelihoods, priors, statistics, preconditioners and dynamics; sampling and up import
+it.
 """

@@ -24,6 +24,10 @@ from natural_langevin.execution.stepping import InPlaceStep, StepData, step_in_p
 
 log = logging.getLogger("natural_langevin")
 
+#: Who makes code of what torch has traced. "eager" runs the trace as it is: all that can go wrong
+#: before the compiler proper, in a tenth of its time, for tests.
+BACKEND = "inductor"
+
 #: By dynamics, and shapes.
 _KNOWN: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
@@ -35,10 +39,12 @@ def known_steps(dynamics: Dynamics) -> dict[Any, Any]:
 
 def compiled(function: Any, *, guards: bool) -> Any:
     """``function`` compiled as a whole; its calls differ in the values of tensors alone."""
+    own = _with_own_code(function)
+    if BACKEND != "inductor":
+        return torch.compile(own, fullgraph=True, dynamic=False, backend=BACKEND)
     options = _same_kernels()
     if not guards:
         options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
-    own = _with_own_code(function)
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 

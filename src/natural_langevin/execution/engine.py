@@ -86,6 +86,11 @@ class Engine:
             parts.append("compiled")
         return ", ".join(parts) or "eager"
 
+    @property
+    def recorded(self) -> int:
+        """How many CUDA graphs have been recorded."""
+        return 0 if self._graph is None else self._graph.recorded
+
     def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
         """``count`` updates from ``state``, which has seen ``start``; not eagerly: in place."""
         if not self._ready:

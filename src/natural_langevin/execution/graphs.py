@@ -47,6 +47,11 @@ class GraphedStep:
         self._side: torch.cuda.Stream | None = None
         self._pool: Any = None
 
+    @property
+    def recorded(self) -> int:
+        """How many graphs there are."""
+        return len(self._recordings)
+
     def adopt(self, state: State) -> State:
         """The state as the graphs know it: the same values, in their memory."""
         if self._state is None or state is self._state:

@@ -15,6 +15,7 @@ from natural_langevin._internal.version import __version__
 
 
 def origin(device: str) -> dict[str, Any]:
+    """Where results come from: commit, machine and versions, as results.json holds them."""
     return {
         "commit": _commit(),
         "machine": machine(device),

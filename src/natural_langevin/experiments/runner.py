@@ -22,14 +22,15 @@ import torch
 
 from natural_langevin import data
 from natural_langevin._internal.atomic import remove_leftovers, staged
+from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin.distributed import launched
-from natural_langevin.distributed.once import (
-    exists_everywhere,
-    first_alone,
-    first_before,
-    is_first,
-    share,
+from natural_langevin.distributed.rank_zero import (
+    exists_uncached,
+    is_rank_zero,
+    on_rank_zero,
+    rank_zero_first,
+    split_work,
 )
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.table1 import baseline_stages, stages
@@ -78,7 +79,7 @@ def run(request: Request) -> Path:
     if request.jobs > 1 and launched():
         raise RunError("torchrun spreads the stages over its processes: leave --jobs out")
     # The first process may have to fetch the data, which the others then find.
-    preset, dataset = first_before(
+    preset, dataset = rank_zero_first(
         "loading the data", lambda: _resolve(request), device=request.device
     )
     config = {"dataset": dataset.name, "precision": request.precision, **preset.describe()}
@@ -88,13 +89,26 @@ def run(request: Request) -> Path:
         request = replace(request, out=Path("runs") / f"{dataset.name}-{preset.name}-{digest}")
     assert request.out is not None
     folder = request.out / "stages"
-    first_alone("opening the run's folder", lambda: _claim(request, config), device=request.device)
+    lock = on_rank_zero(
+        "opening the run's folder", lambda: _claim(request, config), device=request.device
+    )
+    try:
+        _run_missing(request, preset, dataset, folder)
+    finally:
+        if lock is not None:
+            lock.release()
+    return request.out
+
+
+def _run_missing(request: Request, preset: Preset, dataset: data.Dataset, folder: Path) -> None:
     missing = [name for name in STAGES if not (folder / f"{name}.json").exists()]
     done = len(STAGES) - len(missing)
     if done:
         log.info("%d of %d stages were finished before", done, len(STAGES))
     if launched():
-        bench = _bench(replace(request, progress=request.progress and is_first()), preset, dataset)
+        bench = _bench(
+            replace(request, progress=request.progress and is_rank_zero()), preset, dataset
+        )
         _run_spread(bench, missing, request.device)
     elif request.jobs == 1:
         bench = _bench(request, preset, dataset)
@@ -102,7 +116,6 @@ def run(request: Request) -> Path:
             run_stage(bench, name)
     elif missing:
         _run_parallel(replace(request, dataset=dataset.name, progress=False), preset, missing)
-    return request.out
 
 
 def _resolve(request: Request) -> tuple[Preset, data.Dataset]:
@@ -130,17 +143,19 @@ def _bench(request: Request, preset: Preset, dataset: data.Dataset) -> Bench:
         dataset,
         torch.device(request.device),
         request.out / "stages",
-        compile=request.compile,
+        compile=_compile(request, preset),
         progress=request.progress,
     )
 
 
-def _claim(request: Request, config: dict[str, Any]) -> None:
-    """Makes the run folder, or checks that the one there belongs to this configuration."""
+def _claim(request: Request, config: dict[str, Any]) -> FolderLock:
+    """Makes the run folder, or checks that the one there belongs to this configuration; it is
+    locked from then on."""
     assert request.out is not None
     path = request.out / "config.json"
     try:
         (request.out / "stages").mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(request.out, "reproducing the table")
         for folder in (request.out, request.out / "stages"):
             remove_leftovers(folder)
         if path.exists():
@@ -158,6 +173,17 @@ def _claim(request: Request, config: dict[str, Any]) -> None:
             write_json(path, config)
     except (OSError, json.JSONDecodeError) as error:
         raise RunError(f"cannot use the folder {request.out}: {error}") from error
+    return lock
+
+
+#: Updates of a stage on a GPU from which on compiling repays its minute.
+COMPILE_FROM = 10_000
+
+
+def _compile(request: Request, preset: Preset) -> bool | str:
+    """Long stages on a GPU are compiled: their chains are many and their networks large."""
+    long = request.device.startswith("cuda") and preset.steps >= COMPILE_FROM
+    return True if request.compile == "auto" and long else request.compile
 
 
 def run_stage(bench: Bench, name: str) -> None:
@@ -177,12 +203,12 @@ def run_stage(bench: Bench, name: str) -> None:
 
 
 def _run_spread(bench: Bench, missing: list[str], device: str) -> None:
-    """Under torchrun: every process runs its share of the stages, and waits for what others do.
+    """Under torchrun: every process runs its share of the stages, and waits for the others.
 
     Selections come before what needs them in every share, so nobody waits for ever; a process that
     fails is noticed by torchrun, which ends the others."""
     by_length = sorted(_longest_first(missing), key=lambda name: bool(STAGES[name]))
-    for name in share(by_length, device=device):
+    for name in split_work(by_length, device=device):
         _wait_for(bench.folder, STAGES[name])
         run_stage(bench, name)
         log.info("finished %s", name)
@@ -190,7 +216,7 @@ def _run_spread(bench: Bench, missing: list[str], device: str) -> None:
 
 
 def _wait_for(folder: Path, stages: tuple[str, ...]) -> None:
-    while not all(exists_everywhere(folder / f"{name}.json") for name in stages):
+    while not all(exists_uncached(folder / f"{name}.json") for name in stages):
         time.sleep(POLL_SECONDS)
 
 

@@ -1,5 +1,7 @@
 """Callbacks for other people's training loops, which collect what ``optim.NaturalLangevin`` draws.
 
+Imports posterior, sampling and optim; nothing imports it.
+
 * ``natural_langevin.integrations.lightning.CollectPosterior`` for a Lightning ``Trainer``
 * ``natural_langevin.integrations.transformers.CollectPosterior`` for a Transformers ``Trainer``
 

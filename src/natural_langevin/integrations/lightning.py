@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from natural_langevin.integrations.collecting import Collecting
+from natural_langevin.integrations.collect_posterior import PosteriorCallback
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -33,7 +33,7 @@ except ImportError as error:
     ) from error
 
 
-class CollectPosterior(Collecting, Callback):
+class CollectPosterior(PosteriorCallback, Callback):
     """For ``Trainer(callbacks=[...])``; ``posterior`` at any time after training has begun.
 
     Logs ``posterior/kept``, the number of iterates held, with the module's own logger."""
@@ -50,7 +50,7 @@ class CollectPosterior(Collecting, Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        self.told(exception)
+        self.log_divergence(exception)
 
     def state_dict(self) -> dict[str, Any]:
         if self._collector is None:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from natural_langevin._internal.atomic import staged
-from natural_langevin.integrations.collecting import Collecting
+from natural_langevin.integrations.collect_posterior import PosteriorCallback
 from natural_langevin.posterior.storage import StorageError
 
 try:
@@ -69,7 +69,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor, num_items_in_batch: Any = Non
     return F.cross_entropy(outputs, labels, reduction="sum") / num_items_in_batch
 
 
-class CollectPosterior(Collecting, TrainerCallback):
+class CollectPosterior(PosteriorCallback, TrainerCallback):
     """For ``Trainer(callbacks=[...])``; ``posterior`` at any time after training has begun.
 
     ``checkpoint``: the folder that is resumed from, needed only where it is not the trainer's own
@@ -111,9 +111,9 @@ def write_samples(where: Path, state: dict[str, Any]) -> None:
         for step, values in state["kept"].items()
         for name, value in values.items()
     }
-    words = {"burn_in": state["burn_in"], "thin": state["thin"], "trace": state["trace"].tolist()}
+    about = {"burn_in": state["burn_in"], "thin": state["thin"], "trace": state["trace"].tolist()}
     with staged(where / FILE) as handle:
-        handle.write(save(tensors, metadata={"collector": json.dumps(words)}))
+        handle.write(save(tensors, metadata={"collector": json.dumps(about)}))
 
 
 def read_samples(where: Path) -> dict[str, Any]:
@@ -124,13 +124,13 @@ def read_samples(where: Path) -> dict[str, Any]:
     kept: dict[str, dict[str, torch.Tensor]] = {}
     try:
         with safe_open(path, framework="pt") as file:
-            words = json.loads(file.metadata()["collector"])
+            about = json.loads(file.metadata()["collector"])
             for key in sorted(file.keys()):
                 step, _, name = key.partition("/")
                 kept.setdefault(step, {})[name] = file.get_tensor(key)
-        trace = torch.tensor(words["trace"], dtype=torch.float64).reshape(-1, 2)
+        trace = torch.tensor(about["trace"], dtype=torch.float64).reshape(-1, 2)
         ordered = {step: kept[step] for step in sorted(kept, key=int)}
-        return {"burn_in": words["burn_in"], "thin": words["thin"], "kept": ordered, "trace": trace}
+        return {"burn_in": about["burn_in"], "thin": about["thin"], "kept": ordered, "trace": trace}
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise StorageError(
             f"training goes on from a checkpoint, but {path} cannot be read "

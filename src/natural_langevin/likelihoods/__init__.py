@@ -1,8 +1,9 @@
 """Likelihoods: a network's outputs become a distribution p_theta(y | x).
 
+Imports nothing but tools; statistics and up import it.
+
 One per file, each under the same contract test. ``predictive`` and ``mixtures`` are what an
-ensemble of such distributions predicts. Needs nothing but random numbers; statistics, the
-dynamics and the posterior import it.
+ensemble of such distributions predicts.
 """
 
 from natural_langevin.likelihoods.base import Likelihood, State

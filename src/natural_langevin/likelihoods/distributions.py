@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, distributions
 
-from natural_langevin._internal.special import incomplete_beta
+from natural_langevin._internal.special import incomplete_beta, poisson_cdf
 
 
 class StudentT(distributions.StudentT):
@@ -51,21 +51,3 @@ class Levels(distributions.Categorical):
         cumulative = self.probs.cumsum(-1)
         index = value.long().clamp_min(0).unsqueeze(-1)
         return cumulative.gather(-1, index).squeeze(-1).where(value >= 0, 0.0)
-
-
-def poisson_cdf(value: Tensor, rate: Tensor) -> Tensor:
-    """P(Y <= y) = Q(floor(y) + 1, rate), the upper incomplete gamma function."""
-    y = value.floor()
-    return torch.special.gammaincc(y.clamp_min(0) + 1, rate).where(y >= 0, 0.0)
-
-
-def draw_poisson(rate: Tensor, u: Tensor) -> Tensor:
-    """The smallest count whose cumulative probability reaches the uniform draw ``u``, by bisection
-    in 31 steps, under vmap and compilation too; counts beyond 2^31 are not drawn."""
-    exact, u = rate.double(), u.double().clamp_max(1 - 2.0**-24)
-    low, high = torch.full_like(exact, -1.0), torch.full_like(exact, 2.0**31 - 1)
-    for _ in range(31):
-        middle = ((low + high) / 2).floor()
-        below = poisson_cdf(middle, exact) < u
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return high.to(rate.dtype)

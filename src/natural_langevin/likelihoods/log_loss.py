@@ -23,9 +23,10 @@ class LogLoss(Likelihood):
     they average the outputs. It also draws, where torch knows its quantiles, and ``fn=None``
     takes its log-density. Without inputs (``data`` is one tensor) the network is called on y.
 
+    >>> import torch
     >>> laplace = LogLoss(None, distribution=lambda f: torch.distributions.Laplace(f, 0.5))
     >>> laplace.log_loss(torch.zeros(1, 1), torch.zeros(1, 1), {})
-    tensor([-0.])
+    tensor([0.])
     """
 
     fn: Callable[[Any, Tensor], Tensor] | None

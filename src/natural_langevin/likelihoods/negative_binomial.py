@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
-from natural_langevin._internal.special import gamma_quantile
+from natural_langevin._internal.special import gamma_quantile, poisson_quantile
 from natural_langevin.likelihoods import distributions
 from natural_langevin.likelihoods.base import Likelihood, State, check_counts, same_observation
 
@@ -47,7 +47,7 @@ class NegativeBinomial(Likelihood):
         u, v = random.uniform(key, 2 * log_mean.numel()).clamp_max(1 - 2.0**-24).chunk(2)
         gamma = gamma_quantile((-log_a).exp().double(), u.reshape(log_mean.shape))
         rate = gamma * (log_mean + log_a).exp()
-        return distributions.draw_poisson(rate, v.reshape(rate.shape)).to(outputs.dtype)
+        return poisson_quantile(rate, v.reshape(rate.shape)).to(outputs.dtype)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
         per_component = 2 if self.dispersion == "outputs" else 1

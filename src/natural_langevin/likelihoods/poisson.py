@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
+from natural_langevin._internal.special import poisson_quantile
 from natural_langevin.likelihoods import distributions
 from natural_langevin.likelihoods.base import (
     Likelihood,
@@ -34,8 +35,8 @@ class Poisson(Likelihood):
         return per_sample(outputs.exp() - y * outputs + torch.lgamma(y + 1))
 
     def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:
-        u = random.uniform(key, outputs.numel()).reshape(outputs.shape)
-        return distributions.draw_poisson(outputs.exp(), u)
+        u = random.uniform(key, outputs.numel()).clamp_max(1 - 2.0**-24).reshape(outputs.shape)
+        return poisson_quantile(outputs.double().exp(), u).to(outputs.dtype)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
         same_observation("Poisson", outputs, y)

@@ -122,7 +122,8 @@ class Mixture(Distribution):
     @property
     def is_discrete(self) -> bool:
         """Whether targets are counts."""
-        return bool(self._networks.support.is_discrete)
+        support = self._networks.support
+        return support is not None and bool(support.is_discrete)
 
     @property
     def mean(self) -> Tensor:

@@ -1,5 +1,7 @@
 """Scores: how good predictions are, how honest their probabilities, and how to repair them.
 
+Imports likelihoods; diagnostics and up import it.
+
 * classes: ``nll``, ``accuracy``, ``brier``, ``expected_calibration_error``,
   ``classwise_calibration_error``, ``reliability`` (and ``plot_reliability``)
 * knowing when not to answer: ``risk_coverage``, ``ood_auroc``

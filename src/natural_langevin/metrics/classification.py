@@ -58,6 +58,7 @@ def _in_unit_interval(probabilities: Tensor) -> Tensor:
 
 
 def torchmetrics_classification() -> Any:
+    """TorchMetrics' functions for classes; ImportError names the extra."""
     try:
         from torchmetrics.functional import classification
     except ImportError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ class ClassificationScores:
     classwise_calibration_error: float
     risk_coverage_area: float
     ood_auroc: float | None
+    nll_error: float | None = None  # Monte-Carlo standard error, from the draws' correlation
 
     @staticmethod
     def of(
@@ -50,7 +52,7 @@ class ClassificationScores:
         error = (self.accuracy * (1 - self.accuracy) / self.count) ** 0.5
         rows = [
             ("accuracy", f"{self.accuracy:.2%}", f"± {error:.2%}, one standard error"),
-            ("negative log-likelihood", f"{self.nll:.4f}", "nats per sample; lower is better"),
+            ("negative log-likelihood", f"{self.nll:.4f}", _nll_words(self.nll_error)),
             ("Brier score", f"{self.brier:.4f}", "0 to 2; lower is better"),
             ("calibration error", f"{self.calibration_error:.4f}",
              "mean gap between confidence and accuracy"),
@@ -72,6 +74,7 @@ class RegressionScores:
     coverage: dict[float, float]
     risk_coverage_area: float
     ood_auroc: float | None
+    nll_error: float | None = None  # Monte-Carlo standard error, from the draws' correlation
 
     @staticmethod
     def of(law: Mixture, y: Tensor, *, outside: Tensor | None) -> RegressionScores:
@@ -98,7 +101,7 @@ class RegressionScores:
     def __str__(self) -> str:
         rows = [
             ("root mean squared error", f"{self.rmse:.4g}", "in the units of y"),
-            ("negative log-likelihood", f"{self.nll:.4f}", "nats per sample; lower is better"),
+            ("negative log-likelihood", f"{self.nll:.4f}", _nll_words(self.nll_error)),
             ("CRPS", f"{self.crps:.4g}", "in the units of y; an absolute error for distributions"),
             *(
                 (f"inside {level:.0%} intervals", f"{found:.1%}",
@@ -109,6 +112,11 @@ class RegressionScores:
              "squared error, averaged over how many samples are answered"),
         ]  # fmt: skip
         return _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
+
+
+def _nll_words(error: float | None) -> str:
+    known = error is not None and math.isfinite(error)
+    return "nats per sample; lower is better" + (f"; Monte-Carlo ± {error:.1g}" if known else "")
 
 
 def _ood_row(auroc: float | None) -> list[tuple[str, str, str]]:

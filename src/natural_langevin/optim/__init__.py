@@ -1,5 +1,8 @@
 """A ``torch.optim.Optimizer`` for a loop of one's own: the diff from SGD is two lines.
 
+Imports likelihoods, priors, statistics, preconditioners, dynamics, posterior and sampling;
+integrations imports it.
+
 -optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 +optimizer = NaturalLangevin(model, likelihoods.Categorical(), num_data=len(data), lr=1e-3)
 +collector = optimizer.collector(burn_in=500, thin=100)

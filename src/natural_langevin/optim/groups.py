@@ -75,7 +75,7 @@ def as_groups(params: Any, names: Names) -> list[dict[str, Any]]:
 
 #: What other optimizers take in a group, and who says the same here.
 _IGNORED = {
-    "weight_decay": "the prior pulls weights in: prior=priors.Gaussian(1 / (num_data weight_decay))",
+    "weight_decay": "the prior pulls weights in: prior=priors.Gaussian(1 / (N weight_decay))",
     "momentum": "the dynamics have none",
     "dampening": "the dynamics have no momentum",
     "nesterov": "the dynamics have no momentum",

@@ -35,33 +35,36 @@ class LossCheck:
     """Beside an optimizer, until its first step."""
 
     def __init__(self, likelihood: Likelihood) -> None:
-        self._likelihood, self._passes = likelihood, list[tuple[Pass, Tensor, list[Tensor]]]()
+        self._likelihood, self._passes = likelihood, list[tuple[Pass, Tensor]]()
+        self._met: list[Tensor] = []
+        self._watched = _watched(self._met)
         self.done = False
 
     def forget(self) -> None:
         self._passes = []
+        self._met.clear()
 
     def hand_out(self, one: Pass, outputs: Any) -> Any:
         """The outputs for the loop, watched while nothing has been compared yet."""
         if self.done or type(outputs) is not Tensor or not outputs.is_floating_point():
             return outputs
-        met: list[Tensor] = []
-        self._passes.append((one, outputs.detach(), met))
-        return outputs.as_subclass(_watched(met))
+        self._passes.append((one, outputs.detach()))
+        return outputs.as_subclass(self._watched)
 
     def compare(self, samples: float, loss_scale: float, state: dict[str, Tensor]) -> None:
         """Refuses a factor, and warns of a loss that is not proportional to the likelihood's.
 
         ``samples``: n; ``loss_scale``: what a GradScaler multiplied the loss by; ``state``: what
         the likelihood has learned."""
-        passes, self.done, self._passes = self._passes, True, []
+        passes, met, self.done = self._passes, tuple(self._met), True
+        self.forget()
         state = {name: value.as_subclass(Tensor) for name, value in state.items()}
-        for one, outputs, met in passes:
+        for one, outputs in passes:
             root = one.root
             if root is None or len(root.deltas) != 1 or root.deltas[0] is None:
                 continue
             delta = root.deltas[0].double() * (samples / loss_scale)
-            found = [self._fit(delta, outputs, y, state) for y in tuple(met)]
+            found = [self._fit(delta, outputs, y, state) for y in met]
             known = [fit for fit in found if fit is not None]
             if not known:
                 log.warning(
@@ -120,7 +123,7 @@ def _watched(met: list[Tensor]) -> type[Tensor]:
             for leaf in pytree.tree_leaves((args, kwargs)):
                 plain = isinstance(leaf, Tensor) and not isinstance(leaf, Watched)
                 if plain and leaf.ndim and not any(leaf is other for other in met):
-                    met.append(leaf)
+                    met.append(leaf)  # a candidate for the labels
             return super().__torch_function__(func, types, args, kwargs or {})
 
     return Watched

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods, preconditioners, priors, random, schedules
-from natural_langevin._internal.fingerprints import words
+from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
@@ -165,9 +165,14 @@ class NaturalLangevin(torch.optim.Optimizer):
         check_number("temperature", added["temperature"])
         check_number("lr", added["lr"])
         if prior is not None:
-            self._group_priors |= priors.resolve(prior, names, 1)
+            own = {n: self._names.params[n] for n in names}
+            self._group_priors |= priors.resolve(prior, own, 1)
         sampled = [self._names.of(p) for g in self.param_groups for p in g["params"]]
-        rest = [n for n in self._names.params if n in sampled and n not in self._group_priors]
+        rest = {
+            n: p
+            for n, p in self._names.params.items()
+            if n in sampled and n not in self._group_priors
+        }
         self._prior = self._group_priors | (
             priors.resolve(self._prior_like, rest, 1) if rest else {}
         )
@@ -410,11 +415,11 @@ class NaturalLangevin(torch.optim.Optimizer):
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for saved posteriors."""
         return {
-            "preconditioner": words(self.preconditioner),
-            "prior": {name: words(p) for name, p in self._prior.items()},
-            "likelihood": words(self.likelihood),
-            "step_size": words(self._lr),
-            "mean_rate": words(self.mean_rate),
+            "preconditioner": stable_repr(self.preconditioner),
+            "prior": {name: stable_repr(p) for name, p in self._prior.items()},
+            "likelihood": stable_repr(self.likelihood),
+            "step_size": stable_repr(self._lr),
+            "mean_rate": stable_repr(self.mean_rate),
             "temperature": [float(self.param_groups[0]["temperature"])],
             "chains": 1,
             "optimizer": type(self).__name__,

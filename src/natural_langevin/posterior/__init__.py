@@ -1,6 +1,6 @@
 """Posterior: samples of a network's weights, and what can be asked of them.
 
-Imports likelihoods, metrics and diagnostics; sampling and everything above it import it.
+Imports data, likelihoods, priors, statistics, metrics and diagnostics; sampling and up import it.
 """
 
 from natural_langevin.posterior.posterior import Posterior

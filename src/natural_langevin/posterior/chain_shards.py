@@ -1,74 +1,79 @@
-"""Who holds which chains of a posterior: all of them this process, or several processes each some.
+"""Chain shards: which chains of a posterior are here, and everything that concerns the others.
 
-A posterior asks here for everything that concerns chains it may not hold. Chains are known by
-their number in the run; those that a process holds are rows of its ``samples``, ``mean`` and
-``last``, in the same order. ``distributed.holding`` answers for chains on several processes.
+Chains are known by their number in the run; those that a process holds are rows of its
+``samples``, ``mean`` and ``last``, in the same order. With several processes every method is called
+by all of them, in the same order, and gives all the same answer: predictions, function values and
+single networks that were asked for travel, all parameters never come together at one process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
+from natural_langevin._internal.processes import Processes
 from natural_langevin.posterior import storage
-from natural_langevin.posterior.networks import Params
 from natural_langevin.posterior.prediction import Averager
+from natural_langevin.types import Params
 
 
-class Holding(Protocol):
-    """What a posterior asks."""
+class ChainShards:
+    """The chains ``processes.own`` here, the rest at other processes, if any.
+
+    ``write`` does what ``storage.write`` does, for the chains of several processes."""
+
+    def __init__(self, processes: Processes, write: Callable[..., None] | None = None) -> None:
+        self.processes, self._write = processes, write
+
+    @property
+    def whole(self) -> bool:
+        """Whether all chains are here."""
+        return len(self.processes.own) == self.processes.chains
 
     def rows(self, chains: Sequence[int]) -> list[int]:
         """Those of the chains that are here, as rows."""
+        own = self.processes.own
+        return [chain - own.start for chain in chains if chain in own]
 
     def here(self, values: Tensor) -> Tensor:
         """One value per chain -> those of the chains here."""
+        return values[self.processes.own.start : self.processes.own.stop]
 
     def everywhere(self, rows: Tensor) -> Tensor:
         """One row per chain here -> one per chain."""
+        return self.processes.gather_chains(rows)
 
     def one(self, chain: int, params: Callable[[int], Params]) -> Params:
         """The parameters ``params(row)`` of one chain."""
+        own, chains = self.processes.own, self.processes.chains
+        if not -chains <= chain < chains:
+            raise IndexError(f"there are {chains} chains, got chain={chain}")
+        chain %= chains
+        row = chain - own.start if chain in own else 0
+        return self.processes.from_owner(chain, params(row))
 
     def mean(self, values: Tensor, chains: Sequence[int]) -> Tensor:
         """The mean over some chains of ``values``, one row per chain here."""
+        return self.processes.add_up(values[self.rows(chains)].sum(0)) / len(chains)
 
     def pool(self, averager: Averager, empty: Callable[[], Tensor]) -> None:
         """Completes an averager that has seen the networks here; ``empty()`` is none of them."""
+        if not self.whole:
+            averager.add(empty())  # so that a process whose chains all diverged knows the shapes
+            averager.pool(self.processes.add_up, self.processes.all_rows)
 
     def check_whole(self, what: str) -> None:
         """Refuses ``what`` where it would need all parameters at one process."""
+        if not self.whole:
+            raise ValueError(
+                f"{what} needs the parameters of all chains in one process, and they are on "
+                f"several: posterior.save(folder) on all, then Posterior.load(folder, model)."
+                f"{what}(...) in a process of its own"
+            )
 
     def write(self, folder: Path, **parts: Any) -> None:
         """``storage.write`` of all chains."""
-
-
-class AllHere:
-    """One process holds all chains."""
-
-    def rows(self, chains: Sequence[int]) -> list[int]:
-        return list(chains)
-
-    def here(self, values: Tensor) -> Tensor:
-        return values
-
-    def everywhere(self, rows: Tensor) -> Tensor:
-        return rows
-
-    def one(self, chain: int, params: Callable[[int], Params]) -> Params:
-        return params(chain)
-
-    def mean(self, values: Tensor, chains: Sequence[int]) -> Tensor:
-        return values[list(chains)].mean(0)
-
-    def pool(self, averager: Averager, empty: Callable[[], Tensor]) -> None:
-        pass
-
-    def check_whole(self, what: str) -> None:
-        pass
-
-    def write(self, folder: Path, **parts: Any) -> None:
-        storage.write(folder, **parts)
+        (self._write or storage.write)(folder, **parts)

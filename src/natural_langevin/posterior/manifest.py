@@ -1,18 +1,19 @@
-"""The manifest: ``posterior.json``, the words of a saved posterior, and their strict reading.
+"""The manifest: ``posterior.json``, what a saved posterior consists of, and its strict reading.
 
 It is JSON in the narrow sense (no NaN, no key twice), with a checksum over all of it. What comes
 out of ``parse`` has the right types everywhere, and names no file outside its own folder.
+Checked by hand and not by pydantic: ``import natural_langevin`` needs torch, numpy, safetensors.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from natural_langevin._internal.checked_json import checksum, with_checksum
 from natural_langevin._internal.tensorfile import DTYPES, Spec, StorageError
 from natural_langevin._internal.version import __version__
 
@@ -34,7 +35,7 @@ class File:
     sha256: str  # of the whole file
     tensors: dict[str, Spec]
 
-    def words(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         tensors = {k: [str(dtype), list(shape)] for k, (dtype, shape) in self.tensors.items()}
         return {"name": self.name, "sha256": self.sha256, "tensors": tensors}
 
@@ -49,29 +50,21 @@ class Manifest:
 
     def text(self) -> str:
         """As it is written. ValueError when the configuration holds a NaN, which JSON cannot."""
-        words = {
+        fields = {
             "format": FORMAT,
             "version": __version__,
             "likelihood": self.likelihood,
             "config": self.config,
             "model": self.model,
-            "samples": self.samples.words(),
-            "rest": self.rest.words(),
+            "samples": self.samples.to_json(),
+            "rest": self.rest.to_json(),
         }
-        words = json.loads(json.dumps(words, allow_nan=False))
-        return json.dumps({"checksum": checksum(words), **words}, indent=1)
+        return json.dumps(with_checksum(fields), indent=1)
 
 
 def is_ours(name: str) -> bool:
     """Whether a file has the kind of name that belongs to a saved posterior."""
     return _FILES.fullmatch(name) is not None
-
-
-def checksum(words: dict[str, Any]) -> str:
-    """SHA-256 of the words without their own checksum, whatever their order and spacing."""
-    rest = {key: value for key, value in words.items() if key != "checksum"}
-    canonical = json.dumps(rest, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def read(folder: Path) -> Manifest:
@@ -91,51 +84,51 @@ def read(folder: Path) -> Manifest:
 
 def parse(text: str) -> Manifest:
     try:
-        words = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
-        found = checksum(words) if isinstance(words, dict) else None
+        fields = json.loads(text, object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
+        found = checksum(fields) if isinstance(fields, dict) else None
     except StorageError:
         raise
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{NAME} is not proper JSON: {error}") from error
-    if not isinstance(words, dict) or words.get("format") != FORMAT:
-        kind = words.get("format") if isinstance(words, dict) else type(words).__name__
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        kind = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
         raise StorageError(
             f"{NAME} has format {kind!r:.40}, this version reads {FORMAT}: save it again with the "
             "version that wrote it, or update natural-langevin"
         )
-    if words.get("checksum") != found:
+    if fields.get("checksum") != found:
         raise StorageError(f"{NAME} was changed after it was written: its checksum differs")
-    model = _get(words, "model", dict)
+    model = _get(fields, "model", dict)
     for key, kind in (("text", str), ("torch", str), ("sampled", dict), ("fixed", dict)):
         _get(model, key, kind)
     return Manifest(
         model=model,
-        likelihood=_get(words, "likelihood", dict),
-        config=_get(words, "config", dict),
-        samples=_file(_get(words, "samples", dict)),
-        rest=_file(_get(words, "rest", dict)),
+        likelihood=_get(fields, "likelihood", dict),
+        config=_get(fields, "config", dict),
+        samples=_file(_get(fields, "samples", dict)),
+        rest=_file(_get(fields, "rest", dict)),
     )
 
 
-def _file(words: dict[str, Any]) -> File:
-    name, sha256 = _get(words, "name", str), _get(words, "sha256", str)
+def _file(fields: dict[str, Any]) -> File:
+    name, sha256 = _get(fields, "name", str), _get(fields, "sha256", str)
     if not is_ours(name):
         raise StorageError(f"{NAME} names a file that cannot belong to it: {name!r:.80}")
-    tensors = {k: _spec(k, v) for k, v in _get(words, "tensors", dict).items()}
+    tensors = {k: _spec(k, v) for k, v in _get(fields, "tensors", dict).items()}
     return File(name, sha256, tensors)
 
 
-def _spec(name: str, words: Any) -> Spec:
-    dtype, shape = words if isinstance(words, list) and len(words) == 2 else (None, None)
+def _spec(name: str, value: Any) -> Spec:
+    dtype, shape = value if isinstance(value, list) and len(value) == 2 else (None, None)
     ok = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not isinstance(dtype, str) or dtype not in _DTYPES or not ok:
-        raise StorageError(f"{NAME}: {name!r:.80} has no dtype and shape, but {words!r:.80}")
+        raise StorageError(f"{NAME}: {name!r:.80} has no dtype and shape, but {value!r:.80}")
     assert shape is not None
     return _DTYPES[dtype], tuple(shape)
 
 
-def _get(words: dict[str, Any], key: str, kind: type) -> Any:
-    value = words.get(key)
+def _get(fields: dict[str, Any], key: str, kind: type) -> Any:
+    value = fields.get(key)
     if not isinstance(value, kind):
         raise StorageError(
             f"{NAME}: {key!r} should be a {kind.__name__} and is a {type(value).__name__}"
@@ -143,7 +136,7 @@ def _get(words: dict[str, Any], key: str, kind: type) -> Any:
     return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise StorageError(f"{NAME} holds a key twice")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.tensorfile import Spec, StorageError, mapped, opened
-
-Params = dict[str, Tensor]
+from natural_langevin.types import Params
 
 
 class OnDisk(dict[str, Tensor]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,11 +16,12 @@ from torch.distributions import Distribution
 from torch.func import vmap
 
 from natural_langevin import diagnostics
+from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.streams import split_pair
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
-from natural_langevin.posterior import distillation, export, networks, storage
-from natural_langevin.posterior.chain_shards import AllHere, Holding
+from natural_langevin.posterior import distillation, export, monte_carlo, networks, storage
+from natural_langevin.posterior.chain_shards import ChainShards
 from natural_langevin.posterior.evaluation import score
 from natural_langevin.posterior.prediction import (
     Averager,
@@ -32,15 +34,21 @@ from natural_langevin.posterior.prediction import (
 from natural_langevin.priors import Prior, PriorLike, resolve
 from natural_langevin.statistics import plain_copy, prepare_model, vectorised, with_parameters
 from natural_langevin.statistics.capture import Places
+from natural_langevin.statistics.vectorised import MODEL_LOCK
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
-Params = dict[str, Tensor]
 Estimate = Literal["ensemble", "mean", "last"]
+Chains = Sequence[int] | Literal["all"] | None
 
 
 class Posterior:
     """``samples[name]`` is (chain, draw, *shape); ``mean`` and ``last`` are (chain, *shape).
+
+    ``mean`` is the running average theta_mean <- (1 - mu_t) theta_mean + mu_t theta of the *last*
+    iterates (with mu_t = 1/sqrt(t), about 2 sqrt(t) of them), as the paper has it: a network to
+    use, and no estimate of the posterior's mean. ``sample_mean``, over all kept draws, is that.
 
     A chain that diverged keeps the samples drawn before; the missing ones are NaN. Predictions and
     the pooled mean leave it out.
@@ -65,7 +73,7 @@ class Posterior:
         self.trace = trace if trace is not None else torch.empty(0, len(diverged) + 1)
         self.config = config or {}
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
-        self.holding: Holding = AllHere()  # who has which chains
+        self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
         self._model, self._places = model, Places(model)
 
     @property
@@ -82,6 +90,13 @@ class Posterior:
         return (self.diverged < 0).nonzero().flatten().tolist()
 
     @property
+    def sample_mean(self) -> Params:
+        """The mean over every chain's kept draws, {name: (chain, *shape)}: the estimate of the
+        posterior's mean. It has less variance than ``mean``, which averages late iterates alone."""
+        like = self.last
+        return {k: s.double().mean(1).to(like[k]) for k, s in self.samples.items()}
+
+    @property
     def sigma(self) -> Tensor | None:
         """A regression's noise level at the end of the run, one value per chain."""
         variance = self.likelihood.noise_variance(self.learned)
@@ -96,16 +111,50 @@ class Posterior:
             )
         return self._as_module(params)
 
-    def mean_network(self, chain: int | None = None) -> nn.Module:
-        """The network at the running mean of one chain, or at the average over healthy chains."""
+    def mean_network(
+        self,
+        chain: int | None = None,
+        *,
+        average: Literal["running", "samples"] = "running",
+        chains: Chains = None,
+    ) -> nn.Module:
+        """The network at the running mean of one chain, or at the average over healthy chains;
+        with ``average="samples"``, at the mean of kept draws (see ``mean``, ``sample_mean``)."""
+        if average not in ("running", "samples"):
+            raise ValueError(f'average must be "running" or "samples", got {average!r}')
+        means = self.mean if average == "running" else self.sample_mean
         if chain is not None:
-            return self._as_module(self._row_of(self.mean, chain))
-        mean = {k: self.holding.mean(m, self.healthy) for k, m in self.mean.items()}
-        return self._as_module(mean)
+            return self._as_module(self._row_of(means, chain))
+        pooled = self.chosen(chains)
+        return self._as_module({k: self.shards.mean(m, pooled) for k, m in means.items()})
+
+    def chosen(self, chains: Chains) -> list[int]:
+        """The healthy ones among ``chains``: None for all of them, if they have one temperature
+        and one prior. Others sample different distributions: pooling them must be asked for."""
+        if chains is None or chains == "all":
+            wanted = self.healthy
+            alike = self.config.get("alike") or [0] * self.chains
+            kinds = sorted({alike[c] for c in wanted})
+            if chains is None and len(kinds) > 1:
+                groups = [[c for c in wanted if alike[c] == kind] for kind in kinds]
+                raise ValueError(
+                    f"the chains have {len(kinds)} temperatures or priors, and so as many "
+                    f"posteriors: choose with chains={groups[0]} (the others are {groups[1:]}), or "
+                    'pool them all the same with chains="all"'
+                )
+        else:
+            wanted = [int(c) for c in chains]
+            beyond = [c for c in wanted if not 0 <= c < self.chains]
+            if beyond or not wanted:
+                raise ValueError(f"chains must be among 0 .. {self.chains - 1}, got {chains!r}")
+            wanted = [c for c in wanted if c in self.healthy]
+        if not wanted:
+            raise ValueError("every chain diverged: there is nothing to predict with")
+        return wanted
 
     def _row_of(self, values: Params, chain: int) -> Params:
         """One chain's part of ``mean`` or ``last``."""
-        return self.holding.one(chain, lambda row: {k: v[row] for k, v in values.items()})
+        return self.shards.one(chain, lambda row: {k: v[row] for k, v in values.items()})
 
     def predict(
         self,
@@ -116,6 +165,7 @@ class Posterior:
         sample_batch: int = 16,
         keep_samples: bool = True,
         quantiles: Iterable[float] | None = None,
+        chains: Chains = None,
     ) -> Prediction:
         """Averages *probabilities* (or means) over networks: never log-probabilities.
 
@@ -124,12 +174,19 @@ class Posterior:
         mean; "last", at each chain's last iterate. At most ``sample_batch`` networks times
         ``batch_size`` inputs are evaluated at once. ``quantiles=(0.05, 0.95)`` asks for these
         levels too (see ``Prediction``). Large x: ``keep_samples=False`` keeps the averages alone.
+        ``chains``: numbers of the chains to pool; all of them unless they differ in temperature or
+        prior, where ``chains="all"`` says that pooling them is meant.
         """
-        options = {"estimate": estimate, "batch_size": batch_size, "sample_batch": sample_batch}
+        options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
+        options |= {"estimate": estimate, "chains": chains}
         found = self._averaged(
             x, keep_samples=keep_samples, levels=check_levels(quantiles), **options
         )
-        return join([averager.finish() for averager in found])
+        joined = join([averager.finish() for averager in found])
+        if joined.samples is None or estimate != "ensemble":
+            return joined
+        values = joined.samples.unflatten(0, (-1, self.draws))
+        return joined._replace(error=monte_carlo.standard_error(values))
 
     def predict_dist(
         self,
@@ -138,6 +195,7 @@ class Posterior:
         estimate: Estimate = "ensemble",
         batch_size: int = 1000,
         sample_batch: int = 16,
+        chains: Chains = None,
     ) -> Distribution:
         """The predictive distribution as a ``torch.distributions`` object over the targets.
 
@@ -145,7 +203,8 @@ class Posterior:
         a ``Mixture`` over networks with ``mean``, ``variance`` (``aleatoric`` + ``epistemic``),
         ``log_prob``, ``cdf``, ``icdf(level)``, ``crps(y)`` and ``sample(shape, seed=0)``.
         """
-        options = {"estimate": estimate, "batch_size": batch_size, "sample_batch": sample_batch}
+        options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
+        options |= {"estimate": estimate, "chains": chains}
         first, *others = self._averaged(x, keep_samples=False, whole=True, **options)
         return first.distribution(*others)
 
@@ -157,21 +216,22 @@ class Posterior:
         batch_size: int,
         sample_batch: int,
         keep_samples: bool,
+        chains: Chains,
         levels: Sequence[float] = (),
         whole: bool = False,
     ) -> Iterator[Averager]:
         """What all networks say of every batch of inputs."""
-        samples = self._networks(estimate)
+        samples, pooled = self._networks(estimate), self.chosen(chains)
         draws = next(iter(samples.values())).shape[1]
-        state = self._learned_by([c for c in self.healthy if self.holding.rows([c])], draws)
+        state = self._learned_by([c for c in pooled if self.shards.rows([c])], draws)
         device, empty = next(iter(self.last.values())).device, True
         for batch in input_batches(x, batch_size):
             empty = False
             averager = Averager(
-                self.likelihood, len(self.healthy) * draws, state,
+                self.likelihood, len(pooled) * draws, state,
                 keep_samples=keep_samples, levels=levels, whole=whole,
             )  # fmt: skip
-            self._fill(averager, samples, batch.to(device), sample_batch)
+            self._fill(averager, samples, batch.to(device), sample_batch, pooled)
             yield averager
         if empty:
             raise ValueError("there is nothing to predict: x holds no batch")
@@ -185,6 +245,7 @@ class Posterior:
         estimate: Estimate = "ensemble",
         batch_size: int = 1000,
         sample_batch: int = 16,
+        chains: Chains = None,
     ) -> ClassificationScores | RegressionScores:
         """Scores on labelled data; ``print`` them. Needs torchmetrics (the extra ``metrics``).
 
@@ -192,16 +253,58 @@ class Posterior:
         scored too. Binary targets, and the positions of a sequence, count as samples each.
         """
         options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
-        options["sample_batch"] = sample_batch
+        options |= {"sample_batch": sample_batch, "chains": chains}
         found = list(self._averaged(x, keep_samples=False, whole=True, **options))
         prediction = join([averager.finish() for averager in found])
         y = y.to(prediction.mean.device)
         self.likelihood.check(found[0].example, y)
         other = None if ood is None else self.predict(ood, keep_samples=False, **options).epistemic
-        return score(
+        scores = score(
             found[0].distribution(*found[1:]), y, inside=prediction.epistemic, outside=other,
             ignored=self.likelihood.ignore_index,
         )  # fmt: skip
+        elsewhere = not self.shards.whole
+        if estimate != "ensemble" or scores.count != len(y) or elsewhere:
+            return scores
+        error = monte_carlo.log_score(self.log_likelihood(x, y, chains=chains)).error
+        return dataclasses.replace(scores, nll_error=error)
+
+    def log_likelihood(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        chains: Chains = None,
+        batch_size: int = 1000,
+        sample_batch: int = 16,
+    ) -> Tensor:
+        """ln p(y_n | x_n, theta) of every draw and datum, in nats: (chain, draw, N).
+
+        What leave-one-out cross-validation and WAIC are made of: ``to_arviz(data=(x, y))`` hands
+        it to ``arviz.loo``. At temperatures other than 1 the draws are not from the posterior that
+        those formulas assume."""
+        self.shards.check_whole("log_likelihood")
+        pooled, like = self.chosen(chains), next(iter(self.last.values()))
+        state = self._learned_by(pooled, self.draws)
+        seen, rows = 0, []
+
+        def one(params: Params, learned: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return -self.likelihood.log_loss(self._call(params, x), y, learned)
+
+        with torch.no_grad():
+            for some in networks.chunks(self.samples, pooled, sample_batch, like=self.last):
+                count = len(next(iter(some.values())))
+                learned = {k: v[seen : seen + count].to(like) for k, v in state.items()}
+                seen += count
+                parts = zip(x.split(batch_size), y.split(batch_size), strict=True)
+                found = [
+                    vmap(one, in_dims=(0, 0, None, None))(
+                        some, learned, a.to(like.device), b.to(like.device)
+                    )
+                    for a, b in parts
+                ]
+                rows.append(torch.cat(found, dim=1))
+        return torch.cat(rows).unflatten(0, (len(pooled), self.draws))
 
     def distill(
         self,
@@ -244,19 +347,17 @@ class Posterior:
         It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
         ``predict(x, estimate=estimate)`` does. ONNX needs the extra ``export``.
         """
-        self.holding.check_whole("export")
-        every = self._stacked(estimate)
-        count = len(next(iter(every.values()))) // len(self.healthy)
-        state = self._learned_by(self.healthy, count)
-        served = export.Served(self._model, self.likelihood, every, state)
-        export.write(served, path, example.to(next(iter(every.values())).device), format)
+        self.shards.check_whole("export")
+        every, chains = self._stacked(estimate), self.chosen(None)
+        state = self._learned_by(chains, len(next(iter(every.values()))) // len(chains))
+        with MODEL_LOCK:
+            served = export.Served(self._model, self.likelihood, every, state)
+            export.write(served, path, example.to(next(iter(every.values())).device), format)
 
     def _networks(self, estimate: Estimate) -> Params:
         """Parameters of the networks to average, (chain, draw, *shape); nothing is copied."""
         if estimate not in ("ensemble", "mean", "last"):
             raise ValueError(f'estimate must be "ensemble", "mean" or "last", got {estimate!r}')
-        if not self.healthy:
-            raise ValueError("every chain diverged: there is nothing to predict with")
         if estimate == "ensemble":
             return self.samples
         source = self.mean if estimate == "mean" else self.last
@@ -265,21 +366,29 @@ class Posterior:
     def _stacked(self, estimate: Estimate) -> Params:
         """The same as one stack in memory, (network, *shape)."""
         samples = self._networks(estimate)
-        count = len(self.healthy) * next(iter(samples.values())).shape[1]
-        return next(networks.chunks(samples, self.healthy, count, like=self.last))
+        chains = self.chosen(None)
+        count = len(chains) * next(iter(samples.values())).shape[1]
+        return next(networks.chunks(samples, chains, count, like=self.last))
 
     def _learned_by(self, chains: Sequence[int], draws: int) -> dict[str, Tensor]:
         """The likelihood's state for every network of these chains, (network,)."""
         return {k: v[list(chains)].repeat_interleave(draws) for k, v in self.learned.items()}
 
-    def _fill(self, averager: Averager, samples: Params, x: Tensor, sample_batch: int) -> None:
+    def _fill(
+        self,
+        averager: Averager,
+        samples: Params,
+        x: Tensor,
+        sample_batch: int,
+        chains: Sequence[int],
+    ) -> None:
         """Adds the predictions of all networks, ``sample_batch`` at a time."""
-        rows = self.holding.rows(self.healthy)
+        rows = self.shards.rows(chains)
         with torch.no_grad():
             for some in networks.chunks(samples, rows, sample_batch, like=self.last):
                 averager.add(self._outputs(some, x))
             one = {name: value[:1] for name, value in self.last.items()}
-            self.holding.pool(averager, lambda: self._outputs(one, x)[:0])
+            self.shards.pool(averager, lambda: self._outputs(one, x)[:0])
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of several networks: (network, B, ...)."""
@@ -294,6 +403,8 @@ class Posterior:
         parameters: Iterable[str] = (),
         batch_size: int = 1000,
         max_draws: int = 100,
+        chains: Chains = None,
+        halved: Posterior | None = None,
     ) -> diagnostics.Diagnosis:
         """Has the chain converged, does it explore, is its noise right? ``print`` the answer.
 
@@ -302,25 +413,50 @@ class Posterior:
         of each), distances between chains, divergences, and the effective temperature that the
         run measured. With the training ``data`` (x, y), also the temperature of the samples, on
         ``batch_size`` random data for each of at most ``max_draws`` draws; a loaded posterior
-        needs the ``prior`` again for it. Needs ArviZ (the extra ``diagnostics``).
+        needs the ``prior`` again for it. ``halved``: a posterior of the same sampler at half the
+        step size, which shows the bias of the step in predictions and in every tensor. Needs ArviZ
+        (the extra ``diagnostics``).
         """
-        predictions = self.predict(x).samples
-        assert predictions is not None
+        pooled = self.chosen(chains)
+        predictions = self._followed(x, chains)
         stopped = {c: int(s) for c, s in enumerate(self.diverged.tolist()) if s >= 0}
         warm = [t for t in self._temperatures().tolist() if t > 0]
         measured = self.config.get("effective_temperature")
         chosen = diagnostics.some_components(self.samples, tuple(parameters))
         return diagnostics.diagnose(
-            predictions.unflatten(0, (len(self.healthy), self.draws)),
+            predictions,
             stopped,
-            healthy=self.healthy,
+            healthy=pooled,
             thin=self.config.get("thin"),
-            parameters={k: self.holding.everywhere(v)[self.healthy] for k, v in chosen.items()},
+            parameters={k: self.shards.everywhere(v)[pooled] for k, v in chosen.items()},
             kinetic=None if measured is None else diagnostics.Kinetic.from_dict(measured),
             configurational=None
             if data is None
             else self._configurational(data, prior, batch_size, max_draws),
             temperature=min(warm, default=1.0),
+            halved=None if halved is None else self._against(halved, x, predictions, pooled),
+            shared=bool(self.config.get("shared_batches")),
+            adapting=bool(self.config.get("adapting")),
+        )
+
+    def _followed(self, x: Tensor, chains: Chains) -> Tensor:
+        """Predictions along the draws: (chain, draw, B, ...)."""
+        predictions = self.predict(x, chains=chains).samples
+        assert predictions is not None
+        return predictions.unflatten(0, (-1, self.draws))
+
+    def _against(
+        self, other: Posterior, x: Tensor, predictions: Tensor, pooled: Sequence[int]
+    ) -> dict[str, diagnostics.Halved]:
+        """This run and one at half the step size: predictions, and some weights of each tensor."""
+        theirs = other.chosen(None)
+        mine = diagnostics.some_components(self.samples, ("*",))
+        half = diagnostics.some_components(other.samples, ("*",))
+        return diagnostics.halved.compare(
+            {"predictions": predictions}
+            | {k: self.shards.everywhere(v)[list(pooled)] for k, v in mine.items()},
+            {"predictions": other._followed(x, theirs)}
+            | {k: other.shards.everywhere(v)[theirs] for k, v in half.items()},
         )
 
     def _temperatures(self) -> Tensor:
@@ -335,13 +471,9 @@ class Posterior:
         batch_size: int,
         max_draws: int,
     ) -> diagnostics.Configurational | None:
-        known = (
-            self.prior
-            if prior is None
-            else resolve(
-                prior, list(self.samples), self.chains, device=next(iter(self.last.values())).device
-            )
-        )
+        like = {name: value[0] for name, value in self.last.items()}
+        device = next(iter(like.values())).device
+        known = self.prior if prior is None else resolve(prior, like, self.chains, device=device)
         if known is None:
             raise ValueError(
                 "the temperature of the samples needs the prior, which a saved posterior does not "
@@ -351,13 +483,12 @@ class Posterior:
         warm = [c for c in self.healthy if temperature[c] > 0]
         if not warm:
             return None
-        here = {name: self.holding.here(value) for name, value in self.learned.items()}
-        like = next(iter(self.last.values()))
-        x, y = (t.to(like.device) for t in split_pair(data))
+        here = {name: self.shards.here(value) for name, value in self.learned.items()}
+        x, y = (t.to(device) for t in split_pair(data))
         return diagnostics.configurational.measure(
             self._call, self.likelihood, known, self.samples, here, temperature,
-            (x, y), like=like, chosen_chains=warm, of_all=self.holding.everywhere,
-            batch_size=batch_size,
+            (x, y), like=next(iter(self.last.values())), chosen_chains=warm,
+            of_all=self.shards.everywhere, batch_size=batch_size,
             num_data=float(self.config.get("num_data", len(x))), max_draws=max_draws,
         )  # fmt: skip
 
@@ -365,17 +496,20 @@ class Posterior:
         with vectorised(x):
             return self._places.call(params, (x,))
 
-    def to_arviz(self, x: Tensor | None = None) -> Any:
+    def to_arviz(
+        self, x: Tensor | None = None, *, data: tuple[Tensor, Tensor] | None = None
+    ) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
-        tensor, and ``prediction`` for the inputs ``x`` when they are given."""
-        self.holding.check_whole("to_arviz")
+        tensor, and ``prediction`` for the inputs ``x`` when they are given. With the training
+        ``data`` (x, y), the group ``log_likelihood`` too, for ``arviz.loo`` and ``arviz.waic``."""
+        self.shards.check_whole("to_arviz")
         variables = {k: s[self.healthy].to(self.last[k].dtype) for k, s in self.samples.items()}
         if x is not None:
-            predictions = self.predict(x).samples
-            assert predictions is not None
-            shape = (len(self.healthy), self.draws)
-            variables["prediction"] = predictions.unflatten(0, shape)
-        return diagnostics.inference_data(variables)
+            variables["prediction"] = self._followed(x, "all")
+        pointwise = None
+        if data is not None:
+            pointwise = {"y": self.log_likelihood(*split_pair(data), chains="all")}
+        return diagnostics.inference_data(variables, pointwise)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the posterior to a folder as safetensors and JSON, never pickle.
@@ -388,7 +522,7 @@ class Posterior:
         are.
         """
         run = {"diverged": self.diverged.long(), "trace": self.trace.double()}
-        self.holding.write(
+        self.shards.write(
             Path(folder),
             model=self._model,
             samples=self.samples,
@@ -431,4 +565,5 @@ class Posterior:
         )
 
     def _as_module(self, params: Params) -> nn.Module:
-        return with_parameters(self._model, params)
+        with MODEL_LOCK:  # another thread may have parameters of its own in the model
+            return with_parameters(self._model, params)

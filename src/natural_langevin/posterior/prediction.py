@@ -25,6 +25,9 @@ class Prediction(NamedTuple):
     ``quantiles``, when asked for, has one row per level. Numbers and counts: of the predictive
     distribution, the noise included (without it where the likelihood knows no distribution).
     Classes: of every class's probability over the networks.
+
+    ``error``, where samples are kept, is the Monte-Carlo standard error of ``mean`` (see
+    ``monte_carlo``): more draws make it smaller, and it says nothing of the data's own noise.
     """
 
     mean: Tensor
@@ -33,6 +36,7 @@ class Prediction(NamedTuple):
     epistemic: Tensor
     samples: Tensor | None  # (network, B, ...) in the order chain, then draw
     quantiles: Tensor | None = None  # (level, B, ...)
+    error: Tensor | None = None  # of the shape of ``mean``
 
 
 class Averager:
@@ -100,7 +104,8 @@ class Averager:
         if self.levels and values is not None and not self._outputs:
             quantiles = quantiles_over_networks(values, self.levels)
         elif self.levels:
-            quantiles = self.distribution().icdf(self.levels).to(dtype)
+            levels = torch.tensor(self.levels, dtype=torch.float64)
+            quantiles = self.distribution().icdf(levels).to(dtype)
         return Prediction(
             mean.to(dtype),
             None if total is None else total.to(dtype),

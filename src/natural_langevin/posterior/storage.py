@@ -1,4 +1,4 @@
-"""Saved posteriors: safetensors for the numbers, JSON for the words. Never pickle.
+"""Saved posteriors: safetensors for the numbers, JSON for the rest. Never pickle.
 
 A folder holds ``posterior.json`` (see ``manifest``: versions, the model's fingerprint, likelihood,
 configuration, and which files belong to it), ``samples-*.safetensors`` (or the ``draws-*`` file
@@ -25,10 +25,13 @@ from natural_langevin import likelihoods
 from natural_langevin._internal import capacity, tensorfile
 from natural_langevin._internal.atomic import remove_leftovers, staged
 from natural_langevin._internal.fingerprints import check_model, describe_model
+from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.tensorfile import Spec, StorageError, WriteError, spec
 from natural_langevin.posterior import manifest
 from natural_langevin.posterior.manifest import File, Manifest
-from natural_langevin.posterior.networks import OnDisk, Params
+from natural_langevin.posterior.networks import OnDisk
+from natural_langevin.statistics.vectorised import MODEL_LOCK
+from natural_langevin.types import Params
 
 __all__ = ["StorageError", "WriteError", "forget", "read", "write"]
 
@@ -47,12 +50,7 @@ def write(
     """``groups`` are dicts of tensors ("mean", "last", ...), stored as "group/name"."""
     rest = {f"{group}/{name}": v for group, values in groups.items() for name, v in values.items()}
     token = secrets.token_hex(8)
-    remedy = "What was saved there before is intact: free some space, or save to another folder"
-    with (
-        tensorfile.writing(f"the posterior to {folder}", remedy),
-        _removed_on_failure(token, folder),
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
+    with write_errors(folder), _removed_on_failure(token, folder), save_lock(folder):
         publish(
             folder,
             model=model,
@@ -61,6 +59,27 @@ def write(
             samples=_write_samples(folder, samples, token),
             rest=_write_file(folder / f"posterior-{token}.safetensors", rest),
         )
+
+
+#: Seconds that a save waits for another one to the same folder, and how often a reader whose files
+#: were replaced under its eyes begins again.
+PATIENCE, RETRIES = 10.0, 20
+
+
+def save_lock(folder: Path) -> FolderLock:
+    """The folder, made if need be, for this save alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return FolderLock(folder, "saving a posterior", wait=PATIENCE)
+
+
+def write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """What cannot be written, said with what is left."""
+
+    def state() -> str:
+        there = (folder / manifest.NAME).exists()
+        return "What was saved there before is intact" if there else "Nothing was saved there"
+
+    return tensorfile.writing(f"the posterior to {folder}", state, remedy="Or use another folder")
 
 
 def publish(
@@ -73,15 +92,17 @@ def publish(
     rest: File,
 ) -> None:
     """Makes these two files, which are written already, the posterior of the folder."""
-    words = Manifest(
-        model=describe_model(model),
-        likelihood=_likelihood_words(likelihood),
+    with MODEL_LOCK:  # another thread may be predicting
+        description = describe_model(model)
+    saved = Manifest(
+        model=description,
+        likelihood=_describe_likelihood(likelihood),
         config=config,
         samples=samples,
         rest=rest,
     )
     with staged(folder / manifest.NAME) as handle:
-        handle.write(words.text().encode())
+        handle.write(saved.text().encode())
     _remove_others(folder, {samples.name, rest.name})
 
 
@@ -138,11 +159,11 @@ def _remove_others(folder: Path, belonging: set[str]) -> None:
 def forget(draws: Path) -> None:
     """A posterior saved over these draws is none any more once they are drawn again."""
     try:
-        words = manifest.read(draws.parent)
+        saved = manifest.read(draws.parent)
     except StorageError:
         return
-    if words.samples.name == draws.name:
-        for name in (manifest.NAME, words.rest.name):
+    if saved.samples.name == draws.name:
+        for name in (manifest.NAME, saved.rest.name):
             (draws.parent / name).unlink(missing_ok=True)
 
 
@@ -157,25 +178,42 @@ def read(
 
     The samples are read into memory and compared with their checksum, or, with ``memory_map``,
     stay on the disk, and then only their names, shapes, dtypes and sizes are checked."""
-    words = manifest.read(folder)
-    check_model(words.model, model)
-    found = _likelihood(words.likelihood, likelihood)
-    _check_shapes(words, {n: p for n, p in model.named_parameters() if p.requires_grad})
+    for _ in range(RETRIES):
+        saved = manifest.read(folder)
+        try:
+            return _read(folder, saved, model, likelihood, memory_map=memory_map)
+        except StorageError:
+            if manifest.read(folder) == saved:
+                raise  # nobody saved another one there meanwhile
+    return _read(folder, manifest.read(folder), model, likelihood, memory_map=memory_map)
+
+
+def _read(
+    folder: Path,
+    saved: Manifest,
+    model: nn.Module,
+    likelihood: likelihoods.Likelihood | None,
+    *,
+    memory_map: bool,
+) -> tuple[Params, Groups, likelihoods.Likelihood, dict[str, Any]]:
+    check_model(saved.model, model)
+    found = _likelihood(saved.likelihood, likelihood)
+    _check_shapes(saved, {n: p for n, p in model.named_parameters() if p.requires_grad})
     groups: Groups = {}
-    for key, value in _read_file(folder, words.rest).items():
+    for key, value in _read_file(folder, saved.rest).items():
         group, _, name = key.partition("/")
         groups.setdefault(group, {})[name] = value
-    samples = folder / words.samples.name
+    samples = folder / saved.samples.name
     if memory_map:
-        return OnDisk(samples, words.samples.tensors), groups, found, words.config
+        return OnDisk(samples, saved.samples.tensors), groups, found, saved.config
     devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
-    size, there = _bytes(words.samples), min(map(capacity.in_memory, devices))
+    size, there = _bytes(saved.samples), min(map(capacity.in_memory, devices))
     if size > there:
         raise StorageError(
             f"the samples take {size / 2**30:.3g} GiB and the memory has {there / 2**30:.3g}: "
             "leave them on the disk, Posterior.load(..., memory_map=True)"
         )
-    return _read_file(folder, words.samples), groups, found, words.config
+    return _read_file(folder, saved.samples), groups, found, saved.config
 
 
 def _bytes(file: File) -> int:
@@ -185,14 +223,18 @@ def _bytes(file: File) -> int:
 def _read_file(folder: Path, file: File) -> Params:
     path = folder / file.name
     tensors = tensorfile.mapped(path, file.tensors)  # the sizes are right: now the contents
-    if _digest(path) != file.sha256:
+    try:
+        found = _digest(path)
+    except OSError as error:
+        raise StorageError(f"cannot read {file.name}: {error}") from error
+    if found != file.sha256:
         raise StorageError(f"{file.name} is damaged: its contents are not those that were saved")
     return {name: value.clone() for name, value in tensors.items()}
 
 
-def _check_shapes(words: Manifest, parameters: dict[str, Tensor]) -> None:
+def _check_shapes(saved: Manifest, parameters: dict[str, Tensor]) -> None:
     """The tensors must be those of a posterior of these parameters, before any is read."""
-    rest, samples = dict(words.rest.tensors), words.samples.tensors
+    rest, samples = dict(saved.rest.tensors), saved.samples.tensors
     chains, draws = 0, 0
     if len(rest.get("run/diverged", (None, ()))[1]) == 1:
         chains = rest["run/diverged"][1][0]
@@ -218,7 +260,7 @@ def _check_shapes(words: Manifest, parameters: dict[str, Tensor]) -> None:
     tensorfile.check_specs(Path(manifest.NAME), there, expected | learned)
 
 
-def _likelihood_words(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
+def _describe_likelihood(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
     name = type(likelihood).__name__
     if name not in likelihoods.REGISTRY:
         return {"name": name}  # a LogLoss holds functions: they must be given again when loading
@@ -226,9 +268,9 @@ def _likelihood_words(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
 
 
 def _likelihood(
-    words: dict[str, Any], given: likelihoods.Likelihood | None
+    fields: dict[str, Any], given: likelihoods.Likelihood | None
 ) -> likelihoods.Likelihood:
-    name = words.get("name")
+    name = fields.get("name")
     if given is not None:
         if type(given).__name__ != name:
             raise StorageError(
@@ -241,6 +283,6 @@ def _likelihood(
             "Posterior.load(folder, model, likelihood=...)"
         )
     try:
-        return likelihoods.REGISTRY[name](**words.get("arguments", {}))
+        return likelihoods.REGISTRY[name](**fields.get("arguments", {}))
     except (TypeError, ValueError, OverflowError) as error:
         raise StorageError(f"the saved likelihood {name} is malformed: {error}") from error

@@ -15,15 +15,17 @@ import torch
 
 from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import remove_leftovers, staged
+from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.tensorfile import Spec, StorageError
-from natural_langevin.posterior.networks import OnDisk, Params
+from natural_langevin.posterior.networks import OnDisk
 from natural_langevin.posterior.storage import forget
+from natural_langevin.types import Params
 
-#: Words that are meant as a place rather than as the name of a folder.
+#: Words that are meant as a kind of memory rather than as the name of a folder.
 _NO_FOLDERS = {"gpu", "cuda", "disk", "memory", "ram", "host", ""}
 
 
-def place(store: Any) -> str | Path:
+def location(store: Any) -> str | Path:
     """The argument ``store=``: "device", "cpu", or a folder."""
     if isinstance(store, str) and store in ("device", "cpu"):
         return store
@@ -63,6 +65,9 @@ class Store(Protocol):
     def finished(self) -> Params:
         """All samples, (chain, draw, *shape)."""
 
+    def close(self) -> None:
+        """Lets go of files and folders, however the run ended."""
+
 
 class InMemory:
     """Samples in the memory of a device; what has not been drawn is NaN."""
@@ -89,14 +94,18 @@ class InMemory:
     def finished(self) -> Params:
         return self._samples
 
+    def close(self) -> None:
+        pass
+
 
 class InFolder:
     """Samples in the file ``draws-RUN.safetensors`` of a folder, each written when it is drawn.
 
-    The file has its final size from the start. A checkpoint holds only the file's identity (and
-    the collector's count of draws): a killed run that goes on writes the draws after those again,
-    with the same bits, so nothing is lost and nothing is there twice. ``run`` names the run:
-    another run has a file of its own, and a new start of the same run replaces the old file.
+    The file has its final size from the start. A checkpoint holds only the file's identity and a
+    check of every draw (and the collector's count of them): a killed run that goes on verifies
+    those draws and writes the ones after them again, with the same bits, so nothing is lost and
+    nothing is there twice. ``run`` names the run: another run has a file of its own, and a new
+    start of the same run replaces the old file. The folder is locked while the run is under way.
     """
 
     def __init__(self, folder: Path, specs: Mapping[str, Spec], *, run: str) -> None:
@@ -105,63 +114,117 @@ class InFolder:
         self._identity = secrets.token_hex(16)
         self._plan = tensorfile.layout(self._specs, {"identity": self._identity})
         self._file: int | None = None
+        self._lock: FolderLock | None = None
+        draws = next(iter(self._specs.values()))[1][1]
+        self._checks = torch.zeros(draws, dtype=torch.int64)  # of every draw; 0: none is there
 
     def _writing(self) -> AbstractContextManager[None]:
         return tensorfile.writing(
-            f"samples to {self.path}", "Free some space, or give another folder as store="
+            f"samples to {self.path}", remedy="Or give another folder as store="
         )
+
+    def _open(self) -> None:
+        self._file = os.open(self.path, os.O_RDWR)
+
+    def _claim(self) -> None:
+        """The folder for this run alone, without what a killed one was writing."""
+        if self._lock is None:
+            self._lock = FolderLock(self.path.parent, "sampling (store=)")
+        remove_leftovers(self.path.parent)
 
     def begin(self) -> None:
         with self._writing():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self.path.parent)
+            self._claim()
             forget(self.path)
             self.path.unlink(missing_ok=True)  # its space may be needed
             with staged(self.path) as handle:
                 tensorfile.reserve(handle, self._plan.size)
                 handle.write(self._plan.header)
-            self._file = os.open(self.path, os.O_RDWR)
+            self._open()
 
     def put(self, draw: int, values: Params) -> None:
         assert self._file is not None, "begin or restore comes first"
+        digest = hashlib.sha256()
         with self._writing():
-            for name, value in values.items():
-                draws = self._specs[name][1][1]
-                for chain, one in enumerate(value.cpu()):
-                    at = self._plan.start[name] + (chain * draws + draw) * one.nbytes
+            for name in self._specs:
+                for chain, one in enumerate(values[name].cpu()):
+                    at = self._start(name, chain, draw)
                     for piece in tensorfile.pieces(one):
+                        digest.update(piece)
                         write_all(self._file, piece, at)
                         at += piece.nbytes
+        self._checks[draw] = _check(digest)
+
+    def _start(self, name: str, chain: int, draw: int) -> int:
+        """Where one chain's draw of a parameter begins in the file."""
+        return self._plan.start[name] + (chain * len(self._checks) + draw) * self._size(name)
+
+    def _size(self, name: str) -> int:
+        dtype, shape = self._specs[name]
+        return tensorfile.size_in_bytes((dtype, shape[2:]))
+
+    def _verify(self) -> None:
+        """Refuses draws that are not those that were written."""
+        with self.path.open("rb") as handle:
+            for draw in self._checks.nonzero().flatten().tolist():
+                digest = hashlib.sha256()
+                for name, (_, shape) in self._specs.items():
+                    for chain in range(shape[0]):
+                        handle.seek(self._start(name, chain, draw))
+                        digest.update(handle.read(self._size(name)))
+                if _check(digest) != self._checks[draw]:
+                    raise StorageError(
+                        f"draw {draw} in {self.path} is damaged: its numbers are not those that "
+                        "were written. Start anew, in another folder"
+                    )
 
     def tree(self) -> Params:
         if self._file is not None:
             with self._writing():
                 os.fsync(self._file)
-        return {"identity": torch.tensor(list(bytes.fromhex(self._identity)), dtype=torch.uint8)}
+        identity = torch.tensor(list(bytes.fromhex(self._identity)), dtype=torch.uint8)
+        return {"identity": identity, "checks": self._checks}
 
     def restore(self, tree: Params) -> None:
         self._identity = bytes(tree["identity"].tolist()).hex()
         self._plan = tensorfile.layout(self._specs, {"identity": self._identity})
-        found, size = b"", 0
-        if self.path.is_file():
-            size = self.path.stat().st_size
-            with self.path.open("rb") as handle:
-                found = handle.read(len(self._plan.header))
-        if found != self._plan.header or size != self._plan.size:
+        # By its content, and not by its name, which version 0.1 made of fewer settings.
+        found = [p for p in self.path.parent.glob("draws-*.safetensors") if self._is_ours(p)]
+        if not found:
             raise StorageError(
                 f"the samples that this checkpoint counts on are not in {self.path}: give the "
                 "store= of the run that wrote the checkpoint, or start anew in another folder"
             )
+        self.path = found[0]
         with self._writing():
-            remove_leftovers(self.path.parent)
-            self._file = os.open(self.path, os.O_RDWR)
+            self._claim()
+            self._open()
+        self._checks = tree["checks"].cpu()
+        self._verify()
+
+    def _is_ours(self, path: Path) -> bool:
+        with path.open("rb") as handle:
+            header = handle.read(len(self._plan.header))
+        return header == self._plan.header and path.stat().st_size == self._plan.size
 
     def finished(self) -> Params:
         self.tree()
-        assert self._file is not None
-        os.close(self._file)
-        self._file = None
-        return OnDisk(self.path, self._specs)
+        found = OnDisk(self.path, self._specs)
+        self.close()
+        return found
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        if self._lock is not None:
+            self._lock.release()
+        self._file = self._lock = None
+
+
+def _check(digest: Any) -> int:
+    """63 bits of a SHA-256, and never 0."""
+    return int.from_bytes(digest.digest()[:8], "little") >> 1 or 1
 
 
 def write_all(file: int, data: memoryview, at: int) -> None:

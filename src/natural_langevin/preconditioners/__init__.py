@@ -1,19 +1,26 @@
-"""Preconditioners: one file per metric. ``REGISTRY`` is the one list that tests read."""
+"""Preconditioners: one file per metric. ``REGISTRY`` is the one list that tests read.
+
+Imports priors and statistics; dynamics and up import it.
+"""
 
 from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner
 from natural_langevin.preconditioners.damping import resolve_damping
 from natural_langevin.preconditioners.diagonal import DiagonalFisher
 from natural_langevin.preconditioners.euclidean import Euclidean
 from natural_langevin.preconditioners.full import FullFisher
+from natural_langevin.preconditioners.kronecker import KroneckerFisher
 from natural_langevin.preconditioners.quasi_diagonal import QuasiDiagonalFisher
 from natural_langevin.preconditioners.rmsprop import RMSProp
+from natural_langevin.preconditioners.unit import UnitFisher
 
-#: The paper's name of each metric (OP: outer product, targets from the data).
+#: By name; the paper has all but the unit-wise and the Kronecker-factored ones.
 REGISTRY: dict[str, type[Preconditioner]] = {
     "euclidean": Euclidean,
     "rmsprop": RMSProp,
     "diagonal": DiagonalFisher,
     "quasi-diagonal": QuasiDiagonalFisher,
+    "unit": UnitFisher,
+    "kronecker": KroneckerFisher,
     "full": FullFisher,
 }
 
@@ -24,9 +31,11 @@ __all__ = [
     "Euclidean",
     "Factor",
     "FullFisher",
+    "KroneckerFisher",
     "Metric",
     "Preconditioner",
     "QuasiDiagonalFisher",
     "RMSProp",
+    "UnitFisher",
     "resolve_damping",
 ]

@@ -13,12 +13,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from natural_langevin import schedules
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import number_or_chains
 from natural_langevin.statistics import Params, Requests, Sharing, Statistics
 
 #: A tree of tensors by parameter name; what is in it is each metric's own business.
@@ -57,7 +57,7 @@ def diagonal_factor(scale: Params) -> Factor:
 
 def damped(value: Tensor, damping: float | Tensor) -> Tensor:
     """J + epsilon for a (chain, ...) tensor of diagonal entries."""
-    return value + per_chain(damping, value)
+    return value + number_or_chains(damping, value)
 
 
 class Preconditioner:
@@ -189,13 +189,15 @@ class FisherPreconditioner(AveragedPreconditioner):
     sample of its own.
     """
 
+    #: What ``sharing`` may be.
+    sharings: ClassVar[tuple[Sharing, ...]] = ("exact", "expand")
     targets: Targets = "data"
     sharing: Sharing = "exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _one_of("targets", self.targets, "data", "model")
-        _one_of("sharing", self.sharing, "exact", "expand")
+        _one_of("sharing", self.sharing, *self.sharings)
 
     def damping_from(self, curvature: float | Tensor) -> float | Tensor:
         """The curvature itself; with ``targets="model"`` at least ``MODEL_DAMPING``."""

@@ -1,21 +1,52 @@
 """Priors: the log-density ln alpha(theta) of a parameter tensor and its exact gradient.
 
-One prior per file; ``resolve`` says which parameter has which. Needs nothing but random numbers;
-the dynamics, the kernels and the diagnostics import it.
+One prior per file; ``constrained`` is for parameters of a probabilistic model that are positive,
+bounded or ordered; ``resolve`` says which parameter has which prior.
+
+Imports nothing but tools; statistics and up import it.
 """
 
 from natural_langevin.priors.base import Prior
+from natural_langevin.priors.constrained import (
+    Beta,
+    Gamma,
+    HalfCauchy,
+    HalfNormal,
+    InverseGamma,
+    LogNormal,
+    Ordered,
+    Positive,
+)
+from natural_langevin.priors.correlated import Correlated, smooth_pixels
+from natural_langevin.priors.fan_in import FanIn
 from natural_langevin.priors.flat import Flat
 from natural_langevin.priors.gaussian import Gaussian
+from natural_langevin.priors.laplace import Laplace
 from natural_langevin.priors.normal_inverse_gamma import NormalInverseGamma
 from natural_langevin.priors.resolve import PriorLike, of_chains, resolve
+from natural_langevin.priors.scale_mixture import ScaleMixture
+from natural_langevin.priors.student_t import StudentT
 
 __all__ = [
+    "Beta",
+    "Correlated",
+    "FanIn",
     "Flat",
+    "Gamma",
     "Gaussian",
+    "HalfCauchy",
+    "HalfNormal",
+    "InverseGamma",
+    "Laplace",
+    "LogNormal",
     "NormalInverseGamma",
+    "Ordered",
+    "Positive",
     "Prior",
     "PriorLike",
+    "ScaleMixture",
+    "StudentT",
     "of_chains",
     "resolve",
+    "smooth_pixels",
 ]

@@ -35,6 +35,11 @@ class Prior:
         """
         raise NotImplementedError
 
+    def for_tensor(self, parameter: Tensor | None) -> Prior:
+        """This prior for a tensor like ``parameter`` (None: not known): itself, unless it depends
+        on a tensor's shape."""
+        return self
+
     def chain_values(self) -> dict[str, float | Tensor]:
         """The settings that may hold one value per chain, by name; for validation."""
         return {}

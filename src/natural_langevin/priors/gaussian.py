@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import number_or_chains, per_chain
 from natural_langevin.priors.base import Prior, check_number_or_vector
 
 
@@ -40,7 +40,8 @@ class Gaussian(Prior):
         return -0.5 * terms.reshape(len(theta), -1).sum(1)
 
     def gradient(self, theta: Tensor) -> Tensor:
-        return (per_chain(self.mean, theta) - theta) / per_chain(self.variance, theta)
+        away = number_or_chains(self.mean, theta) - theta
+        return away / number_or_chains(self.variance, theta)
 
     def sample(self, key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         z = random.normal(key, math.prod(shape)).to(dtype).reshape(-1, *shape)

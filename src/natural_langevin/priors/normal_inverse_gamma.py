@@ -10,6 +10,7 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.special import gamma_quantile
 from natural_langevin.priors.base import Prior, check_number_or_vector
 
 
@@ -66,7 +67,7 @@ class NormalInverseGamma(Prior):
         # One extra uniform per chain becomes the precision through the gamma quantile function.
         z = random.normal(key, count).to(dtype).reshape(-1, *shape)
         u = random.uniform(key ^ 0x5BD1E995, 1)[:, 0].to(torch.float64)
-        precision = _gamma_quantile(self.alpha, u) / self.beta
+        precision = gamma_quantile(self.alpha, u) / self.beta
         return per_chain(self.mean, z) + z * per_chain(precision.rsqrt(), z)
 
     def chain_values(self) -> dict[str, float | Tensor]:
@@ -76,14 +77,3 @@ class NormalInverseGamma(Prior):
     def precision(self) -> float | Tensor:
         """alpha / beta, the mean of 1 / variance: exact for tensors of many components."""
         return self.alpha / self.beta
-
-
-def _gamma_quantile(shape: float, u: Tensor) -> Tensor:
-    """Quantile of Gamma(shape, rate 1): bisection on the incomplete gamma function."""
-    a = torch.full_like(u, shape)
-    low, high = torch.full_like(u, -80.0), torch.full_like(u, math.log(shape + 40.0) + 5.0)
-    for _ in range(80):  # on the logarithm of the quantile, whose range is huge for small shapes
-        middle = (low + high) / 2
-        below = torch.special.gammainc(a, middle.exp()) < u
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return ((low + high) / 2).exp().clamp_min(1e-12)

@@ -16,21 +16,22 @@ PriorLike = Prior | Mapping[str, Prior]
 
 def resolve(
     prior: PriorLike,
-    names: Iterable[str],
+    parameters: Iterable[str] | Mapping[str, Tensor],
     chains: int,
     *,
     device: torch.device | str = "cpu",
 ) -> dict[str, Prior]:
     """The prior of every parameter name. Patterns are fnmatch patterns; the first match wins.
 
-    Per-chain values move to ``device`` here, once.
+    ``parameters``: names, or a mapping from names to tensors, for priors that depend on a tensor's
+    shape (``FanIn``, ``Correlated``). Per-chain values move to ``device`` here, once.
 
     >>> from natural_langevin.priors import Flat, Gaussian
     >>> rules = {"*.bias": Gaussian(1.0), "*": Flat()}
     >>> resolve(rules, ["0.weight", "0.bias"], chains=1)
     {'0.weight': Flat(), '0.bias': Gaussian(variance=1.0, mean=0.0)}
     """
-    names = list(names)
+    names = list(parameters)
     patterns = dict(prior) if isinstance(prior, Mapping) else {"*": prior}
     for pattern, one in patterns.items():
         if not isinstance(one, Prior):
@@ -55,7 +56,8 @@ def resolve(
                 f"no prior pattern matches parameter {name!r} (patterns: {list(patterns)}); "
                 'add a last pattern "*"'
             )
-        resolved[name] = match
+        known = parameters[name] if isinstance(parameters, Mapping) else None
+        resolved[name] = match.for_tensor(known)
     return resolved
 
 

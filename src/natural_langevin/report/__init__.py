@@ -1,10 +1,8 @@
-"""results.json, or a saved posterior's JSON -> one self-contained HTML page. Touches no model.
+"""Report: results.json, or a saved posterior's JSON, as one self-contained HTML page.
 
-    schema -> summary, claims, table, charts, heatmap, reliability, digits -> page -> templates/
-    posterior (charts, reliability, histogram) -> templates/
+Imports nothing but tools, and touches no model; cli imports it.
 
-Every builder turns a part of the results into plain values; only the templates write markup, and
-they escape all of it.
+Builders turn the results into plain values, matplotlib draws, and only the templates write words.
 """
 
 from natural_langevin.report.markdown import markdown_table

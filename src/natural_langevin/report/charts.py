@@ -1,4 +1,4 @@
-"""Lines: training curves, and the score of an ensemble against its size."""
+"""Charts of a page: lines along a run or over ensemble sizes, histograms, reliability diagrams."""
 
 from __future__ import annotations
 
@@ -7,46 +7,31 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from natural_langevin.report import text
-from natural_langevin.report.axes import Axis, around
+from natural_langevin.report import svg, text
 from natural_langevin.report.palette import HUES
 
-WIDTH, HEIGHT = 420, 280
-LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 40  # margins for labels
 POINTS = 120  # a longer series is drawn as means of equal blocks
+HUGE = 1e100  # a value beyond this has diverged, whatever it is
 
-Tick = tuple[float, str]
 Values = Sequence[float | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
-    """One method's path through the plot, and the last value for the legend."""
-
-    label: str
-    hue: str
-    path: str
-    last: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Chart:
-    """A plot area with ticks in pixels of the view box, ready for the template."""
+    """What the template shows of a figure: its words, its size and what matplotlib drew."""
 
     title: str
-    x_label: str
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    lines: list[Line]
     description: str
-    block: int  # how many recorded values one drawn point is the mean of, at most
-    log: bool = True
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    right: int = WIDTH - RIGHT
-    top: int = TOP
-    bottom: int = HEIGHT - BOTTOM
+    drawing: str
+    width: int
+    height: int
+    left: int  # where the plot begins
+    x_label: str
+    y_label: str = ""
+    legend: Sequence[tuple[str, str, str]] = ()  # label, CSS class, last value
+    cells: Sequence[tuple[str, ...]] = ()  # the numbers behind it, row by row
+    block: int = 1  # how many recorded values one drawn point is the mean of, at most
+    log: bool = False
 
 
 def curves(items: Sequence[Mapping[str, Any]], hues: Mapping[str, str]) -> list[Chart]:
@@ -59,24 +44,24 @@ def curves(items: Sequence[Mapping[str, Any]], hues: Mapping[str, str]) -> list[
     ):
         if part:
             lines = [(i["label"], hues[i["method"]], i["step"], i[key]) for i in part]
-            charts.append(_chart(title, "updates", lines, log_x=False))
+            charts.append(_lines(title, "updates", lines, log_x=False))
     return charts
 
 
 def sizes(items: Sequence[Mapping[str, Any]], hues: Mapping[str, str]) -> Chart:
     """Test NLL of the average of the first k draws, against k."""
     lines = [(i["label"], hues[i["method"]], i["size"], i["nll"]) for i in items]
-    return _chart("Test NLL of the ensemble", "networks in the ensemble", lines, log_x=True)
+    return _lines("Test NLL of the ensemble", "networks in the ensemble", lines, log_x=True)
 
 
 def trace(step: Sequence[float], losses: Sequence[Values]) -> Chart:
     """Every chain's minibatch loss; on a linear scale where one is negative, as densities are."""
     lines = [(f"chain {k}", f"hue{(k + 5) % HUES}", step, ys) for k, ys in enumerate(losses)]
     positive = all(y > 0 for ys in losses for y in ys if y is not None)
-    return _chart("Training loss per minibatch", "updates", lines, log_x=False, log_y=positive)
+    return _lines("Training loss per minibatch", "updates", lines, log_x=False, log_y=positive)
 
 
-def _chart(
+def _lines(
     title: str,
     x_label: str,
     lines: Sequence[tuple[str, str, Sequence[float], Values]],
@@ -84,23 +69,30 @@ def _chart(
     log_x: bool,
     log_y: bool = True,
 ) -> Chart:
+    width, height = 420, 280
+    axes = svg.new_axes(width, height, left=44, right=10, top=10, bottom=40)
     measured = [(label, hue, *_measured(xs, ys)) for label, hue, xs, ys in lines]
     block = max(1, *(math.ceil(len(xs) / POINTS) for *_, xs, _ in measured))
-    thinned = [(label, hue, *thin(xs, ys, block)) for label, hue, xs, ys in measured]
-    x = around((v for *_, xs, _ in thinned for v in xs), log=log_x, margin=0.02)
-    y = around((v for *_, ys in thinned for v in ys), log=log_y)
-    drawn = [
-        Line(label, hue, _path(xs, ys, x, y), text.number(ys[-1] if ys else None, 4))
-        for label, hue, xs, ys in thinned
-    ]
-    ends = ", ".join(f"{line.label} ends at {line.last}" for line in drawn)
+    legend = []
+    for label, hue, xs, ys in measured:
+        xs, ys = thin(xs, ys, block)
+        legend.append((label, hue, text.number(ys[-1] if ys else None, 4)))
+        svg.mark(axes.plot(*drawable(xs, ys, log_x, log_y)), f"line {hue}")
+    axes.margins(x=0.02, y=0.04)
+    for axis, log in ((axes.xaxis, log_x), (axes.yaxis, log_y)):
+        if log:
+            svg.log_scale(axis)
+    axes.grid(axis="y")
+    ends = ", ".join(f"{label} ends at {last}" for label, _, last in legend)
     return Chart(
         title=title,
-        x_label=x_label,
-        x_ticks=[(_x(at), label) for at, label in x.ticks()],
-        y_ticks=[(_y(at), label) for at, label in y.ticks()],
-        lines=drawn,
         description=f"{title} against {x_label}{', logarithmic scale' * log_y}: {ends}.",
+        drawing=svg.inline(axes),
+        width=width,
+        height=height,
+        left=44,
+        x_label=x_label,
+        legend=legend,
         block=block,
         log=log_y,
     )
@@ -123,23 +115,46 @@ def thin(xs: list[float], ys: list[float], block: int) -> tuple[list[float], lis
     return [sum(xs[b]) / len(xs[b]) for b in blocks], [sum(ys[b]) / len(ys[b]) for b in blocks]
 
 
-def _path(xs: list[float], ys: list[float], x: Axis, y: Axis) -> str:
-    """NaN or infinity (diverged) breaks the line, and so does what a logarithm cannot show."""
-    steps: list[str] = []
-    pen = "M"
-    for xv, yv in zip(xs, ys, strict=True):
-        if not (x.shows(xv) and y.shows(yv)):
-            pen = "M"
-            continue
-        # A round line cap turns "h0" into a dot, so that a lone point is seen too.
-        steps.append(f"{pen}{_x(x.at(xv)):.1f} {_y(y.at(yv)):.1f}" + ("h0" if pen == "M" else ""))
-        pen = "L"
-    return "".join(steps)
+def drawable(
+    xs: list[float], ys: list[float], log_x: bool, log_y: bool
+) -> tuple[list[float], list[float]]:
+    """What has diverged, or has no logarithm, becomes NaN and breaks the line. A point at which a
+    line begins comes twice: with a round line cap it is a dot, so that a lone point is seen too.
+
+    >>> drawable([1, 2, 3], [5.0, -1.0, 4.0], False, True)
+    ([1, 1, nan, 3, 3], [5.0, 5.0, nan, 4.0, 4.0])
+    """
+
+    def shown(value: float, log: bool) -> bool:
+        return text.finite(value) and abs(value) < HUGE and (value > 1 / HUGE or not log)
+
+    points: list[tuple[float, float]] = []
+    for x, y in zip(xs, ys, strict=True):
+        here = (x, y) if shown(x, log_x) and shown(y, log_y) else (math.nan, math.nan)
+        begins = not points or math.isnan(points[-1][0])
+        points += [here] * (2 if begins and here[0] == x else 1)
+    return [x for x, _ in points], [y for _, y in points]
 
 
-def _x(at: float) -> float:
-    return round(LEFT + at * (WIDTH - RIGHT - LEFT), 1)
-
-
-def _y(at: float) -> float:
-    return round(HEIGHT - BOTTOM - at * (HEIGHT - BOTTOM - TOP), 1)
+def histogram(title: str, x_label: str, counts: Sequence[int], high: float, hue: str) -> Chart:
+    """``counts`` of equal bins between 0 and ``high``."""
+    width, height, most = 420, 220, max([*counts, 1])
+    axes = svg.new_axes(width, height, left=24, right=10, top=20, bottom=40)
+    edges = [high * k / len(counts) for k in range(len(counts) + 1)]
+    for low, up, count in zip(edges, edges[1:], counts, strict=False):
+        if count:
+            name = f"{text.short(low)} to {text.short(up)}: {text.count(count, 'row')}"
+            wide = 0.9 * (up - low)
+            svg.mark(axes.bar((low + up) / 2, count, width=wide), f"bar {hue}", name)
+    axes.set(xlim=(0, high), ylim=(0, most), yticks=[])
+    return Chart(
+        title=title,
+        description=f"{title} of {text.count(sum(counts), 'row')}: {x_label}, from 0 to "
+        f"{text.short(high)}; the fullest of {len(counts)} bins holds {most:,}.",
+        drawing=svg.inline(axes),
+        width=width,
+        height=height,
+        left=24,
+        x_label=x_label,
+        y_label=f"at most {most:,} rows",
+    )

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,7 @@ def _about(results: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]
 
 
 def plain(value: Any) -> str:
+    """A value of the configuration as text: JSON, a dash for null."""
     if value is None:
         return text.NOTHING
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -129,7 +131,9 @@ def _command(config: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
+@cache
 def environment() -> Environment:
+    """Jinja over the package's templates: everything escaped, an unknown name an error."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:

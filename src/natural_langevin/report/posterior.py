@@ -9,9 +9,8 @@ from typing import Any
 
 from natural_langevin._internal.atomic import staged
 from natural_langevin.report import charts, text
-from natural_langevin.report.histogram import Histogram, histogram
 from natural_langevin.report.page import environment, plain
-from natural_langevin.report.reliability import Diagram, coverage, of_rows
+from natural_langevin.report.reliability import coverage, reliability
 from natural_langevin.report.schema import ResultsError
 
 SECTIONS = {
@@ -112,20 +111,20 @@ def _verdicts(diagnosis: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return [("yes", "Nothing suspicious", "The chains agree, and there are enough draws.")]
 
 
-def _diagram(quality: Mapping[str, Any]) -> Diagram | None:
+def _diagram(quality: Mapping[str, Any]) -> charts.Chart | None:
     if quality.get("reliability"):
-        return of_rows(quality["reliability"], "Reliability", HUE)
+        return reliability(quality["reliability"], "Reliability", HUE)
     if quality.get("coverage"):
         return coverage(quality["coverage"], "Coverage of intervals", HUE, quality["rows"])
     return None
 
 
-def _histograms(quality: Mapping[str, Any]) -> list[Histogram]:
+def _histograms(quality: Mapping[str, Any]) -> list[charts.Chart]:
     found = quality.get("uncertainty")
     if not found:
         return []
     label, high = found["label"], found["high"]
     return [
-        histogram("Total uncertainty", label, found["total"], high, HUE),
-        histogram("Epistemic part", label, found["epistemic"], high, "hue2"),
+        charts.histogram("Total uncertainty", label, found["total"], high, HUE),
+        charts.histogram("Epistemic part", label, found["epistemic"], high, "hue2"),
     ]

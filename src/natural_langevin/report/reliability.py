@@ -2,106 +2,75 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from natural_langevin.report import text
+from natural_langevin.report import svg, text
+from natural_langevin.report.charts import Chart
 
-SIZE, LEFT, TOP = 176, 42, 8  # the square plot
-STRIP, GAP = 40, 8  # the histogram of counts below it
-
-
-@dataclasses.dataclass(frozen=True)
-class Bin:
-    """One confidence bin in view-box pixels; the bar grows with the logarithm of its count."""
-
-    x: float
-    y: float
-    diagonal: float
-    bar: float
-    title: str
-    cells: tuple[str, str, str]
+SIDE, STRIP = 176, 48  # the square plot, and the counts below it
 
 
-@dataclasses.dataclass(frozen=True)
-class Diagram:
-    """One method's occupied bins and the frame they stand in."""
-
-    label: str
-    hue: str
-    bins: list[Bin]
-    total: str
-    description: str
-    bar_width: float
-    x_label: str = "confidence"
-    y_label: str = "accuracy"
-    unit: str = "images"
-    width: int = LEFT + SIZE + 10
-    height: int = TOP + SIZE + GAP + STRIP + 36
-    left: int = LEFT
-    right: int = LEFT + SIZE
-    top: int = TOP
-    bottom: int = TOP + SIZE
-    floor: int = TOP + SIZE + GAP + STRIP
-    ticks: tuple[tuple[float, str], ...] = tuple((v, f"{v:g}") for v in (0.0, 0.5, 1.0))
-
-
-def diagrams(items: Sequence[Mapping[str, Any]], hues: Mapping[str, str]) -> list[Diagram]:
+def diagrams(items: Sequence[Mapping[str, Any]], hues: Mapping[str, str]) -> list[Chart]:
     """One small diagram per method, all on the same axes."""
-    return [_diagram(item, hues[item["method"]]) for item in items]
+    return [reliability(item, item["label"], hues[item["method"]], "image") for item in items]
 
 
-def of_rows(found: Mapping[str, Any], label: str, hue: str) -> Diagram:
-    """The same for the rows of a table."""
-    diagram = _diagram({"label": label, **found}, hue)
-    return dataclasses.replace(diagram, unit="rows")
-
-
-def coverage(found: Mapping[str, Any], label: str, hue: str, rows: int) -> Diagram:
-    """How often central intervals of probability c hold the truth: a diagonal too, without bars."""
-    points = {"confidence": found["level"], "accuracy": found["observed"]}
-    diagram = _diagram({"label": label, **points, "count": [rows] * len(found["level"])}, hue)
-    return dataclasses.replace(
-        diagram,
-        bins=[dataclasses.replace(point, bar=0.0) for point in diagram.bins],
-        total=f"{rows:,}",
-        description=f"Coverage of {label}: intervals of nine probabilities, {rows:,} rows.",
-        x_label="probability",
-        y_label="rows inside",
-        unit="rows",
-    )
-
-
-def _diagram(item: Mapping[str, Any], hue: str) -> Diagram:
+def reliability(found: Mapping[str, Any], label: str, hue: str, unit: str = "row") -> Chart:
+    """``found``: confidence, accuracy and count of every bin. Bars grow with ln(1 + count)."""
     points = [
         (c, a, n)
-        for c, a, n in zip(item["confidence"], item["accuracy"], item["count"], strict=True)
+        for c, a, n in zip(found["confidence"], found["accuracy"], found["count"], strict=True)
         if n > 0 and text.finite(c) and text.finite(a)
     ]
     total, most = sum(n for *_, n in points), max((n for *_, n in points), default=0)
     gap = sum(n * abs(a - c) for c, a, n in points) / total if total else None
-    return Diagram(
-        label=item["label"],
-        hue=hue,
-        bins=[_bin(c, a, n, most) for c, a, n in points],
-        total=f"{total:,}",
-        description=(
-            f"Reliability of {item['label']}: {total:,} predictions in {len(points)} occupied bins;"
-            f" mean gap between confidence and accuracy {text.number(gap, 4)}."
-        ),
-        bar_width=round(0.7 * SIZE / max(15, len(item["count"])), 1),
+    return _diagram(
+        [(c, a, n, math.log1p(n) / math.log1p(most)) for c, a, n in points],
+        hue,
+        0.7 / max(15, len(found["count"])),
+        title=label,
+        description=f"Reliability of {label}: {total:,} predictions in {len(points)} occupied bins;"
+        f" mean gap between confidence and accuracy {text.number(gap, 4)}.",
+        x_label=f"confidence, {total:,} {unit}s",
+        y_label="accuracy",
     )
 
 
-def _bin(confidence: float, accuracy: float, count: float, most: float) -> Bin:
-    words = text.number(confidence, 3), text.number(accuracy, 3), f"{count:,}"
-    return Bin(
-        x=round(LEFT + confidence * SIZE, 1),
-        y=round(TOP + (1 - accuracy) * SIZE, 1),
-        diagonal=round(TOP + (1 - confidence) * SIZE, 1),
-        bar=round(STRIP * math.log1p(count) / math.log1p(most), 1),
-        title="confidence {}, accuracy {}, count {}".format(*words),
-        cells=words,
+def coverage(found: Mapping[str, Any], label: str, hue: str, rows: int) -> Chart:
+    """How often central intervals of probability c hold the truth: a diagonal too, without bars."""
+    points = zip(found["level"], found["observed"], strict=True)
+    return _diagram(
+        [(c, a, rows, 0.0) for c, a in points],
+        hue,
+        0.0,
+        title=label,
+        description=f"Coverage of {label}: intervals of nine probabilities, {rows:,} rows.",
+        x_label=f"probability, {rows:,} rows",
+        y_label="rows inside",
     )
+
+
+def _diagram(
+    points: Sequence[tuple[float, float, float, float]], hue: str, bar: float, **words: Any
+) -> Chart:
+    """Points are confidence, accuracy, count and the height of the bar, from 0 to 1."""
+    left, width, height = 42, 42 + SIDE + 10, 8 + SIDE + STRIP + 36
+    axes = svg.new_axes(width, height, left=left, right=10, top=8, bottom=36)
+    floor = -STRIP / SIDE  # the bars stand on it, below the plot, and leave a little air
+    svg.mark(axes.plot([0, 1], [0, 1]), "diagonal")
+    cells = []
+    for c, a, n, share in points:
+        numbers = text.number(c, 3), text.number(a, 3), f"{n:,}"
+        title = "confidence {}, accuracy {}, count {}".format(*numbers)
+        svg.mark(axes.plot([c, c], [a, c]), f"gap {hue}", title)
+        svg.mark(axes.plot([c, c], [a, a]), f"dot {hue}", title)
+        if share:
+            bars = axes.bar(c, 0.83 * -floor * share, bottom=floor, width=bar)
+            svg.mark(bars, f"bar {hue}", title)
+        cells.append(numbers)
+    axes.set(xlim=(0, 1), ylim=(floor, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+    axes.grid(axis="y")
+    drawing = svg.inline(axes)
+    return Chart(drawing=drawing, width=width, height=height, left=left, cells=cells, **words)

@@ -1,7 +1,7 @@
 """What results.json must hold: its shape, written once, and one message with all that is wrong.
 
-A shape is a type or a tuple of types, a list of one shape (an array of it), or a mapping of keys to
-shapes. A key that ends in "?" may be missing or null.
+A shape is a type, a list of one shape (an array of it), or a mapping of keys to shapes; pydantic
+holds results against it. A key that ends in "?" may be missing or null.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 FORMAT = 1
-NUMBER = (int, float)
-MAYBE = (int, float, NoneType)  # null: not measured, or diverged
+NUMBER = float  # integers too; text that reads like one is none
+MAYBE = float | None  # null: not measured, or diverged
 
 SPREAD = {"mean": MAYBE, "std?": NUMBER, "values?": [MAYBE]}  # over seeds
 SCORES = {"nll": SPREAD, "accuracy": SPREAD, "brier?": SPREAD, "ece?": SPREAD}  # nats, percent
@@ -27,9 +27,9 @@ SHAPE: dict[str, Any] = {
     "version": str,
     "created": str,
     "commit?": str,
-    "machine": dict,
-    "versions": dict,
-    "config": dict,
+    "machine": dict[str, Any],
+    "versions": dict[str, Any],
+    "config": dict[str, Any],
     "deviations?": [str],
     "total_seconds?": NUMBER,
     "rows": [
@@ -39,7 +39,7 @@ SHAPE: dict[str, Any] = {
             "label": str,
             "group?": str,
             "note?": str,
-            "settings?": dict,
+            "settings?": dict[str, Any],
             "train?": SCORES,
             "test": SCORES,
             "seconds?": SPREAD,
@@ -113,42 +113,53 @@ def load_results(path: str | os.PathLike[str]) -> dict[str, Any]:
 def check(results: Any, *, name: str = "results") -> dict[str, Any]:
     """Return `results` unchanged, or raise one ResultsError that names everything wrong in it."""
     if not isinstance(results, dict):
-        raise ResultsError(f"{name} holds {_kind(results)}, not an object. {REMEDY}")
+        raise ResultsError(f"{name} holds {_shown(results)}, not an object. {REMEDY}")
     found = results.get("format")
     if found != FORMAT or isinstance(found, bool):
         raise ResultsError(
-            f"{name} has format {json.dumps(found, default=str)}; this version of natural-langevin "
+            f"{name} has format {_shown(found)}; this version of natural-langevin "
             f"reads format {FORMAT}. {REMEDY}"
         )
-    problems = list(islice(_problems(results, SHAPE, ""), 11))
-    if not problems:
-        problems = list(islice(_inconsistent(results), 11))
+    problems = list(islice(_problems(results) or _inconsistent(results), 11))
     if problems:
         shown = problems[:10] + ["and more"] * (len(problems) > 10)
         raise ResultsError(f"{name} cannot be shown:\n  " + "\n  ".join(shown) + f"\n{REMEDY}")
     return results
 
 
-def _problems(value: Any, shape: Any, path: str) -> Iterator[str]:
-    if isinstance(shape, Mapping):
-        if not isinstance(value, dict):
-            yield f"{path} is {_kind(value)}, not an object"
-            return
-        for key, inner in shape.items():
-            name = key.removesuffix("?")
-            where = f"{path}.{name}" if path else name
-            if name not in value and name == key:
-                yield f"{where} is missing"
-            elif value.get(name) is not None or name == key:
-                yield from _problems(value[name], inner, where)
-    elif isinstance(shape, list):
-        if not isinstance(value, list | tuple):
-            yield f"{path} is {_kind(value)}, not an array"
-            return
-        for i, item in enumerate(value):
-            yield from _problems(item, shape[0], f"{path}[{i}]")
-    elif not isinstance(value, shape) or isinstance(value, bool):
-        yield f"{path} is {_kind(value)}, not {_names(shape)}"
+def _problems(results: Mapping[str, Any]) -> list[str]:
+    """What pydantic finds: where, and what it got there."""
+    from pydantic import ValidationError
+
+    try:
+        _model().model_validate(results)
+    except ValidationError as error:
+        return [_sentence(**problem) for problem in error.errors()]
+    return []
+
+
+def _sentence(loc: Sequence[int | str], type: str, msg: str, input: Any, **_: Any) -> str:
+    where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc)[1:]
+    return f"{where} is missing" if type == "missing" else f"{where}: {msg}, got {_shown(input)}"
+
+
+@cache
+def _model() -> Any:
+    """SHAPE as a pydantic model that converts nothing."""
+    from pydantic import create_model
+
+    def kind(shape: Any) -> Any:
+        if isinstance(shape, list):
+            return list[kind(shape[0])]  # type: ignore[misc]
+        if not isinstance(shape, dict):
+            return shape
+        fields = {
+            key.removesuffix("?"): (kind(s) | None, None) if key.endswith("?") else (kind(s), ...)
+            for key, s in shape.items()
+        }
+        return create_model("Part", __config__={"strict": True}, **fields)  # type: ignore[call-overload]
+
+    return kind(SHAPE)
 
 
 def _inconsistent(results: Mapping[str, Any]) -> Iterator[str]:
@@ -181,13 +192,7 @@ def _length(values: Sequence[Any], expected: int, where: str) -> Iterator[str]:
         yield f"{where} has {len(values)} entries where {expected} are expected"
 
 
-def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
-    kinds |= {int: "a number", float: "a number", type(None): "null"}
-    return kinds.get(type(value), f"of type {type(value).__name__}")
-
-
-def _names(shape: type | tuple[type, ...]) -> str:
-    kinds = {int: "an integer", float: "a number", str: "a string", dict: "an object"}
-    types = shape if isinstance(shape, tuple) else (shape,)
-    return "a number" if float in types else kinds[types[0]]
+def _shown(value: Any) -> str:
+    """The beginning of a value, as JSON writes it."""
+    words = json.dumps(value, default=str)
+    return words if len(words) < 60 else f"{words[:57]}..."

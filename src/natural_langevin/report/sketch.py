@@ -6,8 +6,6 @@ that knows ASCII alone.
 
 from __future__ import annotations
 
-from natural_langevin.report.axes import Axis
-
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -30,20 +28,21 @@ def interval(
     high: float,
     truth: float,
     *,
-    axis: Axis,
+    ends: tuple[float, float],
     width: int,
     plain: bool = False,
 ) -> str:
-    """A line of ``width`` characters: the interval, the prediction in it, and the truth as x.
+    """A line of ``width`` characters between two ends: interval, prediction in it, truth as x.
 
-    >>> interval(2, 4, 6, 8, axis=Axis(0, 10), width=11, plain=True)
+    >>> interval(2, 4, 6, 8, ends=(0, 10), width=11, plain=True)
     '  |-o-| x  '
     """
     line = [" "] * width
     edge, dash, dot = ("|", "-", "o") if plain else ("│", "─", "●")
 
     def at(value: float) -> int:
-        return min(max(round(axis.at(value) * (width - 1)), 0), width - 1)
+        share = (value - ends[0]) / (ends[1] - ends[0] or 1)
+        return round(min(max(share, 0.0), 1.0) * (width - 1))
 
     for k in range(at(low), at(high) + 1):
         line[k] = dash

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,18 +13,21 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import check_writable, remove_leftovers, staged
+from natural_langevin._internal.folder_lock import FolderLock
+from natural_langevin._internal.provenance import check_provenance
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.tensorfile import StorageError, spec
+from natural_langevin.sampling.version_0_1 import as_noted_today
+
+log = logging.getLogger("natural_langevin")
 
 
 class CheckpointError(StorageError):
     """A checkpoint that cannot be read, or is not of the expected run."""
 
 
-def save_tree(path: Path, tree: Any, metadata: dict[str, str] | None = None) -> None:
-    """Writes every tensor of the tree under its path in it; scalars as 0-d tensors stay 0-d."""
-    with staged(path) as handle:
-        tensorfile.write_tensors(handle, named(tree), metadata or {})
+class OtherRunError(CheckpointError):
+    """A whole checkpoint, but of another run, or of one whose code has changed."""
 
 
 def named(tree: Any) -> dict[str, Tensor]:
@@ -32,22 +36,23 @@ def named(tree: Any) -> dict[str, Tensor]:
     return {pytree.keystr(where): leaf for where, leaf in leaves}
 
 
-def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, str]]:
+#: Entries that version 0.1 did not write: where they are missing, ``like``'s own stand for them.
+NEW_ENTRIES = ("['collector']['samples']['checks']",)
+
+
+def load_tree(path: Path, like: Any) -> Any:
     """Reads a tree of the same names, shapes and dtypes as ``like``, on ``like``'s devices."""
     expected = named(like)
     try:
-        found = tensorfile.mapped(path, {name: spec(leaf) for name, leaf in expected.items()})
-        metadata = _metadata(path)
+        with tensorfile.opened(path) as file:
+            there = set(file.keys())
+        known = {k: spec(v) for k, v in expected.items() if k in there or k not in NEW_ENTRIES}
+        found = expected | tensorfile.mapped(path, known)
         tensorfile.check_sum(path)
     except StorageError as error:
         raise CheckpointError(str(error)) from error
     loaded = [found[k].to(leaf.device, copy=True) for k, leaf in expected.items()]
-    return pytree.tree_unflatten(loaded, pytree.tree_structure(like)), metadata
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    with tensorfile.opened(path) as file:
-        return file.metadata() or {}
+    return pytree.tree_unflatten(loaded, pytree.tree_structure(like))
 
 
 #: The names that a ``RunCheckpoint`` has in its folder, the newest first.
@@ -65,52 +70,94 @@ class Saved(Protocol):
     def load(self, like: Any) -> Any | None:
         """The newest readable checkpoint of this run, or None where there is none."""
 
+    def close(self) -> None:
+        """Leaves the folder to others."""
+
 
 class RunCheckpoint:
     """The checkpoint of one run in a folder: the newest, and the one before it.
 
     ``config`` says which run it is; a folder of another run is refused with the difference named.
-    """
+    ``made_by`` (see ``provenance``) tells which versions and code started it. The folder is locked
+    until ``close``."""
 
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self._newest = folder / NEWEST
-        self._previous = folder / PREVIOUS
-        self._config = json.loads(json.dumps(config))
-        with tensorfile.writing(f"checkpoints to {folder}", "Give another folder"):
+    def __init__(
+        self, folder: Path, config: dict[str, Any], made_by: dict[str, Any] | None = None
+    ) -> None:
+        self._newest, self._previous = folder / NEWEST, folder / PREVIOUS
+        self._config, self._made_by = json.loads(json.dumps(config)), made_by or {}
+        self._newest_is_good = False  # until it has been read or written
+        with tensorfile.writing(f"checkpoints to {folder}", remedy="Give another folder"):
             folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(folder, "sampling (checkpoint=)")
             check_writable(folder)
             remove_leftovers(folder)
 
     def save(self, tree: Any) -> None:
-        """At every moment of this, one whole checkpoint is there."""
-        remedy = (
-            "The checkpoint before it is intact: free some space, and run the same again to go on"
-        )
-        what = f"a checkpoint to {self._newest.parent}"
-        with tensorfile.writing(what, remedy), staged(self._newest) as handle:
-            tensorfile.write_tensors(handle, named(tree), {"config": json.dumps(self._config)})
+        """At every moment of this, one whole checkpoint is there, and two where there were any.
+
+        A damaged file never takes the name of the good one before it."""
+        about = {"config": json.dumps(self._config), "made_by": json.dumps(self._made_by)}
+        with (
+            tensorfile.writing(f"a checkpoint to {self._newest.parent}", self._what_is_left),
+            staged(self._newest) as handle,
+        ):
+            tensorfile.write_tensors(handle, named(tree), about)
             handle.flush()
             os.fsync(handle.fileno())  # on the disk before the older one loses its name
-            if self._newest.exists():
+            if self._newest_is_good and self._newest.exists():
                 self._newest.replace(self._previous)
+        self._newest_is_good = True
+
+    def _what_is_left(self) -> str:
+        return left_after_failure(self._newest.exists() or self._previous.exists())
 
     def load(self, like: Any) -> Any | None:
         """The newest readable checkpoint of this run, or None in an empty folder."""
-        there = [path for path in (self._newest, self._previous) if path.exists()]
-        for path in there:
+        paths = [path for path in (self._newest, self._previous) if path.exists()]
+        for path in paths:
             try:
-                check_checkpoint_of(path.parent, read_config(path), self._config)
-                return load_tree(path, like)[0]
-            except CheckpointError:
-                if path == there[-1]:
+                there = read_config(path), read_field(path, "made_by")
+                check_checkpoint_of(path.parent, there, (self._config, self._made_by))
+                found = load_tree(path, like)
+            except OtherRunError:
+                raise
+            except CheckpointError as error:
+                if path == paths[-1]:
                     raise
+                log_fallback(path, error)
+                continue
+            self._newest_is_good = path == self._newest
+            return found
         return None
+
+    def close(self) -> None:
+        """Leaves the folder to others."""
+        self._lock.release()
+
+
+def left_after_failure(checkpoint: bool) -> str:
+    """What a run that could not write a checkpoint has left."""
+    if checkpoint:
+        return "The checkpoint before it is intact: run the same again to go on from there"
+    return "There is no checkpoint before it: the run will start anew"
+
+
+def log_fallback(path: Path, error: Exception) -> None:
+    """A damaged checkpoint is passed over, and that is said."""
+    log.warning("%s cannot be used (%s): going on from the checkpoint before it", path, error)
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Which run a checkpoint is of."""
+    return read_field(path, "config")
+
+
+def read_field(path: Path, name: str) -> dict[str, Any]:
+    """A JSON object in the file's metadata; {} where there is none of that name."""
     try:
-        found = json.loads(_metadata(path).get("config", "{}"))
+        with tensorfile.opened(path) as file:
+            found = json.loads((file.metadata() or {}).get(name, "{}"))
         if not isinstance(found, dict):
             raise StorageError(f"{path.name} does not say which run it is of")
     except (ValueError, RecursionError) as error:
@@ -118,12 +165,19 @@ def read_config(path: Path) -> dict[str, Any]:
     return found
 
 
-def check_checkpoint_of(folder: Path, there: dict[str, Any], config: dict[str, Any]) -> None:
-    """Refuses a checkpoint of another run, and says in which arguments the two differ."""
+#: What a checkpoint says of its run: its settings, and its provenance.
+About = tuple[dict[str, Any], dict[str, Any]]
+
+
+def check_checkpoint_of(folder: Path, there: About, here: About) -> None:
+    """Refuses a checkpoint of another run, and says in which arguments or code the two differ."""
+    (config, made_by), (ours, our_code) = there, here
     check_same_run(
-        folder, there, config, what="a checkpoint of another run", error=CheckpointError,
+        folder, config if made_by else as_noted_today(config, ours), ours,
+        what="a checkpoint of another run", error=OtherRunError,
         remedy="Use another folder, or the same settings and data",
     )  # fmt: skip
+    check_provenance(folder, made_by, our_code, error=OtherRunError)
 
 
 def config_in(folder: str | os.PathLike[str] | None) -> dict[str, Any]:

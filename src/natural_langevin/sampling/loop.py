@@ -8,10 +8,11 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
+from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin._internal.progress import Progress
 from natural_langevin.dynamics.base import Info
 from natural_langevin.sampling.checkpoint import Saved
@@ -80,32 +81,6 @@ class Stepper(Protocol):
         """``count`` updates from ``state``, which has seen ``start``."""
 
 
-class Team(Protocol):
-    """Several processes on one run. They stop, save and give up together."""
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the one that shows progress."""
-
-    def any(self, flags: Sequence[bool]) -> list[bool]:
-        """Each flag, whether any process raised it."""
-
-    def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Around what may wait for the others."""
-
-
-class Alone:
-    """A run of one process."""
-
-    first = True
-
-    def any(self, flags: Sequence[bool]) -> list[bool]:
-        return list(flags)
-
-    def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
 def run(
     plan: RunPlan,
     engine: Stepper,
@@ -115,13 +90,13 @@ def run(
     saved: Saved | None = None,
     title: str = "",
     progress: bool = True,
-    team: Team | None = None,
+    processes: Processes | None = None,
 ) -> Any:
     """All steps after those that ``state`` (or the checkpoint's) has seen; the last state.
 
-    A ``team`` compares notes whenever losses are looked at: whether anybody was interrupted, it is
-    time for a checkpoint, or any chain is running."""
-    alone, team = team is None, team or Alone()
+    Several ``processes`` compare notes whenever losses are looked at: whether anybody was
+    interrupted, it is time for a checkpoint, or any chain is running."""
+    processes = processes or SingleProcess(0)
     found = None
     if saved is not None:
         found = saved.load({"state": state, "collector": collector.tree()})
@@ -131,13 +106,13 @@ def run(
     collector.begin(None if found is None else found["collector"])
     done, written = int(state.step), time.monotonic()
     with (
-        Progress(title, plan.steps, shown=progress and team.first) as bar,
+        Progress(title, plan.steps, shown=progress and processes.first) as bar,
         _interrupts(saved) as interrupted,
     ):
         engine.say = bar.say
         while done < plan.steps:
             stop = plan.stop(done)
-            with team.waiting(f"the steps up to {stop}"):
+            with processes.waiting(f"the steps up to {stop}"):
                 state, info = engine.run(state, done, stop - done)
             done = stop
             if plan.keeps(done):
@@ -147,41 +122,53 @@ def run(
                 collector.look(state, info)
                 bar.update(done, f"loss {_mean_loss(info):.4f}  {collector.kept} kept")
                 running = not bool(info.diverged.all())
-                stopped, late, running = team.any([stopped, late, running])
+                stopped, late, running = processes.any([stopped, late, running])
                 _check_divergence(state, running)
-            elif not alone:  # the others could not know
+            elif processes.world > 1:  # the others could not know
                 stopped = late = False
             if saved is not None and (stopped or plan.saves(done, late)):
                 saved.save({"state": state, "collector": collector.tree()})
                 written = time.monotonic()
             if stopped:
                 log.warning("interrupted at step %d: run the same again to go on from there", done)
-                raise KeyboardInterrupt
+                _end(interrupted[0] if interrupted else signal.SIGINT)
     return state
 
 
 @contextlib.contextmanager
-def _interrupts(saved: Any) -> Iterator[list[bool]]:
-    """With a checkpoint, the first Ctrl-C waits until a step is done; the second does not.
+def _interrupts(saved: Any) -> Iterator[list[int]]:
+    """With a checkpoint, the first Ctrl-C or SIGTERM waits until a step is done; the second does
+    not. The signals that came are in the list.
 
     Signals belong to the main thread, and to whoever has taken them over from Python: elsewhere
     nothing is changed."""
-    noticed: list[bool] = []
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if saved is None or not usual or threading.current_thread() is not threading.main_thread():
-        yield noticed
-        return
+    came: list[int] = []
+    usual: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    in_main = threading.current_thread() is threading.main_thread()
+    taken = [n for n, h in usual.items() if saved and in_main and signal.getsignal(n) is h]
 
     def notice(number: int, frame: Any) -> None:
-        if noticed:
-            raise KeyboardInterrupt
-        noticed.append(True)
+        if came:
+            _end(number)
+        came.append(number)
 
-    signal.signal(signal.SIGINT, notice)
+    for number in taken:
+        signal.signal(number, notice)
     try:
-        yield noticed
+        yield came
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in taken:
+            signal.signal(number, usual[number])
+
+
+def _end(number: int) -> NoReturn:
+    """As the signal would have ended it, with everything closed properly."""
+    if number == signal.SIGTERM:
+        raise SystemExit(128 + number)
+    raise KeyboardInterrupt
 
 
 def _check_divergence(state: Any, running: bool) -> None:

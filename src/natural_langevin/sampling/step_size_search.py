@@ -5,6 +5,9 @@ all of them start at the same point and see the same noise and minibatches, so t
 eta alone. Each is scored by -ln of its predictive density on the held-out part, averaged over the
 iterates of the pilot's second half.
 
+Where data are few, folds are held out in turn. A best candidate at the edge of the grid makes the
+grid longer, and if it is still at the edge then, that is said.
+
 Chosen is the best candidate eta* whose next larger neighbour did not diverge (a stable run of p
 steps says little about 10 p steps so close to the edge). The run then uses
 
@@ -21,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +39,7 @@ from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.priors import Prior
 from natural_langevin.sampling.collector import finite_chains
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.validation import largest_step
@@ -51,6 +55,10 @@ PART_OF_STEPS, PART_OF_WORK = 0.1, 0.2
 FEWEST_STEPS, MOST_STEPS = 50, 2000
 #: Iterates that a candidate is scored by, and data that it is scored on.
 DRAWS, HELD_OUT, MOST_HELD_OUT = 20, 0.2, 1000
+#: Folds are held out in turn until so many rows have been: 40 rows rank candidates by chance.
+ENOUGH_HELD_OUT = 200
+#: How often the grid is made longer where its edge is best, and by how many candidates.
+EXTENSIONS, EXTENSION = 1, 4
 FEWEST_DATA = 10
 
 
@@ -82,12 +90,12 @@ class Choice:
         """The lowest score of a stable candidate."""
         return min(row["nll"] for row in self.table if row["step_size"] in self.step_sizes)
 
-    @property
-    def schedule(self) -> schedules.Schedule:
+    def schedule_of(self, burn_in: int) -> schedules.Schedule:
+        """eta_t of a run, whatever its burn-in: falling from the pilot's length on."""
         return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and words, for ``posterior.config["pilot"]``."""
+        """Plain numbers and texts, for ``posterior.config["pilot"]``."""
         return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}
 
     @staticmethod
@@ -109,26 +117,45 @@ def pilot_steps(steps: int, chains: int, candidates: int) -> int:
     return min(max(int(part * steps), FEWEST_STEPS), MOST_STEPS)
 
 
-def choose(setup: Setup, data: Any, *, steps: int, batch_size: int, splits: int = 1) -> Choice:
+def choose(
+    setup: Setup, data: Any, *, steps: int, batch_size: int, splits: int | None = None
+) -> Choice:
     """The step size for a run of ``steps`` steps on ``data``: a pure function of its arguments.
 
-    The data are in memory and have been checked."""
+    ``splits``: how many folds are held out in turn; None: until ``ENOUGH_HELD_OUT`` rows have been.
+    A best candidate at the edge of the grid makes the grid longer on that side, ``EXTENSIONS``
+    times at most; if it is there still, that is said. The data are in memory and checked."""
     x, y = split_pair(data.tensors if isinstance(data, TensorDataset) else data)
-    like = _like_chains(setup.dynamics)
+    like = like_chains(setup.dynamics.temperature, setup.dynamics.prior)
     rows = sorted(set(like))
-    kept = 1 - len(split(len(x), setup.seed)[1]) / len(x)
-    num_data = kept * (setup.num_data or len(x))
+    held_out = len(split(len(x), setup.seed)[1])
+    num_data = (1 - held_out / len(x)) * (setup.num_data or len(x))
+    splits = splits or min(-(-ENOUGH_HELD_OUT // held_out), int(1 / HELD_OUT))
     etas = candidates(setup.dynamics, num_data)
     count = pilot_steps(steps, len(like), len(etas) * len(rows))
-    scores = []
-    for part in range(splits):
-        inside, outside = split(len(x), setup.seed, part)
-        fit, held_out = _take(x, y, inside), _take(x, y, outside)
-        engine, state = _engine(setup, fit, rows, etas, num_data, count, batch_size)
-        scores.append(_score(engine, state, held_out, count, batch_size))
-    nll = torch.stack([s[0].mean(-1) for s in scores]).mean(0).unflatten(0, (len(rows), -1))
-    running = torch.stack([s[1] for s in scores]).all(0).unflatten(0, (len(rows), -1))
-    choice = _decide(etas, nll, running, rows, count, held_out=len(outside) * splits)
+    folds = [split(len(x), setup.seed, k) for k in range(splits)]
+    inside, outside = (torch.stack(rows_of) for rows_of in zip(*folds, strict=True))
+
+    def scored(etas: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss, and whether all folds' runs are stable: (row, candidate)."""
+        engine, state = _engine(setup, (x, y), inside, rows, etas, num_data, count, batch_size)
+        nll, running = _score(engine, state, (x, y), outside, count, batch_size)
+        shape = (len(rows), len(etas), splits)
+        return nll.mean(-1).unflatten(0, shape).mean(-1), running.unflatten(0, shape).all(-1)
+
+    limit = largest_step(setup.dynamics.preconditioner, setup.dynamics.prior, num_data)
+    nll, running = scored(etas)
+    for _ in range(EXTENSIONS):
+        more = _beyond(etas, nll, running & nll.isfinite(), limit)
+        if not len(more):
+            break
+        extra = scored(more)
+        order = torch.cat([etas, more]).argsort()
+        etas = torch.cat([etas, more])[order]
+        nll, running = (
+            torch.cat(pair, dim=1)[:, order] for pair in zip((nll, running), extra, strict=True)
+        )
+    choice = _decide(etas, nll, running, rows, count, held_out=held_out * splits)
     if len(rows) > 1:
         sizes = tuple(choice.step_sizes[rows.index(first)] for first in like)
         choice = dataclasses.replace(choice, step_sizes=sizes)
@@ -136,24 +163,43 @@ def choose(setup: Setup, data: Any, *, steps: int, batch_size: int, splits: int 
     return choice
 
 
+def _beyond(etas: Tensor, nll: Tensor, stable: Tensor, limit: float) -> Tensor:
+    """Candidates further out on the sides where a row's best one is the last that was tried."""
+    if not bool(stable.any(1).all()):
+        smaller = True  # nothing is stable yet
+        larger = False
+    else:
+        best = [_best(etas, nll[row], stable[row])[0] for row in range(len(nll))]
+        smaller, larger = 0 in best, len(etas) - 1 in best
+    low, high = float(etas[0]), float(etas[-1])
+    values = [low * SPACING**k for k in range(EXTENSION, 0, -1)] if smaller else []
+    up = [high * SPACING**-k for k in range(1, EXTENSION + 1)] if larger else []
+    values += [eta for eta in up if eta <= limit]
+    return torch.tensor([_three_digits(v) for v in values], dtype=torch.float64)
+
+
 def _engine(
     setup: Setup,
-    fit: tuple[Tensor, Tensor],
+    data: tuple[Tensor, Tensor],
+    inside: Tensor,
     rows: list[int],
     etas: Tensor,
     num_data: float,
     count: int,
     batch_size: int,
 ) -> tuple[Engine, State]:
-    """One chain for every candidate of every row, on the data to learn from."""
-    device = setup.dynamics.temperature.device
-    ids = torch.tensor(rows, device=device).repeat_interleave(len(etas))
-    dynamics = _for_chains(setup.dynamics, ids, setup.seed)
-    batch_size = min(batch_size, len(fit[0]))
-    stream = InMemory(*fit, batch_size=batch_size, chain=ids, seed=setup.seed, device=device)
+    """One chain for every fold of every candidate of every row, on the data to learn from:
+    ``inside`` (fold, n)."""
+    device, folds = setup.dynamics.temperature.device, len(inside)
+    ids = torch.tensor(rows, device=device).repeat_interleave(len(etas) * folds)
+    dynamics = for_chains(setup.dynamics, ids, setup.seed)
+    stream = InMemory(
+        *data, batch_size=min(batch_size, inside.shape[1]), chain=ids, seed=setup.seed,
+        device=device, rows=inside.repeat(len(rows) * len(etas), 1),
+    )  # fmt: skip
     state = setup.start(dynamics, ids)
     dynamics.gradients.prepare(state.params, stream.example()[0])
-    rates = setup.rates(etas.repeat(len(rows)), count)
+    rates = setup.rates(etas.repeat_interleave(folds).repeat(len(rows)), count)
     mode = choose_mode(setup.compile and "auto")  # too short to repay compiling
     return Engine(dynamics, stream, rates, num_data, mode=mode), state
 
@@ -174,15 +220,15 @@ def candidates(dynamics: LangevinDynamics, num_data: float) -> Tensor:
 def split(count: int, seed: int, part: int = 0) -> tuple[Tensor, Tensor]:
     """Indices to learn from and indices held out: a random fifth, at most 1000.
 
-    ``part`` counts independent splits."""
+    ``part`` counts folds: the first five are disjoint, then the data are shuffled anew."""
     if count < FEWEST_DATA:
         raise ValueError(
             f'step_size="auto" holds out a part of the data, and there are only {count} (at least '
             f"{FEWEST_DATA} are needed): give a number, such as step_size=1e-3"
         )
-    key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), part)
-    order = random.permutation(key, count)[0]
-    outside = min(int(HELD_OUT * count), MOST_HELD_OUT)
+    outside, folds = min(int(HELD_OUT * count), MOST_HELD_OUT), int(1 / HELD_OUT)
+    key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), part // folds)
+    order = random.permutation(key, count)[0].roll(-outside * (part % folds))
     return order[outside:], order[:outside]
 
 
@@ -200,21 +246,16 @@ def refuse_loader(data: Any) -> None:
         )
 
 
-def _take(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    taken = x[index.to(x.device)]
-    return taken, taken if y is x else y[index.to(y.device)]
-
-
-def _like_chains(dynamics: LangevinDynamics) -> list[int]:
-    """For every chain the first one that has its settings: all 0, unless some differ."""
-    values = [dynamics.temperature]
-    for prior in dynamics.prior.values():
-        values += [v for v in prior.chain_values().values() if isinstance(v, Tensor) and v.ndim]
-    settings = torch.stack([v.double() for v in values], dim=1).tolist()
+def like_chains(temperature: Tensor, prior: Mapping[str, Prior]) -> list[int]:
+    """For every chain the first one of its temperature and prior: all 0, unless some differ."""
+    values = [temperature]
+    for one in prior.values():
+        values += [v for v in one.chain_values().values() if isinstance(v, Tensor) and v.ndim]
+    settings = torch.stack([v.double().to(temperature.device) for v in values], dim=1).tolist()
     return [settings.index(own) for own in settings]
 
 
-def _for_chains(dynamics: LangevinDynamics, ids: Tensor, seed: int) -> LangevinDynamics:
+def for_chains(dynamics: LangevinDynamics, ids: Tensor, seed: int) -> LangevinDynamics:
     """The dynamics of a chain ``ids[k]`` in place k, with its settings and its randomness."""
 
     def prior_of(prior: Any) -> Any:
@@ -235,39 +276,45 @@ def _for_chains(dynamics: LangevinDynamics, ids: Tensor, seed: int) -> LangevinD
 
 
 def _score(
-    engine: Engine, state: State, held_out: tuple[Tensor, Tensor], steps: int, batch_size: int
+    engine: Engine,
+    state: State,
+    data: tuple[Tensor, Tensor],
+    outside: Tensor,
+    steps: int,
+    batch_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """-ln of the mean density of the second half's iterates, (chain, sample), and which run."""
-    device = state.step.device
-    x, y = (t.to(device) for t in held_out)
+    """-ln of the mean density of the second half's iterates, (chain, sample), and which run.
+
+    ``outside`` (fold, m): the rows held out; chains are in the order of their folds."""
+    device, (x, y) = engine.rates.values.device, data
+    index = outside.repeat(len(state.diverged) // len(outside), 1)
     done, drawn = 0, 0
-    total = torch.full((len(state.diverged), len(x)), -math.inf, dtype=torch.float64, device=device)
+    total = torch.full(index.shape, -math.inf, dtype=torch.float64, device=device)
     for stop in sorted({steps - (steps // 2) * k // DRAWS for k in range(DRAWS)}):
         state, _ = engine.run(state, done, stop - done)
         done, drawn = stop, drawn + 1
-        density = _log_density(engine.dynamics, state, x, y, batch_size)
+        density = torch.cat(
+            [
+                _log_density(
+                    engine.dynamics, state, *(t[i.to(t.device)].to(device) for t in (x, y))
+                )
+                for i in index.split(batch_size, dim=1)
+            ],
+            dim=1,
+        )
         total = torch.logaddexp(total, density.double())
     return (math.log(drawn) - total).cpu(), finite_chains(state).cpu()
 
 
-def _log_density(
-    dynamics: LangevinDynamics, state: State, x: Tensor, y: Tensor, batch_size: int
-) -> Tensor:
-    """ln p(y_n | x_n) by every chain's network: (chain, sample)."""
+def _log_density(dynamics: Any, state: State, x: Tensor, y: Tensor) -> Tensor:
+    """ln p(y_n | x_n) by every chain's network, of its own data (chain, n, ...): (chain, n)."""
     network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
-    chains = len(state.diverged)
 
     def one(params: Any, learned: Any, x: Tensor, y: Tensor) -> Tensor:
         return -likelihood.log_loss(network.call(params, x), y, learned)
 
-    def of_all(x: Tensor, y: Tensor) -> Tensor:
-        # Inputs of its own for every chain: a network may work on them in place.
-        copies = x.expand(chains, *x.shape).clone()
-        return vmap(one, in_dims=(0, 0, 0, None))(state.params, state.likelihood, copies, y)
-
     with torch.no_grad():
-        parts = zip(x.split(batch_size), y.split(batch_size), strict=True)
-        return torch.cat([of_all(*part) for part in parts], dim=1)
+        return vmap(one)(state.params, state.likelihood, x, y)
 
 
 def _decide(
@@ -283,6 +330,8 @@ def _decide(
             value = float(nll[row, k]) if fine else None
             table.append(own | {"step_size": eta, "nll": value, "diverged": not fine})
         best, why = _best(etas, nll[row], stable[row])
+        if "another may be better" in why:
+            log.warning('step_size="auto" chose %.3g: %s', etas[best], why)
         chosen.append(float(etas[best]))
         reasons.append(f"{etas[best]:.3g}{f' for chain {chain}' if own else ''}: {why}")
     text = (
@@ -312,6 +361,8 @@ def _best(etas: Tensor, nll: Tensor, stable: Tensor) -> tuple[int, str]:
         why += f" from {etas[0]:.2g} that are a notch below divergence, at {etas[edge]:.2g}"
     else:
         why += f" from {etas[0]:.2g} to {etas[-1]:.2g}, none of which diverged"
+    if best == 0 or best == len(etas) - 1 == edge - 1:
+        why += "; it is the last on that side, and another may be better"
     return best, why
 
 

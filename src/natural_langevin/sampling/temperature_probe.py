@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor
-
+from natural_langevin._internal.processes import Processes
 from natural_langevin.diagnostics import kinetic
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -27,14 +26,14 @@ def probe_steps(chains: int) -> int:
 
 
 def after_run(
-    engine: Engine, state: State, steps: int, *, pool: Pool | None = None
+    engine: Engine, state: State, steps: int, processes: Processes
 ) -> dict[str, Any] | None:
     """The kinetic temperature as plain numbers; None for a short run, or one without chains.
 
-    ``pool`` puts together what several processes found of their chains. A diagnosis that fails
-    must not cost the run that it was to diagnose: it is logged.
+    What several ``processes`` found of their chains is put together. A diagnosis that fails must
+    not cost the run that it was to diagnose: it is logged.
     """
-    count = probe_steps(len(state.diverged) if pool is None else pool.chains)
+    count = probe_steps(processes.chains)
     if steps < SMALL_PART * count:
         return None
     replicates = None
@@ -42,34 +41,18 @@ def after_run(
         replicates = measure(engine, state, count)
     except Exception as error:
         log.warning("the effective temperature could not be measured: %s", error)
-    return _as_dict(state, replicates, pool)
-
-
-def _as_dict(
-    state: State, replicates: kinetic.Replicates | None, pool: Pool | None
-) -> dict[str, Any] | None:
-    if replicates is None and pool is None:
+    if replicates is None and processes.world == 1:
         return None
-    found = summary(state, replicates or kinetic.nothing(list(state.params)), pool)
+    found = summary(state, replicates or kinetic.nothing(list(state.params)), processes)
     return None if found is None else found.as_dict()
 
 
-class Pool(Protocol):
-    """Several processes, each with some of the ``chains``."""
-
-    chains: int
-
-    def all_rows(self, rows: Tensor) -> Tensor:
-        """Everybody's rows, any number of them."""
-
-
 def summary(
-    state: State, found: kinetic.Replicates, pool: Pool | None = None
+    state: State, found: kinetic.Replicates, processes: Processes
 ) -> kinetic.Kinetic | None:
     """Of the steps of all chains; None if none was running."""
-    if pool is not None:
-        found = kinetic.Replicates(*map(pool.all_rows, found))
-    return kinetic.summarise(found, list(state.params))
+    gathered = kinetic.Replicates(*map(processes.all_rows, found))
+    return kinetic.summarise(gathered, list(state.params))
 
 
 def measure(engine: Engine, state: State, count: int) -> kinetic.Replicates:

@@ -19,7 +19,12 @@ from natural_langevin._internal import capacity
 from natural_langevin._internal.tensorfile import Spec, size_in_bytes
 from natural_langevin.dynamics import Integrator, Overdamped, State
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.preconditioners import Preconditioner, resolve_damping
+from natural_langevin.preconditioners import (
+    Euclidean,
+    Preconditioner,
+    RMSProp,
+    resolve_damping,
+)
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import Gradients, Network, Params
 from natural_langevin.statistics.selfcheck import check_statistics
@@ -69,8 +74,8 @@ def check_arguments(
         "dynamics", dynamics, Integrator, "one of natural_langevin.dynamics",
         "give dynamics.Overdamped(), for example",
     )  # fmt: skip
-    if init not in ("model", "fan_in", "prior"):
-        raise ValueError(f'init must be "model", "fan_in" or "prior", got {init!r}')
+    if init not in ("auto", "model", "fan_in", "prior"):
+        raise ValueError(f'init must be "auto", "model", "fan_in" or "prior", got {init!r}')
 
 
 def _check_kind(name: str, value: Any, kind: Any, allowed: str, remedy: str) -> None:
@@ -134,6 +139,13 @@ def check_parameters(model: nn.Module) -> list[nn.Parameter]:
     dtypes = {p.dtype for p in trainable}
     if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
         raise TypeError(f"trainable parameters must share one real floating dtype, got {dtypes}")
+    dtype = trainable[0].dtype
+    if dtype.itemsize < 4:
+        raise TypeError(
+            f"the parameters are {dtype}, whose rounding is larger than a step: they would never "
+            "move, or move by rounding alone. Use model.float(), and autocast=torch.bfloat16 for "
+            "its speed"
+        )
     for name, p in model.named_parameters():
         if not torch.isfinite(p).all():
             raise ValueError(f"parameter {name!r} holds NaN or infinite values: re-initialise it")
@@ -176,33 +188,73 @@ def check_run(steps: int, burn_in: int, thin: int) -> int:
 
 
 def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_data: float) -> float:
-    """Where the metric vanishes, the prior's own pull is a linear map of rate eta / damping.
+    """eta / k, where k is the rate at which the prior alone pulls a weight that no datum sees.
 
-    Beyond the smallest damping N / precision it overshoots, and beyond twice that ever further,
-    whatever the data say: a chain will diverge. That is 1 with ``damping="prior"``, and infinite
-    where the metric or the prior sets no such limit."""
-    if not preconditioner.requests:
-        return math.inf
+    There C has its largest value c, and a step is theta <- (1 - k) theta + noise with
+
+        k = eta c precision / N,      c = 1 / damping, or 1 with ``Euclidean``,
+
+    so k = eta with ``damping="prior"``. The variance comes out as the prior's / (1 - k/2); beyond 1
+    steps overshoot, and beyond 2 ever further: a chain will diverge whatever the data say.
+    Infinite where the prior does not pull."""
     damping = resolve_damping(preconditioner, prior, num_data)
-    limits = [
-        float((torch.as_tensor(damping[k]) * num_data / torch.as_tensor(p.precision)).min())
-        for k, p in prior.items()
-    ]
+    limits = []
+    for name, one in prior.items():
+        # As ``damping_from`` has it: epsilon is the curvature, or for RMSProp its square.
+        inverse = torch.as_tensor(damping[name], dtype=torch.float64)
+        if isinstance(preconditioner, RMSProp):
+            inverse = inverse.sqrt()
+        elif isinstance(preconditioner, Euclidean):
+            inverse = torch.ones((), dtype=torch.float64)
+        precision = torch.as_tensor(one.precision, dtype=torch.float64)
+        limits.append(float((inverse * num_data / precision.to(inverse.device)).min()))
     return min([limit for limit in limits if limit > 0], default=math.inf)
+
+
+#: From here on the prior's own stiffness is worth a word: variances 5 % too large.
+STIFF = 0.1
 
 
 def warn_if_stiff(
     preconditioner: Preconditioner, prior: dict[str, Prior], step_size: float, num_data: float
 ) -> None:
     """Says before the run what ``largest_step`` knows of it."""
-    pull = step_size / largest_step(preconditioner, prior, num_data)
-    if pull > 1:
+    k = step_size / largest_step(preconditioner, prior, num_data)
+    if k < STIFF:
+        return
+    effect = "grows without bound, and the chain diverges"
+    if k < 2:
+        effect = f"comes out {1 / (1 - k / 2):.3g} times too large"
+    remedy = f"a step size below {step_size * STIFF / k:.2g}"
+    if preconditioner.damping not in ("prior", 0.0):
+        remedy += ', or damping="prior"'
+    log.warning(
+        "step_size precision / (damping N) = %.2g: the variance of a weight that only the prior "
+        "sees (dead inputs, dead units) %s. Use %s", k, effect, remedy,
+    )  # fmt: skip
+
+
+#: A second half that goes less than this part of the way of the first is hardly worth its time.
+SATURATED = 0.1
+
+
+def warn_if_saturated(step_size: Tensor) -> None:
+    """``step_size`` (step, chain) of the steps whose iterates are kept.
+
+    Sum eta is the time that a chain diffuses for. Where it converges, as for ``halving``, more
+    steps do not explore further: late draws repeat each other, and longer is worse than shorter."""
+    half = len(step_size) // 2
+    total = step_size.double().sum(0)
+    late = step_size[half:].double().sum(0)
+    if half < 100 or not bool((total > 0).all()):
+        return
+    share = float((late / total).min())
+    if share < SATURATED:
         log.warning(
-            "step_size precision / (damping N) = %.2g is above 1: with %d data the prior alone "
-            'can make a chain diverge. Use damping="prior" or a smaller step size',
-            pull,
-            num_data,
-        )
+            "the step size falls so fast that the second half of the run moves %.2g %% of the way: "
+            "its draws add next to nothing. Use fewer steps, or a schedule whose sum does not "
+            "converge, such as schedules.polynomial(initial, offset)", 100 * share,
+        )  # fmt: skip
 
 
 def check_data(gradients: Gradients, state: State, x: Tensor, y: Tensor, targets: Tensor) -> None:

@@ -1,6 +1,8 @@
 """scikit-learn estimators: a Bayesian network by ``fit`` and ``predict_proba``, nothing to tune.
 
-* ``NaturalLangevinClassifier``, ``NaturalLangevinRegressor``: see ``estimators``
+Imports tabular and what it needs from below; nothing imports it.
+
+* ``NaturalLangevinClassifier``, ``NaturalLangevinRegressor``: see ``base``
 * ``python -m natural_langevin.sklearn.compare``: the comparison with scikit-learn's own networks
 """
 

@@ -34,15 +34,14 @@ from sklearn.preprocessing import StandardScaler
 
 from natural_langevin import metrics
 from natural_langevin.experiments.origin import origin
-from natural_langevin.sklearn import (
-    NaturalLangevinClassifier,
-    NaturalLangevinRegressor,
-    problem,
-    weighing,
-)
+from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
 from natural_langevin.sklearn.base import Array
-from natural_langevin.sklearn.candidates import candidates
 from natural_langevin.sklearn.table import markdown, with_table
+from natural_langevin.tabular import weighing
+from natural_langevin.tabular.candidates import candidates
+from natural_langevin.tabular.outcome import Outcome
+from natural_langevin.tabular.predictive import Predictive
+from natural_langevin.tabular.settings import Settings
 
 log = logging.getLogger("natural_langevin")
 
@@ -102,34 +101,36 @@ def classification_scores(probabilities: Array, y: Array) -> Scored:
     }
 
 
-def regression_scores(means: Array, deviation: Array, weights: Array, y: Array) -> Scored:
-    """Of the mixture over networks of N(means[k], deviation[k]^2): means (network, n)."""
-    networks = torch.distributions.Normal(
-        torch.as_tensor(means), torch.as_tensor(deviation)[:, None]
-    )
-    target, share = torch.as_tensor(y), torch.as_tensor(weights)[:, None]
-    below = (share * networks.cdf(target)).sum(0).numpy()
-    inside = np.abs(2 * below - 1)  # the central level that y lies on
+def regression_scores(predicted: Predictive, y: Array) -> Scored:
+    """Of predictive distributions of one number for every row."""
+    inside = np.abs(2 * predicted.cdf(y) - 1)  # the central level that y lies on
     gaps = [abs(float((inside <= level).mean()) - level) for level in LEVELS]
     return {
-        "nll": -float(torch.logsumexp(networks.log_prob(target) + share.log(), dim=0).mean()),
-        "rmse": metrics.rmse((share * networks.mean).sum(0), target),
+        "nll": -float(predicted.log_prob(y).mean()),
+        "rmse": metrics.rmse(torch.as_tensor(predicted.mean), torch.as_tensor(y)),
         "calibration": float(np.mean(gaps)),
         "coverage_90": float((inside <= 0.9).mean()),
     }
 
 
-def predictive(name: str, model: Any, train: tuple[Array, Array], X: Array) -> tuple[Array, ...]:
-    """Class probabilities, or (means, deviations, weights) of the predictive mixture's networks."""
+def mixture(means: Array, deviation: Array, weights: Array) -> Predictive:
+    """Of networks with N(means[k], deviation[k]^2): means (network, n)."""
+    centre, width = (torch.as_tensor(v, dtype=torch.float64) for v in (means, deviation))
+    law = torch.distributions.Normal(centre[..., None], width[:, None, None])
+    return Predictive(Outcome("regression", "constant"), law, torch.as_tensor(weights), flat=True)
+
+
+def predictive(name: str, model: Any, train: tuple[Array, Array], X: Array) -> Any:
+    """Class probabilities, or the predictive distributions of numbers."""
     if name != "diabetes":
-        return (model.predict_proba(X),)
+        return model.predict_proba(X)
     if isinstance(model, NaturalLangevinRegressor):
-        return model.predict_networks(X)
+        return model.predict_dist(X)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         unseen = cross_val_predict(clone(model.best_estimator_), *train, cv=5)
     deviation = np.sqrt(np.mean((train[1] - unseen) ** 2, keepdims=True))
-    return model.predict(X)[None], deviation, np.ones(1)
+    return mixture(model.predict(X)[None], deviation, np.ones(1))
 
 
 def run(name: str, method: str, splits: int) -> Scored:
@@ -141,7 +142,7 @@ def run(name: str, method: str, splits: int) -> Scored:
         model = METHODS[method](name, X, y, split)
         seconds.append(time.process_time() - start)
         score: Any = regression_scores if name == "diabetes" else classification_scores
-        found.append(score(*predictive(name, model, (X, y), X_test), y_test))
+        found.append(score(predictive(name, model, (X, y), X_test), y_test))
         chosen.append(_choice(model))
         count = len(y_test)
         log.info("%s %s split %d: %s", name, method, split, found[-1])
@@ -159,18 +160,18 @@ def run(name: str, method: str, splits: int) -> Scored:
 def _choice(model: Any) -> dict[str, Any]:
     if isinstance(model, GridSearchCV):
         return {k.rsplit("__", 1)[-1]: v for k, v in model.best_params_.items()}
-    return {"candidates": model.choice_, "scale": model.scale_}
+    return {"candidates": model.learned_.choice, "scale": model.learned_.scale}
 
 
 def configuration() -> dict[str, Any]:
-    offered = candidates("auto", "auto", "auto", preconditioner="qdop")
+    defaults = Settings()
     return {
         "ours": NaturalLangevinClassifier().get_params(),
-        "candidates": [one.as_dict() for one in offered],
+        "candidates": [one.as_dict() for one in candidates(defaults)],
         "cross_validation": {
-            "chains_of_fold": problem.CHAINS_OF_FOLD,
-            "most_held_out": problem.MOST_HELD_OUT,
-            "draws": problem.DRAWS,
+            "chains_of_fold": defaults.chains_per_fold,
+            "most_held_out": defaults.held_out,
+            "draws": defaults.draws,
             "updates": weighing.UPDATES,
             "least_weight": weighing.LEAST_WEIGHT,
             "deviation": weighing.DEVIATION,

@@ -1,5 +1,7 @@
 """Gradients: model + batch -> loss, mean gradient and Fisher statistics, for all chains at once.
 
+Imports likelihoods; preconditioners and up import it.
+
 This is the only backward pass of the library. For every chain, with per-sample loss l_n:
 
     gradient = mean_n d l_n / d theta                      what Algorithm 1 calls g
@@ -15,6 +17,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 from torch.utils import _pytree as pytree
@@ -69,6 +72,15 @@ __all__ = [
 ]  # fmt: skip
 
 Deferred = dict[str, tuple[Tensor, ...]]  # a, delta, and delta of drawn labels where they differ
+
+
+def _without_axis(function: Any, axes: tuple[int | None, ...], *values: Any) -> Any:
+    """``vmap`` of one: eagerly, the transformation costs more than the arithmetic."""
+    inside = (
+        value if axis is None else pytree.tree_map(lambda t: t[0], value)
+        for axis, value in zip(axes, values, strict=True)
+    )
+    return pytree.tree_map(lambda t: t[None], function(*inside))
 
 
 class Gradients:
@@ -189,9 +201,11 @@ class Gradients:
         """All chains on a batch, or on the ``part`` of one that is here."""
         data = 0 if chain_axis else None
         one_chain = partial(self._one_chain, deferred=deferred, part=part)
-        loss, gradient, found, state, calls = vmap(one_chain, in_dims=(0, 0, data, data, 0, None))(
-            params, likelihood, *batch, key, rate
-        )
+        axes = (0, 0, data, data, 0, None)
+        over_chains = vmap(one_chain, in_dims=axes)
+        if len(key) == 1 and chain_axis and not torch.compiler.is_compiling():
+            over_chains = partial(_without_axis, one_chain, axes)
+        loss, gradient, found, state, calls = over_chains(params, likelihood, *batch, key, rate)
         handed = {name: DeferredCall(*call) for name, call in calls.items()}
         return Evaluation(loss, gradient, Statistics(**found), state, handed)
 

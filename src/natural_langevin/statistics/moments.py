@@ -78,7 +78,8 @@ def _group_moments(
             merge(result, _expanded(group, forms, samples, numbers))
             rest -= {"second", "cross"}
         elif all(isinstance(g, Scatter) for gs in forms.values() for g in gs):
-            merged = {k: [Scatter.joined(gs).merged()] for k, gs in forms.items()}  # type: ignore[arg-type]
+            lookups: Any = forms
+            merged: Any = {k: [Scatter.joined(gs).merged()] for k, gs in lookups.items()}
             merge(result, _expanded(group, merged, samples, numbers))
             rest -= {"second", "cross"}
     if complete and "kronecker" in rest and _is_product(group, forms):

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -37,7 +38,13 @@ def _plain_generator(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 #: What is replaced belongs to the process, and ``functional_call`` puts parameters into the module
 #: itself: one network is called at a time, whichever thread asks.
-_ONE_AT_A_TIME = threading.RLock()
+MODEL_LOCK = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a fork waits until no network is being called either
+    os.register_at_fork(
+        before=MODEL_LOCK.acquire,
+        after_in_parent=MODEL_LOCK.release,
+        after_in_child=MODEL_LOCK.release,
+    )
 
 
 @contextmanager
@@ -47,7 +54,7 @@ def vectorised(x: Tensor) -> Iterator[None]:
         with _batched_attention(x):
             yield
         return
-    with _ONE_AT_A_TIME, _without_checkpoints(), _batched_attention(x):
+    with MODEL_LOCK, _without_checkpoints(), _batched_attention(x):
         yield
 
 

@@ -6,6 +6,7 @@ command line's train, predict and evaluate.
 
 A run is a folder: ``run.json`` (columns, classes, settings, and what was done to the table),
 ``learned/`` (posteriors and their weights) and ``quality.json`` (scores on held-out rows). Nothing
-in it is a pickle, and ``predict`` needs nothing else. The estimators and the command line import
-it; it imports the sampler and the posterior.
+in it is a pickle, and ``predict`` needs nothing else.
+
+Imports langevin and what it needs from below; sklearn and up import it.
 """

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +16,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from natural_langevin._internal.atomic import remove_leftovers
+from natural_langevin._internal.folder_lock import NAME as LOCK
+from natural_langevin._internal.folder_lock import FolderInUseError, FolderLock
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table
 from natural_langevin.data.tables import TrainingData
-from natural_langevin.distributed.once import first_alone
+from natural_langevin.distributed import join
+from natural_langevin.distributed.rank_zero import on_rank_zero
 from natural_langevin.tabular import run as folders
 from natural_langevin.tabular.outcome import check_size
 from natural_langevin.tabular.quality import quality
 from natural_langevin.tabular.recipe import CHUNK, learn
-from natural_langevin.tabular.run import Run, RunFolderError
+from natural_langevin.tabular.run import OtherRunError, Run, RunFolderError
 from natural_langevin.tabular.settings import Settings
 from natural_langevin.tabular.survey import fit_features
 from natural_langevin.tabular.target import Target, find_target, fit_target
+
+log = logging.getLogger("natural_langevin")
 
 FEWEST_ROWS = 10
 
@@ -149,24 +157,73 @@ def split(
 
 def open_folder(folder: Path, run: Run, *, resume: bool) -> None:
     """The folder is new, or holds the beginning of this very run and ``resume`` was said."""
-    first_alone("opening the run's folder", lambda: _open_folder(folder, run, resume))
+    on_rank_zero("opening the run's folder", lambda: _open_folder(folder, run, resume))
+
+
+def open_default_folder(folder: Path, run: Run, *, resume: bool) -> Path:
+    """The same for a folder that nobody named: where another run has it, or is about to, the first
+    of folder-2, folder-3, ... that is free (or, with ``resume``, that holds this very run)."""
+    name = on_rank_zero(
+        "opening the run's folder", lambda: str(_open_first(folder, run, resume=resume))
+    )
+    return Path(join().exchange("the run's folder", name or "")[0])  # as the first process has it
+
+
+def _open_first(folder: Path, run: Run, *, resume: bool) -> Path:
+    refused: OtherRunError | FolderInUseError | None = None
+    for number in itertools.count(1):
+        chosen = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        if resume and refused is not None and not chosen.exists():
+            raise refused  # there is nothing to go on with
+        try:
+            if folders.is_started(chosen):
+                folders.check_same(chosen, run)
+            _open_folder(chosen, run, resume)
+        except (OtherRunError, FolderInUseError) as error:
+            refused = refused or error
+            continue
+        if refused is not None:
+            log.warning("%s; this run is kept in %s", refused, chosen)
+        return chosen
+    raise AssertionError("there is always a next number")
+
+
+#: Run folders that are open at this process: nobody else writes there until ``fit`` is done.
+_open: dict[Path, FolderLock] = {}
 
 
 def _open_folder(folder: Path, run: Run, resume: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder, "training")
     if folders.is_started(folder):
         if not resume:
             raise RunFolderError(
                 f"{folder} holds a run already: go on with it with --resume, or use another --out"
             )
         folders.check_same(folder, run)
-    elif not folders.is_run(folder) and folder.is_dir() and any(folder.iterdir()):
-        raise RunFolderError(f"{folder} exists and holds something else: use another --out")
+    elif not folders.is_run(folder) and any(p.name != LOCK for p in folder.iterdir()):
+        raise OtherRunError(f"{folder} exists and holds something else: use another --out")
     else:
-        folder.mkdir(parents=True, exist_ok=True)
-        folders.write_json(folder / "run.json", run.to_json())
+        folders.write_run(folder, run)
     remove_leftovers(folder)
+    _open[folder] = lock
 
 
+def _closes_folder(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """However the function ends, its folder is left to others."""
+
+    @functools.wraps(function)
+    def closing(prepared: Prepared, folder: Path, **options: Any) -> dict[str, Any]:
+        try:
+            return function(prepared, folder, **options)
+        finally:
+            if (lock := _open.pop(folder, None)) is not None:
+                lock.release()
+
+    return closing
+
+
+@_closes_folder
 def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True) -> dict[str, Any]:
     """Learns, saves and scores: the content of quality.json. A finished run is only read.
 
@@ -191,7 +248,7 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
     learned.save(folders.learned_folder(folder))
     label = f"held-out rows of {run.source}" if run.hold_out else f"{run.source}, test part"
     found = quality(learned, run.target, held_out, label=label) | {"reason": learned.reason}
-    first_alone("writing down the quality", lambda: _finish(folder, found))
+    on_rank_zero("writing down the quality", lambda: _finish(folder, found))
     return found
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.checked_json import with_checksum, without_checksum
 from natural_langevin.data.errors import DataError
 from natural_langevin.metrics import TemperatureScaling
 from natural_langevin.metrics.conformal import threshold
@@ -33,7 +34,7 @@ from natural_langevin.tabular import crossvalidation
 from natural_langevin.tabular.candidates import OF_SPREADS, Candidate, candidates, single
 from natural_langevin.tabular.crossvalidation import Problem, networks
 from natural_langevin.tabular.outcome import Outcome, outcomes
-from natural_langevin.tabular.predictive import Predictive
+from natural_langevin.tabular.predictive import Networks, Predictive
 from natural_langevin.tabular.settings import Settings
 from natural_langevin.tabular.weighing import Weighed, densities, weigh
 
@@ -86,7 +87,8 @@ class Learned:
         for part in x.split(CHUNK):
             p, entropy = torch.zeros(()), torch.zeros(())
             for weight, said in zip(self.weights, self._networks(part), strict=True):
-                each = said.law(self.outcome).probs  # type: ignore[attr-defined]
+                law: Any = said.law(self.outcome)
+                each = law.probs
                 p = p + weight * each.mean(0)
                 entropy = entropy + weight * torch.special.entr(each).sum(-1).mean(0)
             means.append(p)
@@ -106,12 +108,12 @@ class Learned:
             shares.append(torch.full((len(said.outputs),), float(weight) / len(said.outputs)))
         outputs = torch.cat([said.outputs for said in parts])
         variances = [said.variance for said in parts if said.variance is not None]
-        joined = crossvalidation.Networks(outputs, torch.cat(variances) if variances else None)
+        joined = Networks(outputs, torch.cat(variances) if variances else None)
         law = joined.law(self.outcome, self.scale)
         shares_of_all = torch.cat(shares).double()
         return Predictive(self.outcome, law, shares_of_all / shares_of_all.sum(), flat=flat)
 
-    def _networks(self, x: Tensor) -> list[crossvalidation.Networks]:
+    def _networks(self, x: Tensor) -> list[Networks]:
         network = self.outcome.network(self.inputs, self.settings)
         return [networks(posterior, network, x) for posterior in self.posteriors]
 
@@ -131,12 +133,13 @@ class Learned:
             "reason": self.reason,
         }
         with staged(folder / "learned.json") as handle:
-            handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
+            handle.write(json.dumps(with_checksum(value), indent=1).encode())
 
     @staticmethod
     def load(folder: str | os.PathLike[str], device: str = "cpu") -> Learned:
         folder = Path(folder)
-        value = json.loads((folder / "learned.json").read_text(encoding="utf-8"))
+        text = (folder / "learned.json").read_text(encoding="utf-8")
+        value = without_checksum(json.loads(text))
         outcome = Outcome.from_json(value["outcome"])
         settings, inputs = Settings.from_json(value["settings"]), int(value["inputs"])
         weights = torch.tensor(value["weights"], dtype=torch.float64)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.checked_json import with_checksum, without_checksum
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.version import __version__
 from natural_langevin.tabular.features import Features
@@ -21,6 +22,10 @@ FORMAT = 2
 
 class RunFolderError(ValueError):
     """A folder that holds no run, half a run, or another one."""
+
+
+class OtherRunError(RunFolderError):
+    """A folder that holds another run, or something that is none."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,11 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
 
 
+def write_run(folder: Path, run: Run) -> None:
+    """run.json, with a checksum: predictions depend on every number in it."""
+    write_json(folder / "run.json", with_checksum(run.to_json()))
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -114,7 +124,7 @@ def load_run(folder: Path) -> Run:
         )
     value = read_json(folder / "run.json")
     try:
-        return Run.from_json(value)
+        return Run.from_json(without_checksum(value))
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise RunFolderError(
             f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error}): train again"
@@ -153,7 +163,8 @@ def check_same(folder: Path, run: Run) -> None:
     """Going on needs the same data and settings; the differences are named."""
     there, here = read_json(folder / "run.json"), json.loads(json.dumps(run.to_json()))
     # A newer version may go on where the format is the same.
+    passed_over = {"version": None, "checksum": None}
     check_same_run(
-        folder, there | {"version": None}, here | {"version": None}, what="another run",
-        remedy="Use the same data and options, or another --out", error=RunFolderError,
+        folder, there | passed_over, here | passed_over, what="another run",
+        remedy="Use the same data and options, or another --out", error=OtherRunError,
     )  # fmt: skip

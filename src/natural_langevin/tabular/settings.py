@@ -129,7 +129,7 @@ def _plain(step_size: Any) -> Any:
 
 
 def _sizes(sizes: Any) -> tuple[int, ...]:
-    if isinstance(sizes, numbers.Integral) and not isinstance(sizes, bool):
+    if type(sizes) is not bool and isinstance(sizes, numbers.Integral):
         sizes = (int(sizes),)
     given: list[Any] = list(sizes) if isinstance(sizes, Iterable) else [sizes]
     # True is an integer to Python, and not a number of units.

@@ -20,7 +20,6 @@ from natural_langevin.experiments.speed import (
     plain,
     run,
 )
-from natural_langevin.experiments.speed.__main__ import main
 from natural_langevin.experiments.speed.contender import Contender, Ready, Unavailable
 from natural_langevin.experiments.speed.contenders import OURS, PEERS, PLAIN, REFERENCE, contenders
 from natural_langevin.experiments.speed.plot import plot
@@ -30,7 +29,7 @@ from natural_langevin.experiments.speed.show import plain as plain_text
 
 SIZES = {"inputs": 12, "hidden": (16, 16), "batch_size": 8, "num_data": 64}
 TOY = Settings(
-    device="cpu", repeats=3, compile=False, threads=1, block_seconds=0.01, networks=("mlp",),
+    device="cpu", repeats=3, compile=False, threads=1, block_seconds=1e-3, networks=("mlp",),
     chains=(1, 2), sections=("steps",), sizes=SIZES,
 )  # fmt: skip
 
@@ -292,7 +291,7 @@ import sys
 for name in ("rich", "typer", "matplotlib", "posteriors", "blackjax", "jax"):
     sys.modules[name] = None
 from natural_langevin.experiments.speed import Settings
-from natural_langevin.experiments.speed.__main__ import measure_and_show
+from natural_langevin.experiments.speed.command import measure_and_show
 from pathlib import Path
 settings = Settings(**{vars(TOY) | {"only": ("sgld",), "repeats": 1}!r})
 measure_and_show(settings, out=Path({str(tmp_path / "b.json")!r}), picture=Path("none.png"))
@@ -319,11 +318,6 @@ measure_and_show(settings, out=Path({str(tmp_path / "b.json")!r}), picture=Path(
 def test_bad_settings_name_the_remedy(changes, part):
     with pytest.raises(BenchError, match=part):
         toy(**changes).resolved()
-
-
-def test_the_module_answers_bad_options_with_one_line(capsys):
-    assert main(["--sections", "speed"]) == 2
-    assert "choose among" in capsys.readouterr().err
 
 
 def test_unavailable_keeps_its_reason_on_one_line():

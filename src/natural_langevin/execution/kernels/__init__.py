@@ -1,5 +1,8 @@
 """Fused steps: linear layers whose gradient, statistics and update are formed in one place.
 
+Imports data, likelihoods, priors, statistics, preconditioners and dynamics; sampling and up import
+it.
+
 ``step.FusedStep`` is the step, ``layer`` says what a backend is given, and a backend is one file:
 ``triton_linear`` on CUDA, ``cpu_linear`` on the CPU. Where there is none, or no layer qualifies,
 the general path serves.

@@ -29,7 +29,8 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         [(n, ctypes.c_int64) for n in ("chains", "outputs", "inputs", "weight_start", "bias_start")]
-        + [("share", ctypes.c_float), ("adapts", ctypes.c_int), ("fresh", ctypes.c_int)]
+        + [("share", ctypes.c_float)]
+        + [(n, ctypes.c_int) for n in ("adapts", "fresh")]
         + [
             (n, ctypes.c_void_p)
             for n in (

@@ -25,7 +25,7 @@ ACTIVATIONS = {nn.Tanh: jnp.tanh, nn.ReLU: jax.nn.relu}
 Weights = dict[str, Any]
 
 
-def forward(network: nn.Sequential, w: Weights, x: Any) -> Any:
+def forward(network: nn.Module, w: Weights, x: Any) -> Any:
     """The sequential torch network as a function of JAX arrays."""
     for name, layer in network.named_children():
         if isinstance(layer, nn.Linear):

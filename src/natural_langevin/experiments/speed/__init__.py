@@ -1,8 +1,9 @@
 """What a step costs, against plain SGD and other people's SGLD on the same machine.
 
-``python -m natural_langevin.experiments.speed`` and ``natural-langevin bench`` are the same
-program; this one needs no more than torch and numpy. Peers that are not installed are
-listed as such.
+Imports everything below experiments; cli imports it.
+
+``natural-langevin bench`` runs it. It needs no more than torch and numpy itself; peers that are not
+installed are listed as such. Imports everything below it; the commands import it.
 """
 
 from natural_langevin.experiments.speed.run import run

@@ -17,12 +17,14 @@ from natural_langevin.experiments.speed.problems import Problem
 
 
 def remember(problem: Problem, contender: Contender, seconds: float) -> None:
+    """Note beside the compiler's cache that this step is compiled, and how long it took."""
     note = _note(problem, contender)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(f"{contender.label}: {seconds:.1f} s\n")
 
 
 def remembered(problem: Problem, contender: Contender) -> bool:
+    """Whether this step was compiled before on this machine."""
     return _note(problem, contender).exists()
 
 

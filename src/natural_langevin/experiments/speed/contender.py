@@ -50,4 +50,5 @@ class Contender:
 
     @property
     def label(self) -> str:
+        """Its name in tables, with the number of chains where there are several."""
         return f"{self.name} x {self.chains}" if self.chains > 1 else self.name

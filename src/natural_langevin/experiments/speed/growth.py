@@ -26,6 +26,8 @@ CHAINS = {"cpu": (1, 2, 4, 8), "cuda": (1, 4, 12, 64, 256)}
 
 
 class Point(NamedTuple):
+    """One size: hidden units of each layer, minibatch and number of chains."""
+
     hidden: tuple[int, ...]
     batch_size: int
     chains: int
@@ -45,6 +47,7 @@ def axes(base: Point, chains: Sequence[int]) -> dict[str, list[tuple[int, Point]
 
 
 def section(settings: Settings, say: Say) -> dict[str, Any]:
+    """Seconds per step along every axis of sizes, each axis through the same base."""
     kind = torch.device(settings.device).type
     sizes = {"hidden": (400, 400), "batch_size": 100, **settings.sizes}
     base = Point(tuple(sizes.pop("hidden")), sizes.pop("batch_size"), BASE_CHAINS[kind])

@@ -43,7 +43,8 @@ print(json.dumps(first_step(**json.loads(sys.argv[1]))))
 
 
 def section(settings: Settings, say: Say) -> dict[str, Any]:
-    imports = [_fresh([IMPORTS]) for _ in range(2 if settings.quick else 5)]
+    """What a user waits for: imports, and the first step in a process of its own."""
+    imports = [_fresh([IMPORTS]) for _ in range(1 if settings.quick else 5)]
     beyond = [run["beyond"] for run in imports]
     say(f"latency: import natural_langevin beyond torch {spread(beyond)['median']:.2f} s")
     found: dict[str, Any] = {

@@ -103,6 +103,7 @@ def timed(device: torch.device, row: Row, count: int) -> tuple[float, int]:
 
 
 def synchronise(device: torch.device) -> None:
+    """Wait for what a GPU has been given; nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

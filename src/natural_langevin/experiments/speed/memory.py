@@ -35,6 +35,7 @@ CHAINS = {"cpu": (1, 4), "cuda": (4, 16)}
 
 
 def section(settings: Settings, say: Say) -> dict[str, Any]:
+    """Peak memory of a run at three sizes, and what a chain and a sample add to it."""
     few, many = CHAINS[torch.device(settings.device).type]
     sizes = {"batch_size": 100, **settings.sizes}
     batch = sizes.pop("batch_size")
@@ -71,6 +72,7 @@ def derive(points: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(task: Problem, chains: int, *, compile: bool) -> dict[str, Any]:
+    """Peak memory of some steps of one sampler, above what was allocated before."""
     peak = _peak_cuda if task.device.type == "cuda" else _peak_cpu
     gc.collect()
     before = _allocated(task.device)

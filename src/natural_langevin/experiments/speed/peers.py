@@ -24,6 +24,7 @@ SCAN = {"cpu": 10, "cuda": 100}
 
 
 def missing(package: str) -> Unavailable:
+    """The error for a package that is not installed, with the remedy."""
     return Unavailable("not installed", f"pip install 'natural-langevin[bench]' for {package}")
 
 
@@ -90,6 +91,7 @@ def jax_sgld(problem: Problem, chains: int) -> Ready:
 
 
 def import_jax(problem: Problem) -> Any:
+    """jax, on the device of the problem; Unavailable where it is not there."""
     # Without this jax takes three quarters of the GPU's memory at its first use.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:

@@ -17,6 +17,7 @@ from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, STEP_SIZ
 
 
 def minibatch(problem: Problem, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Rows drawn with replacement, on the problem's device."""
     index = torch.randint(
         problem.num_data, (problem.batch_size,), generator=generator, device=problem.device
     )
@@ -24,10 +25,12 @@ def minibatch(problem: Problem, generator: torch.Generator) -> tuple[Tensor, Ten
 
 
 def generator(problem: Problem) -> torch.Generator:
+    """The random numbers of one contender, from the problem's seed."""
     return torch.Generator(problem.device).manual_seed(problem.seed)
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """All numbers in a row, on the CPU, for comparison between contenders."""
     return torch.cat([t.detach().flatten() for t in tensors]).cpu()
 
 

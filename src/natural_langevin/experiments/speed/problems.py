@@ -33,14 +33,17 @@ class Problem:
 
     @property
     def device(self) -> torch.device:
+        """Where its data are."""
         return self.x.device
 
     @property
     def num_data(self) -> int:
+        """N, the number of data."""
         return len(self.x)
 
     @property
     def parameters(self) -> int:
+        """Number of weights of its network."""
         return sum(p.numel() for p in self.build().parameters())
 
 

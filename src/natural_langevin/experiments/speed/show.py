@@ -91,6 +91,7 @@ def notes(results: dict[str, Any]) -> list[str]:
 
 
 def show(results: dict[str, Any]) -> None:
+    """Print all tables: by rich where it is installed."""
     try:
         _rich(results)
     except ImportError:
@@ -98,6 +99,7 @@ def show(results: dict[str, Any]) -> None:
 
 
 def plain(results: dict[str, Any]) -> str:
+    """All tables as text in columns."""
     lines = []
     for title, headings, rows in tables(results):
         whole = [list(headings), *rows]

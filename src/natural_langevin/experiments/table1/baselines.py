@@ -12,8 +12,7 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin.dynamics.descent import Loss
-
-Params = dict[str, Tensor]
+from natural_langevin.types import Params
 
 
 def forward(params: Params, x: Tensor, rate: Tensor, masks: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-Params = dict[str, Tensor]
+from natural_langevin.types import Params
 
 #: Inputs on which every single draw is remembered, for the effective sample size.
 PROBES = 50

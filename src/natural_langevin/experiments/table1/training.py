@@ -6,6 +6,7 @@ same numbers.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.provenance import versions
 from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.execution.engine import Engine
 from natural_langevin.experiments.table1.ensemble import Ensemble
@@ -119,8 +121,8 @@ def train(
     plan = RunPlan(steps, burn_in, thin, look_every=max(1, steps // LOOKS), save_end=False)
     timed, chains = TimedEngine(engine), len(next(iter(state.params.values())))
     collector = StageCollector(plan.looks, chains, timed.clock, ensemble, strict=stop_if_diverged)
-    saved = RunCheckpoint(checkpoint, config)
-    state = run(plan, timed, state, collector, saved=saved, title=title, progress=progress)
+    with contextlib.closing(RunCheckpoint(checkpoint, config, {"versions": versions()})) as saved:
+        state = run(plan, timed, state, collector, saved=saved, title=title, progress=progress)
     looks = [int(step) for step in collector.trace.seen[:, 0]]
     seconds = steps * float(timed.clock[0] / timed.clock[1].clamp_min(1))
     return Outcome(state, looks, collector.trace.seen[:, 1:].float(), seconds)

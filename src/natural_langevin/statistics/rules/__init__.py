@@ -1,4 +1,7 @@
-"""Rules: one file per family of layers. ``RULES`` is the one list that the capture reads."""
+"""Rules: one file per family of layers. ``RULES`` is the one list that the capture reads.
+
+Imports likelihoods; preconditioners and up import it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ from natural_langevin.statistics.rules.tapped import (
 
 __all__ = [
     "RULES", "Call", "Outer", "Rule", "SampleGradient", "Scatter", "Stacked", "Sum", "Units",
-    "own_units", "positions", "register_rule", "restore_layers", "rewrite_layers",
+    "own_units", "positions", "register_rule", "restore_layers", "rewrite_layers", "row_units",
 ]  # fmt: skip
 
 #: By exact type: a subclass may compute something else.

@@ -12,7 +12,7 @@
 #include "activation.h"
 #include "likelihood.h"
 #include "minibatch.h"
-#include "update.h"
+#include "unit.h"
 
 // A chain whose step takes fewer multiplications than this goes by one thread: a team's members wait
 // for each other four times a step, and for long where other programs want their cores.
@@ -26,7 +26,8 @@ typedef struct {
     real *a, *aa;     // inputs and their squares: (in, stride)
     real *blocks;     // the inputs sample by sample, of a wide layer
     real *z, *slope;  // outputs, and f'(z) where it is kept: (out, stride)
-    real *d, *dd;     // dl/dz and its square
+    real *d, *dd;     // dl/dz, and its square
+    real *f;          // dl/dz of drawn labels, whose square dd then is
 } Pass;
 
 typedef struct {
@@ -51,6 +52,8 @@ typedef struct {
 // One thread's own memory.
 typedef struct {
     real *pack, *squares, *v, *d, *n;
+    real *block, *gram, *scaled;  // of the unit-wise metric
+    float *draws;
     real *sums[3];
     float *noise, *bias_noise;
     Active *active;
@@ -76,16 +79,18 @@ INLINE int64_t padded(int64_t in) { return (in + OUTER_WIDTH - 1) / OUTER_WIDTH 
 INLINE int64_t chunk_of(int64_t in) { return most(8, least(64, 24576 / in)); }
 INLINE int trained(const Layer *l) { return l->trainable[WEIGHT] || l->trainable[BIAS]; }
 
-static int needs_moments(const Run *run) {
-    return run->metric == DIAGONAL || run->metric == QUASI_DIAGONAL;
+// Numbers from one row of a batch's matrix to the next: odd cache lines, so that rows do not compete.
+static int64_t stride_of(const Run *run) {
+    const int64_t line = 64 / sizeof(real), lanes = (run->batch + LANES - 1) / LANES * LANES;
+    return ((lanes + line - 1) / line | 1) * line;
 }
+
+static int needs_moments(const Run *run) { return run->metric >= DIAGONAL; }
 
 static void carve_team(Arena *arena, Team *t, const Run *run, const Layer *layers) {
     memset(t, 0, sizeof *t);
     t->run = run, t->layers = layers, t->epoch = -1;
-    t->vectors = (run->batch + LANES - 1) / LANES;
-    const int64_t line = 64 / sizeof(real);
-    t->stride = ((t->vectors * LANES + line - 1) / line | 1) * line;  // odd: no cache conflicts
+    t->vectors = (run->batch + LANES - 1) / LANES, t->stride = stride_of(run);
     t->passes = CARVE(arena, Pass, run->layers);
     t->order = CARVE(arena, int64_t, run->num_rows);
     t->pairs = CARVE(arena, uint64_t, 2 * run->num_rows);
@@ -100,14 +105,15 @@ static void carve_team(Arena *arena, Team *t, const Run *run, const Layer *layer
     for (int64_t k = 0; k < run->layers; ++k) {
         const Layer *l = layers + k;
         const int64_t in = l->in * t->stride, out = l->out * t->stride;
-        const int wide = l->in >= WIDE, moments = needs_moments(run);
+        const int wide = l->in >= WIDE && run->metric != UNIT, moments = needs_moments(run);
         Pass pass = {.a = a};
-        if (!wide && moments) pass.aa = CARVE(arena, real, in);
+        if (!wide && moments && run->metric != UNIT) pass.aa = CARVE(arena, real, in);
         if (wide) pass.blocks = CARVE(arena, real, padded(l->in) * run->batch);
         pass.z = CARVE(arena, real, out);
         if (keeps_slope(l->activation)) pass.slope = CARVE(arena, real, out);
         pass.d = CARVE(arena, real, out);
         if (moments) pass.dd = CARVE(arena, real, out);
+        if (moments && run->model_targets) pass.f = CARVE(arena, real, out);
         a = pass.z;
         if (arena->base) t->passes[k] = pass;
     }
@@ -123,9 +129,16 @@ static void carve_scratch(Arena *arena, Scratch *s, const Run *run, const Layer 
     }
     s->pack = CARVE(arena, real, DEPTH * ROWS);
     s->squares = CARVE(arena, real, 2 * run->batch * OUTER_WIDTH);
-    s->v = CARVE(arena, real, widest);
-    s->d = CARVE(arena, real, widest);
-    s->n = CARVE(arena, real, widest);
+    s->v = CARVE(arena, real, widest + 1);
+    s->d = CARVE(arena, real, widest + 1);
+    s->n = CARVE(arena, real, widest + 1);
+    if (run->metric == UNIT) {
+        s->block = CARVE(arena, real, (widest + 1) * (widest + 1));
+        s->gram = CARVE(arena, real, widest * widest);
+        s->scaled = CARVE(arena, real, widest * stride_of(run));
+    }
+    if (run->model_targets)
+        s->draws = CARVE(arena, float, run->batch * layers[run->layers - 1].out + 512);
     for (int k = 0; k < 3; ++k) s->sums[k] = CARVE(arena, real, sums);
     s->noise = CARVE(arena, float, sums + 512);
     s->bias_noise = CARVE(arena, float, units + 512);
@@ -212,7 +225,7 @@ static void keep_inputs(Team *t, int64_t k, int moments, int64_t from, int64_t t
     if (!l->trainable[WEIGHT]) return;
     if (p->blocks)
         as_blocks(p->a, l->in, t->stride, from, least(to, t->run->batch), t->run->batch, p->blocks);
-    else if (moments)
+    else if (moments && p->aa)
         squares_of(p->a, p->aa, l->in, t->stride, from, to);
 }
 
@@ -222,6 +235,29 @@ static void gather(Team *t, int64_t from, int64_t to) {
         const real *rows[LANES];
         for (int64_t j = 0; j < LANES; ++j) rows[j] = t->run->x + t->rows[n + j] * width;
         as_columns(rows, width, t->passes[0].a + n, t->stride);
+    }
+}
+
+// dl/dz of the last layer, in `d` or in `f`, goes down to the lowest layer that is trained.
+static void send_back(Team *t, int drawn, int64_t v0, int64_t v1, real *pack) {
+    const int64_t last = t->run->layers - 1, stride = t->stride, batch = t->run->batch;
+    const int64_t from = v0 * LANES, to = v1 * LANES;
+    for (int64_t k = last; k >= t->first && from < to; --k) {
+        const Layer *l = t->layers + k;
+        const Pass *p = t->passes + k;
+        real *const d = drawn ? p->f : p->d;
+        if (k < last) {
+            const Pass *above = p + 1;
+            backward_product(parameters(t, l + 1, WEIGHT), l[1].in, l[1].out,
+                             drawn ? above->f : above->d, d, stride, v0, v1, pack);
+        } else {
+            for (int64_t o = 0; o < l->out; ++o)
+                for (int64_t n = most(from, batch); n < to; ++n) d[o * stride + n] = 0;
+        }
+        for (int64_t o = 0; o < l->out && l->activation != IDENTITY; ++o) {
+            const int64_t at = o * stride + from;
+            differentiate(l->activation, d + at, p->z + at, offset(p->slope, at), to - from);
+        }
     }
 }
 
@@ -259,25 +295,16 @@ static void evaluate(Team *t, int64_t member, Scratch *s, int64_t step, int mome
     }
     t->parts[2 * member] = losses(run, &o);
     if (!back) return;
-    for (int64_t k = 0; k < outputs; ++k)
-        for (int64_t n = o.to; n < to; ++n) p->d[k * stride + n] = 0;
-    for (int64_t o = 0; o < outputs && t->layers[last].activation != IDENTITY; ++o) {
-        const int64_t at = o * stride + from;
-        differentiate(t->layers[last].activation, p->d + at, p->z + at, offset(p->slope, at), to - from);
+    send_back(t, 0, v0, v1, s->pack);
+    if (!moments) return;
+    if (run->model_targets) {
+        o.d = p->f;
+        drawn_gradients(run, &o, stream_key(run->label_origin[t->chain], step), s->draws);
+        send_back(t, 1, v0, v1, s->pack);
     }
-    for (int64_t k = last; k >= t->first && from < to; --k) {
-        const Layer *l = t->layers + k;
+    for (int64_t k = t->first; k <= last; ++k) {
         p = t->passes + k;
-        if (moments) squares_of(p->d, p->dd, l->out, stride, from, to);
-        if (k == t->first) break;
-        const Pass *below = t->passes + k - 1;
-        backward_product(parameters(t, l, WEIGHT), l->in, l->out, p->d, below->d, stride, v0, v1,
-                         s->pack);
-        for (int64_t i = 0; i < l->in; ++i) {
-            const int64_t at = i * stride + from;
-            differentiate(l[-1].activation, below->d + at, below->z + at, offset(below->slope, at),
-                          to - from);
-        }
+        squares_of(p->f ? p->f : p->d, p->dd, t->layers[k].out, stride, from, to);
     }
 }
 
@@ -295,14 +322,9 @@ static Tensor tensor_of(const Team *t, int64_t k, int tensor) {
     };
 }
 
-// The sums over the batch of `units` units from `unit` on, of a wide layer.
-static void wide_sums(const Team *t, int64_t k, int64_t unit, int64_t units, int need, Scratch *s) {
-    const Layer *l = t->layers + k;
-    const Pass *p = t->passes + k;
-    const int64_t batch = t->run->batch, width = padded(l->in);
-    for (int64_t u = 0; u < units; ++u) {
-        const real *const d = p->d + (unit + u) * t->stride;
-        Active *const active = s->active + u;
+// The samples at which each of some units has a gradient.
+static void list_active(const real *d, int64_t stride, int64_t units, int64_t batch, Active *active) {
+    for (int64_t u = 0; u < units; ++u, d += stride, ++active) {
         int64_t count = 0;
         for (int64_t n = 0; n < batch; ++n) {
             active->sample[count] = (int32_t)n;
@@ -311,9 +333,14 @@ static void wide_sums(const Team *t, int64_t k, int64_t unit, int64_t units, int
         }
         active->count = count;
     }
-    for (int64_t i = 0; i < l->in; i += OUTER_WIDTH) {
-        const real *const block = p->blocks + i * batch;
-        const int64_t vectors = (least(OUTER_WIDTH, l->in - i) + LANES - 1) / LANES;
+}
+
+// The sums over the batch of `units` units, whose active samples are listed, of a wide layer.
+static void wide_sums(const Team *t, int64_t k, int64_t units, int need, Scratch *s) {
+    const int64_t in = t->layers[k].in, batch = t->run->batch, width = padded(in);
+    for (int64_t i = 0; i < in; i += OUTER_WIDTH) {
+        const real *const block = t->passes[k].blocks + i * batch;
+        const int64_t vectors = (least(OUTER_WIDTH, in - i) + LANES - 1) / LANES;
         if (need >= SECOND)
             for (int64_t n = 0; n < batch; ++n)
                 for (int64_t j = 0; j < OUTER_WIDTH; ++j) {
@@ -329,10 +356,24 @@ static void wide_sums(const Team *t, int64_t k, int64_t unit, int64_t units, int
     }
 }
 
-static real row_sum(const real *row, int64_t vectors) {
-    vector sum = {0};
-    for (int64_t v = 0; v < vectors; ++v) sum += load(row + v * LANES);
-    return lane_sum(sum);
+// The same for any layer, from `unit` on.
+static void sums_of(const Team *t, int64_t k, int64_t unit, int64_t units, int need, Scratch *s) {
+    const Layer *l = t->layers + k;
+    const Pass *p = t->passes + k;
+    const int64_t at = unit * t->stride, batch = t->run->batch;
+    if (!p->blocks) {
+        const Sums sums = {s->sums[0], s->sums[1], s->sums[2], padded(l->in)};
+        inner_products(units, l->in, need, p->d + at, need ? p->dd + at : p->d, p->a,
+                       need ? p->aa : p->a, t->stride, t->vectors, sums);
+        return;
+    }
+    if (p->f && need >= SECOND) {  // moments of drawn labels, then the gradient of the data's own
+        list_active(p->f + at, t->stride, units, batch, s->active);
+        wide_sums(t, k, units, need, s);
+        need = GRADIENT;
+    }
+    list_active(p->d + at, t->stride, units, batch, s->active);
+    wide_sums(t, k, units, need, s);
 }
 
 // The units from ... to of layer k.
@@ -345,7 +386,8 @@ static void update_units(Team *t, int64_t k, int64_t from, int64_t to, const Rat
     if (l->trainable[BIAS]) bias = tensor_of(t, k, BIAS);
     real *const cross = offset(l->cross, t->chain * l->in * l->out);
     const int moments = needs_moments(t->run) && r->gamma > 0;
-    const int need = !moments ? GRADIENT : cross ? SECOND_AND_CROSS : SECOND;
+    const int unitwise = t->run->metric == UNIT;
+    const int need = !moments || unitwise ? GRADIENT : cross ? SECOND_AND_CROSS : SECOND;
     const int64_t chunk = chunk_of(l->in), width = padded(l->in);
     const Sums sums = {s->sums[0], s->sums[1], s->sums[2], width};
     for (int64_t unit = from; unit < to; unit += chunk) {
@@ -360,11 +402,7 @@ static void update_units(Team *t, int64_t k, int64_t from, int64_t to, const Rat
             if (l->trainable[BIAS])
                 z_bias = normals(s->bias_noise, (uint32_t)(l->start[BIAS] + unit), units, key);
         }
-        if (l->trainable[WEIGHT]) {
-            if (p->blocks) wide_sums(t, k, unit, units, need, s);
-            else inner_products(units, l->in, need, p->d + at, moments ? p->dd + at : 0, p->a,
-                                p->aa, t->stride, t->vectors, sums);
-        }
+        if (l->trainable[WEIGHT]) sums_of(t, k, unit, units, need, s);
         for (int64_t u = 0; u < units; ++u) {
             real gradient = 0, second = 0;
             if (l->trainable[BIAS]) gradient = row_sum(p->d + at + u * t->stride, t->vectors);
@@ -372,6 +410,16 @@ static void update_units(Team *t, int64_t k, int64_t from, int64_t to, const Rat
             const Sums own = {sums.gradient + u * width, sums.second + u * width,
                               sums.cross + u * width, width};
             const Sums of_bias = {&gradient, &second, 0, 1};
+            if (unitwise) {
+                const int64_t size = l->in + l->trainable[BIAS];
+                const UnitInputs inputs = {p->a, p->dd + at + u * t->stride, l->in, t->stride,
+                                           t->vectors};
+                update_block(r, unit + u, &inputs, &weight, l->trainable[BIAS] ? &bias : 0,
+                             l->blocks + (t->chain * l->out + unit + u) * size * size,
+                             own.gradient, &gradient, z + u * l->in, z_bias + u, s->v, s->d, s->n,
+                             s->block, s->gram, s->scaled);
+                continue;
+            }
             update_unit(r, unit + u, l->in, l->trainable[WEIGHT] ? &weight : 0,
                         l->trainable[BIAS] ? &bias : 0, cross, &own, &of_bias, z + u * l->in,
                         z_bias + u, s->v, s->d, s->n);

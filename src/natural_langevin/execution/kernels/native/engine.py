@@ -21,8 +21,8 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.build import DTYPES, library
-from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, Layer, Run
-from natural_langevin.execution.kernels.native.settings import Unsupported
+from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, METRICS, Layer, Run
+from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.execution.kernels.native.trace import LinearSpec, trace
 
 #: A call into the library lasts about so long: between calls Ctrl-C is noticed.
@@ -30,7 +30,7 @@ SECONDS_PER_CALL = 0.2
 
 
 class NativeMLP:
-    """The steps of one network along one stream. Raises ``Unsupported`` for what it cannot take."""
+    """The steps of one network along one stream. ``UnsupportedError``: what it cannot take."""
 
     name = "native"
 
@@ -44,7 +44,7 @@ class NativeMLP:
     ) -> None:
         first = next(iter(state.params.values()))
         if first.device.type != "cpu" or first.dtype not in DTYPES:
-            raise Unsupported(f"{first.dtype} on {first.device.type}")
+            raise UnsupportedError(f"{first.dtype} on {first.device.type}")
         self.dynamics, self.stream, self.rates = dynamics, stream, rates
         self.num_data, self.dtype = num_data, first.dtype
         self._check_settings()
@@ -53,7 +53,7 @@ class NativeMLP:
         self.specs = _specs(dynamics, state, self._fixed, x)
         found = library(self.dtype)
         if found is None:
-            raise Unsupported("there is no library")
+            raise UnsupportedError("there is no library")
         self._library = found
         self._kept: list[Tensor] = []  # memory that the structures point to
         self._run, self._layers = Run(), (Layer * len(self.specs))()
@@ -115,11 +115,12 @@ class NativeMLP:
     def _check_settings(self) -> None:
         gradients = self.dynamics.gradients
         if gradients.microbatch is not None or gradients.peers is not None:
-            raise Unsupported("minibatches in pieces")
+            raise UnsupportedError("minibatches in pieces")
         if gradients.clip is not None or gradients.network.dtype is not None:
-            raise Unsupported("clipped gradients or reduced precision")
+            raise UnsupportedError("clipped gradients or reduced precision")
         self._metric, self._second = settings.metric(self.dynamics.preconditioner)
-        self._likelihood = settings.likelihood(gradients.likelihood)
+        drawn = self.dynamics.preconditioner.targets == "model"
+        self._likelihood = settings.likelihood(gradients.likelihood, drawn=drawn)
 
     def _describe_layers(self, width: int) -> None:
         """Shapes, activations, priors and damping; ``width``: of an input."""
@@ -131,8 +132,8 @@ class NativeMLP:
         damping = dynamics.damping(dynamics.starts, self.num_data)
         for layer, spec in zip(self._layers, self.specs, strict=True):
             layer.outputs, layer.inputs = shapes[spec.weight]
-            if layer.inputs != width or spec.bias and shapes[spec.bias] != (layer.outputs,):
-                raise Unsupported("layers that do not fit")
+            if layer.inputs != width or (spec.bias and shapes[spec.bias] != (layer.outputs,)):
+                raise UnsupportedError("layers that do not fit")
             width = layer.outputs
             layer.activation = ACTIVATIONS.index(spec.activation)
             layer.parameter = (ctypes.c_double * 2)(*spec.parameters)
@@ -157,6 +158,7 @@ class NativeMLP:
         run.num_data, run.loss = self.num_data, self._loss.data_ptr()
         run.likelihood, run.variance = self._likelihood
         run.metric, run.fresh = self._metric, dynamics.preconditioner.fresh
+        run.model_targets = dynamics.preconditioner.targets == "model"
         friction = getattr(dynamics.integrator, "friction", None)
         if friction is not None:
             run.friction = self._per_chain(friction)
@@ -198,7 +200,7 @@ class NativeMLP:
 
     def _take_rows(self, x: Tensor, y: Tensor, numbers: Tensor | None = None) -> None:
         if x.dtype != self.dtype:
-            raise Unsupported(f"inputs of {x.dtype}")
+            raise UnsupportedError(f"inputs of {x.dtype}")
         run, outputs = self._run, self._layers[len(self.specs) - 1].outputs
         rows = x.detach().reshape(len(x), -1).contiguous()
         found = settings.targets(self.dynamics.gradients.likelihood, y, outputs, self.dtype)
@@ -216,9 +218,9 @@ class NativeMLP:
         trees = (state.params, state.mean, state.metric, state.likelihood, momentum)
         leaves = pytree.tree_leaves(trees)
         if not all(leaf.is_contiguous() and leaf.dtype == self.dtype for leaf in leaves):
-            raise Unsupported("a state whose tensors are not contiguous, or of several dtypes")
+            raise UnsupportedError("a state whose tensors are not contiguous, or of several dtypes")
         if not set(state.params) <= {name for spec in self.specs for _, name in _tensors(spec)}:
-            raise Unsupported("parameters that the network does not use")
+            raise UnsupportedError("parameters that the network does not use")
         second = state.metric.get(self._second, {}) if self._second else {}
         cross: Mapping[str, Any] = state.metric.get("cross", {})
         for layer, spec in zip(self._layers, self.specs, strict=True):
@@ -228,7 +230,11 @@ class NativeMLP:
                     layer.mean[k] = _pointer(state.mean.get(name))
                     layer.second[k] = _pointer(second.get(name))
                     layer.momentum[k] = _pointer(momentum.get(name))
-            layer.cross = _pointer(cross.get(spec.bias, {}).get(spec.weight))
+            if spec.bias is not None:
+                layer.cross = _pointer(cross.get(spec.bias, {}).get(spec.weight))
+            trained = any(name in state.params for _, name in _tensors(spec))
+            if trained and METRICS[self._metric] == "unit":
+                layer.blocks = _block(state, spec).data_ptr()
         self._run.diverged = state.diverged.data_ptr()
         self._run.learned_variance = _pointer(state.likelihood.get("variance"))
         self._bound = state
@@ -238,7 +244,7 @@ class NativeMLP:
         if not state.own:
             return {}
         if len(state.own) != 1 or not self._run.friction:
-            raise Unsupported(f"the integrator {self.dynamics.integrator!r}")
+            raise UnsupportedError(f"the integrator {self.dynamics.integrator!r}")
         momentum: Mapping[str, Tensor] = state.own[0]
         return momentum
 
@@ -246,6 +252,17 @@ class NativeMLP:
 def _tensors(spec: LinearSpec) -> list[tuple[int, str]]:
     """The layer's tensors by their number: weight 0, bias 1."""
     return [(k, name) for k, name in enumerate((spec.weight, spec.bias)) if name is not None]
+
+
+def _block(state: State, spec: LinearSpec) -> Tensor:
+    """The unit-wise metric of a layer, whose parameters must all be in it."""
+    names = [name for _, name in _tensors(spec) if name in state.params]
+    found = state.metric["blocks"]
+    for name in reversed(names):  # bias first
+        found = found.get(name, {}) if isinstance(found, dict) else {}
+    if not isinstance(found, Tensor) or spec.weight not in names or state.metric["second"]:
+        raise UnsupportedError("a unit-wise metric of some parameters only")
+    return found
 
 
 def _fixed_tensors(dynamics: LangevinDynamics, state: State) -> dict[str, Tensor]:
@@ -263,7 +280,7 @@ def _specs(
     named = {**fixed, **first}
     found = trace(lambda batch: network.call(named, batch), named, x[:3].clone())
     if found is None:
-        raise Unsupported("a network that is no chain of linear layers")
+        raise UnsupportedError("a network that is no chain of linear layers")
     return found
 
 

@@ -1,4 +1,4 @@
-"""``struct Layer`` and ``struct Run`` of layout.h, field by field: every one is eight bytes wide."""
+"""``struct Layer`` and ``struct Run`` of layout.h: every field is eight bytes wide."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACTIVATIONS = (
     "identity", "relu", "leaky_relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "softplus",
 )  # fmt: skip
 METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal", "unit")
-PRIORS = ("flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace")
+PRIORS = ("flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace", "two_gaussians")
 LIKELIHOODS = ("categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson")
 
 

@@ -3,7 +3,7 @@
 #ifndef NATURAL_LANGEVIN_LIKELIHOOD_H
 #define NATURAL_LANGEVIN_LIKELIHOOD_H
 
-#include "elementary.h"
+#include "noise.h"
 
 // Samples from ... to of a minibatch, whose data are at `rows`.
 typedef struct {
@@ -16,7 +16,8 @@ typedef struct {
 
 #define SAMPLES for (int64_t n = o->from; n < o->to; ++n)
 
-static void categorical(const Run *run, const Outputs *o) {
+// D becomes the probabilities, the loss logsumexp(Z).
+static void softmax(const Outputs *o) {
     real *restrict largest = o->largest, *restrict total = o->total;
     SAMPLES largest[n] = o->z[n], total[n] = 0;
     for (int64_t k = 1; k < o->outputs; ++k) {
@@ -40,9 +41,13 @@ static void categorical(const Run *run, const Outputs *o) {
         real *restrict d = o->d + k * o->stride;
         SAMPLES d[n] *= total[n];
     }
+}
+
+static void categorical(const Run *run, const Outputs *o) {
+    softmax(o);
     SAMPLES {
         const int64_t at = run->classes[o->rows[n]] * o->stride + n;
-        loss[n] -= o->z[at];
+        o->loss[n] -= o->z[at];
         o->d[at] -= 1;
     }
 }
@@ -91,6 +96,43 @@ static void heteroscedastic(const Run *run, const Outputs *o) {
             loss[n] += (real)0.5 * (square + log_variance[n] + (real)1.8378770664093454836);
             d_mean[n] = -r * precision;
             d_log[n] = (real)0.5 * (1 - square);
+        }
+    }
+}
+
+// Gradients at labels drawn from the model, for the Fisher matrix proper. `draws` has room for the
+// normals of these samples. The labels of a sample are addressed by its place in the minibatch.
+static void drawn_gradients(const Run *run, const Outputs *o, Key key, float *draws) {
+    const int64_t per_sample = run->likelihood == HETEROSCEDASTIC ? run->targets : o->outputs;
+    const float *z = draws;
+    if (run->likelihood == NORMAL || run->likelihood == HETEROSCEDASTIC)
+        z = normals(draws, (uint32_t)(o->from * per_sample), (o->to - o->from) * per_sample, key);
+    if (run->likelihood == CATEGORICAL) softmax(o);
+    SAMPLES {
+        const float u = open_unit(random_bits((uint32_t)n, key));
+        real below = 0, *const d = o->d + n;
+        int64_t label = 0;
+        if (run->likelihood == CATEGORICAL) {
+            for (int64_t k = 0; k < o->outputs - 1; ++k) {
+                below += d[k * o->stride];
+                label += below < (real)u;
+            }
+            d[label * o->stride] -= 1;
+            continue;
+        }
+        for (int64_t k = 0; k < per_sample; ++k) {
+            const int64_t place = n * per_sample + k, at = k * o->stride;
+            const real normal = run->likelihood == BERNOULLI ? 0 : (real)z[place - o->from * per_sample];
+            if (run->likelihood == BERNOULLI) {
+                const real p = sigmoid_(o->z[at + n]);
+                d[at] = p - ((real)open_unit(random_bits((uint32_t)place, key)) <= p);
+            } else if (run->likelihood == NORMAL) {
+                d[at] = -normal / sqrt_(o->variance);
+            } else {
+                const int64_t second = (k + run->targets) * o->stride;
+                d[at] = -normal * exp_((real)-0.5 * o->z[second + n]);
+                d[second] = (real)0.5 * (1 - normal * normal);
+            }
         }
     }
 }

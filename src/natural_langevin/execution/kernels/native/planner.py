@@ -13,7 +13,7 @@ from natural_langevin.dynamics.base import CHAINWISE, Dynamics, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native.engine import NativeMLP
-from natural_langevin.execution.kernels.native.settings import Unsupported
+from natural_langevin.execution.kernels.native.settings import UnsupportedError
 
 log = logging.getLogger("natural_langevin")
 
@@ -28,7 +28,7 @@ def plan_native(
         native = NativeMLP(dynamics, state, stream, rates, num_data)
         if agrees(native, state):
             return native
-    except Unsupported as reason:
+    except UnsupportedError as reason:
         log.debug("not by the native engine: %s", reason)
         return None
     log.warning("the native engine disagrees with the reference on this network: not used")
@@ -42,7 +42,8 @@ def agrees(native: NativeMLP, state: State) -> bool:
     own = isinstance(stream, InMemory)
     batch = stream.batch(step) if isinstance(stream, InMemory) else stream.example()
     if stream.chain_axis and not own:  # an example has no chain axis
-        batch = tuple(t.expand(len(state.diverged), *t.shape) for t in batch)
+        x, y = (t.expand(len(state.diverged), *t.shape) for t in batch)
+        batch = (x, y)
     count = torch.tensor(native.num_data, dtype=native.dtype)
     expected, info = native.dynamics.step(
         state, batch, native.rates.row(step), count, chain_axis=stream.chain_axis

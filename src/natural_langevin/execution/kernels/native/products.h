@@ -81,7 +81,7 @@ INLINE void tile(int rows, int vectors, int64_t depth, const real *w, int64_t ro
 #else
 #define TILE_CASES(R) TILE_CASE(R, 1) TILE_CASE(R, 2) TILE_CASE(R, 3)
 #endif
-#define TILE_SWITCH switch (rows * 8 + vectors) { TILE_CASES(1) TILE_CASES(2) TILE_CASES(3) TILE_CASES(4) }
+#define TILE_SWITCH switch (rows * 8 + vectors) { TILE_CASES(1) TILE_CASES(4) }
 
 static void forward_tile(int64_t rows, int64_t vectors, int64_t depth, const real *w, int64_t row,
                          const real *a, real *z, int64_t stride, const real *begin, int add) {
@@ -98,6 +98,9 @@ static void backward_tile(int64_t rows, int64_t vectors, int64_t depth, const re
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// A tile of `many` where so many are left, otherwise of one: few sizes are few functions to compile.
+INLINE int64_t several(int64_t many, int64_t left) { return left >= many ? many : 1; }
+
 // Vectors [from, to) in pieces of nearly one size: where piece number k begins.
 INLINE int64_t pieces(int64_t from, int64_t to) {
     return (to - from + FORWARD_VECTORS - 1) / FORWARD_VECTORS;
@@ -113,8 +116,8 @@ static void forward_product(const real *w, const real *bias, int64_t in, int64_t
                 const int64_t v0 = from + p * (to - from) / parts;
                 const int64_t v1 = from + (p + 1) * (to - from) / parts;
                 const int64_t last = least(k + ROWS, out);
-                for (int64_t m = k; m < last; m += 4)
-                    forward_tile(least(4, last - m), v1 - v0, least(DEPTH, in - i), w + m * in + i,
+                for (int64_t m = k, rows; m < last; m += rows)
+                    forward_tile(rows = several(4, last - m), v1 - v0, least(DEPTH, in - i), w + m * in + i,
                                  in, a + i * stride + v0 * LANES, z + m * stride + v0 * LANES,
                                  stride, bias ? bias + m : 0, i > 0);
             }
@@ -132,8 +135,8 @@ static void backward_product(const real *w, int64_t in, int64_t out, const real 
             for (int64_t p = 0; p < parts; ++p) {
                 const int64_t v0 = from + p * (to - from) / parts;
                 const int64_t v1 = from + (p + 1) * (to - from) / parts;
-                for (int64_t m = 0; m < width; m += 4)
-                    backward_tile(least(4, width - m), v1 - v0, depth, pack + m,
+                for (int64_t m = 0, rows; m < width; m += rows)
+                    backward_tile(rows = several(4, width - m), v1 - v0, depth, pack + m,
                                   d + k * stride + v0 * LANES,
                                   e + (i + m) * stride + v0 * LANES, stride, k > 0);
             }
@@ -190,7 +193,7 @@ INLINE void inner_tile(int units, int inputs, int need, const real *d, const rea
 
 #define INNER_CASE(K, I, N) \
     case ((K)*8 + (I)) * 4 + (N): inner_tile(K, I, N, d, dd, a, aa, stride, vectors, s); break;
-#define INNER_INPUTS(K, N) INNER_CASE(K, 1, N) INNER_CASE(K, 2, N) INNER_CASE(K, 3, N) INNER_CASE(K, 4, N)
+#define INNER_INPUTS(K, N) INNER_CASE(K, 1, N) INNER_CASE(K, 2, N) INNER_CASE(K, 4, N)
 
 static void inner_case(int64_t units, int64_t inputs, int need, const real *d, const real *dd,
                        const real *a, const real *aa, int64_t stride, int64_t vectors, Sums s) {
@@ -208,10 +211,11 @@ static void inner_products(int64_t units, int64_t in, int need, const real *d, c
                            const real *a, const real *aa, int64_t stride, int64_t vectors, Sums s) {
     const int64_t together = need == GRADIENT ? 2 : INNER_UNITS;
     for (int64_t k = 0; k < units; k += together)
-        for (int64_t i = 0; i < in; i += 4) {
+        for (int64_t i = 0, inputs; i < in; i += inputs) {
+            inputs = in - i >= 4 ? 4 : several(2, in - i);
             const int64_t at = k * s.width + i;
             const Sums here = {s.gradient + at, s.second + at, s.cross + at, s.width};
-            inner_case(least(together, units - k), least(4, in - i), need, d + k * stride,
+            inner_case(least(together, units - k), inputs, need, d + k * stride,
                        dd + k * stride, a + i * stride, aa + i * stride, stride, vectors, here);
         }
 }
@@ -260,11 +264,11 @@ INLINE void outer_tile(int vectors, int need, Active u, const real *a, Sums s) {
 
 // One unit against one block of A; sums are written in whole vectors.
 static void outer_product(int64_t vectors, int need, Active u, const real *a, Sums s) {
-    switch (vectors * 4 + need) {
-        OUTER_NEEDS(1) OUTER_NEEDS(2) OUTER_NEEDS(3) OUTER_NEEDS(4)
-#if OUTER_VECTORS == 8
-        OUTER_NEEDS(5) OUTER_NEEDS(6) OUTER_NEEDS(7) OUTER_NEEDS(8)
-#endif
+    while (vectors > 0) {
+        const int64_t tile = vectors >= OUTER_VECTORS ? OUTER_VECTORS : several(2, vectors);
+        switch (tile * 4 + need) { OUTER_NEEDS(1) OUTER_NEEDS(2) OUTER_NEEDS(OUTER_VECTORS) }
+        const int64_t done = tile * LANES;
+        vectors -= tile, a += done, s.gradient += done, s.second += done, s.cross += done;
     }
 }
 

@@ -1,11 +1,12 @@
 """What the native engine takes of a run's settings, as the numbers that it reads.
 
-Every function raises ``Unsupported`` for what it does not know. Types are compared exactly: a
+Every function raises ``UnsupportedError`` for what it does not know. Types are compared exactly: a
 subclass may mean something else.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from natural_langevin.execution.kernels.native.layout import (
 )
 
 
-class Unsupported(Exception):
+class UnsupportedError(Exception):
     """Something that the native engine does not take, in words."""
 
 
@@ -31,6 +32,7 @@ _METRICS = {
     "RMSProp": ("rmsprop", "square"),
     "DiagonalFisher": ("diagonal", "second"),
     "QuasiDiagonalFisher": ("quasi-diagonal", "second"),
+    "UnitFisher": ("unit", None),
 }
 
 
@@ -43,8 +45,8 @@ def _known_as(one: Any, module: Any) -> str:
 def metric(preconditioner: Any) -> tuple[int, str | None]:
     """Its number, and where its state keeps the diagonal of J."""
     found = _METRICS.get(_known_as(preconditioner, preconditioners))
-    if found is None or preconditioner.targets != "data":
-        raise Unsupported(f"the metric {preconditioner!r}")
+    if found is None:
+        raise UnsupportedError(f"the metric {preconditioner!r}")
     return METRICS.index(found[0]), found[1]
 
 
@@ -56,6 +58,14 @@ def _squared(value: Any) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float64) ** 2
 
 
+def _two_gaussians(weights: tuple[float, ...], variances: tuple[float, ...]) -> tuple[float, ...]:
+    """Both precisions, and the logarithm of the ratio of the two densities at 0."""
+    if len(weights) != 2:
+        raise UnsupportedError(f"a mixture of {len(weights)} Gaussians")
+    one, two = (w / math.sqrt(v) for w, v in zip(weights, variances, strict=True))
+    return 1 / variances[0], 0.0, 1 / variances[1], math.log(one / two)
+
+
 #: prior -> kind, and its numbers: precision or scale, centre, and up to two more (see update.h).
 _PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
     "Flat": ("flat", lambda p: ()),
@@ -65,6 +75,7 @@ _PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
     ),
     "StudentT": ("student_t", lambda p: (p.df * _squared(p.scale), _mean(p), p.df + 1)),
     "Laplace": ("laplace", lambda p: (1 / torch.as_tensor(p.scale, dtype=torch.float64), _mean(p))),
+    "ScaleMixture": ("two_gaussians", lambda p: _two_gaussians(p.weights, p.variances)),
     "NormalInverseGamma": ("normal_inverse_gamma", lambda p: (0.0, p.mean, p.alpha, p.beta)),
 }
 
@@ -73,7 +84,7 @@ def prior(one: Any, chains: int, dtype: torch.dtype) -> tuple[int, Tensor]:
     """Its number, and (chain, PRIOR_NUMBERS)."""
     found = _PRIORS.get(_known_as(one, priors))
     if found is None:
-        raise Unsupported(f"the prior {one!r}")
+        raise UnsupportedError(f"the prior {one!r}")
     numbers = torch.zeros(chains, PRIOR_NUMBERS, dtype=dtype)
     for k, value in enumerate(found[1](one)):
         numbers[:, k] = torch.as_tensor(value, dtype=dtype)
@@ -99,11 +110,13 @@ _LIKELIHOODS = {
 }
 
 
-def likelihood(one: Any) -> tuple[int, float]:
-    """Its number, and the variance of a Gaussian whose sigma is known."""
+def likelihood(one: Any, *, drawn: bool) -> tuple[int, float]:
+    """Its number, and the variance of a Gaussian whose sigma is known. ``drawn``: whether labels
+    are drawn from it."""
     name = _known_as(one, likelihoods)
-    if name not in _LIKELIHOODS:
-        raise Unsupported(f"the likelihood {one!r}")
+    weighted = getattr(one, "class_weights", None) or getattr(one, "ignore_index", None) is not None
+    if name not in _LIKELIHOODS or (drawn and (weighted or name == "Poisson")):
+        raise UnsupportedError(f"the likelihood {one!r}")
     sigma = getattr(one, "sigma", "none")
     variance = 0.0 if isinstance(sigma, str) else float(sigma) ** 2
     return LIKELIHOODS.index(_LIKELIHOODS[name][0]), variance
@@ -116,14 +129,14 @@ def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
         return _classes(one, y, dtype)
     values = y.detach().reshape(len(y), -1).to(dtype).contiguous()
     if values.shape[1] * per_target != outputs:
-        raise Unsupported(f"{values.shape[1]} targets for {outputs} outputs")
+        raise UnsupportedError(f"{values.shape[1]} targets for {outputs} outputs")
     constant = torch.lgamma(values + 1).sum(1) if type(one).__name__ == "Poisson" else None
     return Targets(values=values, offset=constant)
 
 
 def _classes(one: Any, y: Tensor, dtype: torch.dtype) -> Targets:
     if y.ndim != 1:
-        raise Unsupported("several classes per sample")
+        raise UnsupportedError("several classes per sample")
     classes, weight = y.detach().to(torch.int64).contiguous(), None
     class_weights = getattr(one, "class_weights", None)
     ignored = getattr(one, "ignore_index", None)

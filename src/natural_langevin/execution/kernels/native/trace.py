@@ -30,7 +30,7 @@ class LinearSpec:
     parameters: tuple[float, float] = (0.0, 0.0)
 
 
-class _NotAChain(Exception):
+class _NotAChainError(Exception):
     pass
 
 
@@ -45,7 +45,7 @@ def trace(
         with torch.no_grad(), watch:
             outputs = call(x)
         return watch.finish(outputs)
-    except _NotAChain:
+    except _NotAChainError:
         return None
 
 
@@ -64,9 +64,9 @@ class _Watch(TorchFunctionMode):
     def finish(self, outputs: Any) -> list[LinearSpec]:
         used = [name for layer in self.layers for name in (layer.weight, layer.bias) if name]
         if outputs is not self._carrier or not self.layers or len(set(used)) != len(used):
-            raise _NotAChain
+            raise _NotAChainError
         if any(layer.weight in self._flat for layer in self.layers):
-            raise _NotAChain
+            raise _NotAChainError
         return self.layers
 
     @property
@@ -80,7 +80,7 @@ class _Watch(TorchFunctionMode):
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         if not isinstance(result, Tensor):
             if any(a is before for a in tensors) and _holds_values(result):
-                raise _NotAChain
+                raise _NotAChainError
             return result
         if not any(a is before for a in tensors):
             self._beside(func, tensors, result)
@@ -97,7 +97,7 @@ class _Watch(TorchFunctionMode):
             if weight.ndim == 2 and result.stride() == weight.stride()[::-1]:
                 self._flipped[id(result)] = (names[0], result)
         elif names:
-            raise _NotAChain  # a parameter that is computed with
+            raise _NotAChainError  # a parameter that is computed with
 
     def _on_the_way(
         self, func: Any, before: Tensor, args: Any, kwargs: Any, result: Tensor
@@ -114,27 +114,27 @@ class _Watch(TorchFunctionMode):
             self.layers[-1] = replace(self.layers[-1], bias=self._name(other, 1))
         elif name == "shape":
             if result.numel() != before.numel() or len(result) != len(self.x):
-                raise _NotAChain
+                raise _NotAChainError
             if not torch.equal(result.reshape(-1), before.reshape(-1)):
-                raise _NotAChain
+                raise _NotAChainError
         elif name == "dropout":
             training = kwargs.get("training", args[2] if len(args) > 2 else True)
             if training and kwargs.get("p", args[1] if len(args) > 1 else 0.5):
-                raise _NotAChain
+                raise _NotAChainError
         elif name in ACTIVATION_PARAMETERS:
             self._activation(name, args, kwargs)
         else:
-            raise _NotAChain
+            raise _NotAChainError
 
     def _linear(self, before: Tensor, input: Any, weight: Any, bias: Any = None) -> None:
         if input is not before:
-            raise _NotAChain
+            raise _NotAChainError
         name = None if bias is None else self._name(bias, 1)
         self._append(before, self._name(weight, 2), name)
 
     def _append(self, before: Tensor, weight: str, bias: str | None) -> None:
         if before.ndim != 2:
-            raise _NotAChain  # positions within a sample share the weights
+            raise _NotAChainError  # positions within a sample share the weights
         self.layers.append(LinearSpec(weight, bias))
 
     def _takes_bias(self) -> bool:
@@ -142,12 +142,12 @@ class _Watch(TorchFunctionMode):
 
     def _name(self, tensor: Any, ndim: int) -> str:
         if not isinstance(tensor, Tensor) or id(tensor) not in self._names or tensor.ndim != ndim:
-            raise _NotAChain
+            raise _NotAChainError
         return self._names[id(tensor)]
 
     def _activation(self, name: str, args: Any, kwargs: Any) -> None:
         if not self.layers or self.layers[-1].activation != "identity":
-            raise _NotAChain
+            raise _NotAChainError
         given = dict(zip(ACTIVATION_PARAMETERS[name], args[1:], strict=False)) | kwargs
         given.pop("inplace", None)
         parameters = (0.0, 0.0)
@@ -158,12 +158,12 @@ class _Watch(TorchFunctionMode):
         elif name == "softplus":
             parameters = (float(given.pop("beta", 1.0)), float(given.pop("threshold", 20.0)))
         if given or not all(map(math.isfinite, parameters)):
-            raise _NotAChain
+            raise _NotAChainError
         self.layers[-1] = replace(self.layers[-1], activation=name, parameters=parameters)
 
 
 def _holds_values(result: Any) -> bool:
-    """Whether a call that gave no tensor may have read or changed one: not where it told a shape."""
+    """Whether a call that gave no tensor may have read or changed one, not just told a shape."""
     if isinstance(result, (tuple, list)):
         return any(_holds_values(part) for part in result)
     return result is None or isinstance(result, (Tensor, float))
@@ -180,14 +180,16 @@ ACTIVATION_PARAMETERS: dict[str, tuple[str, ...]] = {
     "softplus": ("beta", "threshold"),
 }
 
+_PROPERTIES: Any = (Tensor.T, Tensor.mT)
 TRANSPOSES = {
-    Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__, torch.transpose, Tensor.transpose,
+    Tensor.t, torch.t, torch.transpose, Tensor.transpose, *(p.__get__ for p in _PROPERTIES),
 }  # fmt: skip
 
 #: What a torch function is, on the way of the samples.
 FUNCTIONS: dict[Any, str] = {
     F.linear: "linear",
-    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), "matmul"),
+    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__),
+                    "matmul"),
     torch.addmm: "addmm",
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_,
                      Tensor.__iadd__), "add"),

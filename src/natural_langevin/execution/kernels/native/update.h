@@ -40,6 +40,15 @@ static void add_prior(int64_t kind, const real *number, const Rates *r, const re
         }
         break;
     }
+    case TWO_GAUSSIANS: {  // the share of the first from the ratio of the two densities
+        const real other = number[2], ratio = number[3];
+        for (int64_t i = 0; i < count; ++i) {
+            const real t = theta[i];
+            const real part = sigmoid_(ratio - (real)0.5 * t * t * (first - other));
+            v[i] = sum[i] * share + per_data * t * (part * first + (1 - part) * other);
+        }
+        break;
+    }
     case LAPLACE:
         for (int64_t i = 0; i < count; ++i) {
             const real t = theta[i] - centre;

@@ -16,7 +16,7 @@ from natural_langevin.sampling.validation import check_kept
 log = logging.getLogger("natural_langevin")
 
 
-class Collecting:
+class PosteriorCallback:
     """Keeps iterates burn_in + thin, burn_in + 2 thin, ... of the training's optimizer.
 
     Iterate k is the parameter after k updates, whatever the accumulation of gradients. ``keep``,
@@ -84,7 +84,7 @@ class Collecting:
             self._pending = None
         return optimizer
 
-    def told(self, error: BaseException) -> None:
+    def log_divergence(self, error: BaseException) -> None:
         """Says what is left when the chain has run away; the error itself says what to do."""
         if isinstance(error, DivergenceError):
             kept = self.kept

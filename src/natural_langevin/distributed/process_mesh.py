@@ -1,13 +1,11 @@
-"""A process's place in the layout: its chains, whom it shares them with, and what it asks others.
+"""The process mesh: which chains a process has, whom it shares them with, what it asks others.
 
 Only small things travel: a number per chain, predictions, one network that was asked for.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,19 +13,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import join, launched
 from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
-from natural_langevin.distributed.naming import name_rank
+from natural_langevin.distributed.rank_logging import name_rank
 from natural_langevin.distributed.reduction import DataGroup
 
 
-def find_place(parallel: Any, *, chains: int, device: torch.device) -> Place | None:
-    """Where this process stands; None for a run of one process that nobody launched as several.
+def find_processes(parallel: Any, *, chains: int, device: torch.device) -> Processes:
+    """The processes of a run of ``chains`` chains; a single one where nobody launched several.
 
     ``parallel``: "auto", None, a ``Layout``, or a device mesh with axes "chains" and "data"."""
     if parallel is None:
-        return None
+        return SingleProcess(chains)
     if not (parallel == "auto" or isinstance(parallel, Layout | DeviceMesh)):
         raise ValueError(
             'parallel must be "auto", None, a distributed.Layout or a DeviceMesh, got '
@@ -39,56 +38,36 @@ def find_place(parallel: Any, *, chains: int, device: torch.device) -> Place | N
                 f"{parallel} is for several processes: start the script with torchrun, or leave "
                 "parallel= out"
             )
-        return None
+        return SingleProcess(chains)
     group = join(device)
     if group.world > 1:
         name_rank(group.rank)
     group.agree("the layout", {"chains": chains, "parallel": str(parallel)})
     layout = chosen(parallel, group, chains)
     mesh = parallel if isinstance(parallel, DeviceMesh) else mesh_of(layout, device.type)
-    return Place(group, mesh, layout, chains, explicit=parallel != "auto")
+    return ProcessMesh(group, mesh, layout, chains, explicit=parallel != "auto")
 
 
-def together(place: Place | None, what: str) -> AbstractContextManager[None]:
-    """What fails at one process fails at all; one process alone needs no care."""
-    return contextlib.nullcontext() if place is None else place.group.together(what)
-
-
-class Place:
-    """``own``: the global numbers of this process's chains. ``data``: whom it shares minibatches
-    with, None where it has them for itself."""
+class ProcessMesh:
+    """``Processes`` that torchrun started. A row of the layout has chains of its own; the processes
+    of a row share their minibatches."""
 
     def __init__(
         self, group: Group, mesh: DeviceMesh, layout: Layout, chains: int, *, explicit: bool = False
     ) -> None:
-        self.group, self.layout, self.chains = group, layout, chains
+        self.layout, self.chains, self.device = layout, chains, group.device
+        self.rank, self.world, self.first = group.rank, group.world, group.first
+        self.exchange, self.agree = group.exchange, group.agree
+        self.together, self.waiting = group.together, group.waiting
         names = mesh.mesh_dim_names or ()
-        self.row = mesh.get_local_rank("chains") if "chains" in names else 0
+        row = mesh.get_local_rank("chains") if "chains" in names else 0
         column = mesh.get_local_rank("data") if "data" in names else 0
-        self.own = own_chains(chains, layout.chains, self.row)
+        self.own = own_chains(chains, layout.chains, row)
         self._column_group = mesh.get_group("chains") if "chains" in names else None
         self.data: DataGroup | None = None
         if "data" in names and (layout.data > 1 or (explicit and group.world == 1)):
             self.data = DataGroup(mesh.get_group("data"), rank=column, size=layout.data)
-        self.column = column
-
-    @property
-    def device(self) -> torch.device:
-        return self.group.device
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the process that shows progress and does what is done once."""
-        return self.group.first
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process writes its chains: one of each row does."""
-        return self.column == 0
-
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Around collectives: a process that does not arrive is named."""
-        return self.group.waiting(what)
+        self.writes = column == 0
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
         """Each flag, whether any process raised it."""

@@ -34,11 +34,11 @@ from natural_langevin.sampling.checkpoint import SHARDED_INDEX
 _BY_NAME = {code: dtype for dtype, code in tensorfile.DTYPES.items()}
 
 
-class PartWriter(StorageWriter):
-    """Writes into ``folder``, which is there; ``words`` go into the index."""
+class ShardWriter(StorageWriter):
+    """Writes into ``folder``, which is there; ``about`` goes into the index."""
 
-    def __init__(self, folder: Path, words: dict[str, Any]) -> None:
-        self.folder, self._words = folder, words
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+        self.folder, self._about = folder, about
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         pass
@@ -73,7 +73,7 @@ class PartWriter(StorageWriter):
             about: Any = metadata.state_dict_metadata[result.index.fqn]
             code = tensorfile.DTYPES[about.properties.dtype]
             tensors[result.index.fqn] = [result.storage_data, code, list(about.size)]
-        text = json.dumps({"format": 1, **self._words, "tensors": tensors})
+        text = json.dumps({"format": 1, **self._about, "tensors": tensors})
         with staged(self.folder / SHARDED_INDEX) as handle:
             handle.write(text.encode())
 
@@ -82,12 +82,12 @@ class PartWriter(StorageWriter):
         return True
 
 
-class PartReader(StorageReader):
+class ShardReader(StorageReader):
     """Reads the parts of ``folder`` that hold what is asked for, and verifies their sums."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._index = read_index(folder)
+        self._index = read_tensors(folder)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         pass
@@ -140,7 +140,7 @@ class PartReader(StorageReader):
         return True
 
 
-def read_words(folder: Path) -> dict[str, Any]:
+def read_index(folder: Path) -> dict[str, Any]:
     """Everything in the index. A file that something else wrote, or damaged, is refused."""
     path = folder / SHARDED_INDEX
     try:
@@ -152,10 +152,10 @@ def read_words(folder: Path) -> dict[str, Any]:
     return found
 
 
-def read_index(folder: Path) -> dict[str, tuple[str, Spec]]:
+def read_tensors(folder: Path) -> dict[str, tuple[str, Spec]]:
     """Of every tensor, its file in the folder, its dtype and its shape."""
     found = {}
-    tensors = read_words(folder).get("tensors")
+    tensors = read_index(folder).get("tensors")
     if not isinstance(tensors, dict):
         raise StorageError(f"the index in {folder} names no tensors")
     for name, entry in tensors.items():

@@ -1,4 +1,4 @@
-"""What is done once, however many processes there are: by the first, while the others wait.
+"""Rank-zero helpers: what is done once, however many processes there are, while the others wait.
 
 For command lines, which do more than sample: they make folders, write files and print.
 """
@@ -17,29 +17,29 @@ from natural_langevin.distributed.join import join, launched
 T = TypeVar("T")
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process prints and writes: the first of a run, or the only one."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank() == 0
     return not launched() or os.environ.get("RANK", "0") == "0"
 
 
-def first_alone(what: str, action: Callable[[], T], *, device: str | None = None) -> T | None:
+def on_rank_zero(what: str, action: Callable[[], T], *, device: str | None = None) -> T | None:
     """``action()`` at the first process; None at the others. Where it fails, it fails at all."""
     if not launched():
         return action()
     with join(device).together(what):
-        return action() if is_first() else None
+        return action() if is_rank_zero() else None
 
 
-def first_before(what: str, action: Callable[[], T], *, device: str | None = None) -> T:
+def rank_zero_first(what: str, action: Callable[[], T], *, device: str | None = None) -> T:
     """``action()`` at all processes, the first one ahead of the others: it may leave something
     for them to find, such as a file that it fetched."""
-    found = first_alone(what, action, device=device)
-    return cast(T, found) if is_first() else action()
+    found = on_rank_zero(what, action, device=device)
+    return cast(T, found) if is_rank_zero() else action()
 
 
-def share(items: list[str], *, device: str | None = None) -> list[str]:
+def split_work(items: list[str], *, device: str | None = None) -> list[str]:
     """The items that fall to this process: every n-th, by the first process's list."""
     if not launched():
         return items
@@ -48,6 +48,6 @@ def share(items: list[str], *, device: str | None = None) -> list[str]:
     return [item for item in known.split("\n") if item][group.rank :: group.world]
 
 
-def exists_everywhere(path: Path) -> bool:
+def exists_uncached(path: Path) -> bool:
     """A file, looked for past what a network file system remembers of its folder."""
     return path.name in os.listdir(path.parent)

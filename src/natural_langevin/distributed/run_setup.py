@@ -1,45 +1,46 @@
-"""The beginning of a run: all processes are about to do the same, and where its checkpoints go."""
+"""Before a run on several processes: all are to do the same, and see its checkpoints alike."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch.utils.data import DistributedSampler
 
 from natural_langevin._internal.fingerprints import fingerprint
-from natural_langevin._internal.version import __version__
+from natural_langevin._internal.processes import Processes
 from natural_langevin.data.streams import InMemory, Loader, Stream
-from natural_langevin.distributed.join import alone
-from natural_langevin.distributed.place import Place
 from natural_langevin.sampling.checkpoint import SHARDED, RunCheckpoint, Saved, config_in
 
 
-def agree(
-    place: Place, identity: Mapping[str, Any], stream: Stream, where: str | Path
+def check_same_everywhere(
+    mesh: Processes,
+    identity: Mapping[str, Any],
+    made_by: dict[str, Any],
+    stream: Stream,
+    where: str | Path,
 ) -> str | Path:
     """An error at every process unless all are about to do the same run with the same versions.
 
     A DataLoader's data are known by an example batch. Returns where this process puts its samples:
-    in a folder, each process has a folder of its own."""
+    in a folder, each of several processes has a folder of its own."""
+    if mesh.world == 1:
+        return where
     refuse_sampler(stream)
     first = () if isinstance(stream, InMemory) else stream.example()
-    place.group.agree(
+    mesh.agree(
         "the run",
         {
             **identity,
             "first batch": fingerprint({str(k): v for k, v in enumerate(first)}),
-            "natural_langevin": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            **made_by["versions"],
+            **made_by["code"],
         },
     )
-    return where / f"rank-{place.group.rank}" if isinstance(where, Path) else where
+    return where / f"rank-{mesh.rank}" if isinstance(where, Path) else where
 
 
 def refuse_sampler(stream: Stream) -> None:
@@ -52,22 +53,19 @@ def refuse_sampler(stream: Stream) -> None:
         )
 
 
-def resumed_config(folder: str | os.PathLike[str] | None, place: Place | None) -> dict[str, Any]:
+def resumed_config(folder: str | os.PathLike[str] | None, mesh: Processes) -> dict[str, Any]:
     """What the folder's checkpoint says of its run, {} where there is none, as the first process
     sees it: another may see the folder a moment later, and would take another way."""
-    if place is None or folder is None:
-        return config_in(folder)
-    mine = json.dumps(config_in(folder)) if place.first else ""
-    return cast(
-        dict[str, Any], json.loads(place.group.exchange("looking for a checkpoint", mine)[0])
-    )
+    mine = json.dumps(config_in(folder)) if mesh.first else ""
+    return cast(dict[str, Any], json.loads(mesh.exchange("looking for a checkpoint", mine)[0]))
 
 
 def open_checkpoint(
     folder: str | os.PathLike[str] | None,
     identity: dict[str, Any],
     stream: Stream,
-    place: Place | None,
+    mesh: Processes,
+    made_by: dict[str, Any],
 ) -> Saved | None:
     """Where the run's checkpoints go: a folder that all processes see, of whichever kind several
     processes or one wrote before."""
@@ -79,10 +77,8 @@ def open_checkpoint(
             "tensors (x, y), or run without a checkpoint"
         )
     here = Path(folder)
-    if place is None and not any(here.glob(f"{SHARDED}*")):
-        return RunCheckpoint(here, identity)
+    if mesh.world == 1 and not any(here.glob(f"{SHARDED}*")):
+        return RunCheckpoint(here, identity, made_by)
     from natural_langevin.distributed.checkpoint import ShardedCheckpoint  # slow to import
 
-    if place is None:
-        return ShardedCheckpoint(here, identity, alone(), range(identity["chains"]))
-    return ShardedCheckpoint(here, identity, place.group, place.own)
+    return ShardedCheckpoint(here, identity, mesh, mesh.own, made_by)

@@ -1,0 +1,57 @@
+"""Monte-Carlo standard errors: how far an average over correlated draws may be from its limit.
+
+By batch means (Flegal & Jones 2010): every chain's n draws are cut into batches of b = sqrt(n)
+consecutive ones, whose means are nearly independent; the variance of those A means, divided by A,
+is that of the average. It asks for no spectral estimate, so it serves thousands of numbers at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from natural_langevin.diagnostics.reading import Reading
+
+
+def batched(values: Tensor) -> Tensor | None:
+    """(chain, draw, ...) as batches (A, b, ...) of consecutive draws; None with fewer than four."""
+    chains, draws = values.shape[:2]
+    size = max(1, math.isqrt(draws))
+    count = draws // size
+    if chains * count < 4:
+        return None
+    return values[:, draws - count * size :].unflatten(1, (count, size)).flatten(0, 1)
+
+
+def standard_error(values: Tensor) -> Tensor | None:
+    """Of the mean over chains and draws of (chain, draw, ...): shape (...)."""
+    parts = batched(values.double())
+    if parts is None:
+        return None
+    return (parts.mean(1).var(0) / len(parts)).sqrt().to(values.dtype)
+
+
+def log_score(log_likelihood: Tensor) -> Reading:
+    """-(1/N) sum_n ln mean_draws p(y_n), from (chain, draw, N), with its Monte-Carlo error.
+
+    The error is a jackknife over batches of draws: a score is no mean over draws."""
+    values = log_likelihood.double()
+
+    def score(log_sums: Tensor, count: float) -> Tensor:
+        return (math.log(count) - log_sums).mean(-1)
+
+    flat = values.flatten(0, 1)
+    value = float(score(flat.logsumexp(0), len(flat)))
+    parts = batched(values)
+    if parts is None:
+        return Reading(value, math.nan)
+    own = parts.logsumexp(1)  # (A, N)
+    whole, size = own.logsumexp(0), parts.shape[1]
+    # ln(sum - part): parts are positive, and none is the whole.
+    rest = whole + torch.log1p(-(own - whole).exp().clamp_max(1 - 1e-12))
+    left_out = score(rest, size * (len(parts) - 1))
+    count = len(parts)
+    spread = (left_out - left_out.mean()).square().sum() * (count - 1) / count
+    return Reading(value, float(spread.sqrt()))

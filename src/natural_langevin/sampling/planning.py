@@ -1,0 +1,163 @@
+"""Planning a run: what a sampler and its data leave open is settled here, by the recipe.
+
+``sampler`` is a ``Langevin``, whose own module imports this one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from natural_langevin.data.streams import Subsets
+from natural_langevin.execution.engine import choose_mode
+from natural_langevin.sampling import prior_scale, recipe, step_size_search
+from natural_langevin.sampling.loop import DivergenceError
+
+log = logging.getLogger("natural_langevin")
+
+#: A network has learned something where shuffled inputs raise its loss by this part.
+FITTED = 0.5
+
+
+def plan(
+    sampler: Any,
+    data: Any,
+    batch_size: int | None,
+    known: recipe.Choice | None,
+    *,
+    steps: int | None,
+    burn_in: int | None,
+    thin: int | None,
+    seconds: float | None,
+) -> tuple[int, recipe.Choice, recipe.Length]:
+    """Batch size, step size and length of a run that leaves them open; sets the start and the
+    prior's scale. A run to go on with keeps what it was started with."""
+    x, y, num_data = recipe.rows_of(data, sampler.num_data)
+    if batch_size is None:
+        batch_size = recipe.batch_size(len(x))
+    if sampler._start == "auto":
+        sampler._start = _better_start(sampler, (x, y))
+    # For its checks: whatever is wrong with the data is said before anything else is done.
+    sampler.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)
+    scale = known.prior_scale if known else None
+    if sampler._scale_open and scale is None and isinstance(data, tuple | list | TensorDataset):
+        scale = _prior_scale(sampler, (x, y), batch_size)
+    if sampler._scale_open and scale is not None:
+        sampler._set_prior(recipe.prior(scale.value))
+    choice = known or _pilot(sampler, (x, y), num_data, batch_size)
+    choice = dataclasses.replace(choice, prior_scale=scale)
+    log.info("step_size=%s", choice.reason)
+    weights = sum(p[0].numel() for p in sampler.init().params.values())
+    if steps is None and seconds is not None:
+        steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
+    lengths = recipe.length(
+        choice, steps=steps, burn_in=burn_in, thin=thin,
+        work=6.0 * sampler.chains * batch_size * weights,
+    )  # fmt: skip
+    return batch_size, choice, lengths
+
+
+def steps_within(
+    sampler: Any, seconds: float, data: Any, batch_size: int, step_size: float | None = None
+) -> int:
+    """How many steps fit into ``seconds``, by the pace of a few that are thrown away."""
+    if not seconds > 0:
+        raise ValueError(f"seconds must be positive, got {seconds!r}")
+    count, done, taken = 20, 0, 0.0
+    engine, state = sampler.prepare(
+        data, steps=20 + 1280, batch_size=batch_size, step_size=step_size
+    )
+    state, _ = engine.run(state, 0, 20)  # the first ones plan, build and capture
+    done = 20
+    while taken < 0.2 and done + count <= 20 + 1280:
+        began = time.perf_counter()
+        state, _ = engine.run(state, done, count)
+        done, taken = done + count, time.perf_counter() - began
+        pace, count = taken / count, 2 * count
+    return max(10, int(seconds / pace))
+
+
+def _pilot(
+    sampler: Any, data: tuple[Tensor, Tensor], num_data: float, batch_size: int
+) -> recipe.Choice:
+    ids = torch.arange(min(recipe.PILOT_CHAINS, sampler.chains), device=sampler.device)
+    whole = dataclasses.replace(
+        sampler._dynamics, prior=sampler._prior, temperature=sampler._temperature
+    )
+    moves = step_size_search.for_chains(whole, ids, sampler.seed)
+    return recipe.choose(
+        moves, sampler._start_of(moves, ids), data,
+        lambda eta, start, stop: sampler._rates_table(start, stop, eta, chains=len(ids)),
+        num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
+        mode=choose_mode(sampler.compile),
+    )  # fmt: skip
+
+
+def _better_start(sampler: Any, data: tuple[Tensor, Tensor]) -> str:
+    """Where chains begin: at the model, if it has learned something, otherwise at random weights.
+
+    A trained network fits every sample better by its own input than by its neighbour's; a random
+    one, or one that always says the same, does not."""
+    x, y = (t[: recipe.ROWS].to(sampler.device) for t in data)
+    network, likelihood = sampler._dynamics.gradients.network, sampler.likelihood
+    state = sampler._start_of(sampler._dynamics, sampler.chain_ids[:1])  # "auto" is the model
+    learned = {k: v[0] for k, v in state.likelihood.items()}
+
+    def loss(inputs: Tensor) -> float:
+        with torch.no_grad():
+            outputs = network.call({k: p[0] for k, p in state.params.items()}, inputs)
+            return float(likelihood.log_loss(outputs, y, learned).mean())
+
+    own, others = loss(x.clone()), loss(x.roll(1, 0))
+    return "model" if own < others - FITTED * abs(others) else "fan_in"
+
+
+def _prior_scale(
+    sampler: Any, data: tuple[Tensor, Tensor], batch_size: int
+) -> recipe.PriorScale | None:
+    """The prior's scale by held-out rows; None where there are too few, or it costs too much.
+
+    The chains of several processes all have the same prior: each process chooses alone."""
+    x, y = (t[: prior_scale.MOST_ROWS] for t in data)
+    count = len(prior_scale.SCALES) * prior_scale.FOLDS
+    weights = sum(p[0].numel() for p in sampler.init().params.values())
+    if len(x) < prior_scale.FEWEST_ROWS:
+        return None
+    pilot = _pilot(sampler, (x, y), len(x), batch_size)
+    steps = prior_scale.EAGER_STEPS if pilot.way == "eager" else prior_scale.STEPS
+    if 6.0 * count * min(batch_size, len(x)) * weights * steps > recipe.MOST_WORK / 4:
+        return None
+    rows = prior_scale.folds(len(x), sampler.seed)
+    scales = torch.tensor(prior_scale.SCALES).repeat_interleave(prior_scale.FOLDS)
+    trial = type(sampler)(
+        sampler._template, sampler.likelihood, prior=recipe.prior(scales), chains=count,
+        preconditioner=sampler.preconditioner, dynamics=sampler.dynamics,
+        step_size=pilot.step_size,
+        temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
+        seed=sampler.seed, device=sampler.device, compile=sampler.compile, parallel=None,
+    )  # fmt: skip
+    half = steps // 2
+    try:
+        found = trial.sample(
+            Subsets(x, y, rows.inside), steps,
+            batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,
+            thin=half // prior_scale.DRAWS, progress=False,
+        )  # fmt: skip
+    except DivergenceError:
+        return None
+    scores = torch.full((count, rows.outside.shape[1]), math.inf, dtype=torch.float64)
+    for c in found.healthy:
+        out = rows.outside[c].to(x.device)
+        density = found.log_likelihood(x[out], y[out], chains=[c])[0].double().cpu()
+        scores[c] = math.log(len(density)) - torch.logsumexp(density, 0)
+    table = scores.unflatten(0, (len(prior_scale.SCALES), prior_scale.FOLDS)).flatten(1)
+    best, why = prior_scale.best(table)
+    log.info("prior variance x %g: %s", prior_scale.SCALES[best], why)
+    return recipe.PriorScale(prior_scale.SCALES[best], why)

@@ -1,0 +1,236 @@
+"""The recipe: everything that ``Langevin(model, likelihood).sample(data)`` leaves open.
+
+Dynamics. Underdamped, integrator BAOAB, friction 0.1: its bias is of second order in the step.
+Metric. Quasi-diagonal, averaged with gamma_t = 2 / (t + 2), which weighs batch t by t: frozen after
+burn-in, it must stand for all of the posterior, not for the last few batches.
+Batch. A fifth of the data, between 100 and 500: with N/B batches the noise of a minibatch adds
+
+    heat = eta N rho / (2 B a)
+
+to the temperature (a the friction; rho, the mean of J / (J + epsilon), the part of the metric that
+comes from data).
+Step size. A pilot of two chains burns in; lambda is the posterior's steepest curvature in the
+metric there (see ``curvature``). Then
+
+    eta = min(0.1 / lambda,  0.1 * 2 B a / (N rho)),
+
+the first for the integrator (it is stable up to 4 / lambda, and lambda grows when chains move on
+under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of heat. The first
+fifth of burn-in starts at four times eta, to travel. After it eta is constant: longer is better.
+Steps. 150 relaxation times a / eta of the directions that only the prior sees, a third of it
+burn-in; at least 2,000, and at most what ``MOST_WORK`` multiply-adds allow. About 200 draws of
+every chain are kept.
+Start. At the model where it has learned something (shuffled inputs raise its loss by half);
+otherwise at weights N(0, 1/fan_in), different for every chain.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import preconditioners, priors, schedules
+from natural_langevin.data.loaders import SharedBatches
+from natural_langevin.data.streams import InMemory, Subsets, split_pair
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.dynamics.underdamped import Underdamped
+from natural_langevin.execution.engine import Engine
+from natural_langevin.sampling.curvature import steepest
+
+log = logging.getLogger("natural_langevin")
+
+FRICTION = 0.1
+#: eta lambda, and the heat of minibatches.
+STEEPNESS, HEAT = 0.1, 0.1
+FIRST_STEP, LARGEST_STEP, FALLBACK_STEP = 1e-2, 0.3, 1e-3
+PILOT_CHAINS, PILOT_STEPS = 2, (1, 50, 150, 500)
+#: Rows on which curvature is measured.
+ROWS, LOADER_ROWS = 1000, 2000
+RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e12
+#: Where every step is a few milliseconds of operator calls, whatever the network's size.
+MOST_EAGER_STEPS = 4_000
+DRAWS = 200
+
+
+def dynamics() -> Underdamped:
+    """How chains move where the user leaves it open."""
+    return Underdamped(friction=FRICTION, integrator="baoab")
+
+
+def metric() -> preconditioners.QuasiDiagonalFisher:
+    """The metric where the user leaves it open."""
+    return preconditioners.QuasiDiagonalFisher(decay=schedules.linear_average())
+
+
+def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
+    """N(0, 2 scale / fan_in) for weights, N(0, 2 scale) for biases."""
+    return priors.FanIn((2 * scale) ** 0.5)
+
+
+def rows_of(data: Any, num_data: float | None) -> tuple[Tensor, Tensor, float]:
+    """Rows in memory to choose by, x and y, and N. A DataLoader lends the first of its batches."""
+    if isinstance(data, Subsets):
+        return data.x, data.y, num_data or data.rows.shape[1]
+    if isinstance(data, DataLoader | SharedBatches):
+        pairs: list[tuple[Tensor, Tensor]] = []
+        loader = data if isinstance(data, DataLoader) else data.loader
+        for item in loader:
+            pairs.append(split_pair(item))
+            if sum(len(x) for x, _ in pairs) >= LOADER_ROWS:
+                break
+        x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        try:
+            known = len(loader.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            known = len(x)
+        return x, y, float(num_data or known)
+    x, y = split_pair(data.tensors if isinstance(data, TensorDataset) else data)
+    return x, y, num_data or len(x)
+
+
+def batch_size(num_data: int) -> int:
+    """Rows of a minibatch.
+
+    >>> [batch_size(n) for n in (50, 300, 1000, 60_000)]
+    [50, 100, 200, 500]
+    """
+    return min(num_data, max(100, min(num_data // 5, 500)))
+
+
+@dataclass(frozen=True)
+class PriorScale:
+    """The prior's variance in units of the default's, and why."""
+
+    value: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The step size, and why; the prior's scale where it was chosen too."""
+
+    step_size: float
+    curvature: float | None
+    heat: float
+    reason: str
+    way: str = "eager"  # how the pilot's steps were run
+    prior_scale: PriorScale | None = None
+
+    def schedule_of(self, burn_in: int) -> schedules.Schedule:
+        """eta_t of a run: larger at first, constant from a fifth of burn-in on."""
+        return schedules.warm_start(self.step_size, factor=4.0, steps=burn_in // 5)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers and words, for ``posterior.config["recipe"]``."""
+        return asdict(self)
+
+    @staticmethod
+    def from_config(config: dict[str, Any]) -> Choice | None:
+        """The choice that a checkpoint's configuration tells of, if it does."""
+        found = config.get("recipe")
+        if not isinstance(found, dict):
+            return None
+        scale = found["prior_scale"]
+        return Choice(**found | {"prior_scale": None if scale is None else PriorScale(**scale)})
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run is, and what of it is kept."""
+
+    steps: int
+    burn_in: int
+    thin: int
+
+
+def length(
+    choice: Choice, *, steps: int | None, burn_in: int | None, thin: int | None, work: float
+) -> Length:
+    """What the user leaves open of a run's length; ``work``: multiply-adds of one step."""
+    if steps is None:
+        wanted = math.ceil(RELAXATIONS * FRICTION / choice.step_size / 100) * 100
+        affordable = int(MOST_WORK / max(work, 1.0) / 100) * 100
+        most = MOST_EAGER_STEPS if choice.way == "eager" else MOST_STEPS
+        steps = min(max(FEWEST_STEPS, min(wanted, affordable)), most)
+    if burn_in is None:
+        burn_in = steps // 3
+    if thin is None:
+        thin = max(1, (steps - burn_in) // DRAWS)
+    return Length(steps, burn_in, thin)
+
+
+def choose(
+    moves: LangevinDynamics,
+    state: State,
+    data: tuple[Tensor, Tensor],
+    rates: Callable[[float, int, int], RatesTable],
+    *,
+    num_data: float,
+    batch: int,
+    ids: Tensor,
+    seed: int,
+    mode: Any,
+) -> Choice:
+    """The step size, by a pilot of the chains ``ids`` from ``state`` on ``data`` in memory.
+
+    ``rates`` gives the table of (step size, first step, last step), all of them adapting."""
+    x, y = data
+    stream = InMemory(
+        x, y, batch_size=min(batch, len(x)), chain=ids, seed=seed, device=moves.temperature.device
+    )
+    some = tuple(t[:ROWS].to(moves.temperature.device) for t in (stream.x, stream.y))
+    eta, lam, done = FIRST_STEP, math.nan, 0
+    moves.prepare(state.params, stream.example()[0])
+    for stop in PILOT_STEPS:
+        engine = Engine(moves, stream, rates(eta, 0, stop), num_data, mode=mode)
+        state, _ = engine.run(state, done, stop - done)
+        done = stop
+        try:
+            found = steepest(moves, state, (some[0], some[1]), num_data)
+        except (RuntimeError, NotImplementedError) as error:  # an operation without derivatives
+            log.info("the curvature could not be measured: %s", str(error).split("\n")[0])
+            break
+        found = found[torch.isfinite(found) & (state.diverged < 0)]
+        if not len(found):
+            break
+        lam = float(found.max())
+        eta = min(LARGEST_STEP, STEEPNESS / max(lam, 1e-12))
+    if not math.isfinite(lam):
+        eta, why = FALLBACK_STEP, "no curvature could be measured"
+    else:
+        why = f"the steepest curvature in the metric is {lam:.3g}"
+    per_step = _heat(moves, state, num_data, min(batch, len(x)))
+    if per_step * eta > HEAT:
+        eta = HEAT / per_step
+        why += f", and minibatches of {batch} of {num_data:.0f} allow no more"
+    eta = float(f"{eta:.2g}")
+    curvature = lam if math.isfinite(lam) else None
+    return Choice(eta, curvature, per_step * eta, f"{eta:.2g}: {why}", engine.way)
+
+
+def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) -> float:
+    """N rho / (2 B a), what a unit of eta adds to the temperature; 0 for full batches."""
+    if batch >= num_data:
+        return 0.0
+    second = state.metric.get("second")
+    rho = 1.0
+    if isinstance(second, dict) and second:
+        damping = moves.damping(second, num_data)
+        parts = [(j / (j + _as_chain(damping[k], j))).flatten() for k, j in second.items()]
+        rho = float(torch.cat(parts).nanmean())
+    return num_data * rho / (2 * batch * FRICTION) * (1 - batch / num_data)
+
+
+def _as_chain(value: float | Tensor, like: Tensor) -> float | Tensor:
+    if isinstance(value, Tensor) and value.ndim:
+        return value.reshape(-1, *(1,) * (like.ndim - 1))
+    return value

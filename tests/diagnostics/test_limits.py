@@ -1,0 +1,109 @@
+"""Verdicts follow from how many draws there are: no false ones, and none missing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from natural_langevin.diagnostics import diagnose, import_arviz
+from natural_langevin.diagnostics.configurational import Configurational
+from natural_langevin.diagnostics.function_space import mixing
+from natural_langevin.diagnostics.halved import compare
+from natural_langevin.diagnostics.limits import ess_limit, rhat_limit
+from natural_langevin.diagnostics.reading import Reading
+
+pytest.importorskip("arviz", reason="ArviZ is not installed")
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(4, 50), (4, 10), (2, 20)])
+def test_independent_draws_get_no_verdict(chains: int, draws: int) -> None:
+    """With limits of 1.01 and 50 per chain, 37 of 40 diagnoses of 4 x 50 were false. Expected here
+    is about one in a hundred: more than 3 of 40 has probability 1e-3."""
+    false = [diagnose(normal(chains, draws, 3, seed=s), {}).verdicts for s in range(40)]
+    assert sum(bool(v) for v in false) <= 3, [v for v in false if v]
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(2, 10), (4, 10), (4, 50), (16, 50)])
+def test_the_limits_are_what_independent_draws_stay_within(chains: int, draws: int) -> None:
+    """200 simulations: beyond a limit at most 2 % are expected, 4 sd of a binomial above that."""
+    arviz, count = import_arviz(), 200
+    values = normal(count, chains, draws).numpy()
+    rhat = np.array([float(arviz.rhat(v)) for v in values])
+    ess = np.array([float(arviz.ess(v)) for v in values])
+    allowed = 0.02 * count + 4 * math.sqrt(0.02 * count)
+    assert (rhat > rhat_limit(chains, draws)).sum() <= allowed
+    assert (ess < ess_limit(chains, draws)).sum() <= allowed
+
+
+def test_limits_are_those_of_the_books_with_many_draws() -> None:
+    assert rhat_limit(4, 2000) == 1.01
+    assert ess_limit(4, 2000) == 200
+    assert rhat_limit(4, 2) == math.inf
+
+
+def test_chains_that_disagree_are_still_found_with_few_draws() -> None:
+    values = normal(4, 50, 3)
+    values[0] += 1.5
+    assert any("disagree" in v for v in diagnose(values, {}).verdicts)
+
+
+def test_chains_that_share_noise_count_less() -> None:
+    """A third of the variance is common to four chains: 1 + 3/3 = 2 times the variance of the mean.
+
+    The corrected size is known to about 15 %; the sum over chains is 1600."""
+    own, common = normal(4, 400, 6), normal(1, 400, 6, seed=1)
+    values = (2 / 3) ** 0.5 * own + (1 / 3) ** 0.5 * common
+    assert 1300 < np.median(mixing(values).ess) < 1900
+    assert 550 < np.median(mixing(values, shared=True).ess) < 1050
+    assert 1100 < np.median(mixing(own, shared=True).ess) < 1900
+    found = diagnose(values, {}, shared=True)
+    assert any("same minibatches" in v for v in found.verdicts)
+
+
+def heated(temperature: Reading, **tensors: Reading) -> list[str]:
+    configurational = Configurational(temperature, tensors)
+    return diagnose(normal(4, 200, 3), {}, configurational=configurational).verdicts
+
+
+def test_one_hot_tensor_is_named_where_the_sum_looks_fine() -> None:
+    (verdict,) = heated(Reading(1.05, 0.03), a=Reading(1.0, 0.03), b=Reading(3.5, 0.2))
+    assert verdict.startswith("The samples of 'b' are too hot, 3.50 ± 0.20 times")
+    assert heated(Reading(1.0, 0.03), a=Reading(1.12, 0.05)) == []
+    (verdict,) = heated(Reading(2.0, 0.1), a=Reading(2.0, 0.1))
+    assert verdict.startswith("The samples are too hot")
+
+
+def test_a_temperature_less_known_than_large_is_no_reading() -> None:
+    found = diagnose(normal(4, 200, 3), {}, configurational=Configurational(Reading(1.2, 3.4), {}))
+    assert "Temperature of the samples: no reading, its error 3.4 exceeds it" in str(found)
+    assert "1.2" not in str(found)
+    assert found.verdicts == []
+
+
+def test_a_run_is_held_against_half_its_step_size() -> None:
+    """Variances 1.5 and 1.25 times those of small steps: a ratio of 1.2, and an excess of half."""
+    full, half = 1.5**0.5 * normal(4, 1000, 5), 1.25**0.5 * normal(4, 1000, 5, seed=1)
+    both = compare({"predictions": full, "w": half}, {"predictions": half, "w": half})
+    hot, same = both["predictions"], both["w"]
+    assert hot.hot
+    assert abs(hot.ratio.value - 1.2) < 4 * hot.ratio.error < 0.25
+    assert hot.excess == pytest.approx(0.5, abs=0.2)
+    assert not same.hot
+    assert not same.shifted
+    assert compare({"w": half + 0.5}, {"w": half})["w"].shifted
+    verdicts = diagnose(full, {}, halved=both).verdicts
+    assert len(verdicts) == 1
+    assert verdicts[0].startswith("The draws of predictions are too wide")
+
+
+def test_a_metric_that_goes_on_adapting_is_said() -> None:
+    (verdict,) = diagnose(normal(4, 200, 3), {}, adapting=True).verdicts
+    assert "went on adapting" in verdict

@@ -1,0 +1,130 @@
+"""Late, frozen and absent averages; compiled steps that are found again; how a run says it went."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, likelihoods, preconditioners, schedules
+from natural_langevin.execution import compiled, executors
+from natural_langevin.statistics import Gradients
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    x = torch.rand(60, 3, generator=torch.Generator().manual_seed(0))
+    return x, (x.sum(1) > 1.5).long()
+
+
+def sampler(metric: preconditioners.Preconditioner, **options: object) -> Langevin:
+    settings = {"step_size": 1e-2, "chains": 2, "num_data": 60, "temperature": 0.0} | options
+    return Langevin(network(), likelihoods.Categorical(), preconditioner=metric, **settings)  # type: ignore[arg-type]
+
+
+def test_a_step_applies_the_metric_of_the_batches_before() -> None:
+    """T = 0: the second step's direction is C(J_1) v, the first's and the paper's C(J_{t+1}) v."""
+    x, y = data()
+    for fresh in (False, True):
+        one = sampler(preconditioners.DiagonalFisher(damping=1e-2, fresh=fresh))
+        state = one.init()
+        for step, rows in enumerate((slice(0, 20), slice(20, 40), slice(40, 60))):
+            new, _ = one.step(state, (x[rows], y[rows]))
+            used = new.metric if fresh or step == 0 else state.metric
+            evaluation = one._dynamics.evaluate(state, (x[rows], y[rows]), chain_axis=False)
+            v = one._dynamics.posterior_gradient(state.params, evaluation.gradient, 60)
+            for k, p in state.params.items():
+                expected = p - 1e-2 * v[k] / (used["second"][k] + 1e-2)
+                torch.testing.assert_close(new.params[k], expected, rtol=1e-6, atol=1e-7)
+            state = new
+
+
+def test_a_frozen_metric_asks_for_no_statistics(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    asked = []
+    call = Gradients.__call__
+
+    def noted(self, *args, statistics=True, **options):  # type: ignore[no-untyped-def]
+        asked.append(statistics)
+        return call(self, *args, statistics=statistics, **options)
+
+    monkeypatch.setattr(Gradients, "__call__", noted)
+    for adapt, every, expected in (
+        ("burn-in", 1, [True] * 3 + [False] * 3),
+        ("burn-in", 2, [True, False, True] + [False] * 3),
+        ("always", 1, [True] * 6),
+        ("always", 3, [True, False, False] * 2),
+    ):
+        one = sampler(preconditioners.QuasiDiagonalFisher(adapt=adapt, every=every), compile=False)
+        engine, state = one.prepare(data(), steps=6, batch_size=20, burn_in=3)
+        asked.clear()
+        before = state.metric
+        for step in range(6):
+            state, _ = engine.run(state, step, 1)
+            same = all(
+                torch.equal(state.metric["second"][k], j) for k, j in before["second"].items()
+            )
+            assert same is not expected[step]
+            before = state.metric
+        assert asked == expected
+
+
+def test_without_a_running_mean_the_mean_is_that_of_the_draws() -> None:
+    runs = [
+        sampler(preconditioners.RMSProp(), mean_rate=rate, temperature=1.0, compile=False).sample(
+            data(), 30, batch_size=20, burn_in=10, thin=2, progress=False
+        )
+        for rate in (None, schedules.inverse_sqrt())
+    ]
+    for k, samples in runs[0].samples.items():
+        assert torch.equal(samples, runs[1].samples[k])
+        torch.testing.assert_close(runs[0].mean[k], samples.mean(1))
+        assert not torch.allclose(runs[1].mean[k], samples.mean(1), atol=1e-5)
+    without = sampler(preconditioners.RMSProp(), mean_rate=None)
+    assert without.init().mean == {}
+
+
+def test_a_second_run_of_the_same_shapes_compiles_nothing(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """And reads its own data, rates and state: it ends where an eager run ends."""
+    made = []
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *a, **k: made.append(a) or compile_(*a, **k))
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    one = sampler(preconditioners.Euclidean(), temperature=1.0, compile=True)
+    x, y = data()
+    for run, inputs in enumerate((x, x.flip(0))):
+        engine, state = one.prepare((inputs, y), steps=5, batch_size=20)
+        engine = type(engine)(
+            engine.dynamics, engine.stream, engine.rates, 60, mode="compiled", fuse=False
+        )
+        state, _ = engine.run(state, 0, 5)
+        assert len(made) == 1, f"run {run} compiled again"
+        reference = sampler(preconditioners.Euclidean(), temperature=1.0, compile=False)
+        eager, start = reference.prepare((inputs, y), steps=5, batch_size=20)
+        expected, _ = eager.run(start, 0, 5)
+        for k, p in expected.params.items():
+            torch.testing.assert_close(state.params[k], p, rtol=1e-5, atol=1e-6)
+
+
+def test_an_executor_is_handed_whole_stretches(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    handed = []
+
+    class Standing:
+        name = "standing still"
+
+        def run(self, state, start, count):  # type: ignore[no-untyped-def]
+            handed.append((start, count))
+            state.step.add_(count)
+            return reference[1]
+
+    one = sampler(preconditioners.Euclidean(), compile="auto")
+    engine, state = one.prepare(data(), steps=10, batch_size=20)
+    reference = sampler(preconditioners.Euclidean(), compile=False).step(one.init(), data())
+    monkeypatch.setattr(executors, "PLANNERS", [lambda *a: None, lambda *a: Standing()])
+    state, _ = engine.run(state, 0, 4)
+    state, _ = engine.run(state, 4, 6)
+    assert handed == [(0, 4), (4, 6)]
+    assert int(state.step) == 10
+    assert engine.way == "standing still"

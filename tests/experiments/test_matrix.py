@@ -1,0 +1,100 @@
+"""Every dynamics and metric, run every way that this machine has, equal to the eager float64 step;
+and the stages of the paper's table, every way.
+
+What takes the compiler proper is in ``test_fused_step`` and in ``make gpu-check``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from natural_langevin import data, dynamics, preconditioners
+from natural_langevin.dynamics import State
+from natural_langevin.execution import compiled
+from natural_langevin.experiments import matrix
+from natural_langevin.experiments.matrix import Case, cases, difference, run_case
+from natural_langevin.experiments.table1 import baseline_stages, stages
+from natural_langevin.experiments.table1.protocol import BY_NAME, PRESETS, fit_to
+from natural_langevin.experiments.table1.stages import Bench
+
+reference = cache(matrix.reference)
+HERE = [case for case in cases("cpu") if case.way != "compiled"]
+
+
+@pytest.mark.parametrize("case", HERE, ids=str)
+def test_every_way_is_the_same_step(case: Case) -> None:
+    expected = reference(case._replace(way="eager"))
+    moved = reference_start(case)
+    assert difference(expected, moved) > 1e-3, "nothing moved: nothing was compared"
+    assert difference(run_case(case), expected) < matrix.TOLERANCE
+
+
+@cache
+def reference_start(case: Case) -> State:
+    return matrix._start(case, torch.float64, "cpu")[3]
+
+
+def test_the_matrix_is_whole() -> None:
+    """Every integrator and metric of the registries, and each way the other machine has."""
+    named = {type(one) for one in matrix.INTEGRATORS.values()}
+    assert named == set(dynamics.REGISTRY.values())
+    for device, ways in (("cpu", {"kernels", "native"}), ("cuda", {"graph", "kernels"})):
+        found = cases(device)
+        assert {c.way for c in found} == ways | {"eager", "traced", "compiled"}
+        pairs = {(c.dynamics, c.metric, c.chains) for c in found if c.way == "eager"}
+        for metric in preconditioners.REGISTRY:
+            fit = [d for d in matrix.INTEGRATORS if metric in matrix.metrics_of(d)]
+            assert {(d, metric, n) for d in fit for n in (1, 3)} <= pairs
+
+
+def test_the_command_records_what_it_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = Case("sgd", "", 1, "eager")
+    monkeypatch.setattr(matrix, "cases", lambda device: [good, good._replace(way="kernels")])
+    assert matrix.main(["--device", "cpu", "--out", str(tmp_path / "check.json")]) == 1
+    record = json.loads((tmp_path / "check.json").read_text())
+    assert [row["problem"] is None for row in record["cases"]] == [True, False]
+    assert "instead of 'kernels'" in record["cases"][1]["problem"]
+    assert "1 of 2 cases agree" in capsys.readouterr().out
+
+
+TOY = replace(
+    PRESETS["quick"], hidden=(6,), steps=12, select_steps=6, extra_select_steps=6, burn_in=4,
+    thin=4, select_thin=1, batch_size=20, train_scored=50, mc_dropout=2, pooled=2, seeds=1,
+    step_sizes=1, prior_variances=(0.1,), dropout_rates=(0.2,),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def digits() -> data.Dataset:
+    return data.load("digits")
+
+
+@pytest.mark.parametrize("compile", [False, "auto", True])
+def test_every_stage_runs_every_way(
+    compile: bool | str, digits: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """With ``compile=True`` up to the compiler proper: the baselines once broke before that."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    preset = fit_to(TOY, len(digits.train_x))
+    bench = Bench(preset, digits, torch.device("cpu"), tmp_path, compile=compile, progress=False)
+    for kind in ("sgd", "dropout"):
+        chosen = baseline_stages.select(bench, kind)
+        rows = baseline_stages.final(bench, kind, chosen["ranking"])["rows"]
+        assert len(rows) == 2
+    for name in BY_NAME if compile is not True else ("euclidean", "qdop"):
+        method = BY_NAME[name]
+        ranking = [{"step_size": method.grid[0], "prior_variance": 0.1, "schedule": "halving"}]
+        if method.like is None:
+            ranking = stages.select(bench, method)["ranking"]
+        assert stages.final(bench, method, ranking)["rows"]
+    assert "compiling failed" not in caplog.text
+    assert "running eagerly" not in caplog.text

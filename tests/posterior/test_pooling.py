@@ -1,0 +1,129 @@
+"""What is pooled and averaged, how well it is known, and what goes to ArviZ."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, likelihoods, priors
+from natural_langevin.posterior import monte_carlo
+
+X = torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+
+
+def posterior(**options):
+    usual = {"step_size": 1e-2, "chains": 4, "prior": priors.Gaussian(1.0)}
+    sampler = Langevin(nn.Linear(2, 2), likelihoods.Categorical(), **usual | options)
+    return sampler.sample((X, Y), 60, batch_size=10, burn_in=20, thin=2, progress=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": torch.tensor([1.0, 1.0, 0.1, 0.1])},
+        {"prior": priors.Gaussian(torch.tensor([1.0, 1.0, 2.0, 2.0]))},
+    ],
+    ids=["temperature", "prior"],
+)
+def test_different_posteriors_are_pooled_only_where_it_is_asked_for(options: dict) -> None:
+    found = posterior(**options)
+    for call in (
+        lambda: found.predict(X),
+        lambda: found.evaluate(X, Y),
+        lambda: found.predict_dist(X),
+        lambda: found.mean_network(),
+        lambda: found.log_likelihood(X, Y),
+    ):
+        with pytest.raises(ValueError, match=r"choose with chains=\[0, 1\].*chains=\"all\""):
+            call()
+    some, other = (found.predict(X, chains=c) for c in ([0, 1], [2, 3]))
+    every = found.predict(X, chains="all")
+    assert some.samples is not None
+    assert some.samples.shape[0] == 2 * found.draws
+    torch.testing.assert_close(every.mean, (some.mean + other.mean) / 2)
+    with pytest.raises(ValueError, match=r"among 0 \.\. 3, got \[4\]"):
+        found.predict(X, chains=[4])
+
+
+def test_chains_alike_are_pooled_and_may_be_chosen() -> None:
+    found = posterior()
+    whole, first = found.predict(X), found.predict(X, chains=[0])
+    assert whole.samples is not None
+    torch.testing.assert_close(first.mean, whole.samples[: found.draws].mean(0))
+
+
+def test_the_mean_of_the_draws_is_that() -> None:
+    found = posterior()
+    for name, value in found.sample_mean.items():
+        torch.testing.assert_close(value, found.samples[name].mean(1))
+    network = found.mean_network(1, average="samples")
+    torch.testing.assert_close(network.weight.detach(), found.samples["weight"][1].mean(0))
+    with pytest.raises(ValueError, match='"running" or "samples", got \'late\''):
+        found.mean_network(average="late")
+
+
+def autoregression(chains: int, draws: int, rho: float, numbers: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(draws, chains, numbers, generator=generator, dtype=torch.float64)
+    values = [noise[0]]
+    for t in range(1, draws):
+        values.append(rho * values[-1] + (1 - rho**2) ** 0.5 * noise[t])
+    return torch.stack(values, 1)
+
+
+def test_the_error_of_a_mean_of_correlated_draws() -> None:
+    """sqrt((1 + rho) / ((1 - rho) C n)) for an autoregression. Batches of 50 draws miss a share
+    tau/50 of it; 200 numbers give it to half a per cent."""
+    rho, chains, draws = 0.5, 4, 2500
+    error = monte_carlo.standard_error(autoregression(chains, draws, rho, 200))
+    expected = math.sqrt((1 + rho) / (1 - rho) / (chains * draws))
+    assert float(error.square().mean().sqrt()) == pytest.approx(expected, rel=0.05)
+    assert monte_carlo.standard_error(torch.zeros(1, 3, 2)) is None
+
+
+def test_predictions_say_how_well_they_are_known() -> None:
+    found = posterior().predict(X)
+    assert found.error is not None
+    assert found.error.shape == found.mean.shape
+    assert bool((found.error > 0).all())
+    assert posterior().predict(X, keep_samples=False).error is None
+
+
+def test_the_log_score_and_its_error() -> None:
+    """The score itself by its definition; its error against the spread over independent runs."""
+    generator = torch.Generator().manual_seed(2)
+    runs = -torch.randn(200, 2, 64, 30, generator=generator, dtype=torch.float64).square()
+    readings = [monte_carlo.log_score(one) for one in runs]
+    flat = runs[0].flatten(0, 1)
+    assert readings[0].value == pytest.approx(float(-flat.exp().mean(0).log().mean()))
+    spread = torch.tensor([r.value for r in readings]).std()
+    error = torch.tensor([r.error for r in readings]).mean()
+    assert float(error / spread) == pytest.approx(1.0, abs=0.25)  # 5 errors of a spread of 200
+
+
+def test_scores_carry_their_monte_carlo_error() -> None:
+    scores = posterior().evaluate(X, Y)
+    assert 0 < scores.nll_error < scores.nll
+    assert "Monte-Carlo ±" in str(scores)
+
+
+def test_pointwise_log_likelihoods_go_to_arviz() -> None:
+    arviz = pytest.importorskip("arviz")
+    found = posterior()
+    values = found.log_likelihood(X, Y, sample_batch=7)
+    assert values.shape == (4, found.draws, 30)
+    one = found.network(2, 5)(X).log_softmax(1)[torch.arange(30), Y]
+    torch.testing.assert_close(values[2, 5], one.detach())
+    idata = found.to_arviz(data=(X, Y))
+    assert idata.log_likelihood["y"].shape == (4, found.draws, 30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 80 draws are few for importance weights
+        loo = arviz.loo(idata, pointwise=True)
+    assert loo.n_data_points == 30
+    lppd = float((values.double().flatten(0, 1).logsumexp(0) - math.log(4 * found.draws)).sum())
+    assert float(loo.elpd_loo) < lppd  # leaving a datum out never helps

@@ -1,0 +1,188 @@
+"""What is checked before a run goes on: the code it was started with, and that files are whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import natural_langevin
+import small_run
+from natural_langevin import Langevin, likelihoods
+from natural_langevin._internal import provenance
+from natural_langevin._internal.tensorfile import WriteError
+from natural_langevin.sampling.checkpoint import CheckpointError, RunCheckpoint
+from natural_langevin.sampling.collector import SampleCollector
+from small_run import assert_same
+
+
+class StopHereError(Exception):
+    """In the place of a power cut."""
+
+
+def sample_until(monkeypatch, draws: int, sample) -> None:
+    keep = SampleCollector.keep
+
+    def counted(self, state):
+        keep(self, state)
+        if self.kept == draws:
+            raise StopHereError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SampleCollector, "keep", counted)
+        with pytest.raises(StopHereError):
+            sample()
+
+
+def test_a_damaged_newest_never_replaces_the_good_one_before_it(tmp_path, monkeypatch, caplog):
+    """Killed right after the first save that follows a fallback, the run still goes on."""
+    run = {"checkpoint": tmp_path, "every": 2}
+    sample_until(monkeypatch, 4, lambda: small_run.sample(**run))  # saved after 4 and 6
+    newest, previous = (tmp_path / f"{n}.safetensors" for n in ("checkpoint", "previous"))
+    good = previous.read_bytes()
+    newest.write_bytes(b"damaged")
+    sample_until(monkeypatch, 3, lambda: small_run.sample(**run))  # from 4, saved after 6
+    assert "checkpoint.safetensors cannot be used" in caplog.text
+    assert "going on from the checkpoint before it" in caplog.text
+    assert previous.read_bytes() == good
+    newest.write_bytes(b"damaged again")
+    assert_same(small_run.sample(), small_run.sample(**run))
+
+
+def scaled_loss(outputs, y):
+    return _helper(outputs, y)
+
+
+def _helper(outputs, y):
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+def run_with(folder, loss=scaled_loss, model=None):
+    sampler = Langevin(
+        model or small_run.network(), likelihoods.LogLoss(loss), step_size=5e-4, seed=5, chains=2
+    )
+    return sampler.sample(
+        small_run.data(), 6, batch_size=20, checkpoint=folder, every=2, progress=False
+    )
+
+
+def test_a_loss_whose_body_changed_is_refused_by_name(tmp_path, monkeypatch):
+    run_with(tmp_path)
+
+    def scaled_loss(outputs, y):
+        """Another text, a comment, the same code."""
+        # which is all that counts
+        return _helper(outputs, y)
+
+    scaled_loss.__qualname__ = "scaled_loss"
+    run_with(tmp_path, scaled_loss)
+    same_name = eval("lambda outputs, y: 2 * h(outputs, y)", {"h": _helper})
+    same_name.__qualname__ = same_name.__name__ = "scaled_loss"
+    with pytest.raises(CheckpointError, match=r"of other code: \w+ of the likelihood changed"):
+        run_with(tmp_path, same_name)
+
+    def _helper_changed(outputs, y):
+        return 3 * F.cross_entropy(outputs, y, reduction="none")
+
+    monkeypatch.setattr(sys.modules[__name__], "_helper", _helper_changed)
+    with pytest.raises(CheckpointError, match="of other code"):
+        run_with(tmp_path)
+
+
+def network_class(factor: float) -> type[nn.Module]:
+    """Two classes that print alike and compute different things."""
+
+    class Mine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = small_run.network()
+
+        if factor == 1:
+
+            def forward(self, x):
+                return self.layer(x)
+        else:
+
+            def forward(self, x):
+                return 2 * self.layer(x)
+
+    return Mine
+
+
+def test_a_forward_that_changed_is_refused_by_name(tmp_path):
+    run_with(tmp_path, model=network_class(1)())
+    run_with(tmp_path, model=network_class(1)())
+    with pytest.raises(CheckpointError, match=r"Mine\.forward changed since the run was started"):
+        run_with(tmp_path, model=network_class(2)())
+
+
+def test_another_version_is_said_and_goes_on(tmp_path, monkeypatch, caplog):
+    run = {"checkpoint": tmp_path, "every": 2}
+    sample_until(monkeypatch, 4, lambda: small_run.sample(**run))
+    monkeypatch.setattr(provenance, "__version__", "99.0")
+    assert_same(small_run.sample(), small_run.sample(**run))
+    assert "started with other versions (natural_langevin" in caplog.text
+    assert "99.0 here" in caplog.text
+
+
+def test_a_failed_save_says_what_is_true(tmp_path, monkeypatch):
+    tree = {"a": torch.zeros(3)}
+    folder = tmp_path / "run"
+    saved = RunCheckpoint(folder, {})
+    monkeypatch.setattr(
+        "natural_langevin._internal.tensorfile.write_tensors",
+        lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
+    with pytest.raises(WriteError, match=r"no checkpoint before it.*Free some space"):
+        saved.save(tree)
+    monkeypatch.undo()
+    saved.save(tree)
+    monkeypatch.setattr(
+        "natural_langevin._internal.tensorfile.write_tensors",
+        lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")),
+    )
+    with pytest.raises(WriteError, match=r"before it is intact") as error:
+        saved.save(tree)
+    assert "space" not in str(error.value)
+    shutil.rmtree(folder)
+    with pytest.raises(WriteError, match="no checkpoint before it"):
+        saved.save(tree)
+    saved.close()
+
+
+TERMINATED = """
+import sys, time, small_run
+from natural_langevin.sampling.collector import SampleCollector
+keep = SampleCollector.keep
+def slow(self, state):
+    keep(self, state)
+    print("kept", self.kept, flush=True)
+    time.sleep(0.2)
+SampleCollector.keep = slow
+small_run.sample(checkpoint=sys.argv[1])
+"""
+
+
+def test_sigterm_writes_a_checkpoint_first(tmp_path, caplog):
+    paths = [str(Path(natural_langevin.__file__).parents[1]), str(Path(__file__).parents[1])]
+    with subprocess.Popen(
+        [sys.executable, "-c", TERMINATED, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdout.readline() == "kept 1\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.safetensors"]
+    with caplog.at_level("INFO"):
+        assert_same(small_run.sample(), small_run.sample(checkpoint=tmp_path))
+    assert "resuming at step 5" in caplog.text

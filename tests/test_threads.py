@@ -1,0 +1,155 @@
+"""Threads and forks: predicting, saving and reading at once is safe; sampling is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import natural_langevin
+import small_run
+from natural_langevin import Posterior
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    return small_run.sample()
+
+
+def at_once(*actions: Callable[[], None], times: int = 20) -> list[str]:
+    """Every action in a thread of its own, over and over; what was raised."""
+    errors: list[str] = []
+    begin = threading.Barrier(len(actions))
+
+    def work(action: Callable[[], None]) -> None:
+        begin.wait()
+        try:
+            for _ in range(times):
+                action()
+        except BaseException as error:
+            errors.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=work, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def test_predicting_saving_and_reading_at_once(posterior, tmp_path):
+    x, _ = small_run.data()
+    expected, network = posterior.predict(x).mean, posterior.network(1, 3)(x)
+    wrong: list[str] = []
+
+    def predict() -> None:
+        if not torch.equal(posterior.predict(x).mean, expected):
+            wrong.append("a prediction")
+
+    def read() -> None:
+        if not torch.equal(posterior.network(1, 3)(x), network):
+            wrong.append("a network")
+        posterior.mean_network()
+
+    def save() -> None:
+        posterior.save(tmp_path / "saved")
+        small_run.assert_same(posterior, Posterior.load(tmp_path / "saved", small_run.network()))
+
+    assert at_once(predict, predict, read, save, save, times=10) == []
+    assert wrong == []
+
+
+def test_two_runs_of_one_sampler_at_once_are_refused_and_the_first_keeps_its_bits(posterior):
+    sampler, data = small_run.sampler(), small_run.data()
+    options = {"batch_size": 20, "burn_in": 4, "thin": 1, "progress": False}
+    inside, leave, found = threading.Event(), threading.Event(), []
+    chains = sampler.chain_ids
+
+    class Slow(list):
+        """Data whose first look waits until the other thread has tried."""
+
+        def __iter__(self):
+            inside.set()
+            leave.wait(30)
+            return super().__iter__()
+
+    def first() -> None:
+        found.append(sampler.sample(Slow(data), 12, **options))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert inside.wait(60)
+    for call in (
+        lambda: sampler.sample(data, 12, **options),
+        lambda: sampler.prepare(data, steps=2),
+        lambda: sampler.effective_temperature(data),
+    ):
+        with pytest.raises(RuntimeError, match=r"in another thread.*make one for each thread"):
+            call()
+    leave.set()
+    thread.join()
+    small_run.assert_same(posterior, found[0])
+    small_run.assert_same(posterior, sampler.sample(data, 12, **options))
+    assert torch.equal(chains, sampler.chain_ids)
+
+
+def test_samplers_of_their_own_work_at_once(posterior):
+    found: list[Posterior] = []
+    assert at_once(*[lambda: found.append(small_run.sample())] * 3, times=1) == []
+    assert len(found) == 3
+    for one in found:
+        small_run.assert_same(posterior, one)
+
+
+FORK = """
+import os, threading, time, torch
+torch.set_num_threads(1)
+import small_run
+posterior, (x, _) = small_run.sample(), small_run.data()
+expected, over = posterior.predict(x).mean, threading.Event()
+
+def predict():
+    while not over.is_set():
+        posterior.predict(x)
+
+thread = threading.Thread(target=predict)
+thread.start()
+statuses = []
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        same = torch.equal(posterior.predict(x).mean, expected)
+        posterior.network(0, 0)
+        os._exit(0 if same else 1)
+    deadline = time.monotonic() + 60
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended or time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    if not ended:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    statuses.append(status if ended else "hangs")
+over.set()
+thread.join()
+print(statuses)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_while_a_thread_predicts_predicts_too():
+    paths = [str(Path(natural_langevin.__file__).parents[1]), str(Path(__file__).parent)]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.stdout.strip() == str([0] * 10), done.stderr

@@ -230,7 +230,7 @@ def test_balanced_weights_move_probabilities_to_the_rare_class():
     rng = np.random.default_rng(0)
     X = np.concatenate([rng.normal(size=(190, 1)), rng.normal(1.0, size=(10, 1))])
     y = np.repeat([0, 1], [190, 10])
-    settings = {"steps": 60, "chains": 2, "folds": 0, "step_size": 0.1, "random_state": 0}
+    settings = {"steps": 500, "chains": 2, "folds": 0, "step_size": 0.01, "random_state": 0}
     plain = NaturalLangevinClassifier((8,), **settings).fit(X, y)
     weight = compute_sample_weight("balanced", y)
     balanced = NaturalLangevinClassifier((8,), **settings).fit(X, y, sample_weight=weight)

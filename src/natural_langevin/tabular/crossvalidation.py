@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +107,8 @@ class Problem:
         runs = [offered[k] for k, _ in chains]
         name = f"folds {self.outcome.noise} {self.outcome.log} {'; '.join(map(str, runs[::each]))}"
         try:
-            run = self._run(runs, data, size, self.settings.seed + 1, title, name)
+            with _some_may_fail():
+                run = self._run(runs, data, size, self.settings.seed + 1, title, name)
         except DivergenceError:
             return {}
         running = [chains[c] for c in run.healthy]
@@ -163,6 +166,21 @@ class Problem:
             every=max(1, settings.steps // 10),
             progress=title if self.progress else False,
         )
+
+
+@contextlib.contextmanager
+def _some_may_fail() -> Iterator[None]:
+    """Of candidates it is expected, and said in their table, that some step sizes are too large."""
+
+    def serious(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.WARNING
+
+    logger = logging.getLogger("natural_langevin")
+    logger.addFilter(serious)
+    try:
+        yield
+    finally:
+        logger.removeFilter(serious)
 
 
 def networks(

@@ -93,6 +93,7 @@ class Predictive:
         u, jacobian = self._sampled(values)
         terms = self._law.log_prob(u.nan_to_num(0.0)) + jacobian
         terms = torch.where(u.isfinite(), terms, -torch.inf).sum(-1)
+        terms = torch.where(terms.isnan(), -torch.inf, terms)
         return torch.logsumexp(terms + self._weights.log()[:, None], 0).numpy()
 
     def cdf(self, y: Any) -> Array:

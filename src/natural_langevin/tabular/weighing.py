@@ -24,6 +24,8 @@ DEVIATION = 0.5
 UPDATES = 30
 #: Candidates of smaller weight are not run.
 LEAST_WEIGHT = 0.05
+#: ln of the smallest density that is told from none.
+LEAST_DENSITY = -1e6
 #: Factors that the noise of a regression may be wrong by.
 SCALES = torch.logspace(math.log10(0.5), math.log10(2.0), 29, dtype=torch.float64).tolist()
 
@@ -104,7 +106,8 @@ def densities(held_out: HeldOut, outcome: Outcome, y: Tensor, scale: float = 1.0
         for fold, own in zip(folds, y.split(sizes), strict=True):
             parts.append(torch.as_tensor(_equal(fold, outcome, scale).log_prob(own)))
         found.append(torch.cat(parts))
-    return torch.stack(found, dim=1)
+    # A network that ran far away without becoming infinite explains nothing, and may say NaN.
+    return torch.stack(found, dim=1).nan_to_num(nan=LEAST_DENSITY).clamp_min(LEAST_DENSITY)
 
 
 def _probabilities(folds: list[Networks], outcome: Outcome) -> Tensor:

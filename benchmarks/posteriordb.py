@@ -122,7 +122,7 @@ def main() -> None:
                     row = {"model": name, "metric": metric, "batch": batch, "error": str(error)}
                 print({k: v for k, v in row.items() if k != "quantities"}, flush=True)
                 known["cells"].append(row)
-                known |= {"version": __version__, "origin": origin()}
+                known |= {"version": __version__, "origin": origin("cpu")}
                 options.out.write_text(json.dumps(known, indent=1) + "\n")
 
 

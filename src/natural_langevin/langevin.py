@@ -187,7 +187,7 @@ class Langevin:
             labels=random.origin(self.seed, random.LABELS, self.chain_ids),
             keep_mean=mean_rate is not None,
         )
-        self._start, self._step_checked = init, False
+        self._start, self._step_checked = init, 0  # batch size of the last check
         self._busy = OneAtATime()
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
@@ -239,12 +239,17 @@ class Langevin:
             check_finite("x", one[0])
             check_finite("y", one[1])
             check_data(self._dynamics.gradients, self.init(), *one, targets=one[1])
-            self._step_checked = True
         self._dynamics.gradients.prepare(state.params, one[0])
         done = int(state.step)
         size = DEFAULT_STEP_SIZE if self._auto else None  # nothing is searched for one step
         table = self._rates_table(done, done + 1, size, burn_in=burn_in)
         rates = table.of_chains(self.chain_ids).row(done)
+        if self._step_checked != len(one[0]):
+            self.dynamics.check(
+                self._dynamics, step_size=rates.step_size, batch_size=len(one[0]),
+                num_data=self.num_data, adapts=rates.kind.adapts and not burn_in,
+            )  # fmt: skip
+            self._step_checked = len(one[0])
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
     @exclusive
@@ -471,6 +476,11 @@ class Langevin:
         rates = self._rates_table(0, steps, step_size, burn_in=burn_in)
         kept = rates.step_size[min(burn_in, steps - 1) :]
         warn_if_saturated(kept)
+        self.dynamics.check(
+            dynamics, step_size=kept.max(0).values[self.chain_ids],
+            batch_size=len(stream.example()[0]), num_data=num_data,
+            adapts=rates.kind(steps - 1).adapts,
+        )  # fmt: skip
         if isinstance(self.dynamics, Overdamped):
             warn_if_stiff(self.preconditioner, self._prior, float(kept.max()), num_data)
         mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)

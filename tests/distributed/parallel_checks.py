@@ -107,12 +107,12 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def check_shared_minibatches(group: Group, folder: Path) -> dict[str, float]:
-    """Batches of 7 never divide evenly. Several epochs of every metric, in float64.
+    """Batches of 7 never divide evenly. Ten epochs of every metric, in float64.
 
     Each process runs some of the cases alone, and all of them with the others."""
 
     def of(name: str, where: Any) -> Posterior:
-        options = {"thin": 6, "batch_size": 7, "steps": 204 if name in CASES else 6}
+        options = {"thin": 6, "batch_size": 7, "steps": 60 if name in CASES else 6}
         options |= (CASES | FEATURES)[name]
         return run(where, options.pop("data", classes()), **options)
 

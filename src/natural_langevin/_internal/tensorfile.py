@@ -130,7 +130,11 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         if not path.is_file():  # a pipe, or a device, could be read forever
             raise StorageError(f"{path.name} is missing or is not a plain file")
-        with safe_open(path, framework="pt") as file:
+        with contextlib.ExitStack() as closing:
+            try:
+                file = closing.enter_context(safe_open(path, framework="pt"))
+            except RuntimeError as error:  # torch's word for a file that was removed meanwhile
+                raise StorageError(f"cannot read {path.name}: {error}") from error
             yield file
     except (SafetensorError, OSError) as error:
         raise StorageError(f"cannot read {path.name}: {error}") from error

@@ -6,6 +6,7 @@ Imports priors, statistics and preconditioners; execution and up import it.
 from natural_langevin.dynamics.base import Dynamics, Info, Integrator, State
 from natural_langevin.dynamics.descent import Descent
 from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.nose_hoover import NoseHoover
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import Kind, Rates, RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
@@ -14,6 +15,7 @@ from natural_langevin.dynamics.underdamped import Underdamped
 REGISTRY: dict[str, type[Integrator]] = {
     "overdamped": Overdamped,
     "underdamped": Underdamped,
+    "nose-hoover": NoseHoover,
 }
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Integrator",
     "Kind",
     "LangevinDynamics",
+    "NoseHoover",
     "Overdamped",
     "Rates",
     "RatesTable",

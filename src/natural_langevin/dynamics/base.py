@@ -84,6 +84,22 @@ class Integrator:
         """What the integrator carries from step to step, beside theta; by default nothing."""
         return ()
 
+    #: Whether the step size is tuned in the first ``burn_in`` steps, where ``rates.kind.tunes``.
+    tunes: bool = False
+
+    def check(
+        self,
+        on: LangevinDynamics,
+        *,
+        step_size: Tensor,
+        batch_size: int,
+        num_data: float,
+        adapts: bool,
+    ) -> None:
+        """Refuses, or warns of, a run that this integrator cannot do: called before its first step
+        with the largest eta of every chain, (chain,), after burn-in, and whether the metric goes on
+        adapting there."""
+
     def before(
         self, on: LangevinDynamics, state: State, rates: Rates, num_data: float | Tensor
     ) -> State:

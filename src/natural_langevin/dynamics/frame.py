@@ -126,7 +126,7 @@ class LangevinDynamics:
         """Loss and gradients at theta, and statistics where the metric wants them; of the layers
         ``deferred``, their raw calls."""
         draws = kind.adapts and self.gradients.targets == "model"
-        return self.gradients(
+        found = self.gradients(
             state.params,
             state.likelihood,
             batch,
@@ -136,6 +136,8 @@ class LangevinDynamics:
             deferred=deferred,
             statistics=kind.adapts,
         )
+        found.size = batch[0].shape[1 if chain_axis else 0]
+        return found
 
     def prepare(self, params: Params, x: Tensor) -> None:
         self.gradients.prepare(params, x)

@@ -5,6 +5,9 @@ With the scaling of ``frame`` (N data, mean loss gradient g, prior alpha, step s
     v     = g - (1/N) d ln alpha(theta)
     theta = theta - eta C v + sqrt(2 eta T / N) C^{1/2} xi,      xi ~ N(0, Id)
 
+``correct_heat=True`` takes from the noise what the minibatch brings of its own (see ``heat``), for
+eta up to 2 B T / N.
+
 Reference: Marceau-Caron & Ollivier 2017, Eq. (3) and Algorithm 1.
 """
 
@@ -18,13 +21,37 @@ from torch import Tensor
 from natural_langevin._internal.chains import average, per_chain
 from natural_langevin.dynamics.base import Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.heat import corrected_noise, refuse_metric, warn_beyond_range
 from natural_langevin.dynamics.rates import Rates
+from natural_langevin.preconditioners import Factor
 from natural_langevin.statistics import Evaluation, Params
 
 
 @dataclass(frozen=True)
 class Overdamped(Integrator):
-    """Algorithm 1, the default of ``Langevin``."""
+    """Algorithm 1, the default of ``Langevin``; ``correct_heat``: less noise, by the minibatch's.
+
+    >>> Overdamped()
+    Overdamped(correct_heat=False)
+    """
+
+    correct_heat: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag(self.correct_heat)
+
+    def check(
+        self,
+        on: LangevinDynamics,
+        *,
+        step_size: Tensor,
+        batch_size: int,
+        num_data: float,
+        adapts: bool,
+    ) -> None:
+        if self.correct_heat:
+            refuse_metric(on.preconditioner)
+            warn_beyond_range(step_size, on.temperature, batch_size, num_data)
 
     def update(
         self,
@@ -43,9 +70,8 @@ class Overdamped(Integrator):
         # "apply preconditioner: g <- C g"
         drift = C.apply(v)
         # "sample preconditioned noise: xi ~ N(0, C) = C^{1/2} N(0, Id)"
-        xi = C.sample(on.standard_normal(theta, state.step))
+        xi, scale = noise(on, C, state, evaluation, rates, num_data, correct=self.correct_heat)
         # "update parameters: theta <- theta - eta_t g + sqrt(2 eta_t / N) xi"
-        scale = on.noise_scale(rates, num_data)
         moved = {k: theta[k] + increment(drift[k], xi[k], eta, scale) for k in theta}
         # "update posterior mean: theta_mean <- (1 - mu_t) theta_mean + mu_t theta"
         mean = {k: average(state.mean[k], moved[k], rates.mean) for k in state.mean}
@@ -57,12 +83,41 @@ class Overdamped(Integrator):
             likelihood=evaluation.likelihood,
         )
 
-    def innovation(self, old: State, new: State) -> tuple[Params, float]:
+    def innovation(self, old: State, new: State) -> tuple[Params, float] | None:
+        if self.correct_heat:  # the noise is meant to be less than the drift asks for
+            return None
         return {k: new.params[k] - p for k, p in old.params.items()}, 1.0
 
     @property
     def kernels(self) -> frozenset[str]:
-        return frozenset({"linear", "mlp"})
+        return frozenset() if self.correct_heat else frozenset({"linear", "mlp"})
+
+
+def noise(
+    on: LangevinDynamics,
+    metric: Factor,
+    state: State,
+    evaluation: Evaluation,
+    rates: Rates,
+    num_data: float | Tensor,
+    *,
+    share: float = 1.0,
+    correct: bool = False,
+) -> tuple[Params, Tensor]:
+    """C^{1/2} xi and sqrt(2 share eta T / N); or, corrected, their product and 1."""
+    if correct:
+        xi = corrected_noise(
+            on, metric, state, rates, num_data, batch_size=evaluation.size, share=share
+        )
+        return xi, torch.ones_like(rates.step_size)
+    xi = metric.sample(on.standard_normal(state.params, state.step))
+    return xi, on.noise_scale(rates, num_data, share)
+
+
+def check_flag(correct_heat: bool) -> None:
+    """The option that both stochastic integrators have."""
+    if not isinstance(correct_heat, bool):
+        raise TypeError(f"correct_heat must be True or False, got {correct_heat!r}")
 
 
 def increment(drift: Tensor, xi: Tensor, eta: Tensor, scale: Tensor) -> Tensor:

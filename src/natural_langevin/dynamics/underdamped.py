@@ -26,6 +26,8 @@ the time step sqrt(eta), and in equilibrium r ~ N(0, (eta T / N) C). One step, b
     before the gradient applies the metric of the batches before, whatever ``fresh`` says.
 
 The effective overdamped step is eta / a: a smaller friction travels further per gradient.
+``correct_heat=True`` ("euler" only) takes from the noise what the minibatch brings of its own (see
+``heat``), for eta up to 2 a B T / N.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from torch import Tensor
 from natural_langevin._internal.chains import average, per_chain
 from natural_langevin.dynamics.base import Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.overdamped import increment
+from natural_langevin.dynamics.heat import refuse_metric, warn_beyond_range
+from natural_langevin.dynamics.overdamped import check_flag, increment, noise
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor
 from natural_langevin.statistics import Evaluation, Params
@@ -59,16 +62,23 @@ class Underdamped(Integrator):
     """Langevin dynamics with momentum; ``friction`` is a, the share of it that a step forgets.
 
     >>> Underdamped(friction=0.1)
-    Underdamped(friction=0.1, integrator='euler')
+    Underdamped(friction=0.1, integrator='euler', correct_heat=False)
     """
 
     friction: float = 0.1
     integrator: Scheme = "euler"
+    correct_heat: bool = False
 
     def __post_init__(self) -> None:
+        check_flag(self.correct_heat)
         if self.integrator not in ("euler", "baoab", "ubu"):
             raise ValueError(
                 f'integrator must be "euler", "baoab" or "ubu", got {self.integrator!r}'
+            )
+        if self.correct_heat and self.integrator != "euler":
+            raise ValueError(
+                f'correct_heat=True goes with integrator="euler", got {self.integrator!r}: the '
+                "others do not inject their noise where the minibatch's enters"
             )
         most = "below 1" if self.integrator == "ubu" else "at most 1"
         if not 0 < self.friction <= 1 or (self.integrator == "ubu" and self.friction == 1):
@@ -77,6 +87,19 @@ class Underdamped(Integrator):
                 f"{self.friction!r}: it is the share of the momentum that a step forgets, and "
                 "dynamics.Overdamped() is the case without any"
             )
+
+    def check(
+        self,
+        on: LangevinDynamics,
+        *,
+        step_size: Tensor,
+        batch_size: int,
+        num_data: float,
+        adapts: bool,
+    ) -> None:
+        if self.correct_heat:
+            refuse_metric(on.preconditioner)
+            warn_beyond_range(step_size, on.temperature, batch_size, num_data, self.friction)
 
     def init(self, params: Params) -> Momentum:
         return Momentum({k: torch.zeros_like(p) for k, p in params.items()})
@@ -103,14 +126,17 @@ class Underdamped(Integrator):
         metric, C = on.metric(state, evaluation, rates, num_data)
         drift = C.apply(v)
         if self.integrator == "euler":
-            xi, scale = self._noise(on, C, state, rates, num_data, a)
+            xi, scale = noise(
+                on, C, state, evaluation, rates, num_data, share=a, correct=self.correct_heat
+            )
             change = {k: increment(drift[k], xi[k], eta, scale) for k in theta}
             r = {k: (1 - a) * r[k] + change[k] for k in theta}
             moved = {k: theta[k] + r[k] for k in theta}
         else:
             r = {k: r[k] - per_chain(eta, drift[k]) * drift[k] for k in theta}
             if self.integrator == "baoab":
-                xi, scale = self._noise(on, C, state, rates, num_data, (1 - (1 - a) ** 2) / 2)
+                share = (1 - (1 - a) ** 2) / 2
+                xi, scale = noise(on, C, state, evaluation, rates, num_data, share=share)
                 half = {k: theta[k] + r[k] / 2 for k in theta}
                 r = {k: (1 - a) * r[k] + per_chain(scale, xi[k]) * xi[k] for k in theta}
                 moved = {k: half[k] + r[k] / 2 for k in theta}
@@ -129,27 +155,15 @@ class Underdamped(Integrator):
 
     def innovation(self, old: State, new: State) -> tuple[Params, float] | None:
         """r_new - (1 - a) r_old of "euler"; the other integrators mix noise and motion."""
-        if self.integrator != "euler":
+        if self.integrator != "euler" or self.correct_heat:
             return None
         before, after = old.own.momentum, new.own.momentum
         return {k: after[k] - (1 - self.friction) * r for k, r in before.items()}, self.friction
 
     @property
     def kernels(self) -> frozenset[str]:
-        return frozenset() if self.integrator == "ubu" else frozenset({"mlp"})
-
-    def _noise(
-        self,
-        on: LangevinDynamics,
-        metric: Factor,
-        state: State,
-        rates: Rates,
-        num_data: float | Tensor,
-        share: float,
-    ) -> tuple[Params, Tensor]:
-        """C^{1/2} xi and sqrt(2 share eta T / N)."""
-        xi = metric.sample(on.standard_normal(state.params, state.step))
-        return xi, on.noise_scale(rates, num_data, share)
+        plain = self.integrator != "ubu" and not self.correct_heat
+        return frozenset({"mlp"}) if plain else frozenset()
 
     def _free_motion(
         self,

@@ -35,6 +35,7 @@ from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import (
     Descent,
     Integrator,
+    NoseHoover,
     Overdamped,
     RatesTable,
     State,
@@ -53,7 +54,12 @@ INTEGRATORS: dict[str, Integrator] = {
     "underdamped, euler": Underdamped(0.3),
     "underdamped, baoab": Underdamped(0.3, "baoab"),
     "underdamped, ubu": Underdamped(0.3, "ubu"),
+    "nose-hoover": NoseHoover(0.3),
+    "overdamped, less heat": Overdamped(correct_heat=True),
+    "underdamped, less heat": Underdamped(0.3, correct_heat=True),
 }
+#: These need second moments of gradients, which two metrics do not hold.
+HEAT_METRICS = [m for m in preconditioners.REGISTRY if m not in ("euclidean", "rmsprop")]
 #: The baselines: momentum, and whether hidden units are dropped.
 DESCENTS = {"sgd": (0.0, False), "momentum": (0.9, False), "dropout": (0.0, True)}
 #: Compiling takes up to a minute: these stand for the others.
@@ -86,7 +92,7 @@ class Case(NamedTuple):
 
 def cases(device: str = "cpu") -> list[Case]:
     """All of them; ways that cannot take a case are left out."""
-    pairs = [(d, m) for d in INTEGRATORS for m in preconditioners.REGISTRY]
+    pairs = [(d, m) for d in INTEGRATORS for m in metrics_of(d)]
     pairs += [(d, "") for d in DESCENTS]
     step: list[Way] = ["eager", "graph"] if device == "cuda" else ["eager"]
     own: list[Way] = ["kernels"] if device == "cuda" else ["kernels", "native"]
@@ -96,6 +102,11 @@ def cases(device: str = "cpu") -> list[Case]:
         found += [Case("overdamped", m, c, "native") for m in KERNEL_METRICS for c in CHAINS]
     found += [Case(*which, "traced") for which in TRACED]
     return found + [Case(*which, "compiled") for which in COMPILED]
+
+
+def metrics_of(dynamics: str) -> list[str]:
+    """The metrics that go with these dynamics."""
+    return HEAT_METRICS if "less heat" in dynamics else list(preconditioners.REGISTRY)
 
 
 #: The metrics that our kernels know.

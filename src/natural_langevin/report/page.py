@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,7 @@ def _command(config: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
+@cache
 def environment() -> Environment:
     """Jinja over the package's templates: everything escaped, an unknown name an error."""
     try:

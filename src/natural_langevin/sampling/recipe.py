@@ -20,8 +20,8 @@ fifth of burn-in starts at four times eta, to travel. After it eta is constant: 
 Steps. 150 relaxation times a / eta of the directions that only the prior sees, a third of it
 burn-in; at least 2,000, and at most what ``MOST_WORK`` multiply-adds allow. About 200 draws of
 every chain are kept.
-Start. At the model where its mean loss is lower than that of weights N(0, 1/fan_in), as a trained
-network's is; otherwise at such weights, different for every chain.
+Start. At the model where it has learned something (shuffled inputs raise its loss by half);
+otherwise at weights N(0, 1/fan_in), different for every chain.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ log = logging.getLogger("natural_langevin")
 FRICTION = 0.1
 #: eta lambda, and the heat of minibatches.
 STEEPNESS, HEAT = 0.1, 0.1
-LARGEST_STEP, FALLBACK_STEP = 0.01, 1e-3
-PILOT_CHAINS, PILOT_STEPS = 2, (1, 100, 500)
+FIRST_STEP, LARGEST_STEP, FALLBACK_STEP = 1e-2, 0.3, 1e-3
+PILOT_CHAINS, PILOT_STEPS = 2, (1, 50, 150, 500)
 #: Rows on which curvature is measured.
 ROWS, LOADER_ROWS = 1000, 2000
 RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e12
@@ -73,7 +73,7 @@ def metric() -> preconditioners.QuasiDiagonalFisher:
 
 def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
     """N(0, 2 scale / fan_in) for weights, N(0, 2 scale) for biases."""
-    return priors.FanIn((2 * torch.as_tensor(scale, dtype=torch.float64)).sqrt().squeeze())
+    return priors.FanIn((2 * scale) ** 0.5)
 
 
 def rows_of(data: Any, num_data: float | None) -> tuple[Tensor, Tensor, float]:
@@ -188,7 +188,7 @@ def choose(
         x, y, batch_size=min(batch, len(x)), chain=ids, seed=seed, device=moves.temperature.device
     )
     some = tuple(t[:ROWS].to(moves.temperature.device) for t in (stream.x, stream.y))
-    eta, lam, done = LARGEST_STEP, math.nan, 0
+    eta, lam, done = FIRST_STEP, math.nan, 0
     moves.prepare(state.params, stream.example()[0])
     for stop in PILOT_STEPS:
         engine = Engine(moves, stream, rates(eta, 0, stop), num_data, mode=mode)

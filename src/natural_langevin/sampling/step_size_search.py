@@ -94,10 +94,6 @@ class Choice:
     def schedule(self) -> schedules.Schedule:
         return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
 
-    def schedule_of(self, burn_in: int) -> schedules.Schedule:
-        """The same, whatever the burn-in."""
-        return self.schedule
-
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and texts, for ``posterior.config["pilot"]``."""
         return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}

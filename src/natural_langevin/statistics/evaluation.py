@@ -25,13 +25,15 @@ class Statistics:
 
 @dataclass
 class Evaluation:
-    """What one batch says of every chain: loss (chain,), gradient, statistics, likelihood state."""
+    """What one batch says of every chain: loss (chain,), gradient, statistics, likelihood state;
+    and of how many samples it is (0: not said)."""
 
     loss: Tensor
     gradient: Params
     statistics: Statistics
     likelihood: LikelihoodState
     deferred: dict[str, DeferredCall] = field(default_factory=dict)
+    size: int = 0
 
 
 class DeferredCall(NamedTuple):

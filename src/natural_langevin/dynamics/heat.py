@@ -1,0 +1,105 @@
+"""Minibatch heat: less noise is injected where the minibatch brings some of its own (SGFS).
+
+A minibatch of B of the N data, drawn anew at every step, moves a step by eta C (g_B - g), which has
+
+    (eta^2 / b) C Sigma C,    1/b = (1/B) (N - B)/(N - 1),    Sigma: covariance of the gradients
+
+and where C is about Sigma^{-1} the chain is hotter by eta N / (2 b): 0.3 at eta = 1e-3, N = 60,000,
+B = 100. The correction (Ahn, Korattikara & Welling 2012) injects what is missing,
+
+    max(0, 2 h eta T / N C - (eta^2 / b) C Sigma C)        h = 1, or the friction a with momentum.
+
+Sigma is taken for J, the second moments that a Fisher metric holds. The two differ by g g^T, which
+vanishes where the chain samples, and by what the metric leaves out of J. In the coordinates of the
+factor A, A^T (J + diag eps) A = Id, hence A^T J A = Id - A^T diag(eps) A, and with two normals
+
+    A [ sqrt(2 h eta T / N - eta^2 / b) z_1 + sqrt(eta^2 / b) A^T sqrt(eps) z_2 ]
+
+has exactly that covariance: no matrix is formed and no diagonal approximated. (It is exact for
+diagonal, quasi-diagonal, unit and full J as stored; K-FAC splits eps over two factors, so that a
+little less is injected.) Directions that the data do not see keep all of their noise.
+
+Range: eta <= 2 h b T / N. Beyond it the minibatch alone is too hot; then eta^2 / b is replaced by
+2 h eta T / N in both terms, which is all that can be taken away, and a warning says the numbers.
+
+Minibatches that are parts of one shuffled epoch are not independent: their errors cancel over the
+epoch, and a chain that moves little within it is heated less than this says (at eta = B / N about a
+third). The correction is made for independent minibatches, such as a DataLoader's with
+``RandomSampler(replacement=True)``; with shuffled epochs it may leave a chain too cold.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from natural_langevin._internal.chains import per_chain
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import Rates
+from natural_langevin.preconditioners import Factor, Preconditioner
+from natural_langevin.preconditioners.base import FisherPreconditioner
+from natural_langevin.statistics import Params
+
+log = logging.getLogger("natural_langevin")
+
+
+def corrected_noise(
+    on: LangevinDynamics,
+    metric: Factor,
+    state: State,
+    rates: Rates,
+    num_data: float | Tensor,
+    *,
+    batch_size: int,
+    share: float = 1.0,
+) -> Params:
+    """What is injected in place of sqrt(2 ``share`` eta T / N) A z."""
+    theta, eta = state.params, rates.step_size
+    total = 2 * share * eta * on.temperature / num_data
+    heat = torch.minimum(eta.square() * _inverse_size(batch_size, num_data), total)
+    one, two = (on.standard_normal(theta, state.step, draw) for draw in range(2))
+    damping = on.damping(theta, num_data)
+    two = {k: per_chain(damping[k], z).sqrt() * z for k, z in two.items()}
+    two = metric.transpose(two)
+    left, heat = (total - heat).sqrt(), heat.sqrt()
+    return metric.forward(
+        {k: per_chain(left, z) * z + per_chain(heat, z) * two[k] for k, z in one.items()}
+    )
+
+
+def _inverse_size(batch_size: int, num_data: float | Tensor) -> Tensor | float:
+    """1/b: 0 for all data at once."""
+    return (1 - (batch_size - 1) / (num_data - 1)) / batch_size
+
+
+def refuse_metric(preconditioner: Preconditioner) -> None:
+    """Only a Fisher metric knows the covariance of the gradients."""
+    if not isinstance(preconditioner, FisherPreconditioner):
+        raise ValueError(
+            "correct_heat=True needs the second moments of the gradients, which "
+            f"{preconditioner!r} does not hold: use a Fisher metric, such as "
+            "preconditioners.QuasiDiagonalFisher(), or correct_heat=False"
+        )
+
+
+def warn_beyond_range(
+    step_size: Tensor, temperature: Tensor, batch_size: int, num_data: float, share: float = 1.0
+) -> None:
+    """Says where the minibatch's own noise is more than the temperature allows; values by chain."""
+    if batch_size >= num_data:
+        return
+    limit = 2 * share * temperature.double() / (_inverse_size(batch_size, num_data) * num_data)
+    excess = step_size.double().to(limit.device) / limit
+    if not bool((excess > 1).any()):
+        return
+    worst = int(excess.argmax())
+    log.warning(
+        "correct_heat: the step size %.3g is above 2 B T / N%s = %.3g for minibatches of %d of %g "
+        "data: their noise alone is %.3g times what the temperature allows. Use smaller steps or "
+        "larger minibatches", float(step_size[worst]),
+        "" if share == 1 else f" times the friction {share:g}", float(limit[worst]), batch_size,
+        num_data, float(excess[worst]),
+    )  # fmt: skip

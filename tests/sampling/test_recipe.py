@@ -1,0 +1,147 @@
+"""The recipe: what a run leaves open is chosen, said, and right on problems with known answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import Langevin, likelihoods, models, priors
+from natural_langevin.dynamics import Overdamped, Underdamped
+from natural_langevin.sampling import prior_scale, recipe
+from natural_langevin.sampling.curvature import steepest
+
+
+def line(count: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 2, generator=generator)
+    y = x @ torch.tensor([[1.0], [-0.5]]) + 0.3 * torch.randn(count, 1, generator=generator)
+    return x, y
+
+
+def linear(**options: object) -> Langevin:
+    model = nn.utils.skip_init(nn.Linear, 2, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return Langevin(model, likelihoods.Gaussian(sigma=0.3), **options)  # type: ignore[arg-type]
+
+
+def test_a_posterior_in_closed_form_is_sampled_with_nothing_said() -> None:
+    """Bayesian linear regression: mean and standard deviation of every weight."""
+    x, y = line()
+    posterior = linear(prior=priors.Gaussian(1.0), chains=8).sample((x, y), progress=False)
+    design = torch.cat([x, torch.ones(len(x), 1)], 1).double()
+    covariance = torch.linalg.inv(design.T @ design / 0.09 + torch.eye(3))
+    mean = (covariance @ design.T @ y.double() / 0.09)[:, 0]
+    draws = torch.cat([posterior.samples["weight"].flatten(2), posterior.samples["bias"]], 2)
+    draws = draws.flatten(0, 1).double()
+    sd = covariance.diagonal().sqrt()
+    # 1,600 draws, thinned to about a relaxation time: at least 400 effective ones.
+    assert ((draws.mean(0) - mean).abs() < 5 * sd / 20).all()
+    assert ((draws.std(0) / sd - 1).abs() < 5 / (2 * 400) ** 0.5).all()
+    assert posterior.config["recipe"]["prior_scale"] is None  # the prior was given
+    assert "baoab" in posterior.config["dynamics"]
+
+
+def test_curvature_is_that_of_the_dense_matrix() -> None:
+    """A linear model: H = x x^T / (N sigma^2) + 1 / (N variance), C from the sampler's metric."""
+    x, y = line()
+    sampler = linear(prior=priors.Gaussian(1.0), chains=2, step_size=1e-3)
+    engine, state = sampler.prepare((x, y), steps=5, batch_size=60)
+    state, _ = engine.run(state, 0, 5)
+    found = steepest(sampler._dynamics, state, (x, y), 60)
+    design = torch.cat([x, torch.ones(60, 1)], 1)
+    hessian = design.T @ design / 60 / 0.09 + torch.eye(3) / 60
+    factor = sampler._dynamics.factor(state.metric, state.params, 60)
+    columns = []
+    for k in range(3):
+        unit = torch.eye(3)[k].expand(2, 3)
+        moved = factor.forward({"weight": unit[:, None, :2], "bias": unit[:, 2:]})
+        columns.append(torch.cat([moved["weight"][:, 0], moved["bias"]], 1))
+    a = torch.stack(columns, 2)
+    largest = torch.linalg.eigvalsh(a.mT @ hessian @ a)[:, -1]
+    assert (found <= largest * 1.001).all()
+    assert found.max() > largest.max() * 0.9  # the largest of several starts is what is used
+
+
+def test_the_prior_is_chosen_on_held_out_rows() -> None:
+    """A function far steeper than the default prior wants a wider one; the run says so."""
+    x = torch.linspace(-1, 1, 80)[:, None]
+    y = torch.sin(9 * x)
+    sampler = Langevin(
+        models.mlp(1, 1, (16,), activation=nn.Tanh), likelihoods.Gaussian(sigma=0.1), chains=2
+    )
+    posterior = sampler.sample((x, y), 300, progress=False)
+    chosen = posterior.config["recipe"]["prior_scale"]
+    assert chosen["value"] > 1
+    assert "held-out" in chosen["reason"]
+    variance = posterior.prior["0.weight"].variance  # type: ignore[index]
+    assert float(variance) == pytest.approx(2 * chosen["value"])
+
+
+def test_every_row_is_held_out_once_for_every_scale() -> None:
+    rows = prior_scale.folds(30, seed=1)
+    assert len(rows.inside) == len(prior_scale.SCALES) * prior_scale.FOLDS
+    for inside, outside in zip(rows.inside, rows.outside, strict=True):
+        assert sorted([*inside.tolist(), *outside.tolist()]) == list(range(30))
+    held_out = rows.outside[: prior_scale.FOLDS].flatten().tolist()
+    assert sorted(held_out) == list(range(30))
+
+
+def test_a_difference_within_its_error_leaves_the_usual_scale() -> None:
+    noise = torch.randn(len(prior_scale.SCALES), 50, generator=torch.Generator().manual_seed(0))
+    usual = prior_scale.SCALES.index(1.0)
+    assert prior_scale.best(noise.double())[0] == usual
+    clear = noise.double().clone()
+    clear[0] -= 2
+    assert prior_scale.best(clear)[0] == 0
+
+
+def test_a_trained_network_is_where_the_run_starts() -> None:
+    x, y = line()
+    trained = linear(chains=2)
+    with torch.no_grad():
+        trained._template.weight.copy_(torch.tensor([[1.0, -0.5]]))
+    at = Langevin(trained._template, likelihoods.Gaussian(sigma=0.3), chains=2)
+    assert at.sample((x, y), 100, progress=False).config["init"] == "model"
+    assert linear(chains=2).sample((x, y), 100, progress=False).config["init"] == "fan_in"
+
+
+def test_a_step_size_of_ones_own_is_the_paper() -> None:
+    sampler = linear(step_size=1e-3)
+    assert isinstance(sampler.dynamics, Overdamped)
+    assert isinstance(linear().dynamics, Underdamped)
+    with pytest.raises(ValueError, match="steps must be said"):
+        sampler.sample(line())
+
+
+def test_seconds_in_place_of_steps() -> None:
+    posterior = linear(chains=2).sample(line(), seconds=0.05, progress=False)
+    assert posterior.config["steps"] >= 10
+    with pytest.raises(ValueError, match="seconds must be positive"):
+        linear(chains=2).sample(line(), seconds=-1, progress=False)
+
+
+def test_arrays_loaders_and_tensors_are_the_same_data() -> None:
+    x, y = line()
+    options = {"steps": 60, "batch_size": 20, "progress": False}
+    tensors = linear(chains=2).sample((x, y), **options)  # type: ignore[arg-type]
+    arrays = linear(chains=2).sample((x.double().numpy(), np.asarray(y)), **options)  # type: ignore[arg-type]
+    assert torch.equal(tensors.samples["weight"], arrays.samples["weight"])
+    loader = DataLoader(TensorDataset(x, y), batch_size=20, shuffle=True)
+    from_loader = linear(chains=2).sample(loader, steps=60, progress=False)
+    assert from_loader.config["num_data"] == 60
+
+
+def test_lengths_follow_the_step_size_and_the_cost() -> None:
+    slow = recipe.Choice(1e-4, 1000.0, 0.0, "", "native")
+    quick = recipe.Choice(1e-2, 10.0, 0.0, "", "native")
+    options = {"steps": None, "burn_in": None, "thin": None}
+    assert recipe.length(slow, work=1e6, **options).steps == recipe.MOST_STEPS
+    found = recipe.length(quick, work=1e6, **options)
+    assert (found.steps, found.burn_in, found.thin) == (2000, 666, 6)
+    assert recipe.length(slow, work=1e12, **options).steps == recipe.FEWEST_STEPS
+    given = recipe.length(quick, steps=90, burn_in=10, thin=2, work=1e6)
+    assert (given.steps, given.burn_in, given.thin) == (90, 10, 2)

@@ -90,7 +90,8 @@ def heated(eta: float) -> dict[str, Any]:
     kept = chains * posterior.draws
     return {
         "case": "minibatches", "metric": repr(sampler.preconditioner), "step_size": eta,
-        "variance": float((variance / exact).mean()), "expected": 1 + eta / 2 + eta * count / 2 / batch,
+        "variance": float((variance / exact).mean()),
+        "expected": 1 + eta / 2 + eta * count / 2 / batch,
         "error": (2 / kept / 3) ** 0.5,
     }  # fmt: skip
 

@@ -60,6 +60,7 @@ from natural_langevin.sampling.validation import (
     check_counts,
     check_data,
     check_every,
+    check_given,
     check_memory,
     check_parameters,
     check_sample_dtype,
@@ -293,6 +294,7 @@ class Langevin:
         holds a checkpoint of the same run. Folders of a run under way are locked.
         """
         chosen: recipe.Choice | step_size_search.Choice | None = None
+        check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
         if self._by_recipe:
             with self.mesh.together("choosing what was left open"):
                 known = recipe.Choice.from_config(resumed_config(checkpoint, self.mesh))

@@ -47,7 +47,7 @@ def run(
     return sampler, state
 
 
-def full_batch_law(problem: Problem, C: Tensor, eta: float, a: float) -> Tensor:
+def full_batch_law(problem: Problem, C: Tensor, eta: float, a: float) -> Tensor:  # noqa: N803
     """The stationary covariance of theta under r <- (1 - a) r - eta C v + noise with all data."""
     H, _ = problem.moments(problem.x, problem.y)
     eye = torch.eye(len(H), dtype=H.dtype)

@@ -39,13 +39,15 @@ def plan(
 ) -> tuple[int, recipe.Choice, recipe.Length]:
     """Batch size, step size and length of a run that leaves them open; sets the start and the
     prior's scale. A run to go on with keeps what it was started with."""
+    # For its checks: whatever is wrong with the data is said before anything else is done.
+    sampler.prepare(
+        data, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
+    )
     x, y, num_data = recipe.rows_of(data, sampler.num_data)
     if batch_size is None:
         batch_size = recipe.batch_size(len(x))
     if sampler._start == "auto":
         sampler._start = _better_start(sampler, (x, y))
-    # For its checks: whatever is wrong with the data is said before anything else is done.
-    sampler.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)
     scale = known.prior_scale if known else None
     if sampler._scale_open and scale is None and isinstance(data, tuple | list | TensorDataset):
         scale = _prior_scale(sampler, (x, y), batch_size)

@@ -90,8 +90,8 @@ class Choice:
         """The lowest score of a stable candidate."""
         return min(row["nll"] for row in self.table if row["step_size"] in self.step_sizes)
 
-    @property
-    def schedule(self) -> schedules.Schedule:
+    def schedule_of(self, burn_in: int) -> schedules.Schedule:
+        """eta_t of a run, whatever its burn-in: falling from the pilot's length on."""
         return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
 
     def as_dict(self) -> dict[str, Any]:

@@ -362,6 +362,16 @@ def check_every(every: Any) -> int | None:
     return every
 
 
+def check_given(**counts: Any) -> None:
+    """What ``sample`` was given of ``steps``, ``burn_in``, ``thin`` and ``batch_size`` (None: left
+    open), before anything else is settled."""
+    given = {k: whole_number(k, value) for k, value in counts.items() if value is not None}
+    if given.get("batch_size", 1) < 1:
+        return  # the data are named in that error
+    burn_in, thin = given.get("burn_in", 0), given.get("thin", 1)
+    check_run(given.get("steps", max(burn_in, 0) + max(thin, 1)), burn_in, thin)
+
+
 def check_thinning(steps: int, burn_in: int, thin: int, keep: Any) -> tuple[int, int]:
     """The thinning to use, and how many iterates it keeps: at most ``keep``.
 

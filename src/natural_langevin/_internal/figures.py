@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def new_figure(*, layout: str | None = "constrained", **options: Any) -> Any:
+def new_figure(*, layout: Any = "constrained", **options: Any) -> Any:
     """A matplotlib figure that shows nothing by itself: ``figure.savefig("name.png")``."""
     try:
         from matplotlib.figure import Figure

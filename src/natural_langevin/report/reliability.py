@@ -53,7 +53,7 @@ def coverage(found: Mapping[str, Any], label: str, hue: str, rows: int) -> Chart
 
 
 def _diagram(
-    points: Sequence[tuple[float, float, float, float]], hue: str, bar: float, **words: str
+    points: Sequence[tuple[float, float, float, float]], hue: str, bar: float, **words: Any
 ) -> Chart:
     """Points are confidence, accuracy, count and the height of the bar, from 0 to 1."""
     left, width, height = 42, 42 + SIDE + 10, 8 + SIDE + STRIP + 36

@@ -454,7 +454,7 @@ class Posterior:
             {"predictions": predictions}
             | {k: self.shards.everywhere(v)[list(pooled)] for k, v in mine.items()},
             {"predictions": other._followed(x, theirs)}
-            | {k: other.holding.everywhere(v)[theirs] for k, v in half.items()},
+            | {k: other.shards.everywhere(v)[theirs] for k, v in half.items()},
         )
 
     def _temperatures(self) -> Tensor:

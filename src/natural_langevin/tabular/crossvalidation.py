@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from natural_langevin.data.streams import Subsets
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sampling.validation import stiffness_accepted
 from natural_langevin.tabular.candidates import Candidate
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks
@@ -147,16 +149,17 @@ class Problem:
         folder = None
         if self.checkpoint is not None:
             folder = Path(self.checkpoint) / "".join(c if c.isalnum() else "-" for c in name)[:120]
-        return sampler.sample(
-            data,
-            settings.steps,
-            batch_size=min(settings.batch_size, rows),
-            burn_in=settings.burn_in,
-            thin=settings.thin,
-            checkpoint=folder,
-            every=max(1, settings.steps // 10),
-            progress=title if self.progress else False,
-        )
+        with stiffness_accepted() if first.automatic else nullcontext():
+            return sampler.sample(
+                data,
+                settings.steps,
+                batch_size=min(settings.batch_size, rows),
+                burn_in=settings.burn_in,
+                thin=settings.thin,
+                checkpoint=folder,
+                every=max(1, settings.steps // 10),
+                progress=title if self.progress else False,
+            )
 
 
 def networks(

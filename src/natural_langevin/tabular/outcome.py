@@ -7,7 +7,7 @@ guesswork.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -46,14 +46,15 @@ class Outcome:
     @property
     def likelihood(self) -> Likelihood:
         """What the outputs mean. Constant noise is found along the way, from the residuals."""
-        return {
+        kinds: dict[str, Callable[[], Likelihood]] = {
             "categorical": likelihoods.Categorical,
             "ordinal": lambda: likelihoods.Ordinal(self.classes),
             "constant": lambda: likelihoods.Gaussian(sigma="rmse"),
             "varying": likelihoods.HeteroscedasticGaussian,
             "poisson": likelihoods.Poisson,
             "overdispersed": likelihoods.NegativeBinomial,
-        }[self.noise]()
+        }
+        return kinds[self.noise]()
 
     @property
     def outputs(self) -> int:

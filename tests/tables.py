@@ -29,7 +29,8 @@ TOY = replace(
     step_sizes=1,
     prior_variances=(0.1,),
 )
-SMALL = ("--hidden", "8", "--chains", "2")
+#: One posterior and no comparison, on a small network.
+SMALL = ("--hidden", "8", "--chains", "2", "--folds", "0")
 
 
 def run(*words, **options):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import natural_langevin
-from natural_langevin.tabular.run import load_posterior, load_run
+from natural_langevin.tabular.run import load_learned
 from tables import SMALL, flowers, run
 
 
@@ -38,10 +38,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert "Traceback" not in said
     assert f"natural-langevin train {table}" in said
     assert "--resume" in said
+    assert "run the same again" not in said
     assert not (out / "quality.json").exists()
 
     assert run(*words, "--out", out, "--resume").exit_code == 0
     assert run(*words, "--out", tmp_path / "whole").exit_code == 0
-    ended, whole = (load_posterior(f, load_run(f)) for f in (out, tmp_path / "whole"))
+    ended, whole = (load_learned(f).best for f in (out, tmp_path / "whole"))
     for name, samples in whole.samples.items():
         assert samples.equal(ended.samples[name])

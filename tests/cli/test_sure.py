@@ -74,6 +74,28 @@ def test_a_gap_is_judged_against_chance(right, verdict):
     assert "too few to say" in sentences({"answers": few})[1]
 
 
+def thirds(*shares: float, rows: int = 33) -> list[dict]:
+    names = ("the lowest third", "the middle third", "the highest third")
+    spread = math.sqrt(0.09 / rows)
+    return [
+        {"name": f"{name} of predictions", "rows": rows, "said": 0.9, "share": share,
+         "spread": spread}
+        for name, share in zip(names, shares, strict=True)
+    ]  # fmt: skip
+
+
+def test_right_on_average_is_not_enough():
+    """90 % in all, but 100, 98 and 74 % by thirds of the prediction."""
+    average = NUMBERS | {"scores": {"coverage": 0.9}}
+    assert "as sure as it should be" in sentences(average | {"slices": thirds(0.91, 0.9, 0.88)})[0]
+    said = sentences(average | {"slices": thirds(1.0, 0.98, 0.74, rows=100)})[0]
+    assert "as sure as it should be" not in said
+    assert "right on average, but too narrow for the highest third of predictions (74 %" in said
+    assert "too wide for the lowest third" in said
+    few = sentences(average | {"slices": thirds(1.0, 0.9, 0.7, rows=10)})[0]
+    assert "as sure as it should be" in few  # seven of ten prove nothing
+
+
 def test_nobody_is_said_to_be_surer_than_they_are():
     found = {**CLASSES["answers"], "answered": [100, 40, 0, 0], "right": [60, 30, 0, 0]}
     first = sentences({"answers": found})[0]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -211,6 +213,20 @@ def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_da
     return min([limit for limit in limits if limit > 0], default=math.inf)
 
 
+_ACCEPTED: ContextVar[bool] = ContextVar("stiffness accepted", default=False)
+
+
+@contextmanager
+def stiffness_accepted() -> Iterator[None]:
+    """Inside, stiffness is logged as information: whoever compares step sizes by held-out data
+    tries large ones on purpose."""
+    token = _ACCEPTED.set(True)
+    try:
+        yield
+    finally:
+        _ACCEPTED.reset(token)
+
+
 #: From here on the prior's own stiffness is worth a word: variances 5 % too large.
 STIFF = 0.1
 
@@ -228,7 +244,8 @@ def warn_if_stiff(
     remedy = f"a step size below {step_size * STIFF / k:.2g}"
     if preconditioner.damping not in ("prior", 0.0):
         remedy += ', or damping="prior"'
-    log.warning(
+    log.log(
+        logging.INFO if _ACCEPTED.get() else logging.WARNING,
         "step_size precision / (damping N) = %.2g: the variance of a weight that only the prior "
         "sees (dead inputs, dead units) %s. Use %s", k, effect, remedy,
     )  # fmt: skip

@@ -28,15 +28,15 @@ TEMPERATURES = {"learned": (1.0,), "fan_in": (1.0,)}
 COLD = (0.3, 0.03)
 #: Step sizes, by preconditioner. Those of the Fisher metrics are nearly free of units.
 STEP_SIZES = {
-    "qdop": (0.3, 0.1),
-    "dop": (0.3, 0.1),
+    "qdop": (0.03, 0.01),
+    "dop": (0.03, 0.01),
     "rmsprop": (0.3, 0.1, 0.03, 0.01),
     "sgld": (3.0, 0.3, 0.03),
 }
+#: Outputs that are logarithms of a spread ask for smaller steps.
+OF_SPREADS = 0.3
 #: Where nothing is compared and there are too few data for a pilot run.
 STEP_SIZE_OF_FEW = 0.03
-#: Of weights whose prior variance is integrated out; only the damping depends on it.
-SUPPOSED_VARIANCE = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,9 @@ class Candidate:
             return {
                 name: priors.Gaussian(variance=WIDE / (p.shape[1] if p.ndim > 1 else 1))
                 for name, p in network.named_parameters()
+                if p.requires_grad
             }
         return priors.Gaussian(variance=float(self.variance))
-
-    def least_variance(self, network: nn.Module) -> float:
-        """Of any weight: what the damping goes by."""
-        if self.variance == "learned":
-            return SUPPOSED_VARIANCE
-        if self.variance == "fan_in":
-            return WIDE / max(p.shape[1] for p in network.parameters() if p.ndim > 1)
-        return float(self.variance)
 
     def __str__(self) -> str:
         named = isinstance(self.variance, str)
@@ -82,8 +75,9 @@ class Candidate:
         }
 
 
-def candidates(settings: Settings) -> list[Candidate]:
-    """All that the user's settings leave open; what is not "auto" is as it was given.
+def candidates(settings: Settings, *, factor: float = 1.0) -> list[Candidate]:
+    """All that the user's settings leave open; what is not "auto" is as it was given, and step
+    sizes that are get ``factor``.
 
     With a variance of the user's own, temperature 1, the posterior itself, is offered too."""
     variance, temperature = settings.prior_variance, settings.temperature
@@ -93,7 +87,9 @@ def candidates(settings: Settings) -> list[Candidate]:
     for v in VARIANCES if variance == "auto" else (variance,):
         offered = TEMPERATURES.get(str(v), COLD if variance == "auto" else (1.0, *COLD))
         for t in offered if isinstance(temperature, str) else (temperature,):
-            sizes: Sequence[Any] = STEP_SIZES[preconditioner] if automatic else (step_size,)
+            sizes: Sequence[Any] = (step_size,)
+            if automatic:
+                sizes = [factor * size for size in STEP_SIZES[preconditioner]]
             if automatic and t < 1 and preconditioner in ("qdop", "dop"):
                 sizes = sizes[1:]  # a cold chain gains nothing by the larger one
             found += [Candidate(v, t, size, automatic) for size in sizes]

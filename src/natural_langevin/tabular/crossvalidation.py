@@ -1,15 +1,11 @@
-"""One table, one network: runs ``Langevin`` on it, for all data or for folds on the chain axis.
-
-The metric's damping is 1 / (N variance): the prior's own curvature on the scale of the mean loss,
-so that C is the inverse of (Fisher + prior) and step sizes up to 1 are stable in directions that
-the data do not see.
-"""
+"""One table, one network: runs ``Langevin`` on it, for all data or for folds on the chain axis."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +20,7 @@ from natural_langevin.data.streams import Subsets
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sampling.validation import stiffness_accepted
 from natural_langevin.tabular.candidates import Candidate
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks
@@ -32,6 +29,19 @@ from natural_langevin.tabular.weighing import HeldOut
 
 #: Networks evaluated at once.
 AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Warming:
+    """eta_t = eta (1 + t/p)^(-1/3), and along the first p steps t/p of that: a metric that has seen
+    few batches is not to be trusted with whole steps."""
+
+    sizes: Tensor
+    period: int
+
+    def __call__(self, step: int) -> Tensor:
+        falling: Tensor = schedules.polynomial(self.sizes, offset=self.period)(step)  # type: ignore[assignment]
+        return falling * min(1.0, (step + 1) / self.period)
 
 
 @dataclass(frozen=True)
@@ -120,15 +130,14 @@ class Problem:
         step_size: Any = first.step_size
         if first.automatic:
             sizes = torch.tensor([c.step_size for c in runs], dtype=torch.float64)
-            step_size = schedules.polynomial(sizes, offset=max(1, settings.steps // 10))
+            step_size = Warming(sizes, max(1, settings.steps // 10))
         total = len(self.x) if self.counts is None else int(self.counts.sum())
         num_data = max(1, round((self.num_data or total) * rows / total))
-        damping = 1 / (num_data * first.least_variance(network))
         sampler = Langevin(
             network,
             self.outcome.likelihood,
             prior=first.prior(network),
-            preconditioner=PRECONDITIONERS[settings.preconditioner](damping),
+            preconditioner=PRECONDITIONERS[settings.preconditioner](),
             step_size=step_size,
             temperature=torch.tensor([c.temperature for c in runs], dtype=torch.float64),
             chains=len(runs),
@@ -140,15 +149,17 @@ class Problem:
         folder = None
         if self.checkpoint is not None:
             folder = Path(self.checkpoint) / "".join(c if c.isalnum() else "-" for c in name)[:120]
-        return sampler.sample(
-            data,
-            settings.steps,
-            batch_size=min(settings.batch_size, rows),
-            burn_in=settings.burn_in,
-            thin=settings.thin,
-            checkpoint=folder,
-            progress=title if self.progress else False,
-        )
+        with stiffness_accepted() if first.automatic else nullcontext():
+            return sampler.sample(
+                data,
+                settings.steps,
+                batch_size=min(settings.batch_size, rows),
+                burn_in=settings.burn_in,
+                thin=settings.thin,
+                checkpoint=folder,
+                every=max(1, settings.steps // 10),
+                progress=title if self.progress else False,
+            )
 
 
 def networks(

@@ -118,9 +118,10 @@ class Features:
         flags = [str(k) for k in keys if isinstance(k, tuple) and k[1] == "missing"]
         numbers = [str(k) for k in keys if isinstance(k, tuple) and k[1] != "missing"]
         levels = [np.array(part.levels, dtype=object) for part in categories]
+        mean = SimpleImputer(strategy="constant", fill_value=0.0, keep_empty_features=True)
         return ColumnTransformer(
             [
-                ("numbers", SimpleImputer(strategy="constant", fill_value=0.0), numbers),
+                ("numbers", mean, numbers),
                 ("missing", MissingIndicator(features="all"), flags),
                 (
                     "categories",

@@ -24,6 +24,7 @@ from natural_langevin.data.tables import TrainingData
 from natural_langevin.distributed import join
 from natural_langevin.distributed.rank_zero import on_rank_zero
 from natural_langevin.tabular import run as folders
+from natural_langevin.tabular.outcome import check_size
 from natural_langevin.tabular.quality import quality
 from natural_langevin.tabular.recipe import CHUNK, learn
 from natural_langevin.tabular.run import OtherRunError, Run, RunFolderError
@@ -61,12 +62,10 @@ def prepare(
     settings = settings or Settings()
     if data.target in categorical:
         raise DataError(f"{data.target!r} is the target: use --task classification")
+    _check_count(data.table)
     target, reason = find_target(data.table, data.target, task)
     table, notices = _rows_to_use(data.table, target, skip_missing)
-    if len(table) < FEWEST_ROWS:
-        raise DataError(
-            f"{table.label} has {len(table)} rows, and learning needs at least {FEWEST_ROWS}"
-        )
+    _check_count(table)
     train, held_out = table, data.test
     if held_out is None:
         labels = target.encode(table).numpy() if target.classes else None
@@ -82,6 +81,7 @@ def prepare(
         standardise=not data.pixels,
         named=data.named,
     )
+    check_size([features.width, *settings.hidden, len(target.classes) or 1])
     run = Run(
         source=source,
         rows=(len(train), 0 if held_out is None else len(held_out)),
@@ -92,6 +92,13 @@ def prepare(
         notices=tuple(notices),
     )
     return Prepared(run, train, held_out, reason)
+
+
+def _check_count(table: Table) -> None:
+    if len(table) < FEWEST_ROWS:
+        raise DataError(
+            f"{table.label} has {len(table)} rows, and learning needs at least {FEWEST_ROWS}"
+        )
 
 
 def _rows_to_use(table: Table, target: Target, skip_missing: bool) -> tuple[Table, list[str]]:

@@ -7,7 +7,7 @@ guesswork.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -45,15 +45,16 @@ class Outcome:
 
     @property
     def likelihood(self) -> Likelihood:
-        if self.noise == "categorical":
-            return likelihoods.Categorical()
-        if self.noise == "constant":  # found along the way: the residuals of the training rows
-            return likelihoods.Gaussian(sigma="rmse")
-        if self.noise == "ordinal":
-            return likelihoods.Ordinal(self.classes)
-        kind = {"varying": "HeteroscedasticGaussian", "overdispersed": "NegativeBinomial"}
-        found: Likelihood = getattr(likelihoods, kind.get(self.noise, "Poisson"))()
-        return found
+        """What the outputs mean. Constant noise is found along the way, from the residuals."""
+        kinds: dict[str, Callable[[], Likelihood]] = {
+            "categorical": likelihoods.Categorical,
+            "ordinal": lambda: likelihoods.Ordinal(self.classes),
+            "constant": lambda: likelihoods.Gaussian(sigma="rmse"),
+            "varying": likelihoods.HeteroscedasticGaussian,
+            "poisson": likelihoods.Poisson,
+            "overdispersed": likelihoods.NegativeBinomial,
+        }
+        return kinds[self.noise]()
 
     @property
     def outputs(self) -> int:
@@ -64,19 +65,13 @@ class Outcome:
 
     def network(self, inputs: int, settings: Settings) -> nn.Module:
         """In float64: overhead, not arithmetic, is what small networks cost."""
-        sizes = [inputs, *settings.hidden, self.outputs]
-        count = sum((a + 1) * b for a, b in pairwise(sizes))
-        if count > MOST_PARAMETERS:
-            raise DataError(
-                f"a network of {'-'.join(map(str, sizes))} units has {count:,} parameters, more "
-                f"than {MOST_PARAMETERS:,}: use smaller layers, or leave out columns"
-            )
+        check_size([inputs, *settings.hidden, self.outputs])
         found = models.mlp(
             inputs, self.outputs, settings.hidden, activation=ACTIVATIONS[settings.activation],
             seed=settings.seed,
         )  # fmt: skip
         if self.task == "count":  # rates start at the average count
-            found = nn.Sequential(found, Shift(self.mean, self.outputs))
+            found = nn.Sequential(found, _shift(self.mean, self.outputs))
         return found.double()
 
     def encode(self, y: Tensor) -> Tensor:
@@ -102,18 +97,23 @@ class Outcome:
         return found
 
 
-class Shift(nn.Module):
-    """Adds ln of the average count to ln of the rate."""
+def check_size(sizes: Sequence[int]) -> None:
+    """Refuses a network of so many units that nobody means it, before memory is taken."""
+    count = sum((a + 1) * b for a, b in pairwise(sizes))
+    if count > MOST_PARAMETERS:
+        raise DataError(
+            f"a network of {'-'.join(map(str, sizes))} units has {count:,} parameters, more than "
+            f"{MOST_PARAMETERS:,}: use smaller layers, or leave out columns"
+        )
 
-    by: Tensor
 
-    def __init__(self, log_mean: tuple[float, ...], outputs: int) -> None:
-        super().__init__()
-        rest = [0.0] * (outputs - len(log_mean))
-        self.register_buffer("by", torch.tensor([*log_mean, *rest], dtype=torch.float64))
-
-    def forward(self, outputs: Tensor) -> Tensor:
-        return outputs + self.by.to(outputs.dtype)
+def _shift(log_mean: tuple[float, ...], outputs: int) -> nn.Module:
+    """Adds ln of the average count to ln of the rate: a frozen layer, as fast engines know it."""
+    layer = nn.Linear(outputs, outputs)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(outputs))
+        layer.bias.copy_(torch.tensor([*log_mean, *[0.0] * (outputs - len(log_mean))]))
+    return layer.requires_grad_(False)
 
 
 def outcomes(
@@ -127,8 +127,6 @@ def outcomes(
     share = torch.full((len(y),), 1 / len(y), dtype=y.dtype) if weights is None else weights
     share = (share / share.sum())[:, None]
     kinds = KINDS[task] if settings.noise == AUTO else (settings.noise,)
-    if not hasattr(likelihoods, "HeteroscedasticGaussian"):
-        kinds = kinds[:1]
     if unknown := [kind for kind in kinds if kind not in KINDS[task]]:
         raise DataError(f"noise must be one of {KINDS[task]}, got {unknown[0]!r}")
     if task == "count":

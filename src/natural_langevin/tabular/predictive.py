@@ -41,17 +41,11 @@ class Networks:
         if self.variance is not None:
             state = {"variance": self.variance.double().reshape(-1, 1, 1)}
         outputs = self.outputs.double()
-        law = _law(outcome, outputs, state)
+        law = outcome.likelihood.distribution(outputs, state)
+        assert law is not None
         if isinstance(law, Normal) and scale != 1:
             law = Normal(law.loc, scale * law.scale, validate_args=False)
         return law
-
-
-def _law(outcome: Outcome, outputs: Tensor, state: dict[str, Tensor]) -> Distribution:
-    found = outcome.likelihood.distribution(outputs, state)
-    if found is None:
-        raise TypeError(f"{outcome.likelihood!r} has no distribution")
-    return found
 
 
 class Predictive:
@@ -127,20 +121,17 @@ class Predictive:
     def sample(self, count: int = 1, *, seed: int = 0) -> Array:
         """(count, n) draws, or (count, n, target): of a network each, then of its noise."""
         rng, law = np.random.default_rng(seed), self._law
-        draws = []
-        for _ in range(count):
-            chosen = rng.choice(len(self._weights), size=len(self), p=self._weights.numpy())
-            rows = torch.arange(len(self))
-            if isinstance(law, Normal):
-                u = rng.normal(law.loc[chosen, rows], law.scale.expand_as(law.loc)[chosen, rows])
-                draws.append(self._shaped(self._own(torch.from_numpy(u))))
-                continue
-            rate = law.mean[chosen, rows].numpy()
-            if self._outcome.noise == "overdispersed":  # a Poisson whose rate is a gamma variable
-                excess = law.variance[chosen, rows].numpy() - rate
-                rate = rng.gamma(rate**2 / excess, excess / rate)
-            draws.append(self._shaped(torch.from_numpy(rng.poisson(rate).astype(np.float64))))
-        return np.stack(draws)
+        share = self._weights.numpy()
+        chosen = rng.choice(len(share), size=(count, len(self)), p=share / share.sum())
+        rows = np.arange(len(self))
+        mean = law.mean.numpy()[chosen, rows]
+        variance = law.variance.expand_as(law.mean).numpy()[chosen, rows]
+        if isinstance(law, Normal):
+            return self._shaped(self._own(torch.from_numpy(rng.normal(mean, np.sqrt(variance)))))
+        if self._outcome.noise == "overdispersed":  # a Poisson whose rate is a gamma variable
+            excess = variance - mean
+            mean = rng.gamma(mean**2 / excess, excess / mean)
+        return self._shaped(torch.from_numpy(rng.poisson(mean).astype(np.float64)))
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Every network's mean and variance, (network, n, target), in the target's own units."""

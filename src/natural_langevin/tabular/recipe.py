@@ -31,7 +31,7 @@ from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import step_size_search
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.tabular import crossvalidation
-from natural_langevin.tabular.candidates import Candidate, candidates, single
+from natural_langevin.tabular.candidates import OF_SPREADS, Candidate, candidates, single
 from natural_langevin.tabular.crossvalidation import Problem, networks
 from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.predictive import Networks, Predictive
@@ -192,11 +192,10 @@ def learn(
         one = single(settings, few=len(x) < step_size_search.FEWEST_DATA)
         learned = _on_all_data(problem(offered[0]), [one], Weighed([None], [1.0], 1.0))
         return replace(learned, reason=f"{one} (no cross-validation)")
-    every = candidates(settings)
     outcome, seen = offered[0], ""
-    if len(offered) > 1:  # a step size that suits most, of those that would be compared
-        outcome, seen = _best_outcome(offered, every[min(1, len(every) - 1)], rows, y, problem)
-    chosen = problem(outcome)
+    if len(offered) > 1:
+        outcome, seen = _best_outcome(offered, rows, y, problem)
+    chosen, every = problem(outcome), _offered(settings, outcome)
     weighed = weigh(chosen.held_out(every, rows), outcome, y, len(every))
     learned = _on_all_data(chosen, every, weighed)
     return replace(learned, reason=f"{seen}{_reason(learned, every, weighed, folds)}")
@@ -209,13 +208,19 @@ def _fold_rows(y: Tensor, folds: int, settings: Settings, outcome: Outcome) -> l
     return crossvalidation.split(len(y), folds, settings.seed, labels, settings.held_out)
 
 
+def _offered(settings: Settings, outcome: Outcome) -> list[Candidate]:
+    spreads = outcome.noise in ("varying", "overdispersed")
+    return candidates(settings, factor=OF_SPREADS if spreads else 1.0)
+
+
 def _best_outcome(
-    offered: Sequence[Outcome], trial: Candidate, rows: list[Tensor], y: Tensor, problem: Any
+    offered: Sequence[Outcome], rows: list[Tensor], y: Tensor, problem: Any
 ) -> tuple[Outcome, str]:
     """The way to see the target under which held-out rows have the largest density."""
     found: list[tuple[float, Outcome]] = []
     for outcome in offered:
         own: Problem = problem(outcome)
+        trial = _offered(own.settings, outcome)[0]
         try:
             held_out = own.held_out([trial], rows, describe(outcome))
         except DivergenceError:

@@ -18,11 +18,11 @@ from natural_langevin import preconditioners
 AUTO: Literal["auto"] = "auto"
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}
 #: The paper's abbreviations: (Q)DOP, (quasi-)diagonal outer product.
-PRECONDITIONERS: dict[str, Callable[[float], preconditioners.Preconditioner]] = {
-    "qdop": lambda damping: preconditioners.QuasiDiagonalFisher(damping=damping),
-    "dop": lambda damping: preconditioners.DiagonalFisher(damping=damping),
-    "rmsprop": lambda damping: preconditioners.RMSProp(),
-    "sgld": lambda damping: preconditioners.Euclidean(),
+PRECONDITIONERS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
+    "qdop": preconditioners.QuasiDiagonalFisher,
+    "dop": preconditioners.DiagonalFisher,
+    "rmsprop": preconditioners.RMSProp,
+    "sgld": preconditioners.Euclidean,
 }
 #: 400 MB for every network that is kept; beyond it, a table is not what one has.
 MOST_PARAMETERS = 100_000_000
@@ -61,7 +61,7 @@ class Settings:
     step_size: Any = AUTO
     noise: str = AUTO
     log: bool | str = AUTO
-    steps: int = 400
+    steps: int = 1000
     chains: int = 8
     batch_size: int = 256
     draws: int = 25

@@ -1,0 +1,349 @@
+"""The cross-validation of the estimators: folds as chains, weights, sharpness."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from scipy import stats
+from sklearn.datasets import load_iris, make_blobs, make_friedman1
+from sklearn.utils.estimator_checks import estimator_checks_generator
+from torch.testing import assert_close
+
+from natural_langevin import models
+from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
+from natural_langevin.tabular.candidates import STEP_SIZES, Candidate, candidates
+from natural_langevin.tabular.crossvalidation import Problem, split
+from natural_langevin.tabular.outcome import Outcome
+from natural_langevin.tabular.predictive import Networks, Predictive
+from natural_langevin.tabular.recipe import Learned, learn
+from natural_langevin.tabular.settings import Settings
+from natural_langevin.tabular.weighing import HeldOut, weigh
+
+SMALL = {"hidden_layer_sizes": (8,), "steps": 30, "chains": 2, "random_state": 0}
+
+
+def test_what_the_user_sets_is_not_left_open():
+    described = [(c.variance, c.temperature, c.step_size) for c in candidates(Settings())]
+    large, small = STEP_SIZES["qdop"]
+    warm = [(variance, 1, size) for variance in ("learned", "fan_in") for size in (large, small)]
+    assert described == [*warm, (3, 0.3, small), (3, 0.03, small)]
+    own = {c.temperature for c in candidates(Settings(prior_variance=2.0))}
+    assert own == {1.0, 0.3, 0.03}  # the posterior itself is among them
+    fixed = Settings(prior_variance=2.0, temperature=0.5, step_size=0.2, preconditioner="sgld")
+    assert candidates(fixed) == [Candidate(2.0, 0.5, 0.2, automatic=False)]
+    assert {c.temperature for c in candidates(Settings(temperature=1.0))} == {1.0}
+    learned = Settings(prior_variance="learned", step_size=0.1)
+    assert {c.variance for c in candidates(learned)} == {"learned"}
+    assert candidates(Settings(), factor=0.5)[0].step_size == large / 2
+
+
+@pytest.mark.parametrize("count", [12, 61, 3000])
+def test_folds_are_apart_of_one_size_and_hold_every_class(count):
+    labels = np.arange(count) % 3
+    folds = split(count, 4, 0, labels)
+    assert {len(fold) for fold in folds} == {min(count // 4, 500)}
+    assert len(torch.cat(folds).unique()) == 4 * len(folds[0])
+    for fold in folds:
+        share = np.bincount(labels[fold], minlength=3) / len(fold)
+        assert np.abs(share - 1 / 3).max() <= 1.01 / len(fold) + 0.07 * (count == 3000)
+
+
+CLASSES = Outcome("classification", "categorical", classes=3)
+OFFERED = candidates(Settings())
+
+
+def problem(**changes) -> Problem:
+    x, labels = make_blobs(40, 2, centers=3, random_state=0)
+    settings = Settings(hidden=(6,), steps=30, chains=2)
+    given = {"x": torch.as_tensor(x / 5), "y": torch.as_tensor(labels)} | changes
+    return Problem(CLASSES, settings, **given)
+
+
+def test_held_out_rows_have_no_part_in_what_is_said_of_them():
+    """Other labels in fold 0: the same predictions of fold 0, and others of the rest."""
+    here = problem()
+    folds = split(40, 4, 0, here.y.numpy())
+    labels = here.y.clone()
+    labels[folds[0]] = (labels[folds[0]] + 1) % 3
+    found, other = (p.held_out(OFFERED, folds) for p in (here, problem(y=labels)))
+    assert list(found.networks) == list(range(6))
+    for k in found.networks:
+        assert found.networks[k][0].outputs.shape[1:] == (10, 3)
+        assert_close(other.networks[k][0].outputs, found.networks[k][0].outputs)
+        assert not torch.allclose(other.networks[k][1].outputs, found.networks[k][1].outputs)
+
+
+def test_repeated_rows_stay_in_their_fold():
+    here = problem(counts=torch.arange(40) % 3)
+    folds = split(40, 4, 0, here.y.numpy())
+    labels = here.y.clone()
+    labels[folds[0]] = (labels[folds[0]] + 1) % 3
+    other = problem(y=labels, counts=here.counts)
+    one, two = (p.held_out(OFFERED[:1], folds).networks[0][0].outputs for p in (here, other))
+    assert_close(one, two)
+
+
+def test_a_candidate_that_diverges_is_left_out():
+    """The chains of those after it move up, and are still taken for theirs."""
+    wild = Candidate(3.0, 1.0, 1e60, automatic=True)
+    here = problem()
+    folds = split(40, 4, 0, here.y.numpy())
+    alone = here.held_out([OFFERED[4], OFFERED[5], OFFERED[5]], folds)
+    held_out = here.held_out([OFFERED[4], wild, OFFERED[5]], folds)
+    assert list(held_out.networks) == [0, 2]
+    for k in (0, 2):  # chains at the same places, beside others
+        for fold in range(4):
+            assert_close(held_out.networks[k][fold].outputs, alone.networks[k][fold].outputs)
+    weighed = weigh(held_out, CLASSES, here.y, 3)
+    assert weighed.nll[1] is None
+    assert weighed.weight[1] == 0
+    assert sum(weighed.weight) == pytest.approx(1)
+    with pytest.raises(DivergenceError, match="smaller step_size"):
+        here.held_out([wild], folds)
+
+
+def test_weights_and_scale_of_classes():
+    """Candidate 0 says the truth, to the power 2; candidate 1 nothing at all."""
+    generator = np.random.default_rng(0)
+    truth = generator.dirichlet(np.ones(3), size=4000)
+    y = torch.tensor([generator.choice(3, p=p) for p in truth])
+    sharp = truth**2 / (truth**2).sum(1, keepdims=True)
+    said = {0: sharp, 1: np.full_like(truth, 1 / 3)}
+    rows = torch.arange(4000)
+    networks = {
+        k: [
+            Networks(torch.tensor(p[part]).log()[None], None)
+            for part in (slice(1000), slice(1000, 4000))
+        ]
+        for k, p in said.items()
+    }
+    alone = weigh(HeldOut(rows, {0: networks[0]}), CLASSES, y, 1)
+    assert alone.scale == pytest.approx(2, rel=0.1)
+    assert alone.nll[0] == pytest.approx(-np.log(sharp[np.arange(4000), y]).mean())
+    both = weigh(HeldOut(rows, networks), CLASSES, y, 2)
+    assert 0.5 < both.weight[0] < 1  # some of the flat one makes the sharp one honest
+    assert both.scale < alone.scale
+
+
+def test_weights_and_scale_of_numbers():
+    """y ~ N(m, 1). Candidate 0 knows m and says its noise is 0.7; candidate 1 has another m."""
+    generator = np.random.default_rng(0)
+    m = generator.normal(size=(3000, 1))
+    y = torch.tensor(m + generator.normal(size=(3000, 1)))
+    rows, variance = torch.arange(3000), torch.tensor([0.49])
+    means = {0: torch.tensor(m), 1: torch.tensor(m[::-1].copy())}
+    networks = {k: [Networks(mean[None], variance)] for k, mean in means.items()}
+    found = weigh(HeldOut(rows, networks), Outcome("regression", "constant"), y, 2)
+    assert found.weight[0] > 0.95
+    assert found.scale == pytest.approx(1 / 0.7, rel=0.05)
+    expected = -stats.norm.logpdf(y.numpy(), m, 0.7).mean()
+    assert found.nll[0] == pytest.approx(expected)
+    # How strange the rows are is uniform, as far as 3000 of them tell.
+    assert stats.kstest(found.strangeness.numpy(), "uniform").pvalue > 1e-3
+
+
+def test_predictions_are_the_weighted_mixture_of_the_posteriors():
+    X, y = make_blobs(60, 3, centers=3, cluster_std=4, random_state=0)
+    model = NaturalLangevinClassifier(**SMALL).fit(X, y)
+    x = torch.as_tensor((X - X.mean(0)) / X.std(0))
+    mixture = sum(
+        w * p.predict(x).mean for w, p in zip(model.weights_, model.posteriors_, strict=True)
+    )
+    expected = (mixture.log() / model.scale_).softmax(1)
+    assert_allclose(model.predict_proba(X), expected, rtol=1e-9)
+    assert model.weights_.sum() == pytest.approx(1)
+    assert model.posterior_ is model.posteriors_[int(model.weights_.argmax())]
+    assert [one["weight"] for one in model.choice_ if one["weight"]] == model.weights_.tolist()
+    assert all(math.isfinite(one["nll"]) for one in model.choice_)
+    best = max(model.choice_, key=lambda one: one["weight"])
+    assert model.reason_.startswith(f"{best['weight']:.0%} prior variance ")
+    assert f"temperature {best['temperature']:g}, step size {best['step_size']:g}" in model.reason_
+    assert "4 folds, 6 candidates" in model.reason_
+
+
+#: Of scikit-learn's checks (test_estimators runs all of them without folds): those that fit
+#: again, few data, or store what was fitted.
+CHECKS = (
+    "check_dict_unchanged",
+    "check_estimators_pickle",
+    "check_fit2d_1feature",
+    "check_fit2d_1sample",
+    "check_fit_idempotent",
+)
+
+
+@pytest.mark.parametrize("kind", [NaturalLangevinClassifier, NaturalLangevinRegressor])
+def test_checks_of_scikit_learn_with_folds(kind):
+    estimator = kind((8,), steps=10, chains=2, folds=2)
+    done = set()
+    for instance, check in estimator_checks_generator(estimator):
+        if (name := check.func.__name__) in CHECKS:
+            check(instance)
+            done.add(name)
+    assert done == set(CHECKS)
+
+
+def test_what_diverges_on_all_the_data_counts_no_more(monkeypatch, caplog):
+    X, y = make_blobs(60, 3, centers=3, cluster_std=4, random_state=0)
+    posterior = Problem.posterior
+
+    def some_fail(self: Problem, candidate: Candidate):
+        if candidate.variance == "learned":
+            raise DivergenceError("for the test")
+        return posterior(self, candidate)
+
+    monkeypatch.setattr(Problem, "posterior", some_fail)
+    model = NaturalLangevinClassifier(**SMALL).fit(X, y)
+    assert model.weights_.sum() == pytest.approx(1)
+    assert all(one["weight"] == 0 for one in model.choice_ if one["prior_variance"] == "learned")
+    assert "diverged on all the data, and is left out" in caplog.text
+    with pytest.raises(DivergenceError):
+        NaturalLangevinClassifier(**SMALL, prior_variance="learned").fit(X, y)
+
+
+def test_few_rows_have_fewer_folds():
+    X, y = make_blobs(8, 2, centers=2, random_state=0)
+    model = NaturalLangevinClassifier(**SMALL).fit(X, y)
+    assert "2 folds" in model.reason_
+
+
+def test_by_default_nothing_is_chosen_by_hand():
+    """Iris, with the defaults but for the number of steps."""
+    X, y = load_iris(return_X_y=True)
+    model = NaturalLangevinClassifier(steps=60, random_state=0).fit(X[::2], y[::2])
+    assert len(model.choice_) == 6
+    assert model.score(X[1::2], y[1::2]) > 0.9
+
+
+def test_the_variance_of_a_layer_goes_by_its_inputs():
+    network = models.mlp(5, 2, (7,))
+    prior = Candidate("fan_in", 1.0, 0.1, automatic=True).prior(network)
+    variances = [prior[name].variance for name, _ in network.named_parameters()]
+    assert variances == [3 / 5, 3, 3 / 7, 3]
+
+
+def mixture(outcome: Outcome, outputs, variance=None, weights=(0.25, 0.75), scale=1.0):
+    outputs = torch.tensor(outputs, dtype=torch.float64)
+    said = Networks(outputs, None if variance is None else torch.tensor(variance))
+    return Predictive(outcome, said.law(outcome, scale), torch.tensor(weights), flat=True)
+
+
+def test_a_normal_mixture_by_hand():
+    """Weights 1/4 and 3/4 on N(0, 1) and N(2, 4), in units of 10 around 100."""
+    outcome = Outcome("regression", "constant", mean=(100.0,), scale=(10.0,))
+    found = mixture(outcome, [[[0.0]], [[2.0]]], variance=[1.0, 4.0])
+    assert_allclose(found.mean, [115])
+    assert_allclose(found.aleatoric, [100 * (0.25 + 3)])
+    assert_allclose(found.epistemic, [100 * 0.25 * 0.75 * 4])
+    parts = stats.norm([100, 120], [10, 20])
+    weights = np.array([0.25, 0.75])
+    assert_allclose(np.exp(found.log_prob([110.0])), weights @ parts.pdf(110))
+    assert_allclose(found.cdf([110.0]), [weights @ parts.cdf(110)])
+    assert_allclose(found.cdf(found.quantile(0.9)), [0.9])
+    wide = mixture(outcome, [[[0.0]], [[2.0]]], variance=[1.0, 4.0], scale=2.0)
+    assert_allclose(wide.aleatoric, 4 * found.aleatoric)
+
+
+def test_a_logarithm_is_undone_exactly():
+    """ln y ~ N(m, s^2): mean, variance, density (with the Jacobian) and quantiles of y."""
+    outcome = Outcome("regression", "varying", mean=(1.0,), scale=(0.5,), log=True)
+    found = mixture(outcome, [[[0.4, np.log(2.25)]]], weights=(1.0,))
+    law = stats.lognorm(s=0.75, scale=np.exp(1.2))
+    assert_allclose([found.mean[0], found.variance[0]], [law.mean(), law.var()])
+    assert_allclose(found.log_prob([4.0]), law.logpdf(4.0))
+    assert_allclose(found.cdf([4.0]), law.cdf(4.0))
+    assert_allclose(found.quantile(0.05), law.ppf(0.05))
+    assert found.log_prob([-1.0])[0] == -np.inf
+    assert found.cdf([-1.0])[0] == 0
+    draws = found.sample(20_000)[:, 0]
+    assert stats.kstest(draws, law.cdf).pvalue > 1e-3
+
+
+def test_counts_by_hand():
+    outcome = Outcome("count", "poisson")
+    found = mixture(outcome, [[[np.log(2.0)]], [[np.log(6.0)]]])
+    rates, weights = np.array([2.0, 6.0]), np.array([0.25, 0.75])
+    assert_allclose(found.mean, [5])
+    assert_allclose(found.variance, [5 + 0.25 * 0.75 * 16])
+    assert_allclose(np.exp(found.log_prob([3.0])), [weights @ stats.poisson(rates).pmf(3)])
+    cumulative = weights @ stats.poisson(rates[:, None]).cdf(np.arange(30))
+    assert found.quantile(0.9)[0] == np.argmax(cumulative >= 0.9)
+    draws = found.sample(20_000)[:, 0]
+    assert draws.mean() == pytest.approx(5, abs=4 * np.sqrt(8 / 20_000))
+    more = mixture(Outcome("count", "overdispersed"), [[[1.0, 0.0]]], weights=(1.0,))
+    draws, m = more.sample(20_000)[:, 0], np.e
+    assert draws.mean() == pytest.approx(m, abs=4 * np.sqrt((m + m**2) / 20_000))
+    assert more.variance[0] == pytest.approx(m + m**2)
+
+
+QUICK = Settings(hidden=(8,), steps=400, chains=2, folds=2, seed=0)
+
+
+def test_noise_that_depends_on_the_inputs_is_noticed():
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.uniform(-1.7, 1.7, size=(400, 1)))
+    spread = torch.exp(x)
+    y = 100 + 10 * (x + spread * torch.tensor(rng.normal(size=(400, 1))))
+    learned = learn(x, y, "regression", QUICK)
+    assert learned.outcome.noise == "varying"
+    assert "noise that depends on the inputs (held-out NLL" in learned.reason
+    ends = torch.tensor([[-1.5], [1.5]]).double()
+    small, large = learned.predictive(ends).std
+    assert large > 5 * small  # in truth e^3 = 20 times
+    even = learn(x, y, "regression", replace(QUICK, noise="constant"))
+    assert even.outcome.noise == "constant"
+
+
+def test_a_skewed_positive_target_is_sampled_as_its_logarithm():
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.normal(size=(300, 1)))
+    y = torch.exp(1 + x + 0.3 * torch.tensor(rng.normal(size=(300, 1))))
+    learned = learn(x, y, "regression", QUICK)
+    assert learned.outcome.log
+    found = learned.predictive(x)
+    assert (found.quantile(0.05) > 0).all()
+    low, high = found.interval(0.9)
+    inside = ((low <= y[:, 0].numpy()) & (y[:, 0].numpy() <= high)).mean()
+    assert inside == pytest.approx(0.9, abs=0.06)
+
+
+def test_counts_and_ordered_classes_are_learned():
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.normal(size=(300, 1)))
+    counts = torch.tensor(rng.poisson(np.exp(3 + 0.5 * x.numpy())).astype(float))
+    learned = learn(x, counts, "count", replace(QUICK, noise="poisson"))
+    found = learned.predictive(torch.tensor([[-1.0], [1.0]]).double())
+    assert_allclose(found.mean, np.exp([2.5, 3.5]), rtol=0.15)
+    latent = x[:, 0] + 0.3 * torch.tensor(rng.normal(size=300))
+    levels = torch.bucketize(latent, torch.tensor([-1.0, 0.0, 1.0]).double())
+    ordinal = learn(x, levels, "ordinal", QUICK, classes=4)
+    p = ordinal.probabilities(torch.tensor([[-2.0], [2.0]]).double())
+    assert p.argmax(1).tolist() == [0, 3]
+    assert_close(p.sum(1), torch.ones(2).double())
+
+
+def test_what_was_learned_comes_back_from_its_folder(tmp_path):
+    x = torch.linspace(-1, 1, 40).double()[:, None]
+    learned = learn(x, 3 * x + 100, "regression", replace(QUICK, steps=40))
+    learned.save(tmp_path / "l")
+    again = Learned.load(tmp_path / "l")
+    assert_allclose(again.predictive(x).mean, learned.predictive(x).mean)
+    assert_allclose(again.predictive(x).std, learned.predictive(x).std)
+    assert again.reason == learned.reason
+    assert again.conformal(0.9) == pytest.approx(learned.conformal(0.9))
+
+
+def test_conformal_intervals_hold_their_share_of_new_rows():
+    X, y = make_friedman1(900, random_state=0)
+    model = NaturalLangevinRegressor((8,), steps=100, chains=2, folds=3, random_state=0)
+    model.fit(X[:300], y[:300])
+    low, high = model.predict_interval(X[300:], 0.8, conformal=True)
+    inside = ((low <= y[300:]) & (y[300:] <= high)).mean()
+    # 300 held-out rows and 600 new ones: three standard errors of both.
+    assert inside == pytest.approx(0.8, abs=3 * np.sqrt(0.16 * (1 / 300 + 1 / 600)))

@@ -113,7 +113,9 @@ DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lambda: sample((X, Y), batch_size=41), ValueError, ["batch_size", "1 and", "40", "41"]),
     "batch of none": (
         lambda: sample((X, Y), batch_size=0), ValueError, ["batch_size", "1 and", "got 0"]),
-    "arrays": (lambda: sample((X.numpy(), Y.numpy())), TypeError, ["ndarray", "torch.as_tensor"]),
+    "arrays of text": (
+        lambda: sample((X.numpy().astype(str), Y.numpy())),
+        TypeError, ["ndarray", "torch.as_tensor"]),
     "dictionary": (lambda: sample({"x": X}), TypeError, ["dict", "(x, y)"]),
     "functional dropout": (
         lambda: sample((X, Y), model=Random(lambda x: F.dropout(x, training=True))),

@@ -29,7 +29,7 @@ and the metric follows the points where the chain stays. Both stand still afterw
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -222,12 +222,12 @@ class Adjusted(Integrator):
             trajectories=own.trajectories + done.to(gain.dtype),
         )
 
-    def report(self, state: State) -> dict[str, Any]:
+    def report(self, state: State) -> dict[str, Tensor]:
         """Acceptance since the tuning ended, and the eta found, of every chain."""
         own = state.own
         return {
-            "acceptance": (own.accepted / own.trajectories.clamp_min(1)).tolist(),
-            "step_size_factor": own.factor.tolist(),
+            "acceptance": (own.accepted / own.trajectories.clamp_min(1)),
+            "step_size_factor": own.factor,
         }
 
 

@@ -136,10 +136,20 @@ class Adjusted(Integrator):
 
     def init(self, params: Params) -> Trajectory:
         first = next(iter(params.values()))
-        still = [{k: torch.zeros_like(p) for k, p in params.items()} for _ in range(2)]
-        zero = [first.new_zeros(len(first)) for _ in range(5)]
-        one, copy = first.new_ones(len(first)), {k: p.clone() for k, p in params.items()}
-        return Trajectory(copy, *still, *zero[:3], one, *zero[3:])
+        energy, hamiltonian, step_size, factor, accepted, count = (
+            first.new_zeros(len(first)) for _ in range(6)
+        )
+        return Trajectory(
+            proposal={k: p.clone() for k, p in params.items()},
+            momentum={k: torch.zeros_like(p) for k, p in params.items()},
+            gradient={k: torch.zeros_like(p) for k, p in params.items()},
+            energy=energy,
+            hamiltonian=hamiltonian,
+            step_size=step_size,
+            factor=factor + 1,
+            accepted=accepted,
+            trajectories=count,
+        )
 
     def before(
         self, on: LangevinDynamics, state: State, rates: Rates, num_data: float | Tensor

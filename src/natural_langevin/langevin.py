@@ -375,7 +375,8 @@ class Langevin:
                     saved=saved, title=title, progress=bool(progress), processes=self.mesh,
                 )  # fmt: skip
             config["execution"] = engine.way
-            config |= self.dynamics.report(state)
+            for name, values in self.dynamics.report(state).items():
+                config[name] = self.mesh.all_rows(values).tolist()
             if (shift := rounding.autocast_shift(engine, state)) is not None:
                 config["autocast_shift"] = shift
             config["effective_temperature"] = temperature_probe.after_run(

@@ -29,7 +29,7 @@ and the metric follows the points where the chain stays. Both stand still afterw
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -136,20 +136,35 @@ class Adjusted(Integrator):
 
     def init(self, params: Params) -> Trajectory:
         first = next(iter(params.values()))
+<<<<<<< HEAD
 
         def zeros() -> Tensor:
             return first.new_zeros(len(first))
 
+=======
+        energy, hamiltonian, step_size, factor, accepted, count = (
+            first.new_zeros(len(first)) for _ in range(6)
+        )
+>>>>>>> beyond
         return Trajectory(
             proposal={k: p.clone() for k, p in params.items()},
             momentum={k: torch.zeros_like(p) for k, p in params.items()},
             gradient={k: torch.zeros_like(p) for k, p in params.items()},
+<<<<<<< HEAD
             energy=zeros(),
             hamiltonian=zeros(),
             step_size=zeros(),
             factor=first.new_ones(len(first)),
             accepted=zeros(),
             trajectories=zeros(),
+=======
+            energy=energy,
+            hamiltonian=hamiltonian,
+            step_size=step_size,
+            factor=factor + 1,
+            accepted=accepted,
+            trajectories=count,
+>>>>>>> beyond
         )
 
     def before(
@@ -233,12 +248,12 @@ class Adjusted(Integrator):
             trajectories=own.trajectories + done.to(gain.dtype),
         )
 
-    def report(self, state: State) -> dict[str, Any]:
+    def report(self, state: State) -> dict[str, Tensor]:
         """Acceptance since the tuning ended, and the eta found, of every chain."""
         own = state.own
         return {
-            "acceptance": (own.accepted / own.trajectories.clamp_min(1)).tolist(),
-            "step_size_factor": own.factor.tolist(),
+            "acceptance": (own.accepted / own.trajectories.clamp_min(1)),
+            "step_size_factor": own.factor,
         }
 
 

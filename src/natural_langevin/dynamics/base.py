@@ -127,8 +127,8 @@ class Integrator:
         For the diagnosis of the noise (``diagnostics.kinetic``); None where there is no such."""
         return None
 
-    def report(self, state: State) -> dict[str, Any]:
-        """What a reader of a finished run wants to know, as plain numbers."""
+    def report(self, state: State) -> dict[str, Tensor]:
+        """What a reader of a finished run wants to know (``posterior.config``): (chain,) each."""
         return {}
 
     @property

@@ -71,6 +71,8 @@ TRACED = (
     ("overdamped", "quasi-diagonal", 3),
     ("overdamped", "euclidean", 1),
     ("underdamped, ubu", "diagonal", 1),
+    ("nose-hoover", "diagonal", 3),
+    ("adjusted, 3 steps", "quasi-diagonal", 3),
     ("dropout", "", 3),
     ("momentum", "", 1),
 )

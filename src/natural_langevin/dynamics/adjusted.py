@@ -136,35 +136,19 @@ class Adjusted(Integrator):
 
     def init(self, params: Params) -> Trajectory:
         first = next(iter(params.values()))
-<<<<<<< HEAD
-
-        def zeros() -> Tensor:
-            return first.new_zeros(len(first))
-
-=======
         energy, hamiltonian, step_size, factor, accepted, count = (
             first.new_zeros(len(first)) for _ in range(6)
         )
->>>>>>> beyond
         return Trajectory(
             proposal={k: p.clone() for k, p in params.items()},
             momentum={k: torch.zeros_like(p) for k, p in params.items()},
             gradient={k: torch.zeros_like(p) for k, p in params.items()},
-<<<<<<< HEAD
-            energy=zeros(),
-            hamiltonian=zeros(),
-            step_size=zeros(),
-            factor=first.new_ones(len(first)),
-            accepted=zeros(),
-            trajectories=zeros(),
-=======
             energy=energy,
             hamiltonian=hamiltonian,
             step_size=step_size,
             factor=factor + 1,
             accepted=accepted,
             trajectories=count,
->>>>>>> beyond
         )
 
     def before(

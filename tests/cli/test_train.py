@@ -231,6 +231,7 @@ def test_settings_that_cannot_be_had_leave_nothing_in_the_way(tmp_path):
 def test_a_damaged_checkpoint_is_one_line(tmp_path, monkeypatch):
     table = prices(tmp_path / "prices.csv", rows=20)
     words = ("train", table, "--target", "price", "--out", tmp_path / "r", *SMALL, "--steps", "50")
+    words = (*words, "--step-size", "0.1")
     with monkeypatch.context() as patch:
         interrupted(patch, at=20)
         assert run(*words).exit_code == 130

@@ -33,6 +33,7 @@ LEFT = {
     "reproduce": ["runs/table/report.html"],
     "bench": ["bench.json"],
     "sbc": [],
+    "uci": ["yacht.json"],
 }
 
 

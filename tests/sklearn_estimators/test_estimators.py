@@ -24,7 +24,7 @@ from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinR
 from tables import prices, run
 
 #: Small enough for the hundreds of fits of the checks; steps are what a fit's time goes by.
-FAST = {"hidden_layer_sizes": (16,), "steps": 16, "chains": 2, "step_size": 0.3, "folds": 0}
+FAST = {"hidden_layer_sizes": (16,), "steps": 80, "chains": 2, "step_size": 0.03, "folds": 0}
 
 
 @parametrize_with_checks(
@@ -71,7 +71,7 @@ def test_probabilities_are_the_posteriors_own(classifier, blobs):
     assert isinstance(classifier.posterior_, Posterior)
     x = torch.as_tensor((X - X.mean(0)) / X.std(0))
     assert_allclose(classifier.predict_proba(X), classifier.posterior_.predict(x).mean, rtol=1e-9)
-    assert classifier.n_iter_ == 16
+    assert classifier.n_iter_ == 80
     assert classifier.posterior_.chains == 2
 
 

@@ -110,7 +110,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"task must be one of {('auto', *self._tasks)}, got {self.task!r}")
         settings = self._settings()
         self.features_: Features = fit_features(
-            table, named=table.unit == "named", at_least_one=True
+            _weighted(table, weight), named=table.unit == "named", at_least_one=True
         )
         for notice in self.features_.notices:
             log.info("%s: %s", type(self).__name__, notice)
@@ -190,6 +190,14 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         X = X.toarray() if hasattr(X, "toarray") else X
         names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(X.shape[1])])
         return Table("X", need_pandas().DataFrame(X, columns=list(names)), "row")
+
+
+def _weighted(table: Table, weight: Array | None) -> Table:
+    """The rows that statistics are taken of: with whole weights, each as often as it counts."""
+    if weight is None:
+        return table
+    whole = bool((weight == np.round(weight)).all())
+    return table.take(np.repeat(np.arange(len(table)), weight.astype(int) if whole else weight > 0))
 
 
 def is_frame(X: Any) -> bool:

@@ -41,7 +41,7 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
         """``X``: (n, features); ``y``: (n,) or (n, targets); ``sample_weight``: (n,), a row of
         weight 2 counts as two."""
         table, y, weight = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
-        y = np.asarray(y, dtype=np.float64)
+        y = np.array(y, dtype=np.float64)
         self._flat = y.ndim == 1
         self._learn(table, torch.as_tensor(y.reshape(len(y), -1)), weight)
         return self

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
-from natural_langevin.sampling import prior_scale, recipe, step_size_search
+from natural_langevin.sampling import prior_scale, recipe, step_size_search, trials
 from natural_langevin.sampling.loop import DivergenceError
 
 log = logging.getLogger("natural_langevin")
@@ -138,7 +138,7 @@ def _prior_scale(
         return None
     rows = prior_scale.folds(len(x), sampler.seed)
     scales = torch.tensor(prior_scale.SCALES).repeat_interleave(prior_scale.FOLDS)
-    trial = type(sampler)(
+    compared = type(sampler)(
         sampler._template, sampler.likelihood, prior=recipe.prior(scales), chains=count,
         preconditioner=sampler.preconditioner, dynamics=sampler.dynamics,
         step_size=pilot.step_size,
@@ -147,11 +147,12 @@ def _prior_scale(
     )  # fmt: skip
     half = steps // 2
     try:
-        found = trial.sample(
-            Subsets(x, y, rows.inside), steps,
-            batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,
-            thin=half // prior_scale.DRAWS, progress=False,
-        )  # fmt: skip
+        with trials.trial():
+            found = compared.sample(
+                Subsets(x, y, rows.inside), steps,
+                batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,
+                thin=half // prior_scale.DRAWS, progress=False,
+            )  # fmt: skip
     except DivergenceError:
         return None
     scores = torch.full((count, rows.outside.shape[1]), math.inf, dtype=torch.float64)

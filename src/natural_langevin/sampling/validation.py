@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +26,7 @@ from natural_langevin.preconditioners import (
     resolve_damping,
 )
 from natural_langevin.priors import Prior
+from natural_langevin.sampling import trials
 from natural_langevin.statistics import Gradients, Network, Params
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.vectorised import why_untransformable
@@ -213,20 +212,6 @@ def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_da
     return min([limit for limit in limits if limit > 0], default=math.inf)
 
 
-_ACCEPTED: ContextVar[bool] = ContextVar("stiffness accepted", default=False)
-
-
-@contextmanager
-def stiffness_accepted() -> Iterator[None]:
-    """Inside, stiffness is logged as information: whoever compares step sizes by held-out data
-    tries large ones on purpose."""
-    token = _ACCEPTED.set(True)
-    try:
-        yield
-    finally:
-        _ACCEPTED.reset(token)
-
-
 #: From here on the prior's own stiffness is worth a word: variances 5 % too large.
 STIFF = 0.1
 
@@ -245,7 +230,7 @@ def warn_if_stiff(
     if preconditioner.damping not in ("prior", 0.0):
         remedy += ', or damping="prior"'
     log.log(
-        logging.INFO if _ACCEPTED.get() else logging.WARNING,
+        trials.level(),
         "step_size precision / (damping N) = %.2g: the variance of a weight that only the prior "
         "sees (dead inputs, dead units) %s. Use %s", k, effect, remedy,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from natural_langevin.data.streams import Subsets
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling.loop import DivergenceError
-from natural_langevin.sampling.validation import stiffness_accepted
+from natural_langevin.sampling.trials import trial
 from natural_langevin.tabular.candidates import Candidate
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks
@@ -148,8 +149,10 @@ class Problem:
         )
         folder = None
         if self.checkpoint is not None:
-            folder = Path(self.checkpoint) / "".join(c if c.isalnum() else "-" for c in name)[:120]
-        with stiffness_accepted() if first.automatic else nullcontext():
+            label = "".join(c if c.isalnum() else "-" for c in name)[:60]
+            digest = hashlib.sha256(name.encode()).hexdigest()[:12]  # long names begin alike
+            folder = Path(self.checkpoint) / f"{label}-{digest}"
+        with trial() if first.automatic else nullcontext():
             return sampler.sample(
                 data,
                 settings.steps,

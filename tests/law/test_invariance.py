@@ -132,7 +132,9 @@ def test_nonlinear_reparameterisation(metric: str) -> None:
     what the ratio misses of 2 is the next order, O(eta), and halves as well (Richardson).
     Here gamma = 1: an average of Fisher matrices taken at different points is not a metric in
     other coordinates. Euclidean: the discrepancy stays."""
-    preconditioner = FullFisher(damping=0.0, decay=1.0, fresh=True) if metric == "full" else Euclidean()
+    preconditioner = (
+        FullFisher(damping=0.0, decay=1.0, fresh=True) if metric == "full" else Euclidean()
+    )
     numbers = [warped_discrepancy(preconditioner, 0.1 / 2**k, 10 * 2**k) for k in range(4)]
     ratios = [larger / smaller for larger, smaller in pairwise(numbers)]
     print(metric, "eta = 0.1 / 2^k:", [f"{n:.2e}" for n in numbers], [f"{r:.3f}" for r in ratios])

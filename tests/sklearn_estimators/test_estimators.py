@@ -24,7 +24,7 @@ from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinR
 from tables import prices, run
 
 #: Small enough for the hundreds of fits of the checks; steps are what a fit's time goes by.
-FAST = {"hidden_layer_sizes": (16,), "steps": 80, "chains": 2, "step_size": 0.03, "folds": 0}
+FAST = {"hidden_layer_sizes": (16,), "steps": 80, "chains": 2, "step_size": 0.005, "folds": 0}
 
 
 @parametrize_with_checks(
@@ -104,7 +104,7 @@ def test_the_noise_of_a_linear_problem_is_found():
     X = generator.normal(size=(1300, 2))
     y = 3 * X[:, 0] - X[:, 1] + generator.normal(size=1300)
     model = NaturalLangevinRegressor(
-        (16,), steps=150, chains=4, step_size=0.1, prior_variance=0.3, folds=0, random_state=0
+        (16,), steps=400, chains=4, step_size=0.005, prior_variance=0.3, folds=0, random_state=0
     ).fit(X[:300], y[:300])
     sigma = np.sqrt(model.predict_dist(X[:1]).aleatoric[0])
     assert 0.88 < sigma < 1.12
@@ -168,10 +168,6 @@ def test_settings_reach_the_sampler(blobs):
     assert set(config["prior"].values()) == {repr(priors.Gaussian(variance=2.0))}
     assert model.posterior_.samples["2.weight"].shape[2:] == (3, 4)
     assert "Tanh" in str(model.posterior_.network(0, 0))
-
-
-def test_the_damping_is_the_priors_own_curvature(classifier):
-    assert "damping=0.03333" in classifier.posterior_.config["preconditioner"]  # 1 / (60 * 0.5)
 
 
 def test_too_few_data_to_hold_out_are_sampled_all_the_same():

@@ -1,8 +1,7 @@
 """What the estimators choose between: priors, temperatures and step sizes.
 
-Three kinds of posterior are offered where the user leaves it open, because tables differ in kind.
-Of noisy ones, few data per weight, a prior whose variance is integrated out at temperature 1
-predicts best, or a narrower one still; where classes can be told apart almost surely both are too
+A prior whose variance is integrated out, and one by fan-in, both at temperature 1: of noisy tables,
+few data per weight, they predict best. Where classes can be told apart almost surely both are too
 timid, and a wide prior at a low temperature does better. Held-out data tell which is which
 (``weighing``). How these few were found: docs/tabular.md.
 """
@@ -28,15 +27,13 @@ TEMPERATURES = {"learned": (1.0,), "fan_in": (1.0,)}
 COLD = (0.3, 0.03)
 #: Step sizes, by preconditioner. Those of the Fisher metrics are nearly free of units.
 STEP_SIZES = {
-    "qdop": (0.03, 0.01),
-    "dop": (0.03, 0.01),
-    "rmsprop": (0.3, 0.1, 0.03, 0.01),
-    "sgld": (3.0, 0.3, 0.03),
+    "qdop": (0.01, 0.003),
+    "dop": (0.01, 0.003),
+    "rmsprop": (0.03, 0.01, 0.003, 0.001),
+    "sgld": (0.3, 0.03, 0.003),
 }
-#: Outputs that are logarithms of a spread ask for smaller steps.
-OF_SPREADS = 0.3
 #: Where nothing is compared and there are too few data for a pilot run.
-STEP_SIZE_OF_FEW = 0.03
+STEP_SIZE_OF_FEW = 0.005
 
 
 @dataclass(frozen=True)
@@ -75,21 +72,22 @@ class Candidate:
         }
 
 
-def candidates(settings: Settings, *, factor: float = 1.0) -> list[Candidate]:
-    """All that the user's settings leave open; what is not "auto" is as it was given, and step
-    sizes that are get ``factor``.
+def candidates(settings: Settings, *, cold: bool = True) -> list[Candidate]:
+    """All that the user's settings leave open; what is not "auto" is as it was given.
 
-    With a variance of the user's own, temperature 1, the posterior itself, is offered too."""
+    ``cold``: whether wide priors at low temperatures are among them, for classes. With a variance
+    of the user's own, temperature 1, the posterior itself, is offered too."""
     variance, temperature = settings.prior_variance, settings.temperature
     step_size, preconditioner = settings.step_size, settings.preconditioner
     automatic = isinstance(step_size, str) and step_size == "auto"
     found = []
-    for v in VARIANCES if variance == "auto" else (variance,):
+    wide = VARIANCES if cold else VARIANCES[:-1]
+    for v in wide if variance == "auto" else (variance,):
         offered = TEMPERATURES.get(str(v), COLD if variance == "auto" else (1.0, *COLD))
         for t in offered if isinstance(temperature, str) else (temperature,):
             sizes: Sequence[Any] = (step_size,)
             if automatic:
-                sizes = [factor * size for size in STEP_SIZES[preconditioner]]
+                sizes = STEP_SIZES[preconditioner]
             if automatic and t < 1 and preconditioner in ("qdop", "dop"):
                 sizes = sizes[1:]  # a cold chain gains nothing by the larger one
             found += [Candidate(v, t, size, automatic) for size in sizes]

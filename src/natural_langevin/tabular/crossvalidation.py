@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from natural_langevin import schedules
 from natural_langevin.data.streams import Subsets
+from natural_langevin.dynamics import Underdamped
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling.loop import DivergenceError
@@ -30,6 +31,8 @@ from natural_langevin.tabular.weighing import HeldOut
 
 #: Networks evaluated at once.
 AT_ONCE = 64
+#: Second order in the step: at the same cost it goes ten times as far as the overdamped step.
+DYNAMICS = Underdamped(friction=0.1, integrator="baoab")
 
 
 @dataclass(frozen=True)
@@ -143,12 +146,14 @@ class Problem:
             temperature=torch.tensor([c.temperature for c in runs], dtype=torch.float64),
             chains=len(runs),
             num_data=num_data,
+            dynamics=DYNAMICS,
             init="fan_in",
             seed=seed,
             device=self.device,
         )
         folder = None
         if self.checkpoint is not None:
+<<<<<<< HEAD
             label = "".join(c if c.isalnum() else "-" for c in name)[:60]
             digest = hashlib.sha256(name.encode()).hexdigest()[:12]  # long names begin alike
             folder = Path(self.checkpoint) / f"{label}-{digest}"
@@ -163,6 +168,20 @@ class Problem:
                 every=max(1, settings.steps // 10),
                 progress=title if self.progress else False,
             )
+=======
+            digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+            folder = Path(self.checkpoint) / f"{name.split()[0]}-{digest}"
+        return sampler.sample(
+            data,
+            settings.steps,
+            batch_size=min(settings.batch_size, rows),
+            burn_in=settings.burn_in,
+            thin=settings.thin,
+            checkpoint=folder,
+            every=max(1, settings.steps // 10),
+            progress=title if self.progress else False,
+        )
+>>>>>>> tables
 
 
 def networks(

@@ -31,7 +31,7 @@ from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import step_size_search
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.tabular import crossvalidation
-from natural_langevin.tabular.candidates import OF_SPREADS, Candidate, candidates, single
+from natural_langevin.tabular.candidates import Candidate, candidates, single
 from natural_langevin.tabular.crossvalidation import Problem, networks
 from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.predictive import Networks, Predictive
@@ -195,7 +195,7 @@ def learn(
     outcome, seen = offered[0], ""
     if len(offered) > 1:
         outcome, seen = _best_outcome(offered, rows, y, problem)
-    chosen, every = problem(outcome), _offered(settings, outcome)
+    chosen, every = problem(outcome), candidates(settings, cold=bool(outcome.classes))
     weighed = weigh(chosen.held_out(every, rows), outcome, y, len(every))
     learned = _on_all_data(chosen, every, weighed)
     return replace(learned, reason=f"{seen}{_reason(learned, every, weighed, folds)}")
@@ -208,11 +208,6 @@ def _fold_rows(y: Tensor, folds: int, settings: Settings, outcome: Outcome) -> l
     return crossvalidation.split(len(y), folds, settings.seed, labels, settings.held_out)
 
 
-def _offered(settings: Settings, outcome: Outcome) -> list[Candidate]:
-    spreads = outcome.noise in ("varying", "overdispersed")
-    return candidates(settings, factor=OF_SPREADS if spreads else 1.0)
-
-
 def _best_outcome(
     offered: Sequence[Outcome], rows: list[Tensor], y: Tensor, problem: Any
 ) -> tuple[Outcome, str]:
@@ -220,18 +215,19 @@ def _best_outcome(
     found: list[tuple[float, Outcome]] = []
     for outcome in offered:
         own: Problem = problem(outcome)
-        trial = _offered(own.settings, outcome)[0]
+        every = candidates(own.settings, cold=False)
+        trial = [one for one in every if one.variance == every[0].variance]
         try:
-            held_out = own.held_out([trial], rows, describe(outcome))
+            held_out = own.held_out(trial, rows, describe(outcome))
         except DivergenceError:
             continue
         density = densities(held_out, outcome, y[held_out.rows])
-        found.append((float(density.mean()), outcome))
+        found.append((float(density.mean(0).max()), outcome))
     if not found:
         raise DivergenceError("no kind of noise ran to its end: give a smaller step_size")
     best = max(found, key=lambda pair: pair[0])
-    others = [f"{describe(o)} {-d:.4g}" for d, o in found if o is not best[1]]
-    words = f"{describe(best[1])} (held-out NLL {-best[0]:.4g}; {', '.join(others)}); "
+    others = [f"; {describe(o)} {-d:.4g}" for d, o in found if o is not best[1]]
+    words = f"{describe(best[1])} (held-out NLL {-best[0]:.4g}{''.join(others)}); "
     return best[1], words
 
 

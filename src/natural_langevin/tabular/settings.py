@@ -61,7 +61,7 @@ class Settings:
     step_size: Any = AUTO
     noise: str = AUTO
     log: bool | str = AUTO
-    steps: int = 1000
+    steps: int = 2000
     chains: int = 8
     batch_size: int = 256
     draws: int = 25

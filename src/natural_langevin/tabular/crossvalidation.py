@@ -153,7 +153,6 @@ class Problem:
         )
         folder = None
         if self.checkpoint is not None:
-<<<<<<< HEAD
             label = "".join(c if c.isalnum() else "-" for c in name)[:60]
             digest = hashlib.sha256(name.encode()).hexdigest()[:12]  # long names begin alike
             folder = Path(self.checkpoint) / f"{label}-{digest}"
@@ -168,20 +167,6 @@ class Problem:
                 every=max(1, settings.steps // 10),
                 progress=title if self.progress else False,
             )
-=======
-            digest = hashlib.sha256(name.encode()).hexdigest()[:12]
-            folder = Path(self.checkpoint) / f"{name.split()[0]}-{digest}"
-        return sampler.sample(
-            data,
-            settings.steps,
-            batch_size=min(settings.batch_size, rows),
-            burn_in=settings.burn_in,
-            thin=settings.thin,
-            checkpoint=folder,
-            every=max(1, settings.steps // 10),
-            progress=title if self.progress else False,
-        )
->>>>>>> tables
 
 
 def networks(

@@ -176,7 +176,7 @@ def test_zero_temperature_is_preconditioned_descent(case: str) -> None:
 def test_sample_walks_the_same_chain_as_step() -> None:
     """What is proven here of ``step`` holds for ``sample``: the same chains, draw by draw."""
     problem = make_problem()
-    # Eagerly, bit by bit what ``step`` does; other ways agree to rounding (tests/experiments/matrix).
+    # Eagerly, what ``step`` does bit by bit; other ways agree to rounding.
     options = {"step_size": 0.04, "chains": 3, "seed": 5, "compile": False}
     sampler = problem.sampler(QuasiDiagonalFisher(), gaussian_prior(problem), **options)
     posterior = sampler.sample(

@@ -1,17 +1,17 @@
 """Posteriors of Stan's reference collection, for every metric, full batch and minibatch.
 
-    python benchmarks/posteriordb.py --out results/posteriordb.json [--models arK sblrc]
+    python benchmarks/posteriordb.py [--models arK sblrc] [--metrics FullFisher] [--seconds 500]
 
-The models, data and references are those of the law tests (tests/law/posteriordb). Every cell is a
-run of many chains from near the mode: the metric adapts during burn-in (the default), chains forget
+The models, data and references are those of tests/law/posteriordb. Every cell is one run of many
+chains from near the mode: the metric adapts during burn-in (the default), chains forget
 that for as long again, and the draws after that are compared: means in reference standard
 deviations, standard deviations as ratios, each with its Monte-Carlo error. A cell that is written
 already is not run again, so that the table can be made in pieces.
 
 ``passed``: means within .1 sd and sds within 5 %, beyond three Monte-Carlo errors.
-``explored``: the variance within chains is the reference's to a fifth, so that a failure is a bias
-and not a run too short for this metric on this posterior (a diagonal metric needs as many steps
-more as its rows are correlated).
+``within``: the smallest share of a quantity's variance that is within chains. Far below 1, chains
+have not explored in time, and a failure says that and not that the metric is biased: a diagonal
+metric needs as many steps more as weights are correlated.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ PACKAGE = "natural_langevin"
 ORDER = [
     "types", "_internal", "random", "schedules", "data", "models", "likelihoods", "priors",
     "statistics", "preconditioners", "dynamics", "execution", "metrics", "diagnostics", "posterior",
-    "sampling", "distributed", "langevin", "optim", "integrations", "experiments", "tabular",
+    "sampling", "distributed", "langevin", "optim", "integrations", "tabular", "experiments",
     "sklearn", "report", "cli",
 ]  # fmt: skip
 

@@ -60,6 +60,7 @@ from natural_langevin.sampling.validation import (
     check_counts,
     check_data,
     check_every,
+    check_given,
     check_memory,
     check_parameters,
     check_sample_dtype,
@@ -75,6 +76,8 @@ from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_
 
 log = logging.getLogger("natural_langevin")
 
+#: Where dynamics that tune their step size begin.
+TUNED_FROM = 0.1
 #: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
 DEFAULT_STEP_SIZE = schedules.polynomial(1e-3, offset=10_000)
 
@@ -133,6 +136,8 @@ class Langevin:
         processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
         process for itself. ``chains`` and values per chain are always those of all processes."""
         self._auto = isinstance(step_size, str) and step_size == "auto"
+        if self._auto and isinstance(dynamics, Integrator) and dynamics.tunes:
+            step_size, self._auto = TUNED_FROM, False
         self._by_recipe = self._auto and dynamics is None
         self._scale_open = self._by_recipe and prior is None
         if prior is None:
@@ -293,6 +298,7 @@ class Langevin:
         holds a checkpoint of the same run. Folders of a run under way are locked.
         """
         chosen: recipe.Choice | step_size_search.Choice | None = None
+        check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
         if self._by_recipe:
             with self.mesh.together("choosing what was left open"):
                 known = recipe.Choice.from_config(resumed_config(checkpoint, self.mesh))
@@ -369,6 +375,8 @@ class Langevin:
                     saved=saved, title=title, progress=bool(progress), processes=self.mesh,
                 )  # fmt: skip
             config["execution"] = engine.way
+            for name, values in self.dynamics.report(state).items():
+                config[name] = self.mesh.all_rows(values).tolist()
             if (shift := rounding.autocast_shift(engine, state)) is not None:
                 config["autocast_shift"] = shift
             config["effective_temperature"] = temperature_probe.after_run(
@@ -479,7 +487,7 @@ class Langevin:
         self.dynamics.check(
             dynamics, step_size=kept.max(0).values[self.chain_ids],
             batch_size=len(stream.example()[0]), num_data=num_data,
-            adapts=rates.kind(steps - 1).adapts,
+            adapts=rates.adapts_from(min(burn_in, steps - 1)),
         )  # fmt: skip
         if isinstance(self.dynamics, Overdamped):
             warn_if_stiff(self.preconditioner, self._prior, float(kept.max()), num_data)
@@ -542,6 +550,7 @@ class Langevin:
             start=start,
             stop=stop,
             chains=chains or self.chains,
+            tuned=burn_in if self.dynamics.tunes else 0,
             dtype=trainable.dtype,
             device=self.device,
         )

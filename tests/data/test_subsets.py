@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from natural_langevin import Langevin, likelihoods, models, preconditioners, priors
+from natural_langevin import Langevin, dynamics, likelihoods, models, preconditioners, priors
 from natural_langevin.data.streams import InMemory, Subsets
 
 X = torch.arange(12.0, dtype=torch.float64)[:, None].expand(12, 2) / 12
@@ -87,7 +87,11 @@ def test_other_lengths_of_x_and_y_are_refused():
 
 def test_a_pilot_cannot_hold_out_what_chains_do_not_share():
     automatic = Langevin(
-        models.mlp(2, 3, (4,)), likelihoods.Categorical(), chains=3, step_size="auto"
+        models.mlp(2, 3, (4,)),
+        likelihoods.Categorical(),
+        chains=3,
+        step_size="auto",
+        dynamics=dynamics.Overdamped(),
     )
     with pytest.raises(ValueError, match="step sizes as chains"):
         automatic.sample(Subsets(X.float(), Y, ROWS), 20, batch_size=3, progress=False)

@@ -25,7 +25,7 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("group")
     return launch.checks(
         "group_checks", CHECKS, ranks=2, folder=folder,
-        environment={"NATURAL_LANGEVIN_TIMEOUT": "200"},
+        environment={"NATURAL_LANGEVIN_TIMEOUT": "200"}, imported=("group_checks",),
     )  # fmt: skip
 
 

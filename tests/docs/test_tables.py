@@ -42,7 +42,6 @@ def test_results_name_their_configuration_seeds_and_machine():
         ("qdop", "ensemble", 0.0591),
         ("dop", "ensemble", 0.0660),
         ("rmsprop", "ensemble", 0.0742),
-        ("euclidean", "ensemble", 0.0726),
         ("qdop", "pooled", 0.0519),
         ("dropout", "point", 0.062),
         ("sgd", "point", 0.075),

@@ -47,13 +47,13 @@ def run(
     return sampler, state
 
 
-def full_batch_law(problem: Problem, C: Tensor, eta: float, a: float) -> Tensor:
+def full_batch_law(problem: Problem, metric: Tensor, eta: float, a: float) -> Tensor:
     """The stationary covariance of theta under r <- (1 - a) r - eta C v + noise with all data."""
     H, _ = problem.moments(problem.x, problem.y)
     eye = torch.eye(len(H), dtype=H.dtype)
-    kick = torch.cat([-eta * C @ H, (1 - a) * eye], 1)
+    kick = torch.cat([-eta * metric @ H, (1 - a) * eye], 1)
     M = torch.cat([torch.cat([eye, 0 * eye], 1) + kick, kick])
-    Q = torch.kron(torch.full((2, 2), 2 * a * eta / SIZE, dtype=H.dtype), C)
+    Q = torch.kron(torch.full((2, 2), 2 * a * eta / SIZE, dtype=H.dtype), metric)
     return torch.from_numpy(solve_discrete_lyapunov(M.numpy(), Q.numpy()))[: len(H), : len(H)]
 
 

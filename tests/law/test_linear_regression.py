@@ -176,7 +176,8 @@ def test_zero_temperature_is_preconditioned_descent(case: str) -> None:
 def test_sample_walks_the_same_chain_as_step() -> None:
     """What is proven here of ``step`` holds for ``sample``: the same chains, draw by draw."""
     problem = make_problem()
-    options = {"step_size": 0.04, "chains": 3, "seed": 5}
+    # Eagerly, what ``step`` does bit by bit; other ways agree to rounding.
+    options = {"step_size": 0.04, "chains": 3, "seed": 5, "compile": False}
     sampler = problem.sampler(QuasiDiagonalFisher(), gaussian_prior(problem), **options)
     posterior = sampler.sample(
         (problem.x, problem.y), steps=30, batch_size=12, burn_in=9, thin=7, progress=False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,36 +14,24 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-import natural_langevin
 from optim.sharded_worker import METRICS, Gated, Plain, network, optimizer_of, run
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "distributed"))
+import launch  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What the processes said, and the folder they wrote to."""
     folder = tmp_path_factory.mktemp("sharded")
-    paths = [str(Path(natural_langevin.__file__).parent.parent), str(HERE.parent)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    done = subprocess.run(
-        [*command, str(HERE / "sharded_worker.py"), str(folder)],
-        capture_output=True, text=True, env=environment, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, folder
+    worker = HERE / "sharded_worker.py"
+    with launch.started(worker, folder, ranks=2, imported=("optim.sharded_worker",)) as running:
+        return running.finish(timeout=600), folder
 
 
 def test_a_sharded_run_equals_that_of_one_process(launched: tuple[str, Path]) -> None:
-    """The workers compare every metric over forty steps, and assert the refusals."""
+    """The workers compare every metric over twenty steps, and assert the refusals."""
     said = launched[0]
     for name in METRICS:
         assert f", {name}:" in said

@@ -112,6 +112,20 @@ def test_scores_carry_their_monte_carlo_error() -> None:
     assert "Monte-Carlo ±" in str(scores)
 
 
+def test_a_run_at_half_the_step_size_is_compared_by_tensor() -> None:
+    """Variances of the draws, by their definition; the same draws have a ratio of one."""
+    pytest.importorskip("arviz")
+    found, half = posterior(), posterior(step_size=5e-3, seed=1)
+    halved = found.diagnose(X[:4], halved=half).halved
+    assert set(halved) == {"predictions", "weight", "bias"}
+    ratio = (found.samples["bias"].flatten(0, 1).double().var(0)
+             / half.samples["bias"].flatten(0, 1).double().var(0))  # fmt: skip
+    assert halved["bias"].ratio.value == pytest.approx(float(ratio.log().mean().exp()), rel=1e-6)
+    same = found.diagnose(X[:4], halved=found).halved["predictions"]
+    assert same.ratio.value == pytest.approx(1.0)
+    assert not same.hot
+
+
 def test_pointwise_log_likelihoods_go_to_arviz() -> None:
     arviz = pytest.importorskip("arviz")
     found = posterior()

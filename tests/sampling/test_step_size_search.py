@@ -15,11 +15,13 @@ from natural_langevin import (
     DivergenceError,
     Langevin,
     Posterior,
+    dynamics,
     likelihoods,
     metrics,
     preconditioners,
     priors,
 )
+from natural_langevin.langevin import DEFAULT_STEP_SIZE
 from natural_langevin.sampling import step_size_search
 from natural_langevin.sampling.checkpoint import config_in
 
@@ -29,6 +31,7 @@ RUN = {"batch_size": 20, "burn_in": 10, "thin": 10, "progress": False}
 def auto(chains: int = 2, **settings) -> Langevin:
     usual = {
         "step_size": "auto",
+        "dynamics": dynamics.Overdamped(),
         "init": "fan_in",
         "preconditioner": preconditioners.QuasiDiagonalFisher(damping=0.1),
     }
@@ -82,6 +85,7 @@ def test_where_there_is_something_to_learn_it_learns_it(network, classes):
         prior=priors.Gaussian(1.0),
         preconditioner=preconditioners.QuasiDiagonalFisher(damping=1 / 40),
         step_size="auto",
+        dynamics=dynamics.Overdamped(),
         chains=1,
         init="fan_in",
     )
@@ -121,6 +125,7 @@ def test_divergence_keeps_a_notch_away():
         preconditioner=preconditioners.Euclidean(),
         prior=priors.Gaussian(1.0),
         step_size="auto",
+        dynamics=dynamics.Overdamped(),
         chains=2,
     )
     posterior = sampler.sample((x, y), 300, batch_size=80, progress=False)
@@ -234,10 +239,11 @@ def test_equal_values_for_every_chain_are_one_choice():
 def test_a_learned_noise_level_and_other_kinds_of_data(regression):
     x, y = regression
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
-    sampler = Langevin(model, likelihoods.Gaussian("rmse"), step_size="auto", init="fan_in")
+    searched = {"step_size": "auto", "dynamics": dynamics.Overdamped(), "init": "fan_in"}
+    sampler = Langevin(model, likelihoods.Gaussian("rmse"), **searched)
     posterior = sampler.sample(TensorDataset(x, y), 20, batch_size=40, progress=False)
     assert all(row["nll"] is not None for row in posterior.config["pilot"]["table"])
-    copier = Langevin(model, likelihoods.Gaussian(0.5), step_size="auto", init="fan_in")
+    copier = Langevin(model, likelihoods.Gaussian(0.5), **searched)
     alone = copier.sample(x, 20, batch_size=40, progress=False)  # the network sees y itself
     assert len(alone.config["pilot"]["table"]) >= 8
 
@@ -274,6 +280,13 @@ def test_a_saved_posterior_remembers_the_pilot(found, tmp_path):
     assert loaded.config["pilot"] == found.config["pilot"]
 
 
+def test_a_single_step_takes_the_default_schedule():
+    """Nothing can be searched for in one batch."""
+    samplers = [auto(num_data=60, step_size=size) for size in ("auto", DEFAULT_STEP_SIZE)]
+    one, other = (sampler.step(sampler.init(), small_run.data())[0] for sampler in samplers)
+    assert all(torch.equal(one.params[k], other.params[k]) for k in one.params)
+
+
 def test_refusals_name_the_remedy():
     x, y = small_run.data()
     with pytest.raises(ValueError, match=r"DataLoader .* give the tensors"):
@@ -282,8 +295,5 @@ def test_refusals_name_the_remedy():
         auto().sample((x[:9], y[:9]), 20, batch_size=9, progress=False)
     with pytest.raises(ValueError, match="same length"):
         auto().sample((x, y[:-1]), 20, batch_size=9, progress=False)
-    sampler = auto(num_data=60)
-    with pytest.raises(ValueError, match="chosen by sample"):
-        sampler.step(sampler.init(), (x, y))
     with pytest.raises(TypeError, match="'fast'"):
         auto(step_size="fast")

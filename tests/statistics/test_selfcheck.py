@@ -55,7 +55,9 @@ def sequences() -> tuple[Tensor, Tensor]:
 
 
 def sampler(model: nn.Module, preconditioner: preconditioners.Preconditioner) -> Langevin:
-    return Langevin(model, likelihoods.Categorical(), preconditioner=preconditioner, chains=2)
+    return Langevin(
+        model, likelihoods.Categorical(), preconditioner=preconditioner, chains=2, step_size=1e-3
+    )
 
 
 @pytest.mark.parametrize("metric", FISHER)

@@ -100,20 +100,20 @@ class ProcessMesh:
         """One row per own chain -> one row per chain."""
         return self.gather(values, self.chain_counts())
 
-    def all_rows(self, rows: Tensor) -> Tensor:
+    def all_rows(self, values: Tensor) -> Tensor:
         """Everybody's rows, in the order of the chains, any number of them."""
-        count = torch.tensor([len(rows)], device=self.device)
+        count = torch.tensor([len(values)], device=self.device)
         counts = self.gather(count, [1] * self.layout.chains).tolist()
-        return self.gather(rows, counts)
+        return self.gather(values, counts)
 
-    def add_up(self, value: Tensor) -> Tensor:
+    def add_up(self, values: Tensor) -> Tensor:
         """The sum over the groups of chains."""
         if self.layout.chains == 1:
-            return value
-        total = value.to(self.device, copy=True)
+            return values
+        total = values.to(self.device, copy=True)
         with self.waiting("adding up what the chains say"):
             dist.all_reduce(total, group=self._column_group)
-        return total.to(value.device)
+        return total.to(values.device)
 
     def same_everywhere(self, values: Tensor) -> bool:
         """Whether the processes that share minibatches have the same numbers."""

@@ -3,6 +3,7 @@
 Imports priors, statistics and preconditioners; execution and up import it.
 """
 
+from natural_langevin.dynamics.adjusted import Adjusted
 from natural_langevin.dynamics.base import Dynamics, Info, Integrator, State
 from natural_langevin.dynamics.descent import Descent
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -16,10 +17,12 @@ REGISTRY: dict[str, type[Integrator]] = {
     "overdamped": Overdamped,
     "underdamped": Underdamped,
     "nose-hoover": NoseHoover,
+    "adjusted": Adjusted,
 }
 
 __all__ = [
     "REGISTRY",
+    "Adjusted",
     "Descent",
     "Dynamics",
     "Info",

@@ -106,6 +106,10 @@ class Integrator:
         """The state at which the gradient is evaluated; by default where the last step ended."""
         return state
 
+    def judged(self, state: State, loss: Tensor) -> Tensor:
+        """The loss that must be finite for a chain to go on: (chain,)."""
+        return loss
+
     def update(
         self,
         on: LangevinDynamics,
@@ -122,6 +126,10 @@ class Integrator:
 
         For the diagnosis of the noise (``diagnostics.kinetic``); None where there is no such."""
         return None
+
+    def report(self, state: State) -> dict[str, Tensor]:
+        """What a reader of a finished run wants to know (``posterior.config``): (chain,) each."""
+        return {}
 
     @property
     def kernels(self) -> frozenset[str]:

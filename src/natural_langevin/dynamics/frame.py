@@ -110,7 +110,7 @@ class LangevinDynamics:
         # "forward x through the network, compute loss; backpropagate: g <- average of gradients"
         evaluation = self.evaluate(here, batch, rates.kind, chain_axis=chain_axis)
         new = self.integrator.update(self, here, evaluation, rates, num_data)
-        keep = still_running(state, evaluation.loss)
+        keep = still_running(state, self.integrator.judged(state, evaluation.loss))
         diverged = note_diverged(state, keep)
         return select(keep, new, state, diverged), Info(evaluation.loss, diverged >= 0)
 

@@ -22,10 +22,12 @@ little less is injected.) Directions that the data do not see keep all of their 
 Range: eta <= 2 h b T / N. Beyond it the minibatch alone is too hot; then eta^2 / b is replaced by
 2 h eta T / N in both terms, which is all that can be taken away, and a warning says the numbers.
 
-Minibatches that are parts of one shuffled epoch are not independent: their errors cancel over the
-epoch, and a chain that moves little within it is heated less than this says (at eta = B / N about a
-third). The correction is made for independent minibatches, such as a DataLoader's with
-``RandomSampler(replacement=True)``; with shuffled epochs it may leave a chain too cold.
+Minibatches that are parts of one shuffled epoch, as of data in memory, are not independent: their
+errors cancel over the epoch, and a chain that moves little within it is heated far less than this
+says. A linear regression at eta = B / N, full J, 200 data in tens, mean square in units of the
+posterior's: independent minibatches 1.49, corrected 1.02; shuffled epochs 1.18, corrected 0.69. So
+the correction is for independent minibatches, such as a DataLoader's whose sampler is
+``RandomSampler(replacement=True)``; with shuffled epochs it leaves a chain too cold.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ whitened form s ~ N(0, (eta T / N) Id) in equilibrium is what is carried on. One
 
 x is the chain's friction per step, d the number of its parameters, a = ``friction`` the strength of
 the injected noise, and where x starts. Gradients without noise leave x around a; those of
-minibatches around a + eta N / (2 b) (see ``heat``). Since |s|^2 = r^T C^{-1} r, nothing is inverted.
-The order of the parts is Leimkuhler & Shang's (2016, arXiv 1505.06889), which is symmetric and
+minibatches around a + eta N / (2 b) (see ``heat``). Since |s|^2 = r^T C^{-1} r, nothing has to be
+inverted. The order of the parts is Leimkuhler & Shang's (2016, arXiv 1505.06889), symmetric and
 second order in eta, where the Euler step of Ding et al. is first order.
 
 Limits: one number per chain takes away noise of covariance proportional to C, that is, of Sigma

@@ -22,6 +22,7 @@ class Kind(NamedTuple):
 
     adapts: bool = True  # gamma_t > 0: the metric takes this batch in
     first: bool = False  # there is no earlier metric: this batch's own is applied
+    tunes: bool = False  # the integrator may change its step size (``Integrator.tunes``)
 
 
 class Rates(NamedTuple):
@@ -36,8 +37,9 @@ class Rates(NamedTuple):
 class RatesTable:
     """The rates of steps ``start``, ``start`` + 1, ...: ``values`` has a row for each."""
 
-    def __init__(self, values: Tensor, *, start: int = 0) -> None:
-        self.values, self.start = values, start
+    def __init__(self, values: Tensor, *, start: int = 0, tuned: int = 0) -> None:
+        """``tuned``: in so many first steps the integrator may change its step size."""
+        self.values, self.start, self.tuned = values, start, tuned
 
     @staticmethod
     def build(
@@ -48,6 +50,7 @@ class RatesTable:
         start: int = 0,
         stop: int,
         chains: int,
+        tuned: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> RatesTable:
@@ -66,7 +69,7 @@ class RatesTable:
             ),
         ]  # fmt: skip
         values = torch.cat(columns, dim=1).to(dtype=dtype, device=device)
-        return RatesTable(values, start=start)
+        return RatesTable(values, start=start, tuned=tuned)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -79,7 +82,8 @@ class RatesTable:
     def of_chains(self, ids: Tensor) -> RatesTable:
         """The same for these chains."""
         shared = self.values[:, -2:]
-        return RatesTable(torch.cat([self.step_size[:, ids], shared], dim=1), start=self.start)
+        values = torch.cat([self.step_size[:, ids], shared], dim=1)
+        return RatesTable(values, start=self.start, tuned=self.tuned)
 
     @cached_property
     def _adapts(self) -> list[bool]:
@@ -88,7 +92,11 @@ class RatesTable:
 
     def kind(self, step: int) -> Kind:
         adapts = self._adapts[step - self.start]
-        return Kind(adapts, first=adapts and step == 0)
+        return Kind(adapts, first=adapts and step == 0, tunes=step < self.tuned)
+
+    def adapts_from(self, step: int) -> bool:
+        """Whether the metric takes in any batch from this step on."""
+        return any(self._adapts[step - self.start :])
 
     def row(self, step: int) -> Rates:
         """The rates of one step."""

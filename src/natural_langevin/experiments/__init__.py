@@ -1,4 +1,4 @@
 """The paper's experiment: presets and methods -> stages -> results.json.
 
-Imports everything below it; tabular and up import it.
+Imports everything below it; sklearn and up import it.
 """

@@ -33,6 +33,7 @@ from torch.utils import _pytree as pytree
 from natural_langevin import Langevin, likelihoods, preconditioners, random
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import (
+    Adjusted,
     Descent,
     Integrator,
     NoseHoover,
@@ -55,6 +56,8 @@ INTEGRATORS: dict[str, Integrator] = {
     "underdamped, baoab": Underdamped(0.3, "baoab"),
     "underdamped, ubu": Underdamped(0.3, "ubu"),
     "nose-hoover": NoseHoover(0.3),
+    "adjusted": Adjusted(),
+    "adjusted, 3 steps": Adjusted(3),
     "overdamped, less heat": Overdamped(correct_heat=True),
     "underdamped, less heat": Underdamped(0.3, correct_heat=True),
 }
@@ -68,6 +71,8 @@ TRACED = (
     ("overdamped", "quasi-diagonal", 3),
     ("overdamped", "euclidean", 1),
     ("underdamped, ubu", "diagonal", 1),
+    ("nose-hoover", "diagonal", 3),
+    ("adjusted, 3 steps", "quasi-diagonal", 3),
     ("dropout", "", 3),
     ("momentum", "", 1),
 )
@@ -135,7 +140,8 @@ def _start(case: Case, dtype: torch.dtype, device: str) -> tuple[Any, InMemory, 
             preconditioner=preconditioners.REGISTRY[case.metric](), step_size=5e-3,
             dynamics=INTEGRATORS[case.dynamics], compile=False, parallel=None,
         )  # fmt: skip
-        made, state = sampler.prepare((x, y), steps=STEPS, batch_size=BATCH, burn_in=BURN_IN)
+        size = DATA if sampler.dynamics.tunes else BATCH  # energies are those of all data
+        made, state = sampler.prepare((x, y), steps=STEPS, batch_size=size, burn_in=BURN_IN)
         assert isinstance(made.stream, InMemory)
         return made.dynamics, made.stream, made.rates, state
     chain = torch.arange(case.chains, device=device)
@@ -162,7 +168,7 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
         expected = {"traced": "compiled"}.get(case.way, case.way)
         if expected not in one.way:
             raise RuntimeError(f"ran by {one.way!r} instead of {case.way!r}")
-        adapting = case.metric not in ("", "euclidean")
+        adapting = case.metric not in ("", "euclidean") or "adjusted" in case.dynamics
         if device == "cuda" and case.way != "eager" and one.recorded != 1 + adapting:
             raise RuntimeError(f"{one.recorded} graphs recorded instead of {1 + adapting}")
     return state

@@ -70,4 +70,4 @@ class StudentT(Likelihood):
     def _scale(self, state: State, outputs: Tensor) -> Tensor:
         if isinstance(self.scale, str):
             return state["squared_scale"].to(outputs.device).sqrt()
-        return torch.tensor(float(self.scale), dtype=outputs.dtype, device=outputs.device)
+        return outputs.new_full((), float(self.scale))

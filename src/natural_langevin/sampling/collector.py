@@ -17,6 +17,7 @@ from natural_langevin.dynamics.base import Info, State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.stores import Store
+from natural_langevin.sampling import trials
 from natural_langevin.statistics import Params
 
 log = logging.getLogger("natural_langevin")
@@ -139,7 +140,8 @@ class SampleCollector:
         for chain, step in enumerate(diverged.tolist()):
             if step >= 0 and chain not in self._reported:
                 self._reported.add(chain)
-                log.warning(
+                log.log(
+                    trials.level(),
                     "chain %d became non-finite at step %d and was stopped; the others go on. "
                     "Its step size is most likely too large: try a tenth of it",
                     self._first + chain,

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
-from natural_langevin.sampling import prior_scale, recipe, step_size_search
+from natural_langevin.sampling import prior_scale, recipe, step_size_search, trials
 from natural_langevin.sampling.loop import DivergenceError
 
 log = logging.getLogger("natural_langevin")
@@ -39,13 +39,15 @@ def plan(
 ) -> tuple[int, recipe.Choice, recipe.Length]:
     """Batch size, step size and length of a run that leaves them open; sets the start and the
     prior's scale. A run to go on with keeps what it was started with."""
+    # For its checks: whatever is wrong with the data is said before anything else is done.
+    sampler.prepare(
+        data, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
+    )
     x, y, num_data = recipe.rows_of(data, sampler.num_data)
     if batch_size is None:
         batch_size = recipe.batch_size(len(x))
     if sampler._start == "auto":
         sampler._start = _better_start(sampler, (x, y))
-    # For its checks: whatever is wrong with the data is said before anything else is done.
-    sampler.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)
     scale = known.prior_scale if known else None
     if sampler._scale_open and scale is None and isinstance(data, tuple | list | TensorDataset):
         scale = _prior_scale(sampler, (x, y), batch_size)
@@ -136,7 +138,7 @@ def _prior_scale(
         return None
     rows = prior_scale.folds(len(x), sampler.seed)
     scales = torch.tensor(prior_scale.SCALES).repeat_interleave(prior_scale.FOLDS)
-    trial = type(sampler)(
+    compared = type(sampler)(
         sampler._template, sampler.likelihood, prior=recipe.prior(scales), chains=count,
         preconditioner=sampler.preconditioner, dynamics=sampler.dynamics,
         step_size=pilot.step_size,
@@ -145,11 +147,12 @@ def _prior_scale(
     )  # fmt: skip
     half = steps // 2
     try:
-        found = trial.sample(
-            Subsets(x, y, rows.inside), steps,
-            batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,
-            thin=half // prior_scale.DRAWS, progress=False,
-        )  # fmt: skip
+        with trials.trial():
+            found = compared.sample(
+                Subsets(x, y, rows.inside), steps,
+                batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,
+                thin=half // prior_scale.DRAWS, progress=False,
+            )  # fmt: skip
     except DivergenceError:
         return None
     scores = torch.full((count, rows.outside.shape[1]), math.inf, dtype=torch.float64)

@@ -26,6 +26,7 @@ from natural_langevin.preconditioners import (
     resolve_damping,
 )
 from natural_langevin.priors import Prior
+from natural_langevin.sampling import trials
 from natural_langevin.statistics import Gradients, Network, Params
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.vectorised import why_untransformable
@@ -228,7 +229,8 @@ def warn_if_stiff(
     remedy = f"a step size below {step_size * STIFF / k:.2g}"
     if preconditioner.damping not in ("prior", 0.0):
         remedy += ', or damping="prior"'
-    log.warning(
+    log.log(
+        trials.level(),
         "step_size precision / (damping N) = %.2g: the variance of a weight that only the prior "
         "sees (dead inputs, dead units) %s. Use %s", k, effect, remedy,
     )  # fmt: skip
@@ -360,6 +362,16 @@ def check_every(every: Any) -> int | None:
     if every < 1:
         raise ValueError(f"every must be a positive number of steps, got {every}")
     return every
+
+
+def check_given(**counts: Any) -> None:
+    """What ``sample`` was given of ``steps``, ``burn_in``, ``thin`` and ``batch_size`` (None: left
+    open), before anything else is settled."""
+    given = {k: whole_number(k, value) for k, value in counts.items() if value is not None}
+    if given.get("batch_size", 1) < 1:
+        return  # the data are named in that error
+    burn_in, thin = given.get("burn_in", 0), given.get("thin", 1)
+    check_run(given.get("steps", max(burn_in, 0) + max(thin, 1)), burn_in, thin)
 
 
 def check_thinning(steps: int, burn_in: int, thin: int, keep: Any) -> tuple[int, int]:

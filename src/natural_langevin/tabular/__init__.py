@@ -8,5 +8,5 @@ A run is a folder: ``run.json`` (columns, classes, settings, and what was done t
 ``learned/`` (posteriors and their weights) and ``quality.json`` (scores on held-out rows). Nothing
 in it is a pickle, and ``predict`` needs nothing else.
 
-Imports langevin and what it needs from below; sklearn and up import it.
+Imports langevin and what it needs from below; experiments and up import it.
 """

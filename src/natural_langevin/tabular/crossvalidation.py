@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from natural_langevin.dynamics import Underdamped
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sampling.trials import trial
 from natural_langevin.tabular.candidates import Candidate
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks
@@ -107,8 +107,7 @@ class Problem:
         runs = [offered[k] for k, _ in chains]
         name = f"folds {self.outcome.noise} {self.outcome.log} {'; '.join(map(str, runs[::each]))}"
         try:
-            with _some_may_fail():
-                run = self._run(runs, data, size, self.settings.seed + 1, title, name)
+            run = self._run(runs, data, size, self.settings.seed + 1, title, name)
         except DivergenceError:
             return {}
         running = [chains[c] for c in run.healthy]
@@ -154,33 +153,20 @@ class Problem:
         )
         folder = None
         if self.checkpoint is not None:
-            digest = hashlib.sha256(name.encode()).hexdigest()[:12]
-            folder = Path(self.checkpoint) / f"{name.split()[0]}-{digest}"
-        return sampler.sample(
-            data,
-            settings.steps,
-            batch_size=min(settings.batch_size, rows),
-            burn_in=settings.burn_in,
-            thin=settings.thin,
-            checkpoint=folder,
-            every=max(1, settings.steps // 10),
-            progress=title if self.progress else False,
-        )
-
-
-@contextlib.contextmanager
-def _some_may_fail() -> Iterator[None]:
-    """Of candidates it is expected, and said in their table, that some step sizes are too large."""
-
-    def serious(record: logging.LogRecord) -> bool:
-        return record.levelno > logging.WARNING
-
-    logger = logging.getLogger("natural_langevin")
-    logger.addFilter(serious)
-    try:
-        yield
-    finally:
-        logger.removeFilter(serious)
+            label = "".join(c if c.isalnum() else "-" for c in name)[:60]
+            digest = hashlib.sha256(name.encode()).hexdigest()[:12]  # long names begin alike
+            folder = Path(self.checkpoint) / f"{label}-{digest}"
+        with trial() if first.automatic else nullcontext():
+            return sampler.sample(
+                data,
+                settings.steps,
+                batch_size=min(settings.batch_size, rows),
+                burn_in=settings.burn_in,
+                thin=settings.thin,
+                checkpoint=folder,
+                every=max(1, settings.steps // 10),
+                progress=title if self.progress else False,
+            )
 
 
 def networks(

@@ -3,7 +3,7 @@
 Imports everything below experiments; cli imports it.
 
 ``natural-langevin bench`` runs it. It needs no more than torch and numpy itself; peers that are not
-installed are listed as such. Imports everything below it; the commands import it.
+installed are listed as such.
 """
 
 from natural_langevin.experiments.speed.run import run

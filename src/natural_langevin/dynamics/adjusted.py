@@ -1,0 +1,260 @@
+"""Metropolis-adjusted natural Langevin, and its form with several leapfrog steps (HMC).
+
+With the scaling of ``frame``, all N data in every batch, C = A A^T standing still, and the energy
+
+    U(theta) = (N loss(theta) - ln alpha(theta)) / T,        pi ~ exp(-U)
+
+a trajectory draws p ~ N(0, Id) and takes ``steps`` leapfrog steps
+
+    p <- p - sqrt(eta N / (2 T)) A^T v,  theta <- theta + sqrt(2 eta T / N) A p,  p <- (as before)
+
+It ends in the point reached with probability min(1, exp(-change of U + |p|^2 / 2)), and otherwise
+where it began: no bias is left of step size or metric. ``steps=1`` proposes exactly Algorithm 1's
+step (MALA, Roberts & Tweedie 1996; preconditioned: Girolami & Calderhead 2011); more are HMC
+(Neal 2011), whose step size varies by a factor of up to e^(+-0.2) from trajectory to trajectory, so
+that none returns to its beginning for ever. Where C is the posterior's own scale, a trajectory is
+an arc of about steps sqrt(2 eta) on a circle: a quarter of it is best, half of it only mirrors.
+
+A step of the sampler is one leapfrog step, hence one gradient: ``state.params`` is the chain, which
+moves when a trajectory ends, at every ``steps``-th step; ``state.own`` holds the trajectory.
+
+In the first ``burn_in`` steps of a run eta is tuned, every chain its own: by a factor f on the
+given step size, after trajectory k
+
+    ln f <- ln f + k^{-0.6} (acceptance probability - target_acceptance)  (Robbins & Monro 1951)
+
+and the metric follows the points where the chain stays. Both stand still afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from natural_langevin import random
+from natural_langevin._internal.chains import average, per_chain
+from natural_langevin.dynamics.base import Integrator, State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import Rates
+from natural_langevin.statistics import Evaluation, Params
+
+#: The best rates of MALA and HMC in many dimensions (Roberts & Rosenthal 1998, Beskos et al. 2013).
+BEST_OF_ONE, BEST_OF_SEVERAL = 0.574, 0.651
+#: The gain of the tuning falls with this power of the number of trajectories.
+POWER = 0.6
+#: ln of the largest change of a trajectory's step size.
+JITTER = 0.2
+
+
+class Trajectory(NamedTuple):
+    """What is under way, and what the chain's own point is known to have: (chain, ...) each."""
+
+    proposal: Params  # the point reached, where the next gradient is taken
+    momentum: Params  # p, half a kick ahead of it
+    gradient: Params  # v at the chain's own point
+    energy: Tensor  # U there
+    hamiltonian: Tensor  # U + |p|^2 / 2 at the trajectory's beginning
+    step_size: Tensor  # eta of this trajectory
+    factor: Tensor  # f
+    accepted: Tensor  # sum of acceptance probabilities since the tuning ended
+    trajectories: Tensor  # and of how many
+
+
+@dataclass(frozen=True)
+class Adjusted(Integrator):
+    """Metropolis-adjusted natural Langevin; ``steps`` leapfrog steps make a trajectory.
+
+    ``target_acceptance``: what the step size is tuned for; None: 0.574 for one step, 0.651 for
+    several.
+
+    >>> Adjusted(steps=10).target
+    0.651
+    """
+
+    steps: int = 1
+    target_acceptance: float | None = None
+
+    tunes = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(
+                f"steps must be a whole number from 1 on, got {self.steps!r}: it counts the "
+                "leapfrog steps of a trajectory"
+            )
+        target = self.target_acceptance
+        if target is not None and (isinstance(target, bool) or not 0 < target < 1):
+            raise ValueError(
+                f"target_acceptance must be between 0 and 1, got {target!r}: None is the best rate "
+                "in many dimensions"
+            )
+
+    @property
+    def target(self) -> float:
+        """The acceptance probability that eta is tuned for."""
+        if self.target_acceptance is not None:
+            return self.target_acceptance
+        return BEST_OF_ONE if self.steps == 1 else BEST_OF_SEVERAL
+
+    def check(
+        self,
+        on: LangevinDynamics,
+        *,
+        step_size: Tensor,
+        batch_size: int,
+        num_data: float,
+        adapts: bool,
+    ) -> None:
+        name = type(self).__name__
+        if batch_size != num_data:
+            raise ValueError(
+                f"{name} compares energies of all data: every batch must hold all {num_data:g} of "
+                f"them, got {batch_size}. Give batch_size={num_data:g}, or use an unadjusted "
+                "sampler, such as dynamics.Underdamped()"
+            )
+        if adapts:
+            raise ValueError(
+                f"{name} needs a metric that stands still: give burn_in, of which nothing is kept, "
+                f'and adapt="burn-in" (got {on.preconditioner!r})'
+            )
+        if not bool((on.temperature > 0).all()):
+            raise ValueError(
+                f"{name} needs a temperature above 0, got {on.temperature.tolist()}: there is "
+                "nothing to accept at 0, where dynamics.Overdamped() is gradient descent"
+            )
+        first = next(iter(on.gradients.network.trainable().values()))
+        likelihood = on.gradients.likelihood
+        if likelihood.init(1, dtype=first.dtype, device=first.device):
+            raise ValueError(
+                f"{name} needs a likelihood that stays the same, and {likelihood!r} learns from "
+                "every batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
+            )
+
+    def init(self, params: Params) -> Trajectory:
+        first = next(iter(params.values()))
+        energy, hamiltonian, step_size, factor, accepted, count = (
+            first.new_zeros(len(first)) for _ in range(6)
+        )
+        return Trajectory(
+            proposal={k: p.clone() for k, p in params.items()},
+            momentum={k: torch.zeros_like(p) for k, p in params.items()},
+            gradient={k: torch.zeros_like(p) for k, p in params.items()},
+            energy=energy,
+            hamiltonian=hamiltonian,
+            step_size=step_size,
+            factor=factor + 1,
+            accepted=accepted,
+            trajectories=count,
+        )
+
+    def before(
+        self, on: LangevinDynamics, state: State, rates: Rates, num_data: float | Tensor
+    ) -> State:
+        """At the proposal; the chain's own point takes its place until ``update``."""
+        own = state.own._replace(proposal=state.params)
+        return state._replace(params=state.own.proposal, own=own)
+
+    def judged(self, state: State, loss: Tensor) -> Tensor:
+        """A proposal without a finite loss is refused; only the start has to have one."""
+        return torch.where(state.step == 0, loss, torch.zeros_like(loss))
+
+    def update(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        evaluation: Evaluation,
+        rates: Rates,
+        num_data: float | Tensor,
+    ) -> State:
+        here, own, tau = state.params, state.own, on.temperature
+        v = on.posterior_gradient(here, evaluation.gradient, num_data)
+        prior = torch.stack([on.prior[k].log_density(p) for k, p in here.items()]).sum(0)
+        energy = (num_data * evaluation.loss - prior) / tau
+        metric, C = on.metric(state, evaluation, rates, num_data)
+
+        # The second half of the kick, and the decision where this ends a trajectory.
+        p = _kicked(own.momentum, C.transpose(v), (own.step_size * num_data / (2 * tau)).sqrt())
+        first, ends = state.step == 0, state.step % self.steps == 0
+        gain = own.hamiltonian - energy - _kinetic(p)
+        key = random.stream(on.noise, state.step)
+        uniform = torch.special.ndtr(random.normal(key, 2, start=on.stream_length)).to(gain.dtype)
+        accept = ends & (first | (uniform[:, 0].log() < gain))  # false where it is not a number
+        theta = _choose(accept, here, own.proposal)
+        gradient = _choose(accept, v, own.gradient)
+        known = torch.where(accept, energy, own.energy)
+        if rates.kind.adapts:
+            metric = pytree.tree_map(lambda a, b: _where(accept, a, b), metric, state.metric)
+
+        # Half a kick, of a new trajectory or of this one, and the way to the next point.
+        done = ends & ~first
+        own = self._counted(own, gain, done, state.step, tunes=rates.kind.tunes)
+        eta = rates.step_size * own.factor
+        if self.steps > 1:
+            eta = eta * torch.exp(JITTER * (2 * uniform[:, 1] - 1))
+        eta = torch.where(ends, eta, own.step_size)
+        z = on.standard_normal(here, state.step)
+        ends = ends.expand_as(accept)
+        start = torch.where(ends, known + _kinetic(z), own.hamiltonian)
+        p = _kicked(
+            _choose(ends, z, p),
+            C.transpose(_choose(ends, gradient, v)),
+            (eta * num_data / (2 * tau)).sqrt(),
+        )
+        way, scale = C.forward(p), (2 * eta * tau / num_data).sqrt()
+        there = {k: x + per_chain(scale, x) * way[k] for k, x in _choose(ends, theta, here).items()}
+        return state._replace(
+            step=state.step + 1,
+            params=theta,
+            mean={k: average(state.mean[k], theta[k], rates.mean) for k in state.mean},
+            metric=metric,
+            own=own._replace(
+                proposal=there, momentum=p, gradient=gradient, energy=known, hamiltonian=start,
+                step_size=eta,
+            ),
+        )  # fmt: skip
+
+    def _counted(
+        self, own: Trajectory, gain: Tensor, done: Tensor, step: Tensor, *, tunes: bool
+    ) -> Trajectory:
+        """After a trajectory: its acceptance probability changes f, or is counted."""
+        zero = torch.zeros_like(gain)
+        probability = torch.where(gain.isnan(), zero, gain.clamp(max=0).exp())
+        if tunes:
+            rate = (step // self.steps).clamp_min(1).to(gain.dtype) ** -POWER
+            moved = own.factor * torch.exp(rate * (probability - self.target))
+            return own._replace(factor=torch.where(done, moved, own.factor))
+        return own._replace(
+            accepted=own.accepted + torch.where(done, probability, zero),
+            trajectories=own.trajectories + done.to(gain.dtype),
+        )
+
+    def report(self, state: State) -> dict[str, Tensor]:
+        """Acceptance since the tuning ended, and the eta found, of every chain."""
+        own = state.own
+        return {
+            "acceptance": (own.accepted / own.trajectories.clamp_min(1)),
+            "step_size_factor": own.factor,
+        }
+
+
+def _kinetic(p: Params) -> Tensor:
+    """|p|^2 / 2 of every chain."""
+    return torch.stack([x.square().flatten(1).sum(1) for x in p.values()]).sum(0) / 2
+
+
+def _kicked(p: Params, force: Params, scale: Tensor) -> Params:
+    """p - scale A^T v."""
+    return {k: x - per_chain(scale, x) * force[k] for k, x in p.items()}
+
+
+def _where(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(mask.reshape(-1, *(1,) * (yes.ndim - 1)), yes, no)
+
+
+def _choose(mask: Tensor, yes: Params, no: Params) -> Params:
+    """By chain."""
+    return {k: _where(mask, x, no[k]) for k, x in yes.items()}

@@ -1,0 +1,28 @@
+"""Trials: runs that compare settings by held-out data, and try large step sizes on purpose.
+
+Inside one, a chain that diverges and a step size that is stiff are information, not warnings.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_TRIAL: ContextVar[bool] = ContextVar("trial", default=False)
+
+
+@contextmanager
+def trial() -> Iterator[None]:
+    """Inside, what would be said to a user is only logged."""
+    token = _TRIAL.set(True)
+    try:
+        yield
+    finally:
+        _TRIAL.reset(token)
+
+
+def level() -> int:
+    """The level at which trouble of a chain is logged."""
+    return logging.INFO if _TRIAL.get() else logging.WARNING

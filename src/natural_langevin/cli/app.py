@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
 
 from natural_langevin import __version__
 from natural_langevin.cli import bench, evaluate, predict, report, reproduce, sbc, train, uci
+from natural_langevin.cli.console import SafeConsole
 
 app = typer.Typer(
     name="natural-langevin",
@@ -33,7 +33,7 @@ def _common(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
-    handler = RichHandler(console=Console(stderr=True), show_time=False, show_path=False)
+    handler = RichHandler(console=SafeConsole(stderr=True), show_time=False, show_path=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     if verbose:
         logging.getLogger("natural_langevin").setLevel(logging.INFO)

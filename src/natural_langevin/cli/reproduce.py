@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from natural_langevin.cli import table
+from natural_langevin.cli.console import terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.distributed.rank_zero import is_rank_zero
@@ -40,7 +41,7 @@ def reproduce(
 
         natural-langevin reproduce --data digits --out runs/table
     """
-    console = table.console()
+    console = terminal()
     with one_line_errors():
         if precision not in ("highest", "high"):
             raise RunError(f"--precision must be highest or high, got {precision!r}")

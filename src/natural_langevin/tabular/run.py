@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import output
 from natural_langevin._internal.checked_json import with_checksum, without_checksum
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.version import __version__
@@ -92,7 +92,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with staged(path) as handle:
+    with output(path) as handle:
         handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
 
 

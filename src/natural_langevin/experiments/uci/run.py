@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import output
 from natural_langevin.data.table import Table, need_pandas
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.uci.data import TABLES, load, split
@@ -55,7 +55,7 @@ def run(
             row = {"table": name, "split": number} | row
             results["rows"].append(row)
             results |= origin(device or "cpu")
-            with staged(out) as handle:
+            with output(out) as handle:
                 handle.write(json.dumps(results, indent=1, allow_nan=False).encode())
             say(
                 f"{name} {number + 1}/{count}: log-likelihood {row['log_likelihood']:.3f}, RMSE "

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.optim.capture import Pass
+from natural_langevin.optim.capture import Pass, Record
 
 log = logging.getLogger("natural_langevin")
 
@@ -35,7 +35,7 @@ class LossCheck:
     """Beside an optimizer, until its first step."""
 
     def __init__(self, likelihood: Likelihood) -> None:
-        self._likelihood, self._passes = likelihood, list[tuple[Pass, Tensor]]()
+        self._likelihood, self._passes = likelihood, list[tuple[Record | None, Tensor]]()
         self._met: list[Tensor] = []
         self._watched = _watched(self._met)
         self.done = False
@@ -48,7 +48,8 @@ class LossCheck:
         """The outputs for the loop, watched while nothing has been compared yet."""
         if self.done or type(outputs) is not Tensor or not outputs.is_floating_point():
             return outputs
-        self._passes.append((one, outputs.detach()))
+        # Its root alone: a pass, with what its layers were given, goes with its graph.
+        self._passes.append((one.root, outputs.detach()))
         return outputs.as_subclass(self._watched)
 
     def compare(self, samples: float, loss_scale: float, state: dict[str, Tensor]) -> None:
@@ -59,8 +60,7 @@ class LossCheck:
         passes, met, self.done = self._passes, tuple(self._met), True
         self.forget()
         state = {name: value.as_subclass(Tensor) for name, value in state.items()}
-        for one, outputs in passes:
-            root = one.root
+        for root, outputs in passes:
             if root is None or len(root.deltas) != 1 or root.deltas[0] is None:
                 continue
             delta = root.deltas[0].double() * (samples / loss_scale)

@@ -60,7 +60,8 @@ class Features:
 
     def check_columns(self, label: str, names: Sequence[str]) -> None:
         """Every column must be there, in whatever order; others do no harm."""
-        missing = [name for name in self.names if name not in set(names)]
+        there = set(names)
+        missing = [name for name in self.names if name not in there]
         if missing:
             shown = ", ".join(map(repr, missing[:8])) + (", ..." if len(missing) > 8 else "")
             raise DataError(

@@ -52,7 +52,9 @@ from natural_langevin.sampling import (
     temperature_probe,
 )
 from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.footprint import check_step_memory
 from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
+from natural_langevin.sampling.pitfalls import refuse_autocast
 from natural_langevin.sampling.validation import (
     StepSize,
     batch_check,
@@ -194,6 +196,9 @@ class Langevin:
         )
         self._start, self._step_checked = init, 0  # batch size of the last check
         self._busy = OneAtATime()
+        check_step_memory(
+            self._dynamics, network.trainable(), len(self.chain_ids), self.device
+        )
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
     def init(self) -> State:
@@ -233,6 +238,7 @@ class Langevin:
         metric with ``adapt="burn-in"`` stands still. 0: it follows every batch.
 
         The first batch that a sampler sees here is checked like the data of ``sample``."""
+        refuse_autocast(self.device)
         if self.num_data is None:
             raise ValueError(
                 "step() cannot see how many data there are: give Langevin(..., num_data=N). "
@@ -298,6 +304,7 @@ class Langevin:
         holds a checkpoint of the same run. Folders of a run under way are locked.
         """
         chosen: recipe.Choice | step_size_search.Choice | None = None
+        refuse_autocast(self.device)
         check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
         if self._by_recipe:
             with self.mesh.together("choosing what was left open"):

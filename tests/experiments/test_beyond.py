@@ -64,7 +64,7 @@ def test_the_chains_learn_and_their_temperature_is_measured(finished):
     assert best["accuracy"]["mean"] > 60
     assert final["measured"]["kinetic"]["noise"][0] == pytest.approx(1, abs=0.05)
     virial = final["measured"]["virial"]
-    assert [group["chains"] for group in final["groups"]][0] == 4
+    assert final["groups"][0]["chains"] == 4
     assert len(virial) == len(final["groups"])
 
 

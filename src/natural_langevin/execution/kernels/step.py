@@ -84,7 +84,8 @@ class FusedStep:
         numbers = torch.stack(
             torch.broadcast_tensors(
                 rates.step_size, dynamics.noise_scale(rates, num_data, share), rates.decay,
-                rates.mean, 1 / num_data, keep.to(rates.decay.dtype), rates.decay.new_full((), kept),
+                rates.mean, 1 / num_data, keep.to(rates.decay.dtype),
+                rates.decay.new_full((), kept),
             ),
             dim=1,
         )  # fmt: skip

@@ -228,9 +228,7 @@ def _result(ran: Ran, steps: int) -> Result:
     }
 
 
-def _row(
-    label: str, setting: Setting, p: Tensor, y: Tensor, found: Sampled, chains: int
-) -> Result:
+def _row(label: str, setting: Setting, p: Tensor, y: Tensor, found: Sampled, chains: int) -> Result:
     return {
         "label": label,
         "kind": "chains",

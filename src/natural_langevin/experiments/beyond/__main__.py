@@ -20,6 +20,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--dataset", default="mnist", choices=("mnist", "fashion-mnist", "digits"))
     parser.add_argument("--data", help="folder with the data set's files")
     parser.add_argument("--out", type=Path, required=True, help="the results, a JSON file")
+    parser.add_argument("--work", type=Path, help="folder of parts under way [beside --out]")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--parts",
@@ -34,6 +35,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--toy", action="store_true", help="all sizes as small as they can be")
     parser.add_argument("--hidden", type=int, help="units of both hidden layers")
     parser.add_argument("--steps", type=int, help="updates of the final parts")
+    parser.add_argument("--mixed", type=int, help="lengths beside the chosen one in the final part")
+    parser.add_argument("--adapt", default="burn-in", choices=("burn-in", "always"))
     return parser
 
 
@@ -62,10 +65,14 @@ def main(given: list[str] | None = None) -> int:
         protocol = replace(protocol, hidden=(options.hidden, options.hidden))
     if options.steps:
         protocol = replace(protocol, steps=options.steps)
+    if options.mixed is not None:
+        protocol = replace(protocol, mixed=options.mixed)
+    protocol = replace(protocol, adapt=options.adapt)
     try:
         results = run(
             data.load(options.dataset, data_dir=options.data),
             options.out,
+            work=options.work,
             protocol=protocol,
             parts=chosen_parts(options.parts, options.seconds, options.device),
             device=options.device,

@@ -61,8 +61,8 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
     rows = [
         _row("one chain", best, seeds[:, 0], y, found, chains=1),
         _row(f"one chain, all {len(main)} of them", best, main, y, found, chains=1),
-        _row(f"{size} pooled chains", best, seeds.mean(1), y, found, chains=size),
-        _row(f"all {len(main)} chains pooled", best, main.mean(0)[None], y, found, len(main)),
+        _row(f"{size} pooled chains", best, _pooled(seeds, 1), y, found, chains=size),
+        _row(f"all {len(main)} chains pooled", best, _pooled(main), y, found, len(main)),
     ]
     first = len(main)
     for group in groups[1:]:
@@ -71,16 +71,16 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
         inputs = f"length {group.setting.length:g}" if group.setting.length else "plain inputs"
         rows += [
             _row(f"one chain, {inputs}", group.setting, own, y, found, chains=1),
-            _row(f"{size} pooled, {inputs}", group.setting, own.mean(0)[None], y, found, size),
+            _row(f"{size} pooled, {inputs}", group.setting, _pooled(own), y, found, size),
         ]
     # A prior over the length: as many chains of each, none of plain inputs.
     members = [seeds[0], *_smooth_members(p, groups)]
     pool = torch.cat(members)
     label = f"{len(pool)} chains pooled over {len(members)} lengths"
-    rows.append(_row(label, best, pool.mean(0)[None], y, found, len(pool)))
+    rows.append(_row(label, best, _pooled(pool), y, found, len(pool)))
     pool = torch.cat([main, *members[1:]])
     label = f"{len(pool)} chains pooled, all of the smoothed"
-    rows.append(_row(label, best, pool.mean(0)[None], y, found, len(pool)))
+    rows.append(_row(label, best, _pooled(pool), y, found, len(pool)))
     return _result(found.ran, protocol.steps) | {
         "rows": rows,
         "groups": [{"chains": g.chains, **g.setting.as_dict()} for g in groups],
@@ -156,7 +156,7 @@ def overdamped(bench: Bench, done: dict[str, Result]) -> Result:
             _row(f"one chain, no momentum, {inputs}", group.setting, own, y, found, 1),
             _row(
                 f"{protocol.pooled} pooled, no momentum, {inputs}", group.setting,
-                own.mean(0)[None], y, found, protocol.pooled,
+                _pooled(own), y, found, protocol.pooled,
             ),
         ]  # fmt: skip
     return _result(found.ran, protocol.steps) | {
@@ -167,12 +167,12 @@ def overdamped(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 PARTS = {
-    "select": Part(select, (), 35.0),
-    "refine": Part(refine, ("select",), 35.0),
-    "final": Part(final, ("select", "refine"), 75.0),
-    "baselines-select": Part(baselines_select, ("refine",), 15.0),
-    "baselines": Part(baselines_final, ("baselines-select",), 40.0),
-    "overdamped-select": Part(overdamped_select, ("refine",), 15.0),
+    "select": Part(select, (), 30.0),
+    "refine": Part(refine, ("select",), 30.0),
+    "final": Part(final, ("select", "refine"), 80.0),
+    "baselines-select": Part(baselines_select, ("refine",), 12.0),
+    "baselines": Part(baselines_final, ("baselines-select",), 45.0),
+    "overdamped-select": Part(overdamped_select, ("refine",), 12.0),
     "overdamped": Part(overdamped, ("overdamped-select",), 25.0),
 }
 
@@ -238,6 +238,11 @@ def _row(label: str, setting: Setting, p: Tensor, y: Tensor, found: Sampled, cha
         "setting": setting.as_dict(),
         **_summaries(p, y),
     }
+
+
+def _pooled(p: Tensor, dim: int = 0) -> Tensor:
+    """The mean over chains, along ``dim``, of those that did not diverge: (predictor, n, classes)."""
+    return p.nanmean(dim) if dim else p.nanmean(0)[None]
 
 
 def _scores(p: Tensor, y: Tensor) -> dict[str, float]:

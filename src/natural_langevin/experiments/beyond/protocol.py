@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class Setting(NamedTuple):
@@ -46,9 +46,10 @@ class Protocol:
     friction: float = 0.1
     offset: int = 2_000
     select_steps: int = 20_000
-    select_burn_in: int = 4_000
+    select_burn_in: int = 6_000
     steps: int = 60_000
-    burn_in: int = 5_000
+    burn_in: int = 10_000
+    adapt: Literal["burn-in", "always"] = "burn-in"
     thin: int = 200
     seeds: int = 5
     pooled: int = 12

@@ -29,6 +29,7 @@ def run(
     data: Dataset,
     out: Path,
     *,
+    work: Path | None = None,
     protocol: Protocol | None = None,
     parts: Mapping[str, float] | None = None,
     device: str = "cpu",
@@ -39,8 +40,8 @@ def run(
     """The results, which are also in ``out``; parts that are complete there are not run again.
 
     ``parts``: which, and for how many seconds each (None: all, for as long as they take). One that
-    ran out of time goes on where it was, from a folder beside ``out``, when it is run again; what
-    comes after it works with what it has found so far."""
+    ran out of time goes on where it was, from the folder ``work`` (by default beside ``out``), when
+    it is run again; what comes after it works with what it has found so far."""
     protocol = (protocol or Protocol()).fit_to(len(data.train_x))
     wanted = dict.fromkeys(PARTS, float("inf")) if parts is None else dict(parts)
     if unknown := set(wanted) - set(PARTS):
@@ -61,7 +62,7 @@ def run(
                 if needed not in results["parts"]:
                     raise BeyondError(f"the part {name} needs {needed}: run that first")
             bench = Bench(
-                protocol, data, torch.device(device), out.with_suffix(".parts"), compile,
+                protocol, data, torch.device(device), work or out.with_suffix(".parts"), compile,
                 started + wanted[name], lambda line, name=name: say(f"{name}: {line}"),
             )  # fmt: skip
             try:

@@ -104,7 +104,9 @@ def sampler(bench: Bench, settings: Sequence[Setting], dynamics: Integrator) -> 
         prior=prior,
         # Steps this long, from a random start, diverge where a rare pixel's weight meets a metric
         # that has not seen it yet. After burn-in, where the metric stands still, it is all one.
-        preconditioner=preconditioners.QuasiDiagonalFisher(fresh=True),
+        preconditioner=preconditioners.QuasiDiagonalFisher(
+            fresh=True, adapt=protocol.adapt, decay=schedules.linear_average()
+        ),
         dynamics=dynamics,
         step_size=schedules.polynomial(etas, offset=protocol.offset),
         temperature=1.0,

@@ -9,7 +9,17 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from natural_langevin import __version__
-from natural_langevin.cli import bench, evaluate, fidelity, predict, report, reproduce, sbc, train, uci
+from natural_langevin.cli import (
+    bench,
+    evaluate,
+    fidelity,
+    predict,
+    report,
+    reproduce,
+    sbc,
+    train,
+    uci,
+)
 
 app = typer.Typer(
     name="natural-langevin",

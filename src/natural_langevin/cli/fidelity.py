@@ -20,7 +20,7 @@ from natural_langevin.experiments.fidelity.run import FidelityError, run
 
 def fidelity(
     contenders: list[str] = typer.Argument(
-        None, metavar="[SAMPLER]...", help=f"{', '.join(CONTENDERS)} [default: all]."
+        None, metavar="[SAMPLER]...", help="sgld, sghmc, rmsprop, qdop, ensemble [default: all]."
     ),
     data: str = typer.Option(
         "", metavar="FOLDER", help="Of CIFAR-10's binary files; or the word synthetic."

@@ -42,7 +42,7 @@ class Contender:
 
 
 def falling(initial: float, steps: int) -> schedules.Schedule:
-    """(1 + 4 step / steps)^(-1/2): to less than a half, for less discretisation error at the end."""
+    """(1 + 4 step / steps)^(-1/2): to less than a half, for less discretisation error later."""
     return schedules.polynomial(initial, offset=max(1.0, steps / 4), power=0.5)
 
 
@@ -66,11 +66,11 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "rmsprop": Contender(
         "underdamped, RMSProp", Underdamped(friction=0.1), preconditioners.RMSProp,
-        (3e-4, 1e-3, 3e-3), falling, at_prior=True,
+        (1e-3, 2e-3, 4e-3), falling, at_prior=True,
     ),
     "qdop": Contender(
         "underdamped, QDOP", Underdamped(friction=0.1), natural,
-        (3e-4, 1e-3, 3e-3), falling, at_prior=True, elementwise=False,
+        (3e-4, 8e-4, 1.5e-3), falling, at_prior=True, elementwise=False,
     ),
     "ensemble": Contender(
         "deep ensemble", Underdamped(friction=0.1), preconditioners.Euclidean,

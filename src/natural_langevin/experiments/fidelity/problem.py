@@ -32,7 +32,8 @@ class Problem(NamedTuple):
 
     def to(self, device: str) -> Problem:
         """Everything on a device."""
-        return Problem(*(t.to(device) if isinstance(t, Tensor) else t for t in self))
+        x, y, test_x, test_y, reference = (t.to(device) for t in self[:5])
+        return Problem(x, y, test_x, test_y, reference, self.source)
 
     def pilot(self) -> Problem:
         """Training images alone: the last tenth of them in place of the test images."""

@@ -67,7 +67,8 @@ def run(
 
     for name in names:
         if not results["rows"].get(name, {}).get("done"):
-            row = results["rows"][name] = {}
+            row: dict[str, Any] = {}
+            results["rows"][name] = row
             _contend(CONTENDERS[name], problem, settings, row, save, say)
             save()
     return results
@@ -137,4 +138,3 @@ def _pilot(
             f"({time.perf_counter() - began:.1f} s)"
         )
     return tried
-

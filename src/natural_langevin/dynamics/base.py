@@ -146,9 +146,11 @@ def kernels_of(integrator: Integrator) -> frozenset[str]:
 def still_running(state: State, loss: Tensor) -> Tensor:
     """Chains that take this step: (chain,) bool. A chain whose loss is not finite stands still.
 
-    The loss at theta is the one number that every parameter reaches, and it is known before the
-    update, so that stopping a chain costs no second pass over the parameters."""
-    return (state.diverged < 0) & torch.isfinite(loss)
+    Not finite as a float32, whatever the model's dtype: an exploding chain in float64 would go on
+    to 1e154 and be called healthy on the way. The loss at theta is the one number that every
+    parameter reaches, and it is known before the update, so that stopping a chain costs no second
+    pass over the parameters."""
+    return (state.diverged < 0) & torch.isfinite(loss.float())
 
 
 def note_diverged(state: State, keep: Tensor) -> Tensor:

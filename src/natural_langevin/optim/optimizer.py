@@ -222,6 +222,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         if scale is None:
             self._fisher.forget()
             self._labels.forget()
+            self._loss_check.forget()
             return loss
         self._fisher.check_strays()
         self._fisher.gather()
@@ -234,6 +235,7 @@ class NaturalLangevin(torch.optim.Optimizer):
             )
         except DivergenceError as error:
             self._fisher.forget()
+            self._loss_check.forget()
             raise DivergenceError(f"step {self.steps}: {error}") from None
         self._compare_loss(scale.statistics)
         divisor = scale.gradient  # gradients have been averaged over the ranks

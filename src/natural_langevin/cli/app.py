@@ -8,7 +8,17 @@ import typer
 from rich.logging import RichHandler
 
 from natural_langevin import __version__
-from natural_langevin.cli import bench, evaluate, predict, report, reproduce, sbc, train, uci
+from natural_langevin.cli import (
+    bench,
+    evaluate,
+    fidelity,
+    predict,
+    report,
+    reproduce,
+    sbc,
+    train,
+    uci,
+)
 from natural_langevin.cli.console import SafeConsole
 
 app = typer.Typer(
@@ -48,3 +58,4 @@ app.command(name="report", no_args_is_help=True)(report.report)
 app.command(name="bench")(bench.bench)
 app.command(name="sbc")(sbc.sbc)
 app.command(name="uci")(uci.uci)
+app.command(name="fidelity")(fidelity.fidelity)

@@ -236,10 +236,12 @@ class NaturalLangevin(torch.optim.Optimizer):
             )
         except DivergenceError as error:
             self._fisher.forget()
+            self._loss_check.forget()
             raise DivergenceError(f"step {self.steps}: {error}") from None
         if agreed is None or scale is None:
             self._fisher.forget()
             self._labels.forget()
+            self._loss_check.forget()
             return loss
         (samples, ranks), gradient = agreed, mine.gradient
         divisor = scale.gradient  # gradients have been averaged over the ranks

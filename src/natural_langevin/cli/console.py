@@ -13,8 +13,8 @@ from rich.segment import Segment
 from natural_langevin._internal.messages import visible
 from natural_langevin.distributed.rank_zero import is_rank_zero
 
-#: The width of a table that is shown whole.
-WHOLE = 140
+#: The width of a table that is shown whole, and the most that COLUMNS may say.
+WHOLE, WIDEST = 140, 500
 
 
 class SafeConsole(Console):
@@ -34,7 +34,9 @@ def terminal(**options: Any) -> Console:
         return Console(quiet=True)
     found = SafeConsole(**options)
     whole = not found.is_terminal and "COLUMNS" not in os.environ
-    return SafeConsole(width=WHOLE, **options) if whole else found
+    if whole or found.width > WIDEST:
+        return SafeConsole(width=WHOLE if whole else WIDEST, **options)
+    return found
 
 
 def echo(text: str, *, err: bool = False) -> None:

@@ -140,6 +140,7 @@ class LangevinDynamics:
         return found
 
     def prepare(self, params: Params, x: Tensor) -> None:
+        """Traces the network on a batch like ``x``. Idempotent."""
         self.gradients.prepare(params, x)
 
     @property

@@ -85,10 +85,12 @@ class Posterior:
 
     @property
     def chains(self) -> int:
+        """How many chains there are, diverged ones included."""
         return len(self.diverged)
 
     @property
     def draws(self) -> int:
+        """How many draws of every chain are kept."""
         return next(iter(self.samples.values())).shape[1]
 
     @property

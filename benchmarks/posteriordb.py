@@ -41,10 +41,12 @@ METRICS = [
 BATCHES = {"all": 1, "quarter": 4}
 
 
-def cell(name: str, metric: str, batch: str, chains: int) -> dict[str, Any]:
+def cell(name: str, metric: str, batch: str, chains: int, steps: int | None) -> dict[str, Any]:
     """One run, and how far it is from the reference."""
     start = time.perf_counter()
-    model, posterior = at_the_defaults(name, metric, chains=chains, parts=BATCHES[batch])
+    model, posterior = at_the_defaults(
+        name, metric, chains=chains, parts=BATCHES[batch], steps=steps
+    )
     seconds = time.perf_counter() - start
     config, healthy = posterior.config, posterior.healthy
     row = {
@@ -81,6 +83,7 @@ def main() -> None:
     parser.add_argument("--metrics", nargs="*", default=METRICS)
     parser.add_argument("--batches", nargs="*", default=list(BATCHES))
     parser.add_argument("--chains", type=int, default=64)
+    parser.add_argument("--steps", type=int, help="in place of the recipe's length")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     options = parser.parse_args()
     logging.getLogger("natural_langevin").setLevel(logging.ERROR)
@@ -96,7 +99,7 @@ def main() -> None:
                 if time.monotonic() - begin > options.seconds:
                     return
                 try:
-                    row = cell(name, metric, batch, options.chains)
+                    row = cell(name, metric, batch, options.chains, options.steps)
                 except Exception as error:  # a metric that does not fit a model is a result too
                     row = {"model": name, "metric": metric, "batch": batch, "error": str(error)}
                 print({k: v for k, v in row.items() if k != "quantities"}, flush=True)

@@ -44,6 +44,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.weighting import draw_weights
 from natural_langevin.sampling import (
     planning,
     recipe,
@@ -375,6 +376,10 @@ class Langevin:
                     saved=saved, title=title, progress=bool(progress), processes=self.mesh,
                 )  # fmt: skip
             config["execution"] = engine.way
+            table = self._rates_table(0, steps, step_size, burn_in=burn_in)  # of all chains
+            weights = draw_weights(table.step_size, burn_in, thin)
+            if weights is not None:
+                config["draw_weights"] = weights
             for name, values in self.dynamics.report(state).items():
                 config[name] = self.mesh.all_rows(values).tolist()
             if (shift := rounding.autocast_shift(engine, state)) is not None:

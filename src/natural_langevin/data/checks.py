@@ -43,6 +43,7 @@ def _as_tensor(part: Any) -> Any:
 
 
 def check_pair(x: Tensor, y: Tensor) -> None:
+    """Refuses x and y of different lengths, or with values that are not finite."""
     check_finite("x", x)
     check_finite("y", y)
     if len(x) != len(y):
@@ -50,6 +51,7 @@ def check_pair(x: Tensor, y: Tensor) -> None:
 
 
 def check_finite(name: str, value: Tensor) -> None:
+    """Refuses NaN and infinity, saying in which samples they are."""
     if value.is_floating_point() and not torch.isfinite(value).all():
         flat = torch.isfinite(value.reshape(len(value), -1)).all(1) if len(value) else value
         rows = (~flat).nonzero().flatten().tolist()

@@ -137,6 +137,7 @@ class Learned:
 
     @staticmethod
     def load(folder: str | os.PathLike[str], device: str = "cpu") -> Learned:
+        """What ``save`` wrote."""
         folder = Path(folder)
         text = (folder / "learned.json").read_text(encoding="utf-8")
         value = without_checksum(json.loads(text))

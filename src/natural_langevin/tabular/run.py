@@ -41,6 +41,7 @@ class Run:
     notices: tuple[str, ...] = ()  # about rows; those about columns are in the features
 
     def to_json(self) -> dict[str, Any]:
+        """As plain values, for run.json."""
         return {
             "format": FORMAT,
             "version": __version__,
@@ -56,6 +57,7 @@ class Run:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Run:
+        """The run of a run.json."""
         return Run(
             str(value["source"]),
             (int(value["rows"][0]), int(value["rows"][1])),
@@ -68,14 +70,17 @@ class Run:
 
 
 def learned_folder(folder: Path) -> Path:
+    """Where a run keeps its posteriors."""
     return folder / "learned"
 
 
 def checkpoint_folder(folder: Path) -> Path:
+    """Where a run keeps its checkpoint."""
     return folder / "checkpoint"
 
 
 def is_run(folder: Path) -> bool:
+    """Whether a folder holds a trained run."""
     return (folder / "run.json").is_file()
 
 
@@ -92,6 +97,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes a file of a run, all of it or nothing."""
     with staged(path) as handle:
         handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
 
@@ -102,6 +108,7 @@ def write_run(folder: Path, run: Run) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """A file of a run; a ``RunFolderError`` says what is wrong with it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -193,6 +193,8 @@ class Langevin:
             keep_mean=mean_rate is not None,
         )
         self._start, self._step_checked = init, 0  # batch size of the last check
+        #: What step_size="auto" turned out to be, and the batch size it was chosen for.
+        self._settled: tuple[StepSize, int] | None = None
         self._busy = OneAtATime()
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
@@ -246,7 +248,9 @@ class Langevin:
             check_data(self._dynamics.gradients, self.init(), *one, targets=one[1])
         self._dynamics.gradients.prepare(state.params, one[0])
         done = int(state.step)
-        size = DEFAULT_STEP_SIZE if self._auto else None  # nothing is searched for one step
+        size: StepSize | None = None
+        if self._auto:  # nothing is searched for one step
+            size = self._settled[0] if self._settled else DEFAULT_STEP_SIZE
         table = self._rates_table(done, done + 1, size, burn_in=burn_in)
         rates = table.of_chains(self.chain_ids).row(done)
         if self._step_checked != len(one[0]):
@@ -328,6 +332,8 @@ class Langevin:
             if self._auto and not self._by_recipe:
                 chosen = self._chosen(data, steps, batch_size, checkpoint)
             step_size = None if chosen is None else chosen.schedule_of(burn_in)
+            if chosen is not None:
+                self._settled = (chosen.schedule_of(0), batch_size)
             engine, state = self.prepare(
                 data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
             )
@@ -432,14 +438,27 @@ class Langevin:
             setup, data, steps=steps, batch_size=batch_size, splits=splits
         )
 
+    def _settle(self, data: Any, batch_size: int | None) -> tuple[StepSize | None, int]:
+        """Step size (None: the sampler's own) and batch size where a caller names neither: those
+        of the last run; before the first one, what the recipe chooses for ``data``."""
+        if self._by_recipe and self._settled is None:
+            size, choice, _ = planning.plan(
+                self, data, batch_size, None, steps=None, burn_in=None, thin=None, seconds=None
+            )
+            self._settled = (choice.schedule_of(0), size)
+        if self._settled is None:
+            return None, 100 if batch_size is None else batch_size
+        return self._settled[0], self._settled[1] if batch_size is None else batch_size
+
     @exclusive
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
-        batch_size: int = 100,
+        batch_size: int | None = None,
     ) -> Kinetic:  # fmt: skip
         """Whether the noise of a step fits its drift (see ``diagnostics.kinetic``): 1 is right.
 
-        ``steps`` steps are taken on ``data`` from where ``posterior`` ended, or from the start.
+        ``steps`` steps are taken on ``data`` from where ``posterior`` ended, or from the start,
+        with the step size and the batch size of the sampler's last run where they were chosen.
         ``sample`` takes a few at the end of a run too, for ``posterior.diagnose``.
         """
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
@@ -459,14 +478,18 @@ class Langevin:
         data: Any,
         *,
         steps: int,
-        batch_size: int = 100,
+        batch_size: int | None = None,
         step_size: StepSize | None = None,
         burn_in: int = 0,
     ) -> tuple[Engine, State]:
         """Everything ``sample`` does before its first step: an engine on this data, and a state.
 
-        ``step_size`` is needed where the sampler's own is "auto". With ``adapt="burn-in"`` the
-        metric stands still from step ``burn_in`` on; without burn-in it never does."""
+        Where the sampler's step size is "auto" and none is given, it is the one that its last run
+        chose, or is chosen now; the batch size likewise, otherwise 100. With ``adapt="burn-in"``
+        the metric stands still from step ``burn_in`` on; without burn-in it never does."""
+        if step_size is None:
+            step_size, batch_size = self._settle(data, batch_size)
+        batch_size = 100 if batch_size is None else batch_size
         steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
         dynamics, state = self._dynamics, self.init()
         if isinstance(data, Subsets) and len(data.rows) != self.chains:

@@ -348,8 +348,8 @@ def known_step_size(value: StepSize | Literal["auto"]) -> StepSize:
     """A step size that must be known beforehand."""
     if isinstance(value, str) and value == "auto":
         raise ValueError(
-            'step_size="auto" is chosen by sample(), which sees all the data: give Langevin a '
-            'number here, such as the posterior.config["pilot"]["step_sizes"] of a short run'
+            'step_size="auto" is chosen by sample(), which sees all the data: call it first, or '
+            "give step_size= here, or to Langevin"
         )
     return value
 

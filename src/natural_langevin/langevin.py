@@ -14,14 +14,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin._internal.provenance import provenance
+from natural_langevin.data.signature import Signature
 from natural_langevin.data.streams import (
     InMemory,
     Loader,
+    SharedBatches,
     Stream,
     Subsets,
     as_stream,
@@ -42,9 +45,11 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.likelihoods import LogLoss
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
+    notices,
     planning,
     recipe,
     rounding,
@@ -68,6 +73,7 @@ from natural_langevin.sampling.validation import (
     check_thinning,
     check_training,
     known_step_size,
+    outputs_of_few,
     warn_if_saturated,
     warn_if_stiff,
     whole_number,
@@ -168,7 +174,11 @@ class Langevin:
 
         self.chain_ids = torch.tensor(self.mesh.own, device=self.device)  # of the chains here
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
-        network = Network(self.model, autocast=autocast)
+        #: How the network is called, and which of its outputs counts.
+        self.signature = Signature(
+            self.model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss)
+        )
+        network = Network(self.model, autocast=autocast, signature=self.signature)
         self._prior = priors.resolve(prior, network.trainable(), self.chains, device=self.device)
         self._temperature = check_temperature(temperature, self.chains).to(
             dtype=trainable[0].dtype, device=self.device
@@ -195,6 +205,7 @@ class Langevin:
         self._start, self._step_checked = init, 0  # batch size of the last check
         #: What step_size="auto" turned out to be, and the batch size it was chosen for.
         self._settled: tuple[StepSize, int] | None = None
+        self._noticed = False
         self._busy = OneAtATime()
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
@@ -240,7 +251,8 @@ class Langevin:
                 "step() cannot see how many data there are: give Langevin(..., num_data=N). "
                 "N sets the weight of the prior and the size of the noise"
             )
-        x, y = (t.to(self.device) for t in split_pair(batch))
+        split = split_pair if chain_axis else self.signature.split
+        x, y = (t.to(self.device) for t in split(batch))
         one = (x[0], y[0]) if chain_axis else (x, y)
         if not self._step_checked:  # at the start: ``state`` may hold a diverged chain
             check_finite("x", one[0])
@@ -302,6 +314,7 @@ class Langevin:
         holds a checkpoint of the same run. Folders of a run under way are locked.
         """
         chosen: recipe.Choice | step_size_search.Choice | None = None
+        data = self._in_tensors(data)
         check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
         if self._by_recipe:
             with self.mesh.together("choosing what was left open"):
@@ -337,6 +350,7 @@ class Langevin:
             engine, state = self.prepare(
                 data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
             )
+        self._notice(engine.stream)
         config = self.describe() | {
             "steps": steps,
             "batch_size": batch_size,
@@ -349,6 +363,8 @@ class Langevin:
             "shared_batches": not engine.stream.chain_axis,
             "adapting": engine.rates.kind(steps - 1).adapts,
         }
+        if self.signature.several:
+            config["inputs"] = self.signature.several
         if chosen is not None:
             key = "recipe" if isinstance(chosen, recipe.Choice) else "pilot"
             config |= {"step_size": stable_repr(step_size), key: chosen.as_dict()}
@@ -392,10 +408,23 @@ class Langevin:
                 state, model=self._template, likelihood=self.likelihood, config=config
             )
         posterior.prior = self._dynamics.prior
+        posterior.signature.adopt(self.signature)
         return (
             shard_posterior(posterior, self.mesh)
             if isinstance(self.mesh, ProcessMesh)
             else posterior
+        )
+
+    def _notice(self, stream: Stream) -> None:
+        """Says once what is most likely a mistake."""
+        if self._noticed:
+            return
+        self._noticed = True
+        x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
+        outputs = outputs_of_few(self._dynamics.gradients.network, self.init().params, x)
+        fitted = self._by_recipe and self._start == "model"
+        notices.notice(
+            self.model, self.likelihood, self.signature, (x, y), outputs, fitted=fitted
         )
 
     def _set_prior(self, prior: priors.PriorLike) -> None:
@@ -421,6 +450,7 @@ class Langevin:
 
         ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
         step_size_search.refuse_loader(data)
+        data = self._in_tensors(data)
         self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
         setup = step_size_search.Setup(
             # With several processes, each runs the pilot of all chains: the same choice everywhere.
@@ -437,6 +467,12 @@ class Langevin:
         return step_size_search.choose(
             setup, data, steps=steps, batch_size=batch_size, splits=splits
         )
+
+    def _in_tensors(self, data: Any) -> Any:
+        """Data in memory as (x, y); those that come in batches as they are."""
+        if isinstance(data, DataLoader | SharedBatches | Subsets):
+            return data
+        return self.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
 
     def _settle(self, data: Any, batch_size: int | None) -> tuple[StepSize | None, int]:
         """Step size (None: the sampler's own) and batch size where a caller names neither: those
@@ -487,6 +523,7 @@ class Langevin:
         Where the sampler's step size is "auto" and none is given, it is the one that its last run
         chose, or is chosen now; the batch size likewise, otherwise 100. With ``adapt="burn-in"``
         the metric stands still from step ``burn_in`` on; without burn-in it never does."""
+        data = self._in_tensors(data)
         if step_size is None:
             step_size, batch_size = self._settle(data, batch_size)
         batch_size = 100 if batch_size is None else batch_size
@@ -498,8 +535,9 @@ class Langevin:
                 "lines"
             )
         stream = as_stream(
-            data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed, device=self.device
-        )
+            data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed,
+            device=self.device, split=self.signature.split,
+        )  # fmt: skip
         num_data = self._number_of_data(stream)
         check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
         if not isinstance(stream, InMemory):

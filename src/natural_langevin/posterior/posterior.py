@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +18,8 @@ from torch.func import vmap
 
 from natural_langevin import diagnostics
 from natural_langevin._internal.processes import SingleProcess
-from natural_langevin.data.streams import split_pair
-from natural_langevin.likelihoods import Likelihood
+from natural_langevin.data.signature import Signature
+from natural_langevin.likelihoods import Likelihood, LogLoss
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import distillation, export, monte_carlo, networks, storage
 from natural_langevin.posterior.chain_shards import ChainShards
@@ -27,7 +28,6 @@ from natural_langevin.posterior.prediction import (
     Averager,
     Prediction,
     check_levels,
-    input_batches,
     join,
     one_tensor,
 )
@@ -41,6 +41,8 @@ log = logging.getLogger("natural_langevin")
 
 Estimate = Literal["ensemble", "mean", "last"]
 Chains = Sequence[int] | Literal["all"] | None
+#: A tensor, an array or a frame; several in a tuple; or by keyword in a dictionary.
+Inputs = Any
 
 
 class Posterior:
@@ -75,6 +77,10 @@ class Posterior:
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
         self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
         self._model, self._places = model, Places(model)
+        self.signature = Signature(
+            model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss),
+            several=self.config.get("inputs", 0),
+        )  # fmt: skip
 
     @property
     def chains(self) -> int:
@@ -158,7 +164,7 @@ class Posterior:
 
     def predict(
         self,
-        x: Tensor | Iterable[Any],
+        x: Inputs | Iterable[Any],
         *,
         estimate: Estimate = "ensemble",
         batch_size: int = 1000,
@@ -169,7 +175,8 @@ class Posterior:
     ) -> Prediction:
         """Averages *probabilities* (or means) over networks: never log-probabilities.
 
-        ``x``: a tensor, or an iterable of batches such as a DataLoader (of x, or of (x, y)).
+        ``x``: inputs as the network was sampled with (a tensor, an array or a frame, several in a
+        tuple, a dictionary), or an iterable of batches such as a DataLoader (of x, or of (x, y)).
         ``estimate``: "ensemble" of all kept samples; "mean", the networks at each chain's running
         mean; "last", at each chain's last iterate. At most ``sample_batch`` networks times
         ``batch_size`` inputs are evaluated at once. ``quantiles=(0.05, 0.95)`` asks for these
@@ -190,7 +197,7 @@ class Posterior:
 
     def predict_dist(
         self,
-        x: Tensor | Iterable[Any],
+        x: Inputs | Iterable[Any],
         *,
         estimate: Estimate = "ensemble",
         batch_size: int = 1000,
@@ -210,7 +217,7 @@ class Posterior:
 
     def _averaged(
         self,
-        x: Tensor | Iterable[Any],
+        x: Inputs | Iterable[Any],
         *,
         estimate: Estimate,
         batch_size: int,
@@ -225,7 +232,7 @@ class Posterior:
         draws = next(iter(samples.values())).shape[1]
         state = self._learned_by([c for c in pooled if self.shards.rows([c])], draws)
         device, empty = next(iter(self.last.values())).device, True
-        for batch in input_batches(x, batch_size):
+        for batch in self.signature.batches(x, batch_size):
             empty = False
             averager = Averager(
                 self.likelihood, len(pooled) * draws, state,
@@ -238,8 +245,8 @@ class Posterior:
 
     def evaluate(
         self,
-        x: Tensor,
-        y: Tensor,
+        x: Inputs,
+        y: Any,
         *,
         ood: Tensor | None = None,
         estimate: Estimate = "ensemble",
@@ -254,6 +261,7 @@ class Posterior:
         """
         options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
         options |= {"sample_batch": sample_batch, "chains": chains}
+        x, y = self.signature.split((x, y))
         found = list(self._averaged(x, keep_samples=False, whole=True, **options))
         prediction = join([averager.finish() for averager in found])
         y = y.to(prediction.mean.device)
@@ -271,8 +279,8 @@ class Posterior:
 
     def log_likelihood(
         self,
-        x: Tensor,
-        y: Tensor,
+        x: Inputs,
+        y: Any,
         *,
         chains: Chains = None,
         batch_size: int = 1000,
@@ -284,6 +292,7 @@ class Posterior:
         it to ``arviz.loo``. At temperatures other than 1 the draws are not from the posterior that
         those formulas assume."""
         self.shards.check_whole("log_likelihood")
+        x, y = self.signature.split((x, y))
         pooled, like = self.chosen(chains), next(iter(self.last.values()))
         state = self._learned_by(pooled, self.draws)
         seen, rows = 0, []
@@ -308,7 +317,7 @@ class Posterior:
 
     def distill(
         self,
-        x: Tensor,
+        x: Inputs,
         *,
         model: nn.Module | None = None,
         steps: int = 2000,
@@ -325,7 +334,7 @@ class Posterior:
         first = self.healthy[0] if self.healthy else 0
         own = self._as_module(self._row_of(self.last, first)) if model is None else model
         student = copy.deepcopy(own)
-        x = x.to(next(iter(self.last.values())).device)
+        x = self._one_input(x, "distill").to(next(iter(self.last.values())).device)
         prediction = self.predict(x, keep_samples=False)
         law = None if prediction.total is None else self.predict_dist(x)
         return distillation.train(
@@ -337,7 +346,7 @@ class Posterior:
     def export(
         self,
         path: str | os.PathLike[str],
-        example: Tensor,
+        example: Inputs,
         *,
         format: export.Format = "torch",
         estimate: Estimate = "ensemble",
@@ -352,6 +361,7 @@ class Posterior:
         state = self._learned_by(chains, len(next(iter(every.values()))) // len(chains))
         with MODEL_LOCK:
             served = export.Served(self._model, self.likelihood, every, state)
+            example = self._one_input(example, "export")
             export.write(served, path, example.to(next(iter(every.values())).device), format)
 
     def _networks(self, estimate: Estimate) -> Params:
@@ -396,9 +406,9 @@ class Posterior:
 
     def diagnose(
         self,
-        x: Tensor,
+        x: Inputs,
         *,
-        data: tuple[Tensor, Tensor] | None = None,
+        data: Any = None,
         prior: PriorLike | None = None,
         parameters: Iterable[str] = (),
         batch_size: int = 1000,
@@ -484,7 +494,7 @@ class Posterior:
         if not warm:
             return None
         here = {name: self.shards.here(value) for name, value in self.learned.items()}
-        x, y = (t.to(device) for t in split_pair(data))
+        x, y = (t.to(device) for t in self.signature.split(data))
         return diagnostics.configurational.measure(
             self._call, self.likelihood, known, self.samples, here, temperature,
             (x, y), like=next(iter(self.last.values())), chosen_chains=warm,
@@ -494,10 +504,10 @@ class Posterior:
 
     def _call(self, params: Params, x: Tensor) -> Any:
         with vectorised(x):
-            return self._places.call(params, (x,))
+            return self.signature.call(partial(self._places.call, params), x)
 
     def to_arviz(
-        self, x: Tensor | None = None, *, data: tuple[Tensor, Tensor] | None = None
+        self, x: Inputs | None = None, *, data: Any = None
     ) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
         tensor, and ``prediction`` for the inputs ``x`` when they are given. With the training
@@ -508,7 +518,7 @@ class Posterior:
             variables["prediction"] = self._followed(x, "all")
         pointwise = None
         if data is not None:
-            pointwise = {"y": self.log_likelihood(*split_pair(data), chains="all")}
+            pointwise = {"y": self.log_likelihood(*self.signature.split(data), chains="all")}
         return diagnostics.inference_data(variables, pointwise)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -563,6 +573,15 @@ class Posterior:
             trace=groups["run"]["trace"],
             config=config,
         )
+
+    def _one_input(self, x: Any, what: str) -> Tensor:
+        found = self.signature.inputs(x)
+        if self.signature.packed:
+            raise TypeError(
+                f"{what} takes networks of one input tensor, and this one has several: wrap it in "
+                "a module that takes one and splits it"
+            )
+        return found
 
     def _as_module(self, params: Params) -> nn.Module:
         with MODEL_LOCK:  # another thread may have parameters of its own in the model

@@ -43,7 +43,7 @@ def plan(
     sampler.prepare(
         data, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
     )
-    x, y, num_data = recipe.rows_of(data, sampler.num_data)
+    x, y, num_data = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
     if batch_size is None:
         batch_size = recipe.batch_size(len(x))
     if sampler._start == "auto":
@@ -145,6 +145,7 @@ def _prior_scale(
         temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
         seed=sampler.seed, device=sampler.device, compile=sampler.compile, parallel=None,
     )  # fmt: skip
+    compared.signature.adopt(sampler.signature)
     half = steps // 2
     try:
         with trials.trial():

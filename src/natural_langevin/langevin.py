@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +58,10 @@ from natural_langevin.sampling import (
     temperature_probe,
 )
 from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
+from natural_langevin.sampling.until import Target
+from natural_langevin.sampling.until import parse as parse_until
 from natural_langevin.sampling.validation import (
     StepSize,
     batch_check,
@@ -78,6 +82,7 @@ from natural_langevin.sampling.validation import (
     warn_if_stiff,
     whole_number,
 )
+from natural_langevin.sampling.watching import Watching
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
 
 log = logging.getLogger("natural_langevin")
@@ -280,6 +285,7 @@ class Langevin:
         steps: int | None = None,
         *,
         seconds: float | None = None,
+        until: str | None = None,
         batch_size: int | None = None,
         burn_in: int | None = None,
         thin: int | None = None,
@@ -288,6 +294,7 @@ class Langevin:
         sample_dtype: torch.dtype | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
+        callback: Callback | None = None,
         progress: bool | str = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
@@ -301,6 +308,12 @@ class Langevin:
         What is left open follows from N, the network and the step size (``sampling.recipe``); with
         a step size of one's own, ``steps`` is needed, the minibatch is 100 and every iterate is
         kept. ``seconds`` in place of ``steps``: as many as fit, by the pace of the first ones.
+        ``until="ess:400"`` ends the run when the effective sample size of its predictions is 400;
+        ``steps`` and ``seconds`` are then the most it may take (left open: ten times what the
+        recipe would run). ``posterior.config["limit"]`` and the log say which was reached.
+
+        ``callback`` is shown the run every 50 steps (``sampling.look.Look``: losses, temperature,
+        acceptance); ``integrations.tensorboard.TensorBoard(folder)`` is one.
 
         ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
         (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
@@ -314,6 +327,7 @@ class Langevin:
         holds a checkpoint of the same run. Folders of a run under way are locked.
         """
         chosen: recipe.Choice | step_size_search.Choice | None = None
+        wanted = parse_until(until)
         data = self._in_tensors(data)
         check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
         if self._by_recipe:
@@ -321,16 +335,17 @@ class Langevin:
                 known = recipe.Choice.from_config(resumed_config(checkpoint, self.mesh))
                 batch_size, chosen, lengths = planning.plan(
                     self, data, batch_size, known, steps=steps, burn_in=burn_in, thin=thin,
-                    seconds=seconds,
+                    seconds=seconds, until=wanted is not None,
                 )  # fmt: skip
             steps, burn_in, thin = lengths.steps, lengths.burn_in, lengths.thin
         batch_size = whole_number("batch_size", 100 if batch_size is None else batch_size)
-        if steps is None and seconds is not None:
+        if steps is None and seconds is not None and wanted is None:
             steps = planning.steps_within(self, seconds, data, batch_size)
         if steps is None:
             raise ValueError(
                 "steps must be said where the step size is: sample(data, steps=...); with "
-                'step_size="auto", the default, a run knows its own length'
+                'step_size="auto", the default, a run knows its own length. With until=, steps is '
+                "the most that may be taken"
             )
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
         thin, draws = check_thinning(
@@ -365,6 +380,13 @@ class Langevin:
         }
         if self.signature.several:
             config["inputs"] = self.signature.several
+        if until is not None:
+            config["until"] = until
+            if len(set(config["alike"])) > 1:
+                raise ValueError(
+                    f"until={until!r} needs chains of one posterior, and these differ in "
+                    "temperature or prior: give steps="
+                )
         if chosen is not None:
             key = "recipe" if isinstance(chosen, recipe.Choice) else "pilot"
             config |= {"step_size": stable_repr(step_size), key: chosen.as_dict()}
@@ -385,6 +407,11 @@ class Langevin:
         collector = SampleCollector(
             state, store=sink, dtype=dtype, looks=plan.looks, first=int(self.chain_ids[0])
         )
+        target = Target(
+            wanted, lambda now: self._posterior_of(collector.so_far, now, config),
+            engine.stream.example()[0], seconds=seconds if wanted is not None else None,
+        )  # fmt: skip
+        watcher = Watching(engine, self.mesh, target, steps=steps, callback=callback)
         title = progress if isinstance(progress, str) else "sampling"
         with contextlib.ExitStack() as closing:
             closing.callback(sink.close)
@@ -395,25 +422,36 @@ class Langevin:
                 state = run(
                     plan, engine, state, collector,
                     saved=saved, title=title, progress=bool(progress), processes=self.mesh,
+                    watcher=watcher,
                 )  # fmt: skip
+            by_clock = seconds is not None and wanted is None
+            config["limit"] = "seconds" if by_clock else target.reached
+            config["steps"] = int(state.step)
+            if wanted is not None:
+                config["ess"] = target.ess
+            target.say(config["steps"], steps, seconds)
             config["execution"] = engine.way
             for name, values in self.dynamics.report(state).items():
                 config[name] = self.mesh.all_rows(values).tolist()
             if (shift := rounding.autocast_shift(engine, state)) is not None:
                 config["autocast_shift"] = shift
             config["effective_temperature"] = temperature_probe.after_run(
-                engine, state, steps, self.mesh
+                engine, state, config["steps"], self.mesh
             )
-            posterior = collector.finish(
-                state, model=self._template, likelihood=self.likelihood, config=config
-            )
+            return self._posterior_of(collector.finish, state, config)
+
+    def _posterior_of(
+        self, collected: Callable[..., Posterior], state: State, config: dict[str, Any]
+    ) -> Posterior:
+        """The posterior of all chains, from what was collected here."""
+        posterior = collected(
+            state, model=self._template, likelihood=self.likelihood, config=config
+        )
         posterior.prior = self._dynamics.prior
         posterior.signature.adopt(self.signature)
-        return (
-            shard_posterior(posterior, self.mesh)
-            if isinstance(self.mesh, ProcessMesh)
-            else posterior
-        )
+        if isinstance(self.mesh, ProcessMesh):
+            return shard_posterior(posterior, self.mesh)
+        return posterior
 
     def _notice(self, stream: Stream) -> None:
         """Says once what is most likely a mistake."""

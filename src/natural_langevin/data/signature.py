@@ -75,7 +75,7 @@ class Signature:
             if len(found) != 1:
                 raise TypeError(
                     f"a dictionary of data needs its targets under one of {list(TARGETS)}, got "
-                    f"the keys {list(item)}: give the pair (inputs, y)"
+                    f"the keys {list(item)}: give the pair (x, y), x a dictionary"
                 )
             inputs = {k: v for k, v in item.items() if k != found[0]}
             return self.inputs(inputs), self._targets(item[found[0]])

@@ -65,6 +65,9 @@ class Store(Protocol):
     def finished(self) -> Params:
         """All samples, (chain, draw, *shape)."""
 
+    def first(self, count: int) -> Params:
+        """The first ``count`` draws, while others may still follow."""
+
     def close(self) -> None:
         """Lets go of files and folders, however the run ended."""
 
@@ -93,6 +96,9 @@ class InMemory:
 
     def finished(self) -> Params:
         return self._samples
+
+    def first(self, count: int) -> Params:
+        return {name: value[:, :count] for name, value in self._samples.items()}
 
     def close(self) -> None:
         pass
@@ -207,6 +213,9 @@ class InFolder:
         with path.open("rb") as handle:
             header = handle.read(len(self._plan.header))
         return header == self._plan.header and path.stat().st_size == self._plan.size
+
+    def first(self, count: int) -> Params:
+        return {name: value[:, :count] for name, value in OnDisk(self.path, self._specs).items()}
 
     def finished(self) -> Params:
         self.tree()

@@ -110,7 +110,7 @@ def _of_inputs(model: nn.Module, signature: Signature, x: Tensor) -> Iterator[st
 def _of_targets(likelihood: likelihoods.Likelihood, y: Tensor) -> Iterator[str]:
     if not isinstance(likelihood, _REAL) or not y.is_floating_point():
         return
-    size, spread = float(y.double().square().mean().sqrt()), float(y.double().std())
+    size, spread = float(y.double().square().mean().sqrt()), float(y.double().std(correction=0))
     if size > LARGE or 0 < spread < SMALL:
         yield (
             f"the targets y are of size {size:.3g} and vary by {spread:.3g}, and the defaults are "

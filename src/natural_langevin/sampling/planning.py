@@ -19,6 +19,7 @@ from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
 from natural_langevin.sampling import prior_scale, recipe, step_size_search, trials
 from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sampling.until import MOST, thinning
 
 log = logging.getLogger("natural_langevin")
 
@@ -36,9 +37,13 @@ def plan(
     burn_in: int | None,
     thin: int | None,
     seconds: float | None,
+    until: bool = False,
 ) -> tuple[int, recipe.Choice, recipe.Length]:
     """Batch size, step size and length of a run that leaves them open; sets the start and the
-    prior's scale. A run to go on with keeps what it was started with."""
+    prior's scale. A run to go on with keeps what it was started with.
+
+    ``until``: a target may end the run; ``steps`` is then the most it may take, and burn-in and
+    thinning are those of a run of the usual length."""
     # For its checks: whatever is wrong with the data is said before anything else is done.
     sampler.prepare(
         data, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
@@ -57,13 +62,25 @@ def plan(
     choice = dataclasses.replace(choice, prior_scale=scale)
     log.info("step_size=%s", choice.reason)
     weights = sum(p[0].numel() for p in sampler.init().params.values())
-    if steps is None and seconds is not None:
+    if steps is None and seconds is not None and not until:
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
-    lengths = recipe.length(
-        choice, steps=steps, burn_in=burn_in, thin=thin,
-        work=6.0 * sampler.chains * batch_size * weights,
-    )  # fmt: skip
+    work = 6.0 * sampler.chains * batch_size * weights
+    lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work)
+    if until:
+        usual = recipe.length(choice, steps=None, burn_in=burn_in, thin=thin, work=work)
+        if steps is None or steps > usual.steps:
+            lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
     return batch_size, choice, lengths
+
+
+def extended(
+    usual: recipe.Length, steps: int | None, thin: int | None, bytes_per_draw: int
+) -> recipe.Length:
+    """A run that may go on beyond its usual length, with draws as far apart as usual: further
+    only where all of them would take too much memory, and the user has not said how far."""
+    most = usual.steps * MOST if steps is None else steps
+    factor = thinning((most - usual.burn_in) // usual.thin, bytes_per_draw) if thin is None else 1
+    return recipe.Length(most, usual.burn_in, usual.thin * factor)
 
 
 def steps_within(

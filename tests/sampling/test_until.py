@@ -73,8 +73,9 @@ def test_draws_in_a_folder_are_cut_too(tmp_path) -> None:
 
 
 def test_the_recipe_goes_on_beyond_its_usual_length() -> None:
-    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-    y = x.sum(1, keepdim=True)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=generator)
+    y = x.sum(1, keepdim=True) + 0.5 * torch.randn(60, 1, generator=generator)
     sampler = Langevin(
         nn.Linear(2, 1), likelihoods.Gaussian(sigma=0.5), prior=priors.Gaussian(1.0), chains=2
     )

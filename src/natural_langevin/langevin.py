@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin._internal.provenance import provenance
 from natural_langevin.data.signature import Signature
 from natural_langevin.data.streams import (
+    Batch,
     InMemory,
     Loader,
     SharedBatches,
@@ -56,6 +57,7 @@ from natural_langevin.sampling import (
     rounding,
     step_size_search,
     temperature_probe,
+    trained,
 )
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.look import Callback
@@ -211,8 +213,69 @@ class Langevin:
         #: What step_size="auto" turned out to be, and the batch size it was chosen for.
         self._settled: tuple[StepSize, int] | None = None
         self._noticed = False
+        self._options: dict[str, Any] | None = None  # of ``from_trained``
+        self._owner = self  # whose network the posterior's is
+        #: Rows (x, y) that choose the prior's scale in place of folds of the data.
+        self.held_out: Batch | None = None
         self._busy = OneAtATime()
         self.init()  # a model too large for its metric, or an improper prior, fails here
+
+    @classmethod
+    def from_trained(
+        cls,
+        model: nn.Module,
+        likelihood: likelihoods.Likelihood,
+        *,
+        parameters: str | Iterable[str] = "last",
+        held_out: Any = None,
+        **options: Any,
+    ) -> Langevin:
+        """A sampler around a trained network, and beyond it: chains start at its weights.
+
+        ``parameters``: which weights are sampled: "last", those of the last layer; "all"; or
+        patterns of names ("*.bias", "head.*"). All others stay as they were trained. ``held_out``:
+        (x, y) that the network was not trained on, by which the prior's scale is chosen. Without
+        them, rows of the training data would choose it where other weights are fixed, which have
+        seen them: there the prior's variance is that of the trained weights. ``options`` are those
+        of ``Langevin``; what is left open follows the recipe. With the last layer alone, the
+        network before it is evaluated once for every sample.
+
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+        >>> sampler = Langevin.from_trained(net, likelihoods.Categorical(), chains=2)
+        >>> list(sampler.init().params)
+        ['2.weight', '2.bias']
+        """
+        options = {"init": "model"} | options
+        sampler = cls(trained.chosen(model, parameters), likelihood, **options)
+        sampler._options = options
+        if held_out is not None:
+            sampler.held_out = sampler.signature.split(held_out)
+        elif sampler._scale_open and any(not p.requires_grad for p in sampler.model.parameters()):
+            options["prior"] = recipe.prior(trained.size(sampler.init().params))
+            sampler._set_prior(options["prior"])
+            sampler._scale_open = False
+            log.info(
+                "the prior's variance is that of the trained weights: rows that the fixed weights "
+                "were trained on cannot choose it. Give held_out=(x, y), rows they have not seen"
+            )
+        return sampler
+
+    def _of_features(self, data: Any) -> tuple[Langevin, Any] | None:
+        """The last layer's own sampler, and its data, where nothing else is sampled."""
+        if self._options is None or isinstance(data, DataLoader | SharedBatches | Subsets):
+            return None
+        x, y = self._in_tensors(data)
+        found = trained.split_off(self.model, self.signature, x.to(self.device))
+        if found is None:
+            return None
+        inner = type(self)(found[0], self.likelihood, **self._options)
+        inner._owner = self
+        if self.held_out is not None:
+            x_out, y_out = self.held_out
+            again = trained.split_off(self.model, self.signature, x_out.to(self.device))
+            assert again is not None
+            inner.held_out = again[1], y_out
+        return inner, (found[1], y)
 
     def init(self) -> State:
         """The state before the first update."""
@@ -326,6 +389,13 @@ class Langevin:
         once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
         holds a checkpoint of the same run. Folders of a run under way are locked.
         """
+        arguments = {k: v for k, v in locals().items() if k not in ("self", "data")}
+        if (apart := self._of_features(data)) is not None:
+            inner, features = apart
+            posterior = inner.sample(features, **arguments)
+            self._settled, self._prior = inner._settled, inner._prior
+            self._dynamics = dataclasses.replace(self._dynamics, prior=inner._dynamics.prior)
+            return posterior
         chosen: recipe.Choice | step_size_search.Choice | None = None
         wanted = parse_until(until)
         data = self._in_tensors(data)
@@ -378,8 +448,8 @@ class Langevin:
             "shared_batches": not engine.stream.chain_axis,
             "adapting": engine.rates.kind(steps - 1).adapts,
         }
-        if self.signature.several:
-            config["inputs"] = self.signature.several
+        if self._owner.signature.several:
+            config["inputs"] = self._owner.signature.several
         if until is not None:
             config["until"] = until
             if len(set(config["alike"])) > 1:
@@ -408,7 +478,7 @@ class Langevin:
             state, store=sink, dtype=dtype, looks=plan.looks, first=int(self.chain_ids[0])
         )
         target = Target(
-            wanted, lambda now: self._posterior_of(collector.so_far, now, config),
+            wanted, lambda now: self._posterior_of(self, collector.so_far, now, config),
             engine.stream.example()[0], seconds=seconds if wanted is not None else None,
         )  # fmt: skip
         watcher = Watching(engine, self.mesh, target, steps=steps, callback=callback)
@@ -438,17 +508,21 @@ class Langevin:
             config["effective_temperature"] = temperature_probe.after_run(
                 engine, state, config["steps"], self.mesh
             )
-            return self._posterior_of(collector.finish, state, config)
+            return self._posterior_of(self._owner, collector.finish, state, config)
 
     def _posterior_of(
-        self, collected: Callable[..., Posterior], state: State, config: dict[str, Any]
+        self,
+        owner: Langevin,
+        collected: Callable[..., Posterior],
+        state: State,
+        config: dict[str, Any],
     ) -> Posterior:
-        """The posterior of all chains, from what was collected here."""
+        """The posterior of all chains, from what was collected here, of the owner's network."""
         posterior = collected(
-            state, model=self._template, likelihood=self.likelihood, config=config
+            state, model=owner._template, likelihood=self.likelihood, config=config
         )
         posterior.prior = self._dynamics.prior
-        posterior.signature.adopt(self.signature)
+        posterior.signature.adopt(owner.signature)
         if isinstance(self.mesh, ProcessMesh):
             return shard_posterior(posterior, self.mesh)
         return posterior

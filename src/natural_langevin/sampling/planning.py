@@ -145,6 +145,7 @@ def _prior_scale(
 
     The chains of several processes all have the same prior: each process chooses alone."""
     x, y = (t[: prior_scale.MOST_ROWS] for t in data)
+    inside = len(x)
     count = len(prior_scale.SCALES) * prior_scale.FOLDS
     weights = sum(p[0].numel() for p in sampler.init().params.values())
     if len(x) < prior_scale.FEWEST_ROWS:
@@ -154,6 +155,10 @@ def _prior_scale(
     if 6.0 * count * min(batch_size, len(x)) * weights * steps > recipe.MOST_WORK / 4:
         return None
     rows = prior_scale.folds(len(x), sampler.seed)
+    if sampler.held_out is not None:  # all rows to learn from, and others to be scored on
+        x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), sampler.held_out, strict=True))
+        numbers = torch.arange(len(x)).expand(count, -1)
+        rows = prior_scale.Folds(numbers[:, :inside], numbers[:, inside:])
     scales = torch.tensor(prior_scale.SCALES).repeat_interleave(prior_scale.FOLDS)
     compared = type(sampler)(
         sampler._template, sampler.likelihood, prior=recipe.prior(scales), chains=count,

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -688,6 +688,40 @@ class Langevin:
         found = self.num_data or stream.num_data
         assert found is not None
         return found
+
+    def log_density(self, weights: Mapping[str, Tensor], data: Any) -> Tensor:
+        """The unnormalised log posterior of given weights, at temperature 1, in nats:
+
+            ln alpha(theta) + (N / n) sum_n ln p(y_n | x_n, theta),
+
+        n the rows of ``data``, N = n unless ``num_data`` says otherwise. ``weights``: {name:
+        (*shape)} of all sampled parameters, for a number; with a leading axis, for one each. The
+        prior is the first chain's. It can be differentiated."""
+        x, y = (t.to(self.device) for t in self.signature.split(data))
+        shapes = {k: p.shape[1:] for k, p in self.init().params.items()}
+        if set(weights) != set(shapes):
+            raise ValueError(f"weights must hold exactly {sorted(shapes)}, got {sorted(weights)}")
+        alone = {weights[k].ndim == len(shape) for k, shape in shapes.items()}
+        if len(alone) > 1 or any(weights[k].shape[-len(s) or None :] != s for k, s in shapes.items()):
+            got = {k: tuple(w.shape) for k, w in weights.items()}
+            raise ValueError(
+                f"weights must have the shapes {({k: tuple(s) for k, s in shapes.items()})}, each "
+                f"with the same leading axis or none, got {got}"
+            )
+        one = alone == {True}
+        theta = {k: w[None] if one else w for k, w in weights.items()}
+        count = len(next(iter(theta.values())))
+        first = torch.zeros(count, dtype=torch.long, device=self.device)
+        prior = priors.of_chains(self._prior, first)
+        learned = {k: v[0] for k, v in self.init().likelihood.items()}
+        network, share = self._dynamics.gradients.network, (self.num_data or len(x)) / len(x)
+        rows = []
+        for row in range(count):
+            outputs = network.call({k: w[row] for k, w in theta.items()}, x.clone())
+            rows.append(-share * self.likelihood.log_loss(outputs, y, learned).sum())
+        total = torch.stack([prior[k].log_density(w) for k, w in theta.items()]).sum(0)
+        found = torch.stack(rows) + total
+        return found[0] if one else found
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""

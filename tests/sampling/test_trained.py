@@ -96,7 +96,7 @@ def test_patterns_choose_the_weights(network: nn.Module) -> None:
 
 def test_without_rows_that_are_new_the_prior_has_the_weights_size(network: nn.Module) -> None:
     sampler = Langevin.from_trained(network, likelihoods.Categorical(), chains=2)
-    weight = network.get_parameter("4.weight")
+    weight = network.get_parameter("4.weight").detach()
     wanted = float(weight.square().mean())
     assert float(sampler._prior["4.weight"].variance) == pytest.approx(wanted)  # type: ignore[attr-defined]
     assert trained.size({"w": weight[None]}) == pytest.approx(wanted * 20 / 2)

@@ -24,7 +24,7 @@ def run(**options):
 
 def ess(posterior, rows: int = 32) -> float:
     x = small_run.data()[0][:rows]
-    return float(np.median(mixing(posterior._followed(x, None)).ess))
+    return float(np.median(mixing(posterior.followed(x, None)).ess))
 
 
 def test_it_ends_when_the_target_is_reached(caplog: pytest.LogCaptureFixture) -> None:

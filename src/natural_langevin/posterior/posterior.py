@@ -21,7 +21,7 @@ from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, LogLoss
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
-from natural_langevin.posterior import distillation, export, monte_carlo, networks, storage
+from natural_langevin.posterior import arviz, distillation, export, monte_carlo, networks, storage
 from natural_langevin.posterior.chain_shards import ChainShards
 from natural_langevin.posterior.evaluation import score
 from natural_langevin.posterior.prediction import (
@@ -396,11 +396,11 @@ class Posterior:
         rows = self.shards.rows(chains)
         with torch.no_grad():
             for some in networks.chunks(samples, rows, sample_batch, like=self.last):
-                averager.add(self._outputs(some, x))
+                averager.add(self.outputs(some, x))
             one = {name: value[:1] for name, value in self.last.items()}
-            self.shards.pool(averager, lambda: self._outputs(one, x)[:0])
+            self.shards.pool(averager, lambda: self.outputs(one, x)[:0])
 
-    def _outputs(self, params: Params, x: Tensor) -> Tensor:
+    def outputs(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of several networks: (network, B, ...)."""
         return vmap(lambda p: one_tensor(self._call(p, x)))(params)
 
@@ -428,7 +428,7 @@ class Posterior:
         (the extra ``diagnostics``).
         """
         pooled = self.chosen(chains)
-        predictions = self._followed(x, chains)
+        predictions = self.followed(x, chains)
         stopped = {c: int(s) for c, s in enumerate(self.diverged.tolist()) if s >= 0}
         warm = [t for t in self._temperatures().tolist() if t > 0]
         measured = self.config.get("effective_temperature")
@@ -449,7 +449,7 @@ class Posterior:
             adapting=bool(self.config.get("adapting")),
         )
 
-    def _followed(self, x: Tensor, chains: Chains) -> Tensor:
+    def followed(self, x: Tensor, chains: Chains) -> Tensor:
         """Predictions along the draws: (chain, draw, B, ...)."""
         predictions = self.predict(x, chains=chains).samples
         assert predictions is not None
@@ -465,7 +465,7 @@ class Posterior:
         return diagnostics.halved.compare(
             {"predictions": predictions}
             | {k: self.shards.everywhere(v)[list(pooled)] for k, v in mine.items()},
-            {"predictions": other._followed(x, theirs)}
+            {"predictions": other.followed(x, theirs)}
             | {k: other.shards.everywhere(v)[theirs] for k, v in half.items()},
         )
 
@@ -506,20 +506,27 @@ class Posterior:
         with vectorised(x):
             return self.signature.call(partial(self._places.call, params), x)
 
-    def to_arviz(
-        self, x: Inputs | None = None, *, data: Any = None
-    ) -> Any:
+    def to_arviz(self, x: Inputs | None = None, *, data: Any = None, seed: int = 0) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
         tensor, and ``prediction`` for the inputs ``x`` when they are given. With the training
-        ``data`` (x, y), the group ``log_likelihood`` too, for ``arviz.loo`` and ``arviz.waic``."""
+        ``data`` (x, y), also the groups ``log_likelihood`` (for ``arviz.loo`` and
+        ``arviz.compare``), ``posterior_predictive`` (targets drawn with ``seed``, one of every
+        network), ``observed_data``, and in ``sample_stats`` the log density ``lp`` of every draw
+        (of a saved posterior, which has no prior: not)."""
         self.shards.check_whole("to_arviz")
-        variables = {k: s[self.healthy].to(self.last[k].dtype) for k, s in self.samples.items()}
-        if x is not None:
-            variables["prediction"] = self._followed(x, "all")
-        pointwise = None
-        if data is not None:
-            pointwise = {"y": self.log_likelihood(*self.signature.split(data), chains="all")}
-        return diagnostics.inference_data(variables, pointwise)
+        return arviz.inference_data(self, x, data, seed=seed)
+
+    def log_density(self, data: Any) -> Tensor:
+        """ln alpha(theta) + sum_n ln p(y_n | x_n, theta) of every draw of the healthy chains, over
+        the ``data`` (x, y): the unnormalised log posterior at temperature 1, in nats and float64,
+        (chain, draw). ``Langevin.log_density`` has that of any weights."""
+        if self.prior is None:
+            raise ValueError(
+                "the log density needs the prior, which a saved posterior does not hold: "
+                "Langevin(...).log_density(weights, data) has one"
+            )
+        pointwise = self.log_likelihood(*self.signature.split(data), chains="all")
+        return pointwise.double().sum(-1).cpu() + arviz.log_prior(self, self.healthy)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the posterior to a folder as safetensors and JSON, never pickle.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from natural_langevin.data.arrays import as_tensor
 
 Batch = tuple[Tensor, Tensor]
 
@@ -19,7 +20,7 @@ def split_pair(item: Any) -> Batch:
     if isinstance(item, Tensor):
         return item, item
     if isinstance(item, (tuple, list)):
-        tensors = [_as_tensor(part) for part in item if part is not None]
+        tensors = [as_tensor(part) for part in item if part is not None]
         if len(tensors) in (1, 2) and all(isinstance(part, Tensor) for part in tensors):
             return tensors[0], tensors[-1]
     kind = type(item).__name__
@@ -29,17 +30,6 @@ def split_pair(item: Any) -> Batch:
         f"data must be a pair of tensors (x, y), a tensor y, a TensorDataset or a DataLoader of "
         f"those, got {kind}: use torch.as_tensor on arrays"
     )
-
-
-def _as_tensor(part: Any) -> Any:
-    """A tensor of an array or a frame; anything else as it is."""
-    if isinstance(part, Tensor) or not hasattr(part, "__array__"):
-        return part
-    array = np.asarray(part)
-    if array.dtype.kind not in "fiub":
-        return part
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.to(torch.get_default_dtype()) if array.dtype.kind == "f" else tensor
 
 
 def check_pair(x: Tensor, y: Tensor) -> None:

@@ -264,7 +264,7 @@ def check_data(gradients: Gradients, state: State, x: Tensor, y: Tensor, targets
 
     Afterwards ``gradients`` is prepared for batches of this shape."""
     likelihood = gradients.likelihood
-    outputs = _outputs_of_few(gradients.network, state.params, x)
+    outputs = outputs_of_few(gradients.network, state.params, x)
     _check_deterministic(gradients.network, state.params, x, outputs)
     likelihood.check(outputs, targets)
     few = y[:FEW]
@@ -291,13 +291,13 @@ def batch_check(gradients: Gradients, params: Params) -> Callable[[Tensor, Tenso
     def check(x: Tensor, y: Tensor) -> None:
         kind = (x[:FEW].shape, x.dtype)
         if kind not in known:
-            known[kind] = _outputs_of_few(gradients.network, params, x)
+            known[kind] = outputs_of_few(gradients.network, params, x)
         gradients.likelihood.check(known[kind], y)
 
     return check
 
 
-def _outputs_of_few(network: Network, params: Params, x: Tensor) -> Any:
+def outputs_of_few(network: Network, params: Params, x: Tensor) -> Any:
     """The first chain's outputs for the first few samples."""
     first = {name: p[0] for name, p in params.items()}
     dtype = next(iter(first.values())).dtype
@@ -322,7 +322,7 @@ def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: A
         return outputs, pullback(outputs)
 
     try:
-        again = _outputs_of_few(network, params, x)
+        again = outputs_of_few(network, params, x)
         torch.testing.assert_close(
             pytree.tree_leaves(again), pytree.tree_leaves(outputs), equal_nan=True
         )
@@ -348,8 +348,8 @@ def known_step_size(value: StepSize | Literal["auto"]) -> StepSize:
     """A step size that must be known beforehand."""
     if isinstance(value, str) and value == "auto":
         raise ValueError(
-            'step_size="auto" is chosen by sample(), which sees all the data: give Langevin a '
-            'number here, such as the posterior.config["pilot"]["step_sizes"] of a short run'
+            'step_size="auto" is chosen by sample(), which sees all the data: call it first, or '
+            "give step_size= here, or to Langevin"
         )
     return value
 

@@ -61,8 +61,10 @@ from natural_langevin.sampling import (
     trained,
 )
 from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.footprint import check_step_memory
 from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
+from natural_langevin.sampling.pitfalls import refuse_autocast
 from natural_langevin.sampling.until import Target
 from natural_langevin.sampling.until import parse as parse_until
 from natural_langevin.sampling.validation import (
@@ -219,6 +221,9 @@ class Langevin:
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()
+        check_step_memory(
+            self._dynamics, network.trainable(), len(self.chain_ids), self.device
+        )
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
     @classmethod
@@ -315,6 +320,7 @@ class Langevin:
         metric with ``adapt="burn-in"`` stands still. 0: it follows every batch.
 
         The first batch that a sampler sees here is checked like the data of ``sample``."""
+        refuse_autocast(self.device)
         if self.num_data is None:
             raise ValueError(
                 "step() cannot see how many data there are: give Langevin(..., num_data=N). "
@@ -398,6 +404,7 @@ class Langevin:
             self._dynamics = dataclasses.replace(self._dynamics, prior=inner._dynamics.prior)
             return posterior
         chosen: recipe.Choice | step_size_search.Choice | None = None
+        refuse_autocast(self.device)
         wanted = parse_until(until)
         data = self._in_tensors(data)
         check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)

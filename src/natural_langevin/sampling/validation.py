@@ -27,6 +27,7 @@ from natural_langevin.preconditioners import (
 )
 from natural_langevin.priors import Prior
 from natural_langevin.sampling import trials
+from natural_langevin.sampling.pitfalls import check_attached
 from natural_langevin.statistics import Gradients, Network, Params
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.vectorised import why_untransformable
@@ -265,6 +266,7 @@ def check_data(gradients: Gradients, state: State, x: Tensor, y: Tensor, targets
     Afterwards ``gradients`` is prepared for batches of this shape."""
     likelihood = gradients.likelihood
     outputs = outputs_of_few(gradients.network, state.params, x)
+    check_attached(gradients.network, {k: p[0] for k, p in state.params.items()}, x[:FEW])
     _check_deterministic(gradients.network, state.params, x, outputs)
     likelihood.check(outputs, targets)
     few = y[:FEW]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import output
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.speed import growth, latency, memory, steps
 from natural_langevin.experiments.speed.measure import Say
@@ -65,7 +65,7 @@ def run(settings: Settings, *, out: Path | None = None, say: Say = lambda line: 
             results["seconds"] = time.monotonic() - started
             results["load_after"] = _load()
             if out is not None:
-                with staged(out) as handle:
+                with output(out) as handle:
                     handle.write(json.dumps(results, indent=1).encode())
     return results
 

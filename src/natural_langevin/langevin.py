@@ -19,6 +19,7 @@ from natural_langevin import likelihoods, models, preconditioners, priors, rando
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin._internal.provenance import provenance
+from natural_langevin._internal.light_autograd import eager
 from natural_langevin.data.streams import (
     InMemory,
     Loader,
@@ -219,6 +220,7 @@ class Langevin:
         return dynamics.init(start)
 
     @exclusive
+    @eager
     def step(
         self,
         state: State,
@@ -258,6 +260,7 @@ class Langevin:
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
     @exclusive
+    @eager
     def sample(
         self,
         data: Any,
@@ -408,6 +411,7 @@ class Langevin:
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
     @exclusive
+    @eager
     def choose_step_size(
         self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
@@ -433,6 +437,7 @@ class Langevin:
         )
 
     @exclusive
+    @eager
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
         batch_size: int = 100,
@@ -454,6 +459,7 @@ class Langevin:
         return found
 
     @exclusive
+    @eager
     def prepare(
         self,
         data: Any,

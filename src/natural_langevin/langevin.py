@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin._internal.provenance import provenance
-from natural_langevin._internal.light_autograd import eager
 from natural_langevin.data.streams import (
     InMemory,
     Loader,

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin._internal.provenance import provenance
 from natural_langevin.data.signature import Signature
@@ -306,6 +307,7 @@ class Langevin:
         return dynamics.init(start)
 
     @exclusive
+    @eager
     def step(
         self,
         state: State,
@@ -349,6 +351,7 @@ class Langevin:
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
     @exclusive
+    @eager
     def sample(
         self,
         data: Any,
@@ -567,6 +570,7 @@ class Langevin:
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
     @exclusive
+    @eager
     def choose_step_size(
         self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
@@ -611,6 +615,7 @@ class Langevin:
         return self._settled[0], self._settled[1] if batch_size is None else batch_size
 
     @exclusive
+    @eager
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
         batch_size: int | None = None,
@@ -633,6 +638,7 @@ class Langevin:
         return found
 
     @exclusive
+    @eager
     def prepare(
         self,
         data: Any,

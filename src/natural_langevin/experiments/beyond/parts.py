@@ -242,7 +242,7 @@ def _row(label: str, setting: Setting, p: Tensor, y: Tensor, found: Sampled, cha
 
 
 def _pooled(p: Tensor, dim: int = 0) -> Tensor:
-    """The mean over chains, along ``dim``, of those that did not diverge: (predictor, n, classes)."""
+    """The mean along ``dim`` over chains that did not diverge: (predictor, n, classes)."""
     return p.nanmean(dim) if dim else p.nanmean(0)[None]
 
 

@@ -9,7 +9,17 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from natural_langevin import __version__
-from natural_langevin.cli import bench, evaluate, predict, report, reproduce, sbc, train, uci
+from natural_langevin.cli import (
+    bench,
+    evaluate,
+    fidelity,
+    predict,
+    report,
+    reproduce,
+    sbc,
+    train,
+    uci,
+)
 
 app = typer.Typer(
     name="natural-langevin",
@@ -48,3 +58,4 @@ app.command(name="report", no_args_is_help=True)(report.report)
 app.command(name="bench")(bench.bench)
 app.command(name="sbc")(sbc.sbc)
 app.command(name="uci")(uci.uci)
+app.command(name="fidelity")(fidelity.fidelity)

@@ -57,14 +57,14 @@ def fetch(
     """
     _require_safe(url)
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".download") as scratch:
-        path = _retrieve(url, Path(scratch), limit=verify.size_limit(file), timeout=timeout)
+        path = retrieve(url, Path(scratch), limit=verify.size_limit(file), timeout=timeout)
         with path.open("rb") as handle:
             array = verify.read_handle(handle, file, compressed=True, label=url)
         path.replace(destination)
     return array
 
 
-def _retrieve(url: str, folder: Path, *, limit: int, timeout: float) -> Path:
+def retrieve(url: str, folder: Path, *, limit: int, timeout: float = TIMEOUT_SECONDS) -> Path:
     """The file at `url`, in `folder`, with progress; network errors become a DownloadError."""
     try:
         import pooch

@@ -162,4 +162,5 @@ def refuse_torn_units(bias: str, b: Any, weight: str, w: Any) -> None:
 
 
 def any_sharded(params: Iterable[Any]) -> bool:
+    """Whether any of them is a DTensor."""
     return any(is_sharded(p) for p in params)

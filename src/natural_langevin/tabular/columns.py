@@ -73,6 +73,7 @@ class Date:
     missing: bool = False
 
     def read(self, cells: pd.Series) -> pd.Series:
+        """Cells as dates; what is none is missing."""
         return dates(cells, self.format)
 
 
@@ -95,6 +96,7 @@ KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Number, 
 
 
 def to_json(column: Column) -> dict[str, Any]:
+    """A column as plain values."""
     return {"kind": type(column).__name__.lower()} | asdict(column)
 
 

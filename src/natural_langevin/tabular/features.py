@@ -48,10 +48,12 @@ class Features:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The columns' names."""
         return tuple(part.name for part in self.parts)
 
     @property
     def width(self) -> int:
+        """How many numbers a row becomes."""
         return sum(
             len(part.levels) if isinstance(part, Category)
             else (1 if isinstance(part, Number) else len(part.parts)) + part.missing
@@ -133,6 +135,7 @@ class Features:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """As plain values, for run.json."""
         return {
             "columns": [columns.to_json(part) for part in self.parts],
             "notices": list(self.notices),
@@ -140,6 +143,7 @@ class Features:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Features:
+        """The features of a run.json."""
         parts = tuple(columns.from_json(item) for item in value["columns"])
         if not parts:
             raise ValueError("there is no column")

@@ -31,10 +31,12 @@ class OnePosterior:
     best: Posterior
 
     def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean prediction and epistemic uncertainty of every row."""
         p = self.best.predict(x, keep_samples=False)
         return p.mean.double().cpu(), p.epistemic.double().cpu()
 
     def predictive(self, x: Tensor) -> Predictive:
+        """The predictive distribution of a regression, in the target's units."""
         means, sigma = self.best.predict(x).samples, self.best.sigma
         assert means is not None
         assert sigma is not None
@@ -45,6 +47,7 @@ class OnePosterior:
 
 
 def is_posterior(folder: Path) -> bool:
+    """Whether a folder holds a saved ``Posterior``."""
     return (folder / "posterior.json").is_file()
 
 

@@ -137,6 +137,7 @@ class Learned:
 
     @staticmethod
     def load(folder: str | os.PathLike[str], device: str = "cpu") -> Learned:
+        """What ``save`` wrote."""
         folder = Path(folder)
         value = without_checksum(read_json(folder / "learned.json"))
         outcome = Outcome.from_json(value["outcome"])

@@ -42,6 +42,7 @@ class Run:
     notices: tuple[str, ...] = ()  # about rows; those about columns are in the features
 
     def to_json(self) -> dict[str, Any]:
+        """As plain values, for run.json."""
         return {
             "format": FORMAT,
             "version": __version__,
@@ -57,6 +58,7 @@ class Run:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Run:
+        """The run of a run.json."""
         return Run(
             str(value["source"]),
             (int(value["rows"][0]), int(value["rows"][1])),
@@ -69,14 +71,17 @@ class Run:
 
 
 def learned_folder(folder: Path) -> Path:
+    """Where a run keeps its posteriors."""
     return folder / "learned"
 
 
 def checkpoint_folder(folder: Path) -> Path:
+    """Where a run keeps its checkpoint."""
     return folder / "checkpoint"
 
 
 def is_run(folder: Path) -> bool:
+    """Whether a folder holds a trained run."""
     return (folder / "run.json").is_file()
 
 
@@ -93,6 +98,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes a file of a run, all of it or nothing."""
     with output(path) as handle:
         handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
 

@@ -52,5 +52,4 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 QUICK = {
     "outputs": ("test_output_files.py",),
     "hostile NPZ": ("data/test_npz.py",),
-    "GradScaler": ("optim/test_loss_scale.py::test_a_scale_that_overflows_skips_the_step_and_keeps_the_weights",),
-}  # fmt: skip
+}

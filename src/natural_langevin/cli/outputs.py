@@ -1,4 +1,4 @@
-"""Where a command writes: never over what it reads, and to a terminal nothing that it would obey."""
+"""Where a command writes: never over what it reads, and no codes to a terminal."""
 
 from __future__ import annotations
 

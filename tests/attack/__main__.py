@@ -72,12 +72,26 @@ def table(rows: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def page(text: str, rows: dict[str, Any]) -> str:
+    """The text with the counts between its markers."""
+    lines = ["| family | tried | survived |", "| --- | ---: | ---: |"]
+    lines += [f"| {name} | {row['tried']:,} | {row['survived']:,} |" for name, row in rows.items()]
+    begin, end = "<!-- attack:begin -->\n", "<!-- attack:end -->"
+    head, _, rest = text.partition(begin)
+    return head + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="attack")
     parser.add_argument("--quick", action="store_true", help="a small part, in seconds")
     parser.add_argument("--out", type=Path, help="write the counts as JSON")
     parser.add_argument("--only", help="families whose name holds this")
+    parser.add_argument("--page", type=Path, help="write the counts of results/attack.json here")
     options = parser.parse_args()
+    if options.page is not None:
+        known = json.loads((TESTS.parent / "results" / "attack.json").read_text())["families"]
+        options.page.write_text(page(options.page.read_text(), known))
+        return 0
     families = QUICK if options.quick else FAMILIES
     families = {k: v for k, v in families.items() if not options.only or options.only in k}
     started = time.monotonic()

@@ -37,6 +37,15 @@ def test_every_file_of_every_family_is_there(command):
             assert not test or f"def {test}(" in text
 
 
+def test_the_page_has_the_counts_that_were_committed(command):
+    root = HERE.parents[1]
+    families = json.loads((root / "results" / "attack.json").read_text())["families"]
+    text = (root / "docs" / "faults.md").read_text()
+    assert text == command["page"](text, families)
+    assert set(families) == set(command["FAMILIES"])
+    assert not any(row["failed"] for row in families.values())
+
+
 def test_what_failed_or_did_not_run_is_counted_as_such(command):
     rows = {"a": {"tried": 3, "survived": 2, "failed": 1, "skipped": 0, "seconds": 1.5}}
     last = command["table"](rows).splitlines()[-1]

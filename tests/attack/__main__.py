@@ -25,7 +25,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def run(families: dict[str, tuple[str, ...]]) -> tuple[dict[str, Any], str]:
-    """Counts by family, of one run of pytest over all of them; and what pytest said."""
+    """Counts by family, of one run of pytest over these; and what pytest said."""
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts.json"
         names = dict.fromkeys(str(TESTS / name) for group in families.values() for name in group)
@@ -86,6 +86,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a small part, in seconds")
     parser.add_argument("--out", type=Path, help="write the counts as JSON")
     parser.add_argument("--only", help="families whose name holds this")
+    parser.add_argument("--resume", action="store_true", help="only what --out does not hold yet")
     parser.add_argument("--page", type=Path, help="write the counts of results/attack.json here")
     options = parser.parse_args()
     if options.page is not None:
@@ -94,23 +95,35 @@ def main() -> int:
         return 0
     families = QUICK if options.quick else FAMILIES
     families = {k: v for k, v in families.items() if not options.only or options.only in k}
-    started = time.monotonic()
-    rows, said = run(families)
+    rows: dict[str, Any] = {}
+    if options.resume and options.out is not None and options.out.exists():
+        rows = json.loads(options.out.read_text())["families"]
+    for family, group in families.items():
+        if family in rows and not rows[family]["failed"]:
+            continue
+        started = time.monotonic()
+        found, said = run({family: group})
+        rows[family] = found[family] | {"seconds": round(time.monotonic() - started, 1)}
+        if rows[family]["failed"]:
+            print(said)
+        if options.out is not None:
+            write(options.out, {name: rows[name] for name in FAMILIES | QUICK if name in rows})
     print(table(rows))
     failures = [name for row in rows.values() for name in row["failures"]]
     if failures:
-        print(said)
         print("failed:", *failures, sep="\n  ")
-    if options.out is not None:
-        record = {
-            "kind": "attack",
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "python": sys.version.split()[0],
-            "seconds": round(time.monotonic() - started, 1),
-            "families": rows,
-        }
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
     return 1 if failures else 0
+
+
+def write(path: Path, rows: dict[str, Any]) -> None:
+    """What was counted so far, family by family."""
+    record = {
+        "kind": "attack",
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": sys.version.split()[0],
+        "families": rows,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

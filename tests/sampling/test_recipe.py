@@ -145,3 +145,22 @@ def test_lengths_follow_the_step_size_and_the_cost() -> None:
     assert recipe.length(slow, work=1e12, **options).steps == recipe.FEWEST_STEPS
     given = recipe.length(quick, steps=90, burn_in=10, thin=2, work=1e6)
     assert (given.steps, given.burn_in, given.thin) == (90, 10, 2)
+
+
+def test_a_metric_of_ones_own_is_averaged_over_the_burn_in_too() -> None:
+    """Frozen at its last few batches, it made eight schools' tau many times too wide. A rate that
+    is given stays, and so does everything where the step size is given."""
+    model, gaussian = nn.Linear(1, 1), likelihoods.Gaussian(sigma=1.0)
+    average, own = schedules.linear_average(), preconditioners.FullFisher(ema_rate=0.1)
+    assert Langevin(
+        model, gaussian, preconditioner=preconditioners.FullFisher()
+    ).preconditioner.decay == average  # fmt: skip
+    assert Langevin(model, gaussian, preconditioner=own).preconditioner is own
+    plain = preconditioners.FullFisher()
+    assert Langevin(model, gaussian, preconditioner=plain, step_size=0.1).preconditioner is plain
+
+
+def test_the_first_steps_are_small() -> None:
+    """One minibatch's metric at four times the step threw chains 40 standard deviations away."""
+    eta = recipe.Choice(0.1, 1.0, 0.0, "").schedule_of(400)
+    assert [round(eta(t), 3) for t in (0, 9, 19, 80, 399)] == [0.02, 0.183, 0.328, 0.1, 0.1]

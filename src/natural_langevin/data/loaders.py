@@ -25,6 +25,9 @@ from natural_langevin.data.checks import Batch, check_pair, split_pair
 
 log = logging.getLogger("natural_langevin")
 
+#: What a loader yields -> (x, y).
+Split = Callable[[Any], Batch]
+
 
 @dataclass(frozen=True)
 class SharedBatches:
@@ -46,8 +49,10 @@ class Loader:
 
     chain_axis = False
 
-    def __init__(self, loader: DataLoader[Any], *, device: torch.device) -> None:
-        self._loader, self._device = loader, device
+    def __init__(
+        self, loader: DataLoader[Any], *, device: torch.device, split: Split = split_pair
+    ) -> None:
+        self._loader, self._device, self._split = loader, device, split
         self._iterator: Iterator[Any] = iter(())
         self._first: Batch | None = None
         self._rows, self._largest = 0, 0
@@ -104,7 +109,7 @@ class Loader:
             item = next(self._iterator, None)
             if item is None:
                 raise ValueError("the DataLoader gave no batch: is its dataset empty?")
-        x, y = on_device(item, self._device)
+        x, y = on_device(item, self._device, self._split)
         self._rows, self._largest = self._rows + len(x), max(self._largest, len(x))
         if self.check is not None:
             self.check(x, y)
@@ -138,10 +143,12 @@ class OwnOrders:
         chain: Tensor,
         seed: int,
         device: torch.device,
+        split: Split = split_pair,
     ) -> None:
         if not len(rows):
             raise ValueError("the DataLoader gave no batch: is its dataset empty?")
         self._loader, self._device, self.chains = loader, device, len(chain)
+        self._split = split
         self.rows, self.num_data = rows, len(rows)
         self.batch_size = min(int(loader.batch_sampler.batch_size), len(rows))  # type: ignore[union-attr]
         self.batches_per_epoch = len(rows) // self.batch_size
@@ -167,7 +174,8 @@ class OwnOrders:
         """The first rows of the dataset, without chain axis, for shapes and checks."""
         if self._example is None:
             indices = self.rows[: self.batch_size].tolist()
-            self._example = on_device(next(self._read([indices], workers=False)), self._device)
+            item = next(self._read([indices], workers=False))
+            self._example = on_device(item, self._device, self._split)
         return self._example
 
     def whole(self) -> bool:
@@ -189,7 +197,7 @@ class OwnOrders:
         """x and y of this step, (chain, B, ...): every chain's own rows."""
         if self._iterator is None or step != self._step:
             self._iterator = self._read(_From(self, step))
-        x, y = on_device(next(self._iterator), self._device)
+        x, y = on_device(next(self._iterator), self._device, self._split)
         self._step = step + 1
         if len(x) != self.chains * self.batch_size:
             raise ValueError(
@@ -239,22 +247,28 @@ class _From:
 
 
 def stream_of(
-    loader: DataLoader[Any] | SharedBatches, *, chain: Tensor, seed: int, device: torch.device
+    loader: DataLoader[Any] | SharedBatches,
+    *,
+    chain: Tensor,
+    seed: int,
+    device: torch.device,
+    split: Split = split_pair,
 ) -> Loader | OwnOrders:
-    """Own orders where any order of the rows will do and every sample is a row."""
+    """Own orders where any order of the rows will do and every sample is a row. ``split`` makes
+    (x, y) of what the loader yields."""
     if isinstance(loader, SharedBatches):
-        return Loader(loader.loader, device=device)
+        return Loader(loader.loader, device=device, split=split)
     rows = epochs.of_loader(loader).rows
     if rows is not None:
-        own = OwnOrders(loader, rows, chain=chain, seed=seed, device=device)
+        own = OwnOrders(loader, rows, chain=chain, seed=seed, device=device, split=split)
         if own.whole():
             return own
-    return Loader(loader, device=device)
+    return Loader(loader, device=device, split=split)
 
 
-def on_device(item: Any, device: torch.device) -> Batch:
+def on_device(item: Any, device: torch.device, split: Split) -> Batch:
     """A loader's item as a checked pair (x, y) on the device."""
-    x, y = split_pair(item)
+    x, y = split(item)
     check_pair(x, y)
     moved = x.to(device)
     return moved, moved if y is x else y.to(device)

@@ -110,6 +110,8 @@ def _plain_numbers(cells: list[str]) -> NDArray[np.float64] | None:
 def joined(parts: list[pd.Series]) -> pd.Series:
     """Pieces of one column, of which some may have looked like numbers and others not."""
     pd = need_pandas()
+    if len(parts) == 1:
+        return parts[0]
     if all(part.dtype == np.float64 for part in parts):
         return pd.concat(parts)
     parts = [

@@ -133,6 +133,12 @@ class Integrator:
         return {}
 
     @property
+    def linear_kernel(self) -> tuple[float, float]:
+        """What the kernel "linear" is told: the share h of the noise (see ``innovation``), and the
+        share of the momentum, where ``own`` is one, that a step keeps."""
+        return 1.0, 0.0
+
+    @property
     def kernels(self) -> frozenset[str]:
         """Names of the kernels that compute exactly ``update``. A subclass that says nothing has
         none, whatever the class above it says."""

@@ -65,6 +65,9 @@ class Store(Protocol):
     def finished(self) -> Params:
         """All samples, (chain, draw, *shape)."""
 
+    def first(self, count: int) -> Params:
+        """The first ``count`` draws, while others may still follow."""
+
     def close(self) -> None:
         """Lets go of files and folders, however the run ended."""
 
@@ -97,6 +100,9 @@ class InMemory:
     def finished(self) -> Params:
         """The samples: {name: (chain, draw, *shape)}."""
         return self._samples
+
+    def first(self, count: int) -> Params:
+        return {name: value[:, :count] for name, value in self._samples.items()}
 
     def close(self) -> None:
         """Nothing to close."""
@@ -215,6 +221,9 @@ class InFolder:
         with path.open("rb") as handle:
             header = handle.read(len(self._plan.header))
         return header == self._plan.header and path.stat().st_size == self._plan.size
+
+    def first(self, count: int) -> Params:
+        return {name: value[:, :count] for name, value in OnDisk(self.path, self._specs).items()}
 
     def finished(self) -> Params:
         """The samples, read from the file when they are needed."""

@@ -158,7 +158,8 @@ def decimal_comma(levels: Iterable[str]) -> bool | None:
 def numbers(cells: pd.Series, decimal: str = ".") -> pd.Series:
     """float64 with NaN for what is missing, infinite or no number."""
     if cells.dtype == np.float64:
-        return cells.where(np.isfinite(cells))
+        infinite = np.isinf(cells.to_numpy())
+        return cells.mask(infinite) if infinite.any() else cells
     return _by_level(cells, lambda level: parse_number(level, decimal)).astype(np.float64)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import output
+from natural_langevin._internal import checked_json
 from natural_langevin._internal.checked_json import with_checksum, without_checksum
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.version import __version__
@@ -98,7 +99,7 @@ def is_finished(folder: Path) -> bool:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Writes a file of a run, all of it or nothing."""
-    with staged(path) as handle:
+    with output(path) as handle:
         handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
 
 
@@ -107,11 +108,16 @@ def write_run(folder: Path, run: Run) -> None:
     write_json(folder / "run.json", with_checksum(run.to_json()))
 
 
+def write_quality(folder: Path, quality: Mapping[str, Any]) -> None:
+    """quality.json, the last thing that a run writes, with a checksum."""
+    write_json(folder / "quality.json", with_checksum(quality))
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """A file of a run; a ``RunFolderError`` says what is wrong with it."""
+    """The fields of a file of this format; RunFolderError whatever else is there."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = checked_json.read_json(path)
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunFolderError(f"cannot read {path}: {reason}") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -139,17 +145,15 @@ def load_run(folder: Path) -> Run:
 
 
 def read_quality(folder: Path) -> dict[str, Any]:
-    """quality.json, with at least what every reader of it shows."""
-    value = read_json(folder / "quality.json")
-    parts = {"data": str, "rows": int, "task": str, "trace": dict}
-    parts |= {"scores": dict, "baseline": dict, "diagnosis": dict} if value.get("rows") else {}
-    for name, kind in parts.items():
-        if not isinstance(value.get(name), kind):
-            raise RunFolderError(
-                f"{folder / 'quality.json'} is damaged (no {name}): remove it and run the same "
-                "train command with --resume"
-            )
-    return value
+    """What ``write_quality`` wrote, and nothing else."""
+    path = folder / "quality.json"
+    try:
+        return without_checksum(read_json(path))
+    except ValueError as error:
+        reason = str(error).removeprefix(f"cannot read {path}: ")
+        raise RunFolderError(
+            f"{path} is damaged ({reason}): remove it and run the same train command with --resume"
+        ) from None
 
 
 def load_learned(folder: Path, device: str = "cpu") -> Learned:

@@ -205,7 +205,7 @@ class Langevin:
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,
                 clip=clip,
-                peers=self.mesh.data,
+                data_parallel=self.mesh.data,
             ),
             preconditioner=preconditioner,
             prior=priors.of_chains(self._prior, self.chain_ids),

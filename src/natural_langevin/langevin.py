@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin._internal.provenance import provenance
 from natural_langevin.data.signature import Signature
@@ -50,6 +51,7 @@ from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.likelihoods import LogLoss
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.weighting import draw_weights
 from natural_langevin.sampling import (
     notices,
     planning,
@@ -60,8 +62,10 @@ from natural_langevin.sampling import (
     trained,
 )
 from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.footprint import check_step_memory
 from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
+from natural_langevin.sampling.pitfalls import refuse_autocast
 from natural_langevin.sampling.until import Target
 from natural_langevin.sampling.until import parse as parse_until
 from natural_langevin.sampling.validation import (
@@ -218,6 +222,9 @@ class Langevin:
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()
+        check_step_memory(
+            self._dynamics, network.trainable(), len(self.chain_ids), self.device
+        )
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
     @classmethod
@@ -300,6 +307,7 @@ class Langevin:
         return dynamics.init(start)
 
     @exclusive
+    @eager
     def step(
         self,
         state: State,
@@ -314,6 +322,7 @@ class Langevin:
         metric with ``adapt="burn-in"`` stands still. 0: it follows every batch.
 
         The first batch that a sampler sees here is checked like the data of ``sample``."""
+        refuse_autocast(self.device)
         if self.num_data is None:
             raise ValueError(
                 "step() cannot see how many data there are: give Langevin(..., num_data=N). "
@@ -342,6 +351,7 @@ class Langevin:
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
     @exclusive
+    @eager
     def sample(
         self,
         data: Any,
@@ -397,6 +407,7 @@ class Langevin:
             self._dynamics = dataclasses.replace(self._dynamics, prior=inner._dynamics.prior)
             return posterior
         chosen: recipe.Choice | step_size_search.Choice | None = None
+        refuse_autocast(self.device)
         wanted = parse_until(until)
         data = self._in_tensors(data)
         check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
@@ -501,6 +512,10 @@ class Langevin:
                 config["ess"] = target.ess
             target.say(config["steps"], steps, seconds)
             config["execution"] = engine.way
+            table = self._rates_table(0, steps, step_size, burn_in=burn_in)  # of all chains
+            weights = draw_weights(table.step_size, burn_in, thin)
+            if weights is not None:
+                config["draw_weights"] = weights
             for name, values in self.dynamics.report(state).items():
                 config[name] = self.mesh.all_rows(values).tolist()
             if (shift := rounding.autocast_shift(engine, state)) is not None:
@@ -553,6 +568,7 @@ class Langevin:
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
     @exclusive
+    @eager
     def choose_step_size(
         self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
@@ -597,6 +613,7 @@ class Langevin:
         return self._settled[0], self._settled[1] if batch_size is None else batch_size
 
     @exclusive
+    @eager
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
         batch_size: int | None = None,
@@ -619,6 +636,7 @@ class Langevin:
         return found
 
     @exclusive
+    @eager
     def prepare(
         self,
         data: Any,

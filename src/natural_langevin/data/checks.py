@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def split_pair(item: Any) -> Batch:
 
 
 def check_pair(x: Tensor, y: Tensor) -> None:
+    """Refuses x and y of different lengths, or with values that are not finite."""
     check_finite("x", x)
     check_finite("y", y)
     if len(x) != len(y):
@@ -40,6 +42,14 @@ def check_pair(x: Tensor, y: Tensor) -> None:
 
 
 def check_finite(name: str, value: Tensor) -> None:
+    """Refuses NaN and infinities, saying in which samples, and numbers whose squares are."""
+    if value.is_floating_point() and value.numel():
+        largest, most = float(value.abs().max()), math.sqrt(torch.finfo(value.dtype).max)
+        if most < largest < math.inf:
+            raise ValueError(
+                f"{name} holds values up to {largest:.3g}, whose squares are no {value.dtype} "
+                f"(beyond {most:.2g}): standardise it, or remove what is no measurement"
+            )
     if value.is_floating_point() and not torch.isfinite(value).all():
         flat = torch.isfinite(value.reshape(len(value), -1)).all(1) if len(value) else value
         rows = (~flat).nonzero().flatten().tolist()

@@ -62,14 +62,17 @@ class Loader:
 
     @property
     def num_data(self) -> int | None:
+        """N, what the loader yields in an epoch; None where that cannot be known."""
         return self.epoch.num_data
 
     @property
     def unknown(self) -> str:
+        """Why N cannot be known, or ""."""
         return self.epoch.why
 
     @property
     def wrong(self) -> str:
+        """Why its batches do not stand for the data, or ""."""
         return self.epoch.wrong
 
     @property
@@ -79,9 +82,11 @@ class Loader:
 
     @property
     def targets(self) -> Tensor:
+        """The labels that can be checked beforehand: the first batch's."""
         return self.example()[1]
 
     def example(self) -> Batch:
+        """The first batch, which ``batch`` hands out later."""
         if self._first is None:
             self._first = self._next()
         return self._first
@@ -90,6 +95,7 @@ class Loader:
         """Unknown: the data are never all there."""
 
     def batch(self, step: int) -> Batch:
+        """The next batch, for all chains; the loader's own order, so ``step`` is not used."""
         if self._first is not None:  # hand out the batch that was peeked at
             first, self._first = self._first, None
             return first
@@ -156,10 +162,12 @@ class OwnOrders:
 
     @property
     def sampler(self) -> Any:
+        """The sampler of the user's loader."""
         return self._loader.sampler
 
     @property
     def targets(self) -> Tensor:
+        """The labels that can be checked beforehand: the first batch's."""
         return self.example()[1]
 
     def example(self) -> Batch:
@@ -186,6 +194,7 @@ class OwnOrders:
         return self._order[:, place * self.batch_size : (place + 1) * self.batch_size]
 
     def batch(self, step: int) -> Batch:
+        """x and y of this step, (chain, B, ...): every chain's own rows."""
         if self._iterator is None or step != self._step:
             self._iterator = self._read(_From(self, step))
         x, y = on_device(next(self._iterator), self._device, self._split)
@@ -258,6 +267,7 @@ def stream_of(
 
 
 def on_device(item: Any, device: torch.device, split: Split) -> Batch:
+    """A loader's item as a checked pair (x, y) on the device."""
     x, y = split(item)
     check_pair(x, y)
     moved = x.to(device)

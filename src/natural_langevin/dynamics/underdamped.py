@@ -167,8 +167,13 @@ class Underdamped(Integrator):
 
     @property
     def kernels(self) -> frozenset[str]:
-        plain = self.integrator != "ubu" and not self.correct_heat
-        return frozenset({"mlp"}) if plain else frozenset()
+        if self.integrator == "ubu" or self.correct_heat:
+            return frozenset()
+        return frozenset({"mlp", "linear"} if self.integrator == "euler" else {"mlp"})
+
+    @property
+    def linear_kernel(self) -> tuple[float, float]:
+        return self.friction, 1 - self.friction
 
     def _free_motion(
         self,

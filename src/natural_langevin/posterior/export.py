@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import output
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, LogLoss, State
 from natural_langevin.likelihoods.predictive import said
@@ -99,7 +99,7 @@ def write(served: Served, path: str | os.PathLike[str], example: Tensor, format:
     if format == "torch":
         buffer = io.BytesIO()
         torch.export.save(program, buffer)
-        with staged(Path(path)) as handle:
+        with output(Path(path)) as handle:
             handle.write(buffer.getvalue())
         return
     found = ["mean", "total", "epistemic"]

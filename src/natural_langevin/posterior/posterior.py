@@ -21,7 +21,15 @@ from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, LogLoss
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
-from natural_langevin.posterior import arviz, distillation, export, monte_carlo, networks, storage
+from natural_langevin.posterior import (
+    arviz,
+    distillation,
+    export,
+    monte_carlo,
+    networks,
+    storage,
+    weighting,
+)
 from natural_langevin.posterior.chain_shards import ChainShards
 from natural_langevin.posterior.evaluation import score
 from natural_langevin.posterior.prediction import (
@@ -84,10 +92,12 @@ class Posterior:
 
     @property
     def chains(self) -> int:
+        """How many chains there are, diverged ones included."""
         return len(self.diverged)
 
     @property
     def draws(self) -> int:
+        """How many draws of every chain are kept."""
         return next(iter(self.samples.values())).shape[1]
 
     @property
@@ -133,6 +143,22 @@ class Posterior:
             return self._as_module(self._row_of(means, chain))
         pooled = self.chosen(chains)
         return self._as_module({k: self.shards.mean(m, pooled) for k, m in means.items()})
+
+    def weighted_by_step_size(self) -> Posterior:
+        """The same number of draws, resampled in proportion to the time each stands for, the sum
+        of eta since the draw before (see ``weighting``); as it is where eta was constant."""
+        weights = self.config.get("draw_weights")
+        if weights is None:
+            return self
+        found = copy.copy(self)
+        found.config = {k: v for k, v in self.config.items() if k != "draw_weights"}
+        index = weighting.systematic(torch.tensor(weights).expand(self.chains, -1))
+        index = self.shards.here(index)
+        rows = torch.arange(len(index))[:, None]
+        found.samples = {
+            k: s[rows.to(s.device), index.to(s.device)] for k, s in self.samples.items()
+        }
+        return found
 
     def chosen(self, chains: Chains) -> list[int]:
         """The healthy ones among ``chains``: None for all of them, if they have one temperature

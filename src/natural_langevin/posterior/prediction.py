@@ -185,4 +185,5 @@ def one_tensor(outputs: Any) -> Tensor:
 
 
 def check_levels(levels: Iterable[float] | None) -> tuple[float, ...]:
+    """Quantile levels as numbers between 0 and 1."""
     return tuple(mixtures.check_level(float(level)) for level in levels or ())

@@ -78,6 +78,7 @@ class LossTrace:
         self.count = 0
 
     def add(self, state: State, info: Info) -> None:
+        """Notes the losses of a step."""
         loss = info.loss.detach().double().cpu()  # waits for the device
         self.values[self.count] = torch.cat([state.step.double().cpu().reshape(1), loss])
         self.count += 1

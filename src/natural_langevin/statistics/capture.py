@@ -121,6 +121,7 @@ class Network:
         return 16.0 if self.autocast == torch.float16 else 1.0
 
     def reduced(self, x: Tensor) -> torch.autocast:
+        """The autocast context of a forward pass."""
         # No cache of converted weights: it would outlive the transformation they belong to.
         return torch.autocast(x.device.type, dtype=self.autocast, cache_enabled=False)
 

@@ -67,6 +67,7 @@ class Problem:
 
     @property
     def network(self) -> nn.Module:
+        """A fresh network for these inputs and this outcome."""
         return self.outcome.network(self.x.shape[1], self.settings)
 
     def posterior(self, candidate: Candidate) -> Posterior:

@@ -1,4 +1,4 @@
-"""Advice names an argument that exists, and never what has been done; two questions, two answers."""
+"""Advice names arguments that exist, and never what has been done; two questions, two answers."""
 
 from __future__ import annotations
 

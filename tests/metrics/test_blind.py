@@ -1,4 +1,4 @@
-"""The blind guess, and whether predictions are usable: against it, one network, and their claims."""
+"""The blind guess, and whether predictions are usable: against it, and against one network."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Diagnosis:
     halved: dict[str, Halved] = field(default_factory=dict)
     shared: bool = False
     adapting: bool = False
-    advice: Advice = Advice()
+    advice: Advice = field(default_factory=Advice)
     scores: Any = None
 
     @property

@@ -47,7 +47,7 @@ class Watching:
                 diverged=state.diverged.detach().cpu(),
                 acceptance=report.get("acceptance"),
                 measure=lambda: self._temperature(state),
-            )  # fmt: skip
+            )
         )
 
     def ends(self, state: Any, done: int, kept: int) -> bool:

@@ -53,6 +53,7 @@ from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.weighting import draw_weights
 from natural_langevin.sampling import (
+    density,
     notices,
     planning,
     recipe,
@@ -223,9 +224,7 @@ class Langevin:
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()
-        check_step_memory(
-            self._dynamics, network.trainable(), len(self.chain_ids), self.device
-        )
+        check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
     @classmethod
@@ -513,7 +512,8 @@ class Langevin:
                 config["ess"] = target.ess
             target.say(config["steps"], steps, seconds)
             config["execution"] = engine.way
-            table = self._rates_table(0, steps, step_size, burn_in=burn_in)  # of all chains
+            # Of all chains, as far as the run went.
+            table = self._rates_table(0, config["steps"], step_size, burn_in=burn_in)
             weights = draw_weights(table.step_size, burn_in, thin)
             if weights is not None:
                 config["draw_weights"] = weights
@@ -551,9 +551,7 @@ class Langevin:
         x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
         outputs = outputs_of_few(self._dynamics.gradients.network, self.init().params, x)
         fitted = self._by_recipe and self._start == "model"
-        notices.notice(
-            self.model, self.likelihood, self.signature, (x, y), outputs, fitted=fitted
-        )
+        notices.notice(self.model, self.likelihood, self.signature, (x, y), outputs, fitted=fitted)
 
     def _set_prior(self, prior: priors.PriorLike) -> None:
         trainable = self._dynamics.gradients.network.trainable()
@@ -717,30 +715,13 @@ class Langevin:
         (*shape)} of all sampled parameters, for a number; with a leading axis, for one each. The
         prior is the first chain's. It can be differentiated."""
         x, y = (t.to(self.device) for t in self.signature.split(data))
-        shapes = {k: p.shape[1:] for k, p in self.init().params.items()}
-        if set(weights) != set(shapes):
-            raise ValueError(f"weights must hold exactly {sorted(shapes)}, got {sorted(weights)}")
-        alone = {weights[k].ndim == len(shape) for k, shape in shapes.items()}
-        if len(alone) > 1 or any(weights[k].shape[-len(s) or None :] != s for k, s in shapes.items()):
-            got = {k: tuple(w.shape) for k, w in weights.items()}
-            raise ValueError(
-                f"weights must have the shapes {({k: tuple(s) for k, s in shapes.items()})}, each "
-                f"with the same leading axis or none, got {got}"
-            )
-        one = alone == {True}
-        theta = {k: w[None] if one else w for k, w in weights.items()}
-        count = len(next(iter(theta.values())))
-        first = torch.zeros(count, dtype=torch.long, device=self.device)
-        prior = priors.of_chains(self._prior, first)
-        learned = {k: v[0] for k, v in self.init().likelihood.items()}
-        network, share = self._dynamics.gradients.network, (self.num_data or len(x)) / len(x)
-        rows = []
-        for row in range(count):
-            outputs = network.call({k: w[row] for k, w in theta.items()}, x.clone())
-            rows.append(-share * self.likelihood.log_loss(outputs, y, learned).sum())
-        total = torch.stack([prior[k].log_density(w) for k, w in theta.items()]).sum(0)
-        found = torch.stack(rows) + total
-        return found[0] if one else found
+        state = self.init()
+        first = {k: v[0] for k, v in state.likelihood.items()}
+        shapes = {k: p.shape[1:] for k, p in state.params.items()}
+        return density.log_density(
+            self._dynamics.gradients.network.call, self.likelihood, self._prior, shapes, weights,
+            (x, y), learned=first, share=(self.num_data or len(x)) / len(x),
+        )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""

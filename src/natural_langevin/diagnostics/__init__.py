@@ -7,9 +7,11 @@ Imports likelihoods, priors, preconditioners and dynamics; posterior and up impo
 * ``configurational``: temperature of the samples; the step-size bias indicator
 * ``halved``: a run against the same at half the step size
 * ``limits``: what the diagnostics look like when nothing is wrong
+* ``advice``: what to do next, and never what was done already
 * ``verdicts``: all of it in words, with what to do
 """
 
+from natural_langevin.diagnostics.advice import Advice
 from natural_langevin.diagnostics.configurational import Configurational
 from natural_langevin.diagnostics.function_space import (
     Mixing,
@@ -23,6 +25,7 @@ from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.diagnostics.verdicts import Diagnosis, diagnose
 
 __all__ = [
+    "Advice",
     "Configurational",
     "Diagnosis",
     "Halved",

@@ -42,9 +42,7 @@ def shift(
 
         natural-langevin shift --data digits --steps 200 --hidden 32 --out shift.json
     """
-    settings = Settings(
-        steps=steps, chains=chains, hidden=tuple(hidden), images=images, seed=seed
-    )
+    settings = Settings(steps=steps, chains=chains, hidden=tuple(hidden), images=images, seed=seed)
     with one_line_errors(ShiftError):
         results = run(
             datasets.load(data, data_dir=data_dir or None),

@@ -1,6 +1,7 @@
 """Diagnostics: has a chain converged, does it explore, and is its noise the right size?
 
-Imports data, likelihoods, priors, statistics, preconditioners, dynamics, execution and metrics; posterior and up import it.
+Imports data, likelihoods, priors, statistics, preconditioners, dynamics, execution and metrics;
+posterior and up import it.
 
 * ``function_space``: R-hat, effective sample size, distances between chains (ArviZ)
 * ``kinetic``: effective temperature of a step, noise against drift; minibatch noise

@@ -76,7 +76,7 @@ class Fidelity(NamedTuple):
 
     @property
     def heat(self) -> str:
-        """"too hot", "too cold" or "" where the energies do not tell: a tenth, and three errors."""
+        """Either "too hot", "too cold" or "": beyond a tenth, and beyond three errors."""
         gap = self.temperature.value - 1
         if abs(gap) <= max(0.1, 3 * self.temperature.error):
             return ""

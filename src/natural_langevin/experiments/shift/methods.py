@@ -87,7 +87,9 @@ def descended(
     template = models.mlp(x.shape[1], classes, settings.hidden)
     own = {k: p.detach() for k, p in template.named_parameters()}
     start = models.fan_in_init(own, chain=chain, seed=settings.seed)
-    state, _ = Engine(descent, stream, table, len(x), mode="auto").run(descent.init(start), 0, steps)
+    state, _ = Engine(descent, stream, table, len(x), mode="auto").run(
+        descent.init(start), 0, steps
+    )
     return state.params
 
 

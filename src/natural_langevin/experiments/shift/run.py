@@ -65,9 +65,7 @@ def run(
     return results
 
 
-def looked_at(
-    members: Members, x: Tensor, y: Tensor, others: dict[str, Tensor]
-) -> dict[str, Any]:
+def looked_at(members: Members, x: Tensor, y: Tensor, others: dict[str, Tensor]) -> dict[str, Any]:
     """Scores as they were trained for, at every strength of every shift, and AUROCs."""
     inside = members(x)
     shifts = {

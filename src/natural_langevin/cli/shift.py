@@ -40,7 +40,7 @@ def shift(
 
     Example (under a minute):
 
-        natural-langevin shift --data digits --steps 200 --hidden 32 --out shift.json
+        natural-langevin shift --data digits --steps 100 --hidden 16
     """
     settings = Settings(steps=steps, chains=chains, hidden=tuple(hidden), images=images, seed=seed)
     with one_line_errors(ShiftError):

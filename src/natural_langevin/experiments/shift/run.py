@@ -53,7 +53,8 @@ def run(
         if name in results["rows"]:
             continue
         members, seconds = timed(name, data.train_x, data.train_y, data.num_classes, settings)
-        row = {"title": METHODS[name][0], "seconds": seconds} | looked_at(members, x, y, others)
+        row: dict[str, Any] = {"title": METHODS[name][0], "seconds": seconds}
+        row |= looked_at(members, x, y, others)
         results["rows"][name] = row
         results |= origin("cpu")
         with staged(out) as handle:

@@ -112,18 +112,26 @@ class linear_average:
 class warm_start:
     """``value`` times ``factor`` at first, ``value`` from ``steps`` on, and in between in a line.
 
+    With ``rise``, the first so many steps begin near 0 and grow: a metric that has seen one or two
+    small minibatches may throw a chain so far that what it learns there keeps it there.
+
     >>> eta = warm_start(0.1, factor=3.0, steps=10)
     >>> round(eta(0), 3), round(eta(5), 3), eta(10), eta(10_000)
     (0.3, 0.2, 0.1, 0.1)
+    >>> eta = warm_start(0.1, factor=3.0, steps=10, rise=5)
+    >>> round(eta(0), 3), round(eta(4), 3), round(eta(5), 3)
+    (0.06, 0.22, 0.2)
     """
 
     value: Value
     factor: float
     steps: int
+    rise: int = 0
 
     def __call__(self, step: int) -> Value:
         left = max(0.0, 1 - step / self.steps) if self.steps else 0.0
-        return self.value * (1 + (self.factor - 1) * left)
+        grown = min(1.0, (step + 1) / self.rise) if self.rise else 1.0
+        return self.value * ((1 + (self.factor - 1) * left) * grown)
 
 
 @dataclass(frozen=True)
@@ -155,8 +163,12 @@ def tabulate(
     a number, finite and in [low, high], and a per-chain tensor must have one value per chain.
     """
     schedule = as_schedule(rate)
+    if isinstance(schedule, constant) and stop > start + 1:
+        one = tabulate(rate, start, start + 1, name=name, chains=chains, low=low, high=high)
+        return one.expand(stop - start, -1)
     values = [schedule(step) for step in range(start, stop)]
-    for step, value in enumerate(values, start):
+    unusual = [k for k, value in enumerate(values) if type(value) is not float]
+    for step, value in ((start + k, values[k]) for k in unusual):
         if isinstance(value, bool) or not isinstance(value, (numbers.Real, Tensor)):
             raise TypeError(
                 f"{name} must be a number, a tensor or a schedule of those, got {value!r} at step "
@@ -167,7 +179,7 @@ def tabulate(
                 f"{name} must be a number or one value per chain (shape ({chains},)), "
                 f"got shape {tuple(value.shape)} at step {step}"
             )
-    if any(isinstance(value, Tensor) for value in values):
+    if any(isinstance(values[k], Tensor) for k in unusual):
         rows = [torch.as_tensor(v, dtype=torch.float64).expand(chains) for v in values]
         table = torch.stack(rows)
     else:

@@ -1,5 +1,6 @@
 """Figures in the documentation are those of the committed results."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -26,6 +27,35 @@ def test_the_readmes_rows_are_rows_of_the_results():
     rows = between_markers("README.md")
     assert len(rows) == 11
     assert set(rows) <= set(markdown_table(RESULTS).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("label", "method", "estimate"),
+    [
+        ("SGD, one network", "sgd", "point"),
+        ("deep ensemble, 12 SGD networks", "deep-ensemble", "pooled"),
+        ("MC-dropout, 50 masks", "mc-dropout", "ensemble"),
+        ("natural Langevin, one chain", "qdop", "ensemble"),
+        ("natural Langevin, 12 chains pooled", "qdop", "pooled"),
+    ],
+)
+def test_what_it_buys_is_the_results(label, method, estimate):
+    (row,) = [r for r in RESULTS["rows"] if (r["method"], r["estimate"]) == (method, estimate)]
+    nll, accuracy = (row["test"][k]["mean"] for k in ("nll", "accuracy"))
+    page = (ROOT / "docs" / "why.md").read_text(encoding="utf-8")
+    (line,) = [text for text in page.splitlines() if text.startswith(f"| {label} |")]
+    assert line.endswith(f"| {nll:.4f} | {accuracy:.2f} % |")
+
+
+def test_the_reference_posteriors_are_the_results():
+    path = ROOT / "benchmarks" / "posteriordb.py"
+    spec = importlib.util.spec_from_file_location("posteriordb", path)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    cells = json.loads((ROOT / "results" / "posteriordb.json").read_text())["cells"]
+    page = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+    first, last = program.MARKS
+    assert page.split(first)[1].split(last)[0] == program.table(cells)
 
 
 def test_results_name_their_configuration_seeds_and_machine():

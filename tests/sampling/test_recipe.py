@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin import Langevin, likelihoods, models, priors
+from natural_langevin import Langevin, likelihoods, models, preconditioners, priors, schedules
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.sampling import prior_scale, recipe
 from natural_langevin.sampling.curvature import steepest
@@ -145,3 +145,49 @@ def test_lengths_follow_the_step_size_and_the_cost() -> None:
     assert recipe.length(slow, work=1e12, **options).steps == recipe.FEWEST_STEPS
     given = recipe.length(quick, steps=90, burn_in=10, thin=2, work=1e6)
     assert (given.steps, given.burn_in, given.thin) == (90, 10, 2)
+
+
+def test_what_a_run_chose_is_used_afterwards() -> None:
+    """The step size and the batch size: for a probe, for an engine, for single steps."""
+    x, y = line(300)
+    sampler = linear(prior=priors.Gaussian(1.0), chains=2, num_data=300)
+    posterior = sampler.sample((x, y), 200, progress=False)
+    chosen = posterior.config["recipe"]["step_size"]
+    engine, _ = sampler.prepare((x, y), steps=5)
+    assert engine.rates.step_size.unique().tolist() == pytest.approx([chosen])
+    assert len(engine.stream.example()[0]) == posterior.config["batch_size"] == 100
+    found = sampler.effective_temperature((x, y), posterior=posterior, steps=40)
+    assert not found.wrong
+    state, _ = sampler.step(sampler.init(), (x[:10], y[:10]))
+    assert int(state.step) == 1
+
+
+def test_before_a_run_the_recipe_chooses_at_once() -> None:
+    x, y = line()
+    sampler = linear(prior=priors.Gaussian(1.0), chains=2)
+    engine, state = sampler.prepare((x, y), steps=5)
+    assert 0 < float(engine.rates.step_size.max()) <= recipe.LARGEST_STEP
+    assert sampler._start == "fan_in"
+    assert not torch.equal(state.params["weight"][0], state.params["weight"][1])
+    own = linear(dynamics=Overdamped(), step_size="auto")
+    with pytest.raises(ValueError, match="call it first"):
+        own.prepare((x, y), steps=5, batch_size=20)
+
+
+def test_a_metric_of_ones_own_is_averaged_over_the_burn_in_too() -> None:
+    """Frozen at its last few batches, it made eight schools' tau many times too wide. A rate that
+    is given stays, and so does everything where the step size is given."""
+    model, gaussian = nn.Linear(1, 1), likelihoods.Gaussian(sigma=1.0)
+    average, own = schedules.linear_average(), preconditioners.FullFisher(ema_rate=0.1)
+    assert Langevin(
+        model, gaussian, preconditioner=preconditioners.FullFisher()
+    ).preconditioner.decay == average  # fmt: skip
+    assert Langevin(model, gaussian, preconditioner=own).preconditioner is own
+    plain = preconditioners.FullFisher()
+    assert Langevin(model, gaussian, preconditioner=plain, step_size=0.1).preconditioner is plain
+
+
+def test_the_first_steps_are_small() -> None:
+    """One minibatch's metric at four times the step threw chains 40 standard deviations away."""
+    eta = recipe.Choice(0.1, 1.0, 0.0, "").schedule_of(400)
+    assert [round(eta(t), 3) for t in (0, 9, 19, 80, 399)] == [0.02, 0.183, 0.329, 0.1, 0.1]

@@ -8,7 +8,9 @@ from typing import Any
 
 import typer
 
+from natural_langevin.cli.console import echo
 from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.cli.outputs import refuse_inputs
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.report import load_results, write_posterior_report, write_report
 from natural_langevin.tabular import plain
@@ -49,6 +51,8 @@ def report(
     """
     with one_line_errors(remedy="Nothing was written: make room or change --out, and run it again"):
         results = source / "results.json" if source.is_dir() else source
+        if out is not None:
+            refuse_inputs(out, "--out", source, data)
         if not source.exists():
             raise RunFolderError(
                 f"there is no file or folder {source}: give a folder of train --out or "
@@ -73,7 +77,7 @@ def report(
         else:
             page = out or results.with_name("report.html")
             write_report(load_results(results), page)
-    typer.echo(str(page))
+    echo(str(page))
 
 
 def _run_page(folder: Path) -> dict[str, Any]:
@@ -115,7 +119,7 @@ def _run_page(folder: Path) -> dict[str, Any]:
 
 
 def _posterior_page(folder: Path, model: str | None, data: str | None) -> dict[str, Any]:
-    words = plain.read_words(folder)
+    manifest = plain.read_manifest(folder)
     command = ["natural-langevin", "report", str(folder)]
     quality: dict[str, Any] = {"rows": 0}
     if model is not None:
@@ -126,9 +130,12 @@ def _posterior_page(folder: Path, model: str | None, data: str | None) -> dict[s
         raise RunFolderError("--data needs --model: the folder holds the weights, not the network")
     return {
         "title": f"Posterior in {folder.resolve().name}",
-        "byline": f"saved by natural-langevin {words.get('version')}"
+        "byline": f"saved by natural-langevin {manifest.get('version')}"
         + ("" if model else " · for losses and diagnosis give --model, for scores --data too"),
         "command": shlex.join(command),
         "quality": quality,
-        "about": {"Configuration": words["config"], "Likelihood": {"": words.get("likelihood")}},
+        "about": {
+            "Configuration": manifest["config"],
+            "Likelihood": {"": manifest.get("likelihood")},
+        },
     }

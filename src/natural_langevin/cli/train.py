@@ -14,7 +14,8 @@ from typing import Any, Literal
 import typer
 
 from natural_langevin import DivergenceError
-from natural_langevin.cli import sure, table, tell
+from natural_langevin.cli import run_summary, uncertainty
+from natural_langevin.cli.console import echo, terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import UsageError, one_line_errors
 from natural_langevin.data.tables import read_training
@@ -96,7 +97,7 @@ def train(
 
         natural-langevin train digits --out runs/digits --steps 200
     """
-    console = table.console()
+    console = terminal()
     with one_line_errors():
         loaded = read_training(data, target=target, drop=frozenset(drop))
         prepared = prepare(
@@ -123,7 +124,7 @@ def train(
             out = open_default_folder(Path("runs") / Path(data).stem, prepared.run, resume=resume)
         else:
             open_folder(out, prepared.run, resume=resume)
-        tell.found(prepared, console)
+        run_summary.data(prepared, console)
         try:
             with _without_advice():
                 quality = fit(prepared, out, device=chosen)
@@ -135,15 +136,15 @@ def train(
         except KeyboardInterrupt:
             command = shlex.join(["natural-langevin", *sys.argv[1:]])
             again = command if resume else f"{command} --resume"
-            typer.echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
+            echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
             raise typer.Exit(INTERRUPTED) from None
         if not is_rank_zero():
             return
-        tell.chosen(quality, console)
-        sure.answer(quality, console)
-        sure.picture(quality, out, tell.title(prepared.run), console)
-    tell.scores(quality, console)
-    tell.next_commands(out, console)
+        run_summary.choice(quality, console)
+        uncertainty.show(quality, console)
+        uncertainty.picture(quality, out, run_summary.title(prepared.run), console)
+    run_summary.scores(quality, console)
+    run_summary.next_commands(out, console)
 
 
 @contextlib.contextmanager

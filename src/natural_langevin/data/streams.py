@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from natural_langevin import random
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.data.checks import Batch, check_finite, check_pair, split_pair
-from natural_langevin.data.loaders import Loader, OwnOrders, SharedBatches, stream_of
+from natural_langevin.data.loaders import Loader, OwnOrders, SharedBatches, Split, stream_of
 
 __all__ = [
     "Batch",
@@ -103,6 +103,7 @@ class InMemory:
 
     @property
     def targets(self) -> Tensor:
+        """All labels: (N, ...)."""
         return self.y
 
     def example(self) -> Batch:
@@ -143,11 +144,18 @@ Stream = InMemory | OwnOrders | Loader
 
 
 def as_stream(
-    data: Any, *, batch_size: int, chain: Tensor, seed: int, device: torch.device
+    data: Any,
+    *,
+    batch_size: int,
+    chain: Tensor,
+    seed: int,
+    device: torch.device,
+    split: Split = split_pair,
 ) -> Stream:
-    """Accepts (x, y), y alone, a TensorDataset, Subsets, a DataLoader or SharedBatches."""
+    """Accepts (x, y), y alone, a TensorDataset, Subsets, a DataLoader or SharedBatches; ``split``
+    makes (x, y) of a loader's batch, and of data in memory."""
     if isinstance(data, DataLoader | SharedBatches):
-        return stream_of(data, chain=chain, seed=seed, device=device)
+        return stream_of(data, chain=chain, seed=seed, device=device, split=split)
     if isinstance(data, Subsets):
         return InMemory(
             data.x, data.y, batch_size=batch_size, chain=chain, seed=seed, device=device,
@@ -155,5 +163,5 @@ def as_stream(
         )  # fmt: skip
     if isinstance(data, TensorDataset):
         data = data.tensors
-    x, y = split_pair(data)
+    x, y = split(data)
     return InMemory(x, y, batch_size=batch_size, chain=chain, seed=seed, device=device)

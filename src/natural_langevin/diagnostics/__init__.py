@@ -17,7 +17,6 @@ from natural_langevin.diagnostics.exact_reference import Fidelity, fidelity
 from natural_langevin.diagnostics.function_space import (
     Mixing,
     import_arviz,
-    inference_data,
     mixing,
     some_components,
 )
@@ -37,7 +36,6 @@ __all__ = [
     "diagnose",
     "fidelity",
     "import_arviz",
-    "inference_data",
     "mixing",
     "some_components",
 ]

@@ -68,6 +68,7 @@ def main(given: list[str] | None = None) -> int:
     if options.mixed is not None:
         protocol = replace(protocol, mixed=options.mixed)
     protocol = replace(protocol, adapt=options.adapt)
+    modes: dict[str, bool | str] = {"auto": "auto", "true": True, "false": False}
     try:
         results = run(
             data.load(options.dataset, data_dir=options.data),
@@ -76,7 +77,7 @@ def main(given: list[str] | None = None) -> int:
             protocol=protocol,
             parts=chosen_parts(options.parts, options.seconds, options.device),
             device=options.device,
-            compile={"auto": "auto", "true": True, "false": False}[options.compile],
+            compile=modes[options.compile],
             precision=options.precision,
             say=say,
         )

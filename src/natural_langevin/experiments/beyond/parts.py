@@ -66,12 +66,12 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
     ]
     first = len(main)
     for group in groups[1:]:
-        own = p[first : first + group.chains]
+        here = p[first : first + group.chains]
         first += group.chains
         inputs = f"length {group.setting.length:g}" if group.setting.length else "plain inputs"
         rows += [
-            _row(f"one chain, {inputs}", group.setting, own, y, found, chains=1),
-            _row(f"{size} pooled, {inputs}", group.setting, _pooled(own), y, found, size),
+            _row(f"one chain, {inputs}", group.setting, here, y, found, chains=1),
+            _row(f"{size} pooled, {inputs}", group.setting, _pooled(here), y, found, size),
         ]
     # A prior over the length: as many chains of each, none of plain inputs.
     members = [seeds[0], *_smooth_members(p, groups)]
@@ -108,7 +108,8 @@ def baselines_select(bench: Bench, done: dict[str, Result]) -> Result:
 def baselines_final(bench: Bench, done: dict[str, Result]) -> Result:
     """Dropout, MC-dropout, one SGD network and ensembles of them, for both kinds of inputs."""
     protocol = bench.protocol
-    networks, blocks = [], []
+    networks: list[baselines.Network] = []
+    blocks = []
     for chosen in done["baselines-select"]["chosen"]:
         one = baselines.Network(chosen["length"], chosen["step_size"], chosen["rate"])
         count = protocol.seeds if one.rate else protocol.ensembles * protocol.pooled
@@ -241,7 +242,7 @@ def _row(label: str, setting: Setting, p: Tensor, y: Tensor, found: Sampled, cha
 
 
 def _pooled(p: Tensor, dim: int = 0) -> Tensor:
-    """The mean over chains, along ``dim``, of those that did not diverge: (predictor, n, classes)."""
+    """The mean along ``dim`` over chains that did not diverge: (predictor, n, classes)."""
     return p.nanmean(dim) if dim else p.nanmean(0)[None]
 
 

@@ -63,7 +63,7 @@ def run(
                     raise BeyondError(f"the part {name} needs {needed}: run that first")
             bench = Bench(
                 protocol, data, torch.device(device), work or out.with_suffix(".parts"), compile,
-                started + wanted[name], lambda line, name=name: say(f"{name}: {line}"),
+                started + wanted[name], _prefixed(say, name),
             )  # fmt: skip
             try:
                 found = PARTS[name].run(bench, results["parts"])
@@ -81,6 +81,10 @@ def run(
     finally:
         torch.set_float32_matmul_precision(before)
     return results
+
+
+def _prefixed(say: Callable[[str], None], name: str) -> Callable[[str], None]:
+    return lambda line: say(f"{name}: {line}")
 
 
 def _opened(out: Path, config: dict[str, Any], device: str) -> dict[str, Any]:

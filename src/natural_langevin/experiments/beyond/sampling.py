@@ -6,7 +6,6 @@ chains are its groups in order.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +136,7 @@ def sample(
     engine, state = one.prepare(
         views(x, y, lengths), steps=steps, batch_size=protocol.batch_size, burn_in=burn_in
     )
-    engine.say = bench.say
+    engine.notify = bench.say
     draws = (steps - burn_in) // protocol.thin
     scorer = BlurredScorer(one.model, {"scored": (scored_x, scored_y)}, lengths)
     collector = _Both(
@@ -152,7 +151,10 @@ def sample(
     kept = int(collector.ensemble.kept)
     if not kept:
         raise TimeoutError(f"{part}: no draw was kept in its time; run it again to go on")
-    measured = {"execution": engine.way, "virial": _virials(collector.virial, groups)}
+    measured: dict[str, Any] = {
+        "execution": engine.way,
+        "virial": _virials(collector.virial, groups),
+    }
     if final:
         probe = temperature_probe.measure(engine, ran.state, 4)
         kinetic = temperature_probe.summary(ran.state, probe, SingleProcess(len(settings)))
@@ -167,8 +169,3 @@ def _virials(virial: Virial, groups: Sequence[Group]) -> list[dict[str, float] |
         found.append(virial.reading(slice(first, first + group.chains)))
         first += group.chains
     return found
-
-
-def seconds_left(bench: Bench) -> float:
-    """Until the part's time is over."""
-    return bench.deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""The shadow: a copy of the user's network, with the user's own parameters, that may be rehearsed.
+"""A copy of the user's network, with the user's own parameters, that may be rehearsed.
 
 Statistics are captured from the user's own forward and backward pass. What cannot be read off it
 is asked of a copy that holds the very same parameters: which axis of every tensor is the batch,
@@ -37,6 +37,7 @@ class Arguments(NamedTuple):
 
     @staticmethod
     def of(args: Any, kwargs: Any) -> Arguments:
+        """The arguments of a call, and which of them have a batch axis."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
         if not tensors:
@@ -64,6 +65,7 @@ class Arguments(NamedTuple):
 
     @property
     def every_row(self) -> Tensor:
+        """The numbers of all samples: (B,)."""
         device = next(x.device for x, has in zip(self.leaves, self.batched, strict=True) if has)
         return torch.arange(self.size, device=device)
 
@@ -93,7 +95,7 @@ class Cotangent(Likelihood):
         return torch.stack(terms).sum(0)
 
 
-class Shadow(Network):
+class NetworkCopy(Network):
     """A network of row numbers."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -107,6 +109,7 @@ class Shadow(Network):
 
     @contextmanager
     def called_with(self, arguments: Arguments) -> Iterator[None]:
+        """Inside, the network is called with these arguments."""
         before, self.arguments = self.arguments, arguments
         try:
             yield
@@ -117,7 +120,7 @@ class Shadow(Network):
         assert self.arguments is not None
         args, kwargs = self.arguments.rows(x)
         with vectorised(x):
-            return self.places.call(params, args, kwargs)
+            return self.slots.call(params, args, kwargs)
 
     def follow(self, model: nn.Module) -> None:
         """Takes over the modes and buffers that ``model`` has by now."""
@@ -127,7 +130,7 @@ class Shadow(Network):
                 ours._buffers[name] = None if value is None else value.detach().clone()
 
 
-def shadow_copy(model: nn.Module) -> nn.Module:
+def copy_network(model: nn.Module) -> nn.Module:
     """A copy that shares all parameters, and nothing else."""
     refuse_model(model)
     if type(model).__name__ == "OptimizedModule":

@@ -8,7 +8,7 @@ READY := $(VENV)/.installed-dev
 # it loads.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: gpu-check run test test-thorough lint types docs dist clean
+.PHONY: attack gpu-check run test test-thorough lint types docs dist clean
 
 # The paper's table at its quick size. Finished work is kept: running it again shows the table,
 # and after an interruption it goes on. Another size: make run ARGS="--preset paper".
@@ -38,6 +38,11 @@ types: $(READY)
 # under two minutes. On a machine without one: make gpu-check ARGS="--device cpu".
 gpu-check: $(READY)
 	$(BIN)/python -m natural_langevin.experiments.matrix $(ARGS)
+
+# Every family of attacks: kills, full disks, hostile files, ranks, threads, leaks; cases tried,
+# survived and failed. Some minutes; a part of it is in `make test`.
+attack: $(READY)
+	$(BIN)/python tests/attack $(ARGS)
 
 # The documentation site, in build/site: every link and anchor is checked, nothing is fetched.
 docs: $(READY)

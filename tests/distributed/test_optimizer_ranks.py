@@ -4,9 +4,8 @@ One launch of two processes; every check is a scenario that drifted apart, or hu
 
 from __future__ import annotations
 
-import pytest
-
 import launch
+import pytest
 
 DIFFER = {
     "seed": "seed is 3 on rank 0, 4 on rank 1",

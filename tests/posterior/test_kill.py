@@ -185,7 +185,7 @@ def workers(tmp_path):
     started.close()
 
 
-def test_killed_fifty_times_nothing_is_lost(workers, tmp_path):
+def test_killed_fifty_times_nothing_is_lost(workers, tmp_path, record_property):
     undisturbed = Undisturbed(workers, tmp_path / "undisturbed")
     folder, progress = tmp_path / "killed", Progress(undisturbed)
     died: collections.Counter[str] = collections.Counter()
@@ -203,6 +203,7 @@ def test_killed_fifty_times_nothing_is_lost(workers, tmp_path):
         progress.check(folder)
     finish(workers, folder, undisturbed)
     print(f"killed {dict(died)}; {endings + 1} runs ended, all with the same bits")
+    record_property("cases", died.total())
     assert died.total() == sum(BY_LINE.values()) + BY_TIME == 50
     for phase, count in BY_LINE.items():
         assert died[NAMES[phase]] >= count

@@ -1,4 +1,4 @@
-"""JSON read without trust, and with a checksum of its own: what was damaged or edited is noticed."""
+"""JSON read without trust, and with a checksum of its own: damage and edits are noticed."""
 
 from __future__ import annotations
 

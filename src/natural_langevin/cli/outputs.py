@@ -1,4 +1,4 @@
-"""Where a command writes: never over what it reads, and to a terminal nothing that it would obey."""
+"""Where a command writes: never over what it reads, and no codes to a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from natural_langevin._internal.atomic import output
 from natural_langevin._internal.messages import visible
@@ -49,7 +49,7 @@ def text_output(out: str) -> Iterator[TextIO]:
     if out == "-":
         sys.stdout.flush()
         if sys.stdout.isatty():
-            yield _Visible(sys.stdout)
+            yield cast(TextIO, _Visible(sys.stdout))
             sys.stdout.flush()
             return
         text = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="")

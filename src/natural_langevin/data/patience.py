@@ -1,4 +1,4 @@
-"""A time limit for a connection that is alive and gives nothing: bytes that drip reset a timeout."""
+"""A time limit for a connection that is alive and gives nothing: every drip resets a timeout."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def check_attached(network: Network, params: Params, x: Tensor) -> None:
             reached: list[Tensor | None] = [None] * len(leaves)
             if tied:
                 total = torch.stack([o.sum() for o in tied]).sum()
-                reached = list(torch.autograd.grad(total, leaves.values(), allow_unused=True))
+                reached = list(torch.autograd.grad(total, list(leaves.values()), allow_unused=True))
     except RuntimeError:  # what autograd cannot do is said by other checks
         return
     cut = [name for name, g in zip(leaves, reached, strict=True) if g is None]

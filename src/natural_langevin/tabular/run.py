@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.atomic import output
 from natural_langevin._internal import checked_json
+from natural_langevin._internal.atomic import output
 from natural_langevin._internal.checked_json import with_checksum, without_checksum
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.version import __version__

@@ -68,6 +68,7 @@ from natural_langevin.sampling.validation import (
     check_thinning,
     check_training,
     known_step_size,
+    warn_if_epochs,
     warn_if_saturated,
     warn_if_stiff,
     whole_number,
@@ -489,6 +490,7 @@ class Langevin:
             batch_size=len(stream.example()[0]), num_data=num_data,
             adapts=rates.adapts_from(min(burn_in, steps - 1)),
         )  # fmt: skip
+        warn_if_epochs(self.dynamics, stream)
         if isinstance(self.dynamics, Overdamped):
             warn_if_stiff(self.preconditioner, self._prior, float(kept.max()), num_data)
         mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)

@@ -1,6 +1,7 @@
 """Posteriors of Stan's reference collection, for every metric, full batch and minibatch.
 
     python benchmarks/posteriordb.py [--models arK sblrc] [--metrics FullFisher] [--seconds 500]
+    python benchmarks/posteriordb.py --seconds 0 --page docs/trust.md    # the table alone
 
 The models, data and references are those of tests/law/posteriordb. Every cell is one run at the
 defaults (``Langevin(network, likelihood, prior=...).sample(data)``, see docs/defaults.md) but for
@@ -39,12 +40,15 @@ METRICS = [
     "Euclidean",
 ]  # fmt: skip
 BATCHES = {"all": 1, "quarter": 4}
+MARKS = "<!-- posteriordb:begin -->\n", "<!-- posteriordb:end -->"
 
 
-def cell(name: str, metric: str, batch: str, chains: int) -> dict[str, Any]:
+def cell(name: str, metric: str, batch: str, chains: int, steps: int | None) -> dict[str, Any]:
     """One run, and how far it is from the reference."""
     start = time.perf_counter()
-    model, posterior = at_the_defaults(name, metric, chains=chains, parts=BATCHES[batch])
+    model, posterior = at_the_defaults(
+        name, metric, chains=chains, parts=BATCHES[batch], steps=steps
+    )
     seconds = time.perf_counter() - start
     config, healthy = posterior.config, posterior.healthy
     row = {
@@ -73,6 +77,30 @@ def cell(name: str, metric: str, batch: str, chains: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def table(cells: list[dict[str, Any]]) -> str:
+    """Models and batches by metric: the largest error of a mean, in sd, and that of an sd."""
+    names = ["QDOP (default)" if m == "default" else f"`{m}`" for m in METRICS]
+    lines = ["| model, batch | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
+    known = {(c["model"], c["batch"], c["metric"]): c for c in cells}
+    for name in MODELS:
+        for batch in BATCHES:
+            row = [known.get((name, batch, metric)) for metric in METRICS]
+            if any(row):
+                lines.append(f"| {name}, {batch} | " + " | ".join(map(_shown, row)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    if "error" in found:
+        return "refused"
+    if found["healthy"] < found["chains"]:
+        return f"{found['chains'] - found['healthy']} of {found['chains']} chains diverge"
+    text = f"{found['mean']:.2f} ± {found['mean_error']:.2f}, {100 * found['sd']:.1f} %"
+    return text if found["passed"] else f"**{text}** ({found['within']:.2f} within)"
+
+
 def main() -> None:
     """Runs the cells that are missing, and writes after each."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -81,8 +109,20 @@ def main() -> None:
     parser.add_argument("--metrics", nargs="*", default=METRICS)
     parser.add_argument("--batches", nargs="*", default=list(BATCHES))
     parser.add_argument("--chains", type=int, default=64)
+    parser.add_argument("--steps", type=int, help="in place of the recipe's length")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
+    parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
     options = parser.parse_args()
+    _run(options)
+    if options.page is not None:
+        cells = json.loads(options.out.read_text())["cells"]
+        before, rest = options.page.read_text(encoding="utf-8").split(MARKS[0])
+        after = rest.split(MARKS[1])[1]
+        page = before + MARKS[0] + table(cells) + MARKS[1] + after
+        options.page.write_text(page, encoding="utf-8")
+
+
+def _run(options: argparse.Namespace) -> None:
     logging.getLogger("natural_langevin").setLevel(logging.ERROR)
     known = json.loads(options.out.read_text()) if options.out.exists() else {"cells": []}
     done = {(c["model"], c["metric"], c["batch"]) for c in known["cells"]}
@@ -93,10 +133,10 @@ def main() -> None:
                 few = name == "eight schools" and batch != "all"  # eight data
                 if (name, metric, batch) in done or few:
                     continue
-                if time.monotonic() - begin > options.seconds:
+                if time.monotonic() - begin >= options.seconds:
                     return
                 try:
-                    row = cell(name, metric, batch, options.chains)
+                    row = cell(name, metric, batch, options.chains, options.steps)
                 except Exception as error:  # a metric that does not fit a model is a result too
                     row = {"model": name, "metric": metric, "batch": batch, "error": str(error)}
                 print({k: v for k, v in row.items() if k != "quantities"}, flush=True)

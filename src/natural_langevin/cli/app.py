@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
 
 from natural_langevin import __version__
@@ -20,6 +19,7 @@ from natural_langevin.cli import (
     train,
     uci,
 )
+from natural_langevin.cli.console import SafeConsole
 
 app = typer.Typer(
     name="natural-langevin",
@@ -43,7 +43,7 @@ def _common(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
-    handler = RichHandler(console=Console(stderr=True), show_time=False, show_path=False)
+    handler = RichHandler(console=SafeConsole(stderr=True), show_time=False, show_path=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     if verbose:
         logging.getLogger("natural_langevin").setLevel(logging.INFO)

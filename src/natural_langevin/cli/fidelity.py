@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from natural_langevin.cli import table
+from natural_langevin.cli.console import terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.data import DataError
@@ -70,4 +70,4 @@ def fidelity(
         shown.add_column(name, justify="right" if name else "left")
     for row in figures.rows(results):
         shown.add_row(*row)
-    table.console().print(shown)
+    terminal().print(shown)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import typer
 
-from natural_langevin.cli import table as terminal
+from natural_langevin.cli import table as shown
+from natural_langevin.cli.console import terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.data import load
@@ -46,7 +47,7 @@ def reproduce(
 
         natural-langevin reproduce --data digits --out runs/table
     """
-    console = terminal.console()
+    console = terminal()
     with one_line_errors(beyond.BeyondError):
         if table not in ("paper", "beyond"):
             raise RunError(f"--table must be paper or beyond, got {table!r}")
@@ -75,7 +76,7 @@ def reproduce(
         results = assemble(folder, seconds=seconds)
         write_json(folder / "results.json", results)
         write_report(results, folder / "report.html")
-    terminal.show(results, console)
+    shown.show(results, console)
     console.print(f"[bold]{folder / 'results.json'}[/] and [bold]{folder / 'report.html'}[/]")
 
 

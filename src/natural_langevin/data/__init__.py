@@ -1,6 +1,6 @@
 """Data: datasets found, verified and split, and the batch streams that feed the sampler.
 
-Imports nothing but tools; execution and up import it.
+Imports nothing but tools; statistics and up import it.
 """
 
 from natural_langevin.data.catalog import NAMES, load

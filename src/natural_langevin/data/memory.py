@@ -53,6 +53,7 @@ class InMemory:
 
     @property
     def targets(self) -> Tensor:
+        """All labels: (N, ...)."""
         return self.y
 
     def example(self) -> Batch:

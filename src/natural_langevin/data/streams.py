@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin.data.checks import Batch, check_finite, split_pair
-from natural_langevin.data.loaders import Loader, OwnOrders, SharedBatches, stream_of
+from natural_langevin.data.loaders import Loader, OwnOrders, SharedBatches, Split, stream_of
 from natural_langevin.data.memory import InMemory
 from natural_langevin.data.sweeps import SymmetricOrder, SymmetricSweeps
 
@@ -67,12 +67,18 @@ Stream = InMemory | OwnOrders | Loader
 
 
 def as_stream(
-    data: Any, *, batch_size: int, chain: Tensor, seed: int, device: torch.device
+    data: Any,
+    *,
+    batch_size: int,
+    chain: Tensor,
+    seed: int,
+    device: torch.device,
+    split: Split = split_pair,
 ) -> Stream:
     """Accepts (x, y), y alone, a TensorDataset, Subsets, SymmetricSweeps, a DataLoader or
-    SharedBatches."""
+    SharedBatches; ``split`` makes (x, y) of a loader's batch, and of data in memory."""
     if isinstance(data, DataLoader | SharedBatches):
-        return stream_of(data, chain=chain, seed=seed, device=device)
+        return stream_of(data, chain=chain, seed=seed, device=device, split=split)
     if isinstance(data, Subsets):
         return InMemory(
             data.x, data.y, batch_size=batch_size, chain=chain, seed=seed, device=device,
@@ -84,5 +90,5 @@ def as_stream(
         )
     if isinstance(data, TensorDataset):
         data = data.tensors
-    x, y = split_pair(data)
+    x, y = split(data)
     return InMemory(x, y, batch_size=batch_size, chain=chain, seed=seed, device=device)

@@ -36,6 +36,7 @@ class State(NamedTuple):
 
     @property
     def chains(self) -> int:
+        """How many chains there are."""
         return len(self.diverged)
 
 

@@ -1,6 +1,6 @@
 """Networks of the experiments: the paper's perceptron, and HMC's residual network.
 
-Imports nothing of the package; experiments and everything between may import it.
+Imports nothing but tools; statistics and up import it.
 """
 
 from natural_langevin.models.perceptron import fan_in_init, mlp

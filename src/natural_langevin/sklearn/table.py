@@ -62,6 +62,7 @@ def _line(row: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> str:
 
 
 def mean(values: list[float]) -> float:
+    """The arithmetic mean."""
     return statistics.fmean(values)
 
 

@@ -1,6 +1,6 @@
 """Gradients: model + batch -> loss, mean gradient and Fisher statistics, for all chains at once.
 
-Imports models, likelihoods; preconditioners and up import it.
+Imports data, models and likelihoods; preconditioners and up import it.
 
 This is the only backward pass of the library. For every chain, with per-sample loss l_n:
 

@@ -48,6 +48,7 @@ class Candidate:
     automatic: bool
 
     def prior(self, network: nn.Module) -> priors.Prior | Mapping[str, priors.Prior]:
+        """The prior that ``variance`` stands for, on this network's parameters."""
         if self.variance == "learned":
             return priors.NormalInverseGamma()
         if self.variance == "fan_in":
@@ -65,6 +66,7 @@ class Candidate:
         return f"prior variance {variance}, temperature {self.temperature:g}{step_size}"
 
     def as_dict(self) -> dict[str, Any]:
+        """Its settings as plain values, for files and tables."""
         return {
             "prior_variance": self.variance,
             "temperature": self.temperature,

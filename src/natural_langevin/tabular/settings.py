@@ -100,10 +100,12 @@ class Settings:
 
     @property
     def burn_in(self) -> int:
+        """The first half of the steps."""
         return self.steps // 2
 
     @property
     def thin(self) -> int:
+        """So that about ``draws`` iterates of every chain are kept."""
         return math.ceil((self.steps - self.burn_in) / self.draws)
 
     def folds_of(self, rows: int) -> int:
@@ -112,6 +114,7 @@ class Settings:
         return fewer if fewer > 1 else 0
 
     def to_json(self) -> dict[str, Any]:
+        """As plain values, for run.json."""
         return asdict(self) | {"hidden": list(self.hidden), "step_size": _plain(self.step_size)}
 
     @staticmethod

@@ -86,6 +86,7 @@ class LayerTask:
 
     @property
     def parameters(self) -> tuple[str, ...]:
+        """The names of the layer's weight and, if it has one, bias."""
         return parameter_names(self.name)[: 1 + self.has_bias]
 
     def state(self, state: State) -> LayerState:

@@ -19,16 +19,19 @@ from natural_langevin.statistics.rules.tapped import Tap, Tapped, rewrites
 
 
 def layer_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
+    """Scale: delta times the normalised input; shift: delta; summed over positions."""
     normalised = F.layer_norm(call.input, module.normalized_shape, eps=module.eps)
     return _by_feature(module, normalised, call.delta)
 
 
 def rms_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
+    """Scale: delta times the normalised input, summed over positions."""
     normalised = F.rms_norm(call.input, module.normalized_shape, eps=module.eps)
     return _by_feature(module, normalised, call.delta)
 
 
 def group_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
+    """By channel. Scale: delta times the normalised input; shift: delta."""
     normalised = F.group_norm(call.input.contiguous(), module.num_groups, eps=module.eps)
     return _by_channel(normalised, call.delta)
 

@@ -165,9 +165,10 @@ class Langevin:
             prior = recipe.prior() if self._by_recipe else priors.Gaussian(variance=0.1)
         if init is None:
             init = "auto" if self._by_recipe else "model"
-        if preconditioner is None:
-            quasi_diagonal = preconditioners.QuasiDiagonalFisher
-            preconditioner = recipe.metric() if self._by_recipe else quasi_diagonal()
+        if self._by_recipe:
+            preconditioner = recipe.metric(preconditioner)
+        elif preconditioner is None:
+            preconditioner = preconditioners.QuasiDiagonalFisher()
         usual = recipe.dynamics() if self._by_recipe else Overdamped()
         self.dynamics = usual if dynamics is None else dynamics
         check_arguments(model, likelihood, prior, preconditioner, init, self.dynamics)
@@ -208,7 +209,7 @@ class Langevin:
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,
                 clip=clip,
-                peers=self.mesh.data,
+                data_parallel=self.mesh.data,
             ),
             preconditioner=preconditioner,
             prior=priors.of_chains(self._prior, self.chain_ids),

@@ -41,7 +41,7 @@ from natural_langevin.posterior.prediction import (
 )
 from natural_langevin.priors import Prior, PriorLike, resolve
 from natural_langevin.statistics import plain_copy, prepare_model, vectorised, with_parameters
-from natural_langevin.statistics.capture import Places
+from natural_langevin.statistics.capture import ParameterSlots
 from natural_langevin.statistics.vectorised import MODEL_LOCK
 from natural_langevin.types import Params
 
@@ -84,7 +84,7 @@ class Posterior:
         self.config = config or {}
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
         self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
-        self._model, self._places = model, Places(model)
+        self._model, self._slots = model, ParameterSlots(model)
         self.signature = Signature(
             model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss),
             several=self.config.get("inputs", 0),
@@ -530,7 +530,7 @@ class Posterior:
 
     def _call(self, params: Params, x: Tensor) -> Any:
         with vectorised(x):
-            return self.signature.call(partial(self._places.call, params), x)
+            return self.signature.call(partial(self._slots.call, params), x)
 
     def to_arviz(self, x: Inputs | None = None, *, data: Any = None, seed: int = 0) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter

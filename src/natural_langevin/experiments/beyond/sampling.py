@@ -139,7 +139,7 @@ def sample(
     engine, state = one.prepare(
         views(x, y, lengths), steps=steps, batch_size=protocol.batch_size, burn_in=burn_in
     )
-    engine.say = bench.say
+    engine.notify = bench.say
     draws = (steps - burn_in) // protocol.thin
     scorer = BlurredScorer(one.model, {"scored": (scored_x, scored_y)}, lengths)
     collector = _Both(

@@ -106,7 +106,7 @@ def problems() -> Iterator[tuple[str, Callable[[], Problem]]]:
 
 
 def _calibration_error(scores: Any) -> float:
-    """Of classes as usual; of numbers, the mean distance of intervals' coverage from their level."""
+    """Of classes as usual; of numbers, the mean distance of intervals' coverage from its level."""
     if hasattr(scores, "calibration_error"):
         return float(scores.calibration_error)
     return float(np.mean([abs(found - level) for level, found in scores.coverage.items()]))

@@ -114,7 +114,7 @@ class NativeMLP:
 
     def _check_settings(self) -> None:
         gradients = self.dynamics.gradients
-        if gradients.microbatch is not None or gradients.peers is not None:
+        if gradients.microbatch is not None or gradients.data_parallel is not None:
             raise UnsupportedError("minibatches in pieces")
         if gradients.clip is not None or gradients.network.dtype is not None:
             raise UnsupportedError("clipped gradients or reduced precision")

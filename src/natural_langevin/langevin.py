@@ -96,7 +96,7 @@ from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_
 log = logging.getLogger("natural_langevin")
 
 #: Data that say themselves which rows come when: they are taken as they are.
-ORDERED = DataLoader | SharedBatches | Subsets | SymmetricSweeps
+ORDERED = (DataLoader, SharedBatches, Subsets, SymmetricSweeps)
 #: Where dynamics that tune their step size begin.
 TUNED_FROM = 0.1
 #: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
@@ -725,10 +725,11 @@ class Langevin:
         if len(alone) > 1 or any(
             weights[k].shape[-len(s) or None :] != s for k, s in shapes.items()
         ):
+            wanted = {k: tuple(s) for k, s in shapes.items()}
             got = {k: tuple(w.shape) for k, w in weights.items()}
             raise ValueError(
-                f"weights must have the shapes { ({k: tuple(s) for k, s in shapes.items()}) }, each "
-                f"with the same leading axis or none, got {got}"
+                f"weights must have the shapes {wanted}, each with the same leading axis or none, "
+                f"got {got}"
             )
         one = alone == {True}
         theta = {k: w[None] if one else w for k, w in weights.items()}

@@ -30,6 +30,7 @@ from natural_langevin.data.streams import (
     SharedBatches,
     Stream,
     Subsets,
+    SymmetricSweeps,
     as_stream,
     check_finite,
     split_pair,
@@ -85,6 +86,7 @@ from natural_langevin.sampling.validation import (
     check_training,
     known_step_size,
     outputs_of_few,
+    warn_if_epochs,
     warn_if_saturated,
     warn_if_stiff,
     whole_number,
@@ -94,6 +96,8 @@ from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_
 
 log = logging.getLogger("natural_langevin")
 
+#: Data that say themselves which rows come when: they are taken as they are.
+ORDERED = (DataLoader, SharedBatches, Subsets, SymmetricSweeps)
 #: Where dynamics that tune their step size begin.
 TUNED_FROM = 0.1
 #: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
@@ -269,7 +273,7 @@ class Langevin:
 
     def _of_features(self, data: Any) -> tuple[Langevin, Any] | None:
         """The last layer's own sampler, and its data, where nothing else is sampled."""
-        if self._options is None or isinstance(data, DataLoader | SharedBatches | Subsets):
+        if self._options is None or isinstance(data, ORDERED):
             return None
         x, y = self._in_tensors(data)
         found = trained.split_off(self.model, self.signature, x.to(self.device))
@@ -597,7 +601,7 @@ class Langevin:
 
     def _in_tensors(self, data: Any) -> Any:
         """Data in memory as (x, y); those that come in batches as they are."""
-        if isinstance(data, DataLoader | SharedBatches | Subsets):
+        if isinstance(data, ORDERED):
             return data
         return self.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
 
@@ -679,6 +683,7 @@ class Langevin:
             batch_size=len(stream.example()[0]), num_data=num_data,
             adapts=rates.adapts_from(min(burn_in, steps - 1)),
         )  # fmt: skip
+        warn_if_epochs(self.dynamics, stream)
         if isinstance(self.dynamics, Overdamped):
             warn_if_stiff(self.preconditioner, self._prior, float(kept.max()), num_data)
         mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)

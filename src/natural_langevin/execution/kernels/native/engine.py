@@ -176,6 +176,8 @@ class NativeMLP:
     # Data ----------------------------------------------------------------------------------------
 
     def _take_stream(self, stream: InMemory) -> None:
+        if not stream.shuffled:
+            raise UnsupportedError("another order of the data than shuffled epochs")
         run = self._run
         run.batch, run.num_rows, run.shuffled = stream.batch_size, stream.num_data, 1
         run.data_origin = self._keep(stream.origin)

@@ -36,7 +36,7 @@ class Settings:
     batch_size: int = 100
     hidden: tuple[int, ...] = (400, 400)
     members: int = 40
-    step_size: float = 1.4e-3
+    step_size: float = 5e-4
     prior_variance: float = 0.1
     images: int = 2000
     seed: int = 0

@@ -38,29 +38,32 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     frame whose columns may hold words, dates and missing cells. What was filled, encoded or left
     out is in ``features_.notices`` and in the log.
 
-    ``hidden_layer_sizes``: units of every hidden layer; ``activation``: "relu", "tanh" or "silu".
-    ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out) or "fan_in" (3
-    divided by a layer's inputs).
+    ``hidden_layer_sizes``: units of every hidden layer ("auto": one layer of 50 below 500 rows, two
+    from there on); ``activation``: "relu", "tanh" or "silu".
+    ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out), "fan_in" (3
+    divided by a layer's inputs) or "unit_fan_in" (1 divided by them).
     ``temperature``: "auto" or a number. Below 1 with a learned variance, weights may vanish.
     ``step_size``: "auto", or a number or schedule (see ``Langevin``).
     ``folds``: of the cross-validation that weighs what "auto" leaves open and corrects how sure
     the predictions are. 0: none; then "auto" is a learned variance at temperature 1, with a step
     size from a short pilot run.
     ``preconditioner``: "qdop", "dop", "rmsprop" or "sgld".
-    ``steps``, ``chains``, ``batch_size``: of a run; the first half is burn-in.
+    ``steps`` ("auto": 2,000, more beyond 10,000 rows), ``batch_size``: of a run, whose first half
+    is burn-in; ``chains``: of the last runs together.
     ``random_state``: a number for the same result every time. ``verbose``: whether progress is
     shown; None, on a terminal.
 
     Fitted: ``choice_`` (the candidates, with held-out NLL and weight), ``reason_`` (in words),
     ``scale_`` (below 1: surer than the networks by themselves), ``posteriors_`` and ``weights_``
-    (of the candidates that count, on encoded inputs), ``posterior_`` (of the largest weight),
+    (of the candidates that count), ``posterior_`` (of the largest weight; its networks are given
+    ``network_inputs(X)``),
     ``features_`` (how columns became inputs), ``n_iter_``, ``n_features_in_``,
     ``feature_names_in_``.
     """
 
     def __init__(
         self,
-        hidden_layer_sizes: Sequence[int] = Settings.hidden,
+        hidden_layer_sizes: Sequence[int] | str = Settings.hidden,
         *,
         activation: str = Settings.activation,
         prior_variance: float | str = Settings.prior_variance,
@@ -71,7 +74,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         task: str = "auto",
         noise: str = Settings.noise,
         log: bool | str = Settings.log,
-        steps: int = Settings.steps,
+        steps: int | str = Settings.steps,
         chains: int = Settings.chains,
         batch_size: int = Settings.batch_size,
         random_state: int | np.random.RandomState | None = None,
@@ -126,7 +129,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         )
         self.posteriors_ = self.learned_.posteriors
         self.weights_ = self.learned_.weights.numpy()
-        self.scale_, self.n_iter_ = self.learned_.scale, settings.steps
+        self.scale_, self.n_iter_ = self.learned_.scale, self.learned_.settings.updates
         self.choice_, self.reason_ = self.learned_.choice, self.learned_.reason
         log.info("%s: %s", type(self).__name__, self.reason_)
 
@@ -184,6 +187,10 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             ensure_all_finite="allow-nan",
         )  # fmt: skip
         return self.features_.encode(self._numbers(X)).x
+
+    def network_inputs(self, X: Any) -> Tensor:
+        """(n, inputs) as ``posterior_`` and its networks take them."""
+        return self.learned_.inputs(self._inputs(X))
 
     def _numbers(self, X: Any) -> Table:
         """Dense or sparse numbers as a table: standardised columns are dense either way."""

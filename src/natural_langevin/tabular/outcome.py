@@ -64,15 +64,15 @@ class Outcome:
         return self.classes or len(self.mean) * (2 if twice else 1)
 
     def network(self, inputs: int, settings: Settings) -> nn.Module:
-        """In float64: overhead, not arithmetic, is what small networks cost."""
-        check_size([inputs, *settings.hidden, self.outputs])
+        """Untrained, in float32."""
+        check_size([inputs, *settings.layers, self.outputs])
         found = models.mlp(
-            inputs, self.outputs, settings.hidden, activation=ACTIVATIONS[settings.activation],
+            inputs, self.outputs, settings.layers, activation=ACTIVATIONS[settings.activation],
             seed=settings.seed,
         )  # fmt: skip
         if self.task == "count":  # rates start at the average count
             found = nn.Sequential(found, _shift(self.mean, self.outputs))
-        return found.double()
+        return found.float()
 
     def encode(self, y: Tensor) -> Tensor:
         """Targets (n,) of classes, or (n, target) in their own units, as they are sampled."""

@@ -76,7 +76,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         log: bool | str = Settings.log,
         steps: int | str = Settings.steps,
         chains: int = Settings.chains,
-        batch_size: int = Settings.batch_size,
+        batch_size: int | str = Settings.batch_size,
         random_state: int | np.random.RandomState | None = None,
         device: str | None = None,
         verbose: bool | None = None,

@@ -30,6 +30,8 @@ from natural_langevin.tabular.predictive import Networks
 from natural_langevin.tabular.settings import PRECONDITIONERS, Settings
 from natural_langevin.tabular.weighing import HeldOut
 
+#: Rows that a network is asked for to see whether it is sound.
+SOUND_ROWS = 500
 #: Networks evaluated at once.
 AT_ONCE = 64
 #: Second order in the step: at the same cost it goes ten times as far as the overdamped step.
@@ -87,6 +89,19 @@ class Problem:
             steps=self.settings.updates, seed=self.settings.seed,
         )  # fmt: skip
 
+    def sound(self, posterior: Posterior) -> Tensor:
+        """The numbers of the networks that explain the training rows about as well as the others.
+
+        A network whose ln p is a nat per row below the median is no draw of the posterior, under
+        which it has e^-n of the median's density: its chain ran away without becoming infinite."""
+        some = torch.linspace(0, len(self.x) - 1, min(len(self.x), SOUND_ROWS)).long()
+        said = networks(posterior, self.network, self.x[some])
+        fit = said.law(self.outcome).log_prob(self.y[some])
+        fit = fit.flatten(2).sum(-1) if fit.ndim > 2 else fit
+        fit = fit.double().mean(1).nan_to_num(nan=-math.inf)
+        fine = (fit >= fit.median() - 1) & fit.isfinite()
+        return fine.nonzero().flatten()
+
     def held_out(
         self, offered: Sequence[Candidate], folds: Sequence[Tensor], what: str = "candidates"
     ) -> tuple[HeldOut, list[Candidate]]:
@@ -125,7 +140,7 @@ class Problem:
         data = Subsets(self.x[rows], self.y[rows], own_rows)
         runs = [offered[k] for k, _ in chains]
         name = (
-            f"folds {self.outcome.noise} {self.outcome.log} {self.view} "
+            f"folds {self.outcome.noise} {self.outcome.log} {self.view} {self.settings.activation} "
             f"{'; '.join(map(str, runs[::each]))}"
         )
         try:
@@ -194,7 +209,7 @@ class Problem:
             return sampler.sample(
                 data,
                 steps,
-                batch_size=min(settings.batch_size, rows),
+                batch_size=min(settings.batch, rows),
                 burn_in=burn_in,
                 thin=math.ceil((steps - burn_in) / settings.draws),
                 checkpoint=folder,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from natural_langevin import likelihoods, models
 from natural_langevin.data.errors import DataError
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.tabular.settings import ACTIVATIONS, AUTO, MOST_PARAMETERS, Settings
+from natural_langevin.tabular.settings import AUTO, MOST_PARAMETERS, Settings
 
 #: Noise that a task may have, the simplest first; of those with a choice, held-out rows choose.
 KINDS = {
@@ -67,7 +67,7 @@ class Outcome:
         """Untrained, in float32."""
         check_size([inputs, *settings.layers, self.outputs])
         found = models.mlp(
-            inputs, self.outputs, settings.layers, activation=ACTIVATIONS[settings.activation],
+            inputs, self.outputs, settings.layers, activation=settings.function,
             seed=settings.seed,
         )  # fmt: skip
         if self.task == "count":  # rates start at the average count

@@ -35,6 +35,12 @@ class Networks:
     outputs: Tensor
     variance: Tensor | None
 
+    def of(self, numbers: Tensor) -> Networks:
+        """Some of them."""
+        return Networks(
+            self.outputs[numbers], None if self.variance is None else self.variance[numbers]
+        )
+
     def law(self, outcome: Outcome, scale: float = 1.0) -> Distribution:
         """p(u | x, theta) of every network on the sampled scale, (network, n, target)."""
         state = {}

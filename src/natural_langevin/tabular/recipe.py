@@ -38,7 +38,7 @@ from natural_langevin.tabular.crossvalidation import Problem, networks
 from natural_langevin.tabular.inputs import Inputs, fit_inputs, plain_inputs
 from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.predictive import Networks, Predictive
-from natural_langevin.tabular.settings import Settings
+from natural_langevin.tabular.settings import AUTO, Settings
 from natural_langevin.tabular.views import Trials, View
 from natural_langevin.tabular.weighing import Weighed, weigh
 
@@ -55,12 +55,14 @@ REPETITIONS, MOST_REPEATED = 10, 2_000_000
 class Learned:
     """Posteriors with weights, what their networks are given, and how to read their outputs.
 
+    ``sound``: of every posterior the networks that count (``Problem.sound``), nearly always all.
     ``choice``: every candidate with its held-out NLL and weight; ``reason``: the same in words."""
 
     outcome: Outcome
     settings: Settings
     inputs: Inputs
     posteriors: list[Posterior]
+    sound: list[Tensor]
     weights: Tensor
     scale: float
     strangeness: Tensor
@@ -120,7 +122,10 @@ class Learned:
     def _networks(self, x: Tensor) -> list[Networks]:
         network = self.outcome.network(self.inputs.width, self.settings)
         x = self.inputs(x)
-        return [networks(posterior, network, x) for posterior in self.posteriors]
+        return [
+            networks(posterior, network, x).of(sound)
+            for posterior, sound in zip(self.posteriors, self.sound, strict=True)
+        ]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Posteriors in folders 0, 1, ..., and learned.json, which is written last."""
@@ -131,6 +136,7 @@ class Learned:
             "outcome": self.outcome.to_json(),
             "settings": self.settings.to_json(),
             "inputs": self.inputs.to_json(),
+            "sound": [numbers.tolist() for numbers in self.sound],
             "weights": self.weights.tolist(),
             "scale": self.scale,
             "strangeness": [round(value, 9) for value in self.strangeness.tolist()],
@@ -153,7 +159,8 @@ class Learned:
         network = outcome.network(inputs.width, settings).to(device)
         posteriors = [Posterior.load(folder / str(k), network) for k in range(len(weights))]
         return Learned(
-            outcome, settings, inputs, posteriors, weights, float(value["scale"]),
+            outcome, settings, inputs, posteriors, list(map(torch.tensor, value["sound"])),
+            weights, float(value["scale"]),
             torch.tensor(value["strangeness"], dtype=torch.float64), value["choice"],
             str(value["reason"]),
         )  # fmt: skip
@@ -191,7 +198,7 @@ def learn(
     rows = _fold_rows(y, folds, settings, offered[0])
     seen = x if count is None else x.repeat_interleave(count, dim=0)
 
-    def view(outcome: Outcome, inputs: Inputs) -> View:
+    def view(outcome: Outcome, inputs: Inputs, settings: Settings = settings) -> View:
         y_sampled = outcome.encode(y)
         y_sampled = y_sampled if outcome.classes else y_sampled.float()
         problem = Problem(
@@ -216,6 +223,9 @@ def learn(
         decorrelated = trials.best.inputs.decorrelated(seen)
         if decorrelated is not None:
             trials.run(view(trials.best.outcome, decorrelated))
+        if settings.activation == AUTO:
+            smooth = replace(settings, activation="tanh")
+            trials.run(view(trials.best.outcome, trials.best.inputs, smooth))
     chosen, held_out, every = trials.rest(every, view(offered[0], plain))
     outcome = chosen.problem.outcome
     weighed = weigh(held_out, outcome, y, len(every))
@@ -252,8 +262,12 @@ def _on_all_data(view: View, offered: Sequence[Candidate], weighed: Weighed) -> 
         candidate.as_dict() | {"nll": nll, "weight": shares.get(k, 0.0)}
         for k, (candidate, nll) in enumerate(zip(offered, weighed.nll, strict=True))
     ]
+    sound = [problem.sound(posterior) for posterior in runs.values()]
+    for posterior, numbers in zip(runs.values(), sound, strict=True):
+        if left_out := len(posterior.healthy) * posterior.draws - len(numbers):
+            log.info("%d networks ran away from the training rows, and are left out", left_out)
     return Learned(
-        problem.outcome, problem.settings, view.inputs, list(runs.values()), weights,
+        problem.outcome, problem.settings, view.inputs, list(runs.values()), sound, weights,
         weighed.scale, weighed.strangeness, choice, "",
     )  # fmt: skip
 

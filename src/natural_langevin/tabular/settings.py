@@ -34,6 +34,8 @@ FEWEST_PER_FOLD = 3
 UNITS, DEEP_FROM = 50, 500
 #: Updates of a run up to LONGER_FROM rows; beyond, as the square root of their number, up to MOST.
 STEPS, LONGER_FROM, MOST_STEPS = 2000, 10_000, 20_000
+#: Rows of a minibatch, up to LONGER_FROM rows and beyond.
+BATCH, LARGE_BATCH = 100, 250
 
 
 class SettingError(ValueError):
@@ -49,20 +51,21 @@ class Settings:
     """Everything that decides a run besides its data.
 
     ``hidden``: units of every hidden layer; "auto" is one layer of 50 below 500 rows and two from
-    there on. ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out),
+    there on. ``activation``: "auto" is ReLU for classes; for numbers held-out rows choose between
+    ReLU and tanh. ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out),
     "fan_in" (3 divided by a layer's inputs) or "unit_fan_in" (1 divided by them). ``temperature``,
     ``step_size``: "auto" or a number (the step size also a schedule). ``noise``: of a regression
     or count, "auto" or a name of ``outcome.KINDS``; ``log``: whether a positive target is sampled
     as its logarithm, "auto" or a bool. What is "auto" is chosen by rows held out in ``folds``
     folds; with 0 it is a learned variance, temperature 1, and the first kind of noise.
 
-    ``steps`` ("auto": 2,000, and more beyond 10,000 rows), ``chains`` (of all candidates together),
-    ``batch_size``: of the last runs; their first half is burn-in and ``draws`` networks are kept of
-    every chain. ``chains_per_fold``: of the cross-validation, which takes half as many steps and
+    ``steps`` ("auto": 2,000, and more beyond 10,000 rows), ``batch_size`` ("auto": 100, or 250),
+    ``chains`` (of all candidates together): of the last runs; their first half is burn-in and
+    ``draws`` networks are kept of every chain. ``chains_per_fold``: of the cross-validation, which takes half as many steps and
     holds out at most ``held_out`` rows in every fold."""
 
     hidden: tuple[int, ...] | str = AUTO
-    activation: str = "relu"
+    activation: str = AUTO
     preconditioner: str = "qdop"
     prior_variance: float | str = AUTO
     temperature: float | str = AUTO
@@ -71,7 +74,7 @@ class Settings:
     log: bool | str = AUTO
     steps: int | str = AUTO
     chains: int = 8
-    batch_size: int = 100
+    batch_size: int | str = AUTO
     draws: int = 25
     folds: int = 4
     chains_per_fold: int = 1
@@ -81,7 +84,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not (isinstance(self.hidden, str) and self.hidden == AUTO):
             object.__setattr__(self, "hidden", _sizes(self.hidden))
-        for name, table in (("activation", ACTIVATIONS), ("preconditioner", PRECONDITIONERS)):
+        tables = {"activation": {*ACTIVATIONS, AUTO}, "preconditioner": set(PRECONDITIONERS)}
+        for name, table in tables.items():
             if getattr(self, name) not in table:
                 raise SettingError(
                     name, f"must be one of {sorted(table)}, got {getattr(self, name)!r}"
@@ -100,7 +104,7 @@ class Settings:
                 ) from None
         for name in ("steps", "chains", "batch_size", "draws", "chains_per_fold", "held_out"):
             value = getattr(self, name)
-            if name == "steps" and isinstance(value, str) and value == AUTO:
+            if name in ("steps", "batch_size") and isinstance(value, str) and value == AUTO:
                 continue
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
                 raise SettingError(name, f"must be a positive integer, got {value!r}")
@@ -124,7 +128,10 @@ class Settings:
         if steps == AUTO:
             longer = STEPS * math.sqrt(max(1.0, rows / LONGER_FROM))
             steps = min(MOST_STEPS, round(longer / 100) * 100)
-        return replace(self, hidden=hidden, steps=steps)
+        batch = self.batch_size
+        if batch == AUTO:
+            batch = BATCH if rows <= LONGER_FROM else LARGE_BATCH
+        return replace(self, hidden=hidden, steps=steps, batch_size=batch)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -132,6 +139,18 @@ class Settings:
         if isinstance(self.hidden, str):
             raise TypeError('hidden is "auto": ask of_rows(n) first')
         return self.hidden
+
+    @property
+    def batch(self) -> int:
+        """Rows of a minibatch, once they are known (``of_rows``)."""
+        if isinstance(self.batch_size, str):
+            raise TypeError('batch_size is "auto": ask of_rows(n) first')
+        return self.batch_size
+
+    @property
+    def function(self) -> type[nn.Module]:
+        """The activation; "auto" begins with ReLU."""
+        return ACTIVATIONS["relu" if self.activation == AUTO else self.activation]
 
     @property
     def updates(self) -> int:

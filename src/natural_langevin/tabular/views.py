@@ -29,7 +29,8 @@ class View:
 
     def __str__(self) -> str:
         inputs = f", inputs {self.inputs}" if str(self.inputs) else ""
-        return describe(self.outcome) + inputs
+        tanh = ", tanh" if self.problem.settings.activation == "tanh" else ""
+        return describe(self.outcome) + inputs + tanh
 
 
 @dataclass

@@ -75,7 +75,7 @@ OFFERED = offered()
 
 def problem(**changes) -> Problem:
     x, labels = make_blobs(40, 2, centers=3, random_state=0)
-    settings = Settings(hidden=(6,), steps=30, chains=2)
+    settings = Settings(hidden=(6,), steps=30, chains=2).of_rows(40)
     given = {"x": torch.as_tensor(x / 5).float(), "y": torch.as_tensor(labels)} | changes
     return Problem(CLASSES, settings, **given)
 
@@ -127,9 +127,9 @@ def test_a_candidate_that_diverges_is_left_out():
 def test_a_candidate_that_diverges_gets_a_smaller_step_size():
     here = problem()
     folds = split(40, 4, 0, here.y.numpy())
-    too_large = replace(OFFERED[0], step_size=2e4)
+    too_large = replace(OFFERED[0], step_size=100.0)
     held_out, (found,) = here.held_out([too_large], folds)
-    assert found.step_size < 2e4
+    assert found.step_size < 100
     assert found == replace(too_large, step_size=found.step_size)
     assert all(fold.outputs.isfinite().all() for fold in held_out.networks[0])
 
@@ -226,7 +226,7 @@ def test_what_diverges_on_all_the_data_counts_no_more(monkeypatch, caplog):
         return posterior(self, candidate, chains)
 
     monkeypatch.setattr(Problem, "posterior", some_fail)
-    model = NaturalLangevinClassifier(**SMALL).fit(X, y)
+    model = NaturalLangevinClassifier(**SMALL | {"steps": 60}).fit(X, y)
     assert model.weights_.sum() == pytest.approx(1)
     assert all(one["weight"] == 0 for one in model.choice_ if one["prior_variance"] == "learned")
     assert "diverged on all the data, and is left out" in caplog.text
@@ -322,7 +322,7 @@ def test_noise_that_depends_on_the_inputs_is_noticed():
     y = 100 + 10 * (x + spread * torch.tensor(rng.normal(size=(400, 1))))
     learned = learn(x, y, "regression", QUICK)
     assert learned.outcome.noise == "varying"
-    assert "noise that depends on the inputs (held-out NLL" in learned.reason
+    assert learned.reason.startswith("noise that depends on the inputs")
     ends = torch.tensor([[-1.5], [1.5]]).double()
     small, large = learned.predictive(ends).std
     assert large > 5 * small  # in truth e^3 = 20 times

@@ -92,14 +92,15 @@ class Problem:
     def sound(self, posterior: Posterior) -> Tensor:
         """The numbers of the networks that explain the training rows about as well as the others.
 
-        A network whose ln p is a nat per row below the median is no draw of the posterior, under
-        which it has e^-n of the median's density: its chain ran away without becoming infinite."""
+        A network whose ln p is a nat per row below that of the better ones (their upper quartile)
+        is no draw of the posterior, under which it has e^-n of their density: its chain ran away
+        without becoming infinite."""
         some = torch.linspace(0, len(self.x) - 1, min(len(self.x), SOUND_ROWS)).long()
         said = networks(posterior, self.network, self.x[some])
         fit = said.law(self.outcome).log_prob(self.y[some])
         fit = fit.flatten(2).sum(-1) if fit.ndim > 2 else fit
         fit = fit.double().mean(1).nan_to_num(nan=-math.inf)
-        fine = (fit >= fit.median() - 1) & fit.isfinite()
+        fine = (fit >= fit.quantile(0.75) - 1) & fit.isfinite()
         return fine.nonzero().flatten()
 
     def held_out(

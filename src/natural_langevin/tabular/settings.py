@@ -34,8 +34,9 @@ FEWEST_PER_FOLD = 3
 UNITS, DEEP_FROM = 50, 500
 #: Updates of a run up to LONGER_FROM rows; beyond, as the square root of their number, up to MOST.
 STEPS, LONGER_FROM, MOST_STEPS = 2000, 10_000, 20_000
-#: Rows of a minibatch, up to LONGER_FROM rows and beyond.
+#: Rows of a minibatch, and from MANY rows on, where two folds tell as much as four.
 BATCH, LARGE_BATCH = 100, 250
+MANY, FOLDS_OF_MANY = 5000, 2
 
 
 class SettingError(ValueError):
@@ -61,8 +62,8 @@ class Settings:
 
     ``steps`` ("auto": 2,000, and more beyond 10,000 rows), ``batch_size`` ("auto": 100, or 250),
     ``chains`` (of all candidates together): of the last runs; their first half is burn-in and
-    ``draws`` networks are kept of every chain. ``chains_per_fold``: of the cross-validation, which takes half as many steps and
-    holds out at most ``held_out`` rows in every fold."""
+    ``draws`` networks are kept of every chain. ``chains_per_fold``: of the cross-validation, which
+    takes half as many steps and holds out at most ``held_out`` rows in every fold."""
 
     hidden: tuple[int, ...] | str = AUTO
     activation: str = AUTO
@@ -78,7 +79,7 @@ class Settings:
     draws: int = 25
     folds: int = 4
     chains_per_fold: int = 1
-    held_out: int = 500
+    held_out: int = 1000
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -130,7 +131,7 @@ class Settings:
             steps = min(MOST_STEPS, round(longer / 100) * 100)
         batch = self.batch_size
         if batch == AUTO:
-            batch = BATCH if rows <= LONGER_FROM else LARGE_BATCH
+            batch = BATCH if rows < MANY else LARGE_BATCH
         return replace(self, hidden=hidden, steps=steps, batch_size=batch)
 
     @property
@@ -160,8 +161,10 @@ class Settings:
         return self.steps
 
     def folds_of(self, rows: int) -> int:
-        """How many folds there will be: fewer, or none, where there are too few data."""
+        """How many folds there will be: fewer, or none, where there are too few data, and two where
+        there are many."""
         fewer = min(int(self.folds), rows // FEWEST_PER_FOLD)
+        fewer = min(fewer, FOLDS_OF_MANY) if rows >= MANY else fewer
         return fewer if fewer > 1 else 0
 
     def to_json(self) -> dict[str, Any]:

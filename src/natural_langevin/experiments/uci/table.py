@@ -43,7 +43,7 @@ def markdown(results: Mapping[str, Any]) -> str:
     for label, score, digits in (
         (f"**{OURS}**", "log_likelihood", 2),
         ("RMSE", "rmse", 3),
-        ("seconds per fit", "seconds", 1),
+        ("CPU seconds per fit", "cpu_seconds", 1),
     ):
         own = cells(results, score, digits)
         if own:

@@ -21,6 +21,12 @@ from torch import Tensor
 
 from natural_langevin.data.table import Table, from_frame, need_pandas
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.tabular.explain import (
+    Importance,
+    PartialDependence,
+    partial_dependence,
+    permutation_importance,
+)
 from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.recipe import Learned, learn
 from natural_langevin.tabular.settings import SettingError, Settings
@@ -107,7 +113,9 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     #: What ``task`` may be; the first is "auto".
     _tasks: tuple[str, ...] = ()
 
-    def _learn(self, table: Table, y: Tensor, weight: Array | None, *, classes: int = 0) -> None:
+    def _learn(
+        self, table: Table, y: Tensor, weight: Array | None, *, classes: int = 0, task: str = ""
+    ) -> None:
         """Encodes the columns and follows the recipe."""
         if self.task not in ("auto", *self._tasks):
             raise ValueError(f"task must be one of {('auto', *self._tasks)}, got {self.task!r}")
@@ -120,7 +128,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         self.learned_: Learned = learn(
             self.features_.encode(table).x,
             y,
-            self._tasks[0] if self.task == "auto" else self.task,
+            task or (self._tasks[0] if self.task == "auto" else self.task),
             settings,
             classes=classes,
             sample_weight=weight,
@@ -145,6 +153,25 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         except SettingError as error:
             name = "hidden_layer_sizes" if error.name == "hidden" else error.name
             raise ValueError(f"{name} {error.problem}") from None
+
+    def partial_dependence(self, X: Any, feature: str | int, **options: Any) -> PartialDependence:
+        """How the prediction depends on one column, with what the networks disagree on: see
+        ``tabular.explain.partial_dependence``."""
+        table = self._table(X)
+        name = feature if isinstance(feature, str) else table.names[feature]
+        return partial_dependence(self.learned_, self.features_, table, name, **options)
+
+    def permutation_importance(self, X: Any, y: Any, **options: Any) -> Importance:
+        """What is lost of ln p(y) where a column is shuffled, with its standard error: see
+        ``tabular.explain.permutation_importance``."""
+        table = self._table(X)
+        return permutation_importance(
+            self.learned_, self.features_, table, self._targets(y), **options
+        )
+
+    def _targets(self, y: Any) -> Tensor:
+        """As ``learn`` takes them."""
+        raise NotImplementedError
 
     @property
     def posterior_(self) -> Posterior:
@@ -178,15 +205,20 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         weight = _check_sample_weight(sample_weight, table.frame, ensure_non_negative=True)
         return table, y, weight
 
-    def _inputs(self, X: Any) -> Tensor:
+    def _table(self, X: Any) -> Table:
+        """New rows, as scikit-learn checks them."""
         check_is_fitted(self, "learned_")
         if is_frame(X):
-            return self.features_.encode(from_frame(X)).x
+            return from_frame(X)
         X = validate_data(
             self, X, reset=False, accept_sparse="csr", dtype=np.float64,
             ensure_all_finite="allow-nan",
         )  # fmt: skip
-        return self.features_.encode(self._numbers(X)).x
+        return self._numbers(X)
+
+    def _inputs(self, X: Any) -> Tensor:
+        table = self._table(X)
+        return self.features_.encode(table).x
 
     def network_inputs(self, X: Any) -> Tensor:
         """(n, inputs) as ``posterior_`` and its networks take them."""

@@ -24,6 +24,7 @@ from natural_langevin.tabular.settings import AUTO, MOST_PARAMETERS, Settings
 KINDS = {
     "classification": ("categorical",),
     "ordinal": ("ordinal",),
+    "multilabel": ("bernoulli",),
     "regression": ("constant", "varying"),
     "count": ("poisson", "overdispersed"),
 }
@@ -49,12 +50,18 @@ class Outcome:
         kinds: dict[str, Callable[[], Likelihood]] = {
             "categorical": likelihoods.Categorical,
             "ordinal": lambda: likelihoods.Ordinal(self.classes),
+            "bernoulli": likelihoods.Bernoulli,
             "constant": lambda: likelihoods.Gaussian(sigma="rmse"),
             "varying": likelihoods.HeteroscedasticGaussian,
             "poisson": likelihoods.Poisson,
             "overdispersed": likelihoods.NegativeBinomial,
         }
         return kinds[self.noise]()
+
+    @property
+    def real(self) -> bool:
+        """Whether targets are real numbers, which are sampled on a scale of their own."""
+        return self.task == "regression"
 
     @property
     def outputs(self) -> int:
@@ -76,7 +83,7 @@ class Outcome:
 
     def encode(self, y: Tensor) -> Tensor:
         """Targets (n,) of classes, or (n, target) in their own units, as they are sampled."""
-        if self.classes or self.task == "count":
+        if self.classes or not self.real:
             return y
         values = y.log() if self.log else y
         return (values - y.new_tensor(self.mean)) / y.new_tensor(self.scale)
@@ -129,6 +136,8 @@ def outcomes(
     kinds = KINDS[task] if settings.noise == AUTO else (settings.noise,)
     if unknown := [kind for kind in kinds if kind not in KINDS[task]]:
         raise DataError(f"noise must be one of {KINDS[task]}, got {unknown[0]!r}")
+    if task == "multilabel":
+        return [Outcome(task, "bernoulli", mean=(0.0,) * y.shape[1], scale=(1.0,) * y.shape[1])]
     if task == "count":
         mean = (share * y).sum(0).clamp_min(1e-3).log()
         return [Outcome(task, kind, mean=tuple(mean.tolist())) for kind in kinds]

@@ -119,6 +119,30 @@ class Learned:
         shares_of_all = torch.cat(shares).double()
         return Predictive(self.outcome, law, shares_of_all / shares_of_all.sum(), flat=flat)
 
+    def log_prob(self, x: Tensor, y: Tensor) -> Tensor:
+        """ln p of the targets (as ``learn`` takes them) of these rows: (n,)."""
+        found = []
+        for part, own in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+            if self.outcome.classes:
+                p = self.probabilities(part)[torch.arange(len(own)), own]
+                found.append(p.clamp_min(torch.finfo(p.dtype).tiny).log())
+            else:
+                found.append(torch.as_tensor(self.predictive(part, flat=False).log_prob(own)))
+        return torch.cat(found)
+
+    def network_means(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What every network expects: its weight (network,), and class probabilities or means of
+        targets (network, n, k). Without the scale of held-out rows."""
+        if not self.outcome.classes:
+            found = self.predictive(x, flat=False)
+            return torch.as_tensor(found.weights), torch.as_tensor(found.network_means)
+        said = [part.law(self.outcome).probs for part in self._networks(x)]  # type: ignore[attr-defined]
+        weights = [
+            torch.full((len(p),), float(w) / len(p), dtype=torch.float64)
+            for w, p in zip(self.weights, said, strict=True)
+        ]
+        return torch.cat(weights), torch.cat(said).double()
+
     def _networks(self, x: Tensor) -> list[Networks]:
         network = self.outcome.network(self.inputs.width, self.settings)
         x = self.inputs(x)

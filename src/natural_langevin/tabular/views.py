@@ -110,5 +110,6 @@ def describe(outcome: Outcome) -> str:
         "overdispersed": "overdispersed counts",
         "categorical": "classes",
         "ordinal": "ordered classes",
+        "bernoulli": "labels, yes or no each",
     }[outcome.noise]
     return noise + (", logarithm of the target" if outcome.log else "")

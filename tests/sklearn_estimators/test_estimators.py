@@ -69,8 +69,8 @@ def test_probabilities_are_the_posteriors_own(classifier, blobs):
     X, _ = blobs
     assert isinstance(classifier.posterior_, Posterior)
     x = classifier.network_inputs(X)
-    assert_allclose(x, (X - X.mean(0)) / X.std(0), rtol=1e-5, atol=1e-6)
-    assert_allclose(classifier.predict_proba(X), classifier.posterior_.predict(x).mean, rtol=1e-4)
+    assert_allclose(x, (X - X.mean(0)) / X.std(0), rtol=1e-9)
+    assert_allclose(classifier.predict_proba(X), classifier.posterior_.predict(x).mean, rtol=1e-9)
     assert classifier.n_iter_ == 80
     assert classifier.posterior_.chains == 2
 
@@ -81,9 +81,8 @@ def test_the_units_of_inputs_and_targets_do_not_matter(friedman, regressor):
     other = clone(regressor).fit(scale * X + 5 * scale, 7 * y - 3)
     mean, std = regressor.predict(X, return_std=True)
     other_mean, other_std = other.predict(scale * X + 5 * scale, return_std=True)
-    # float32 along 80 steps
-    assert_allclose(other_mean, 7 * mean - 3, rtol=1e-3)
-    assert_allclose(other_std, 7 * std, rtol=1e-3)
+    assert_allclose(other_mean, 7 * mean - 3, rtol=1e-6)
+    assert_allclose(other_std, 7 * std, rtol=1e-6)
 
 
 def test_deviations_hold_noise_and_disagreement(friedman, regressor):
@@ -94,8 +93,8 @@ def test_deviations_hold_noise_and_disagreement(friedman, regressor):
     means = posterior.predict(x).samples[..., 0].numpy() * y.std() + y.mean()
     sigma = posterior.sigma.numpy() * y.std()
     mean, std = regressor.predict(X, return_std=True)
-    assert_allclose(mean, means.mean(0), rtol=1e-5)
-    assert_allclose(std**2, means.var(0) + (sigma**2).mean(), rtol=1e-5)
+    assert_allclose(mean, means.mean(0), rtol=1e-9)
+    assert_allclose(std**2, means.var(0) + (sigma**2).mean(), rtol=1e-9)
     assert_allclose(regressor.predict(X), mean)
 
 

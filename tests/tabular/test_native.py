@@ -34,7 +34,9 @@ def small_problem(kind: str, activation: str) -> Problem:
         y = torch.tensor(rng.integers(3, size=60))
     elif outcome.task == "count":
         y = torch.tensor(rng.poisson(2.0, size=(60, 1))).float()
-    settings = Settings(hidden=(5, 4), steps=20, chains=2, activation=activation).of_rows(60)
+    settings = Settings(
+        hidden=(5, 4), steps=20, chains=2, activation=activation, precision="float32"
+    ).of_rows(60)
     return Problem(outcome, settings, x, y)
 
 

@@ -95,7 +95,8 @@ class Problem:
         A network whose ln p is a nat per row below that of the better ones (their upper quartile)
         is no draw of the posterior, under which it has e^-n of their density: its chain ran away
         without becoming infinite."""
-        some = torch.linspace(0, len(self.x) - 1, min(len(self.x), SOUND_ROWS)).long()
+        rows = self._repeated
+        some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), SOUND_ROWS)).long()]
         said = networks(posterior, self.network, self.x[some])
         fit = said.law(self.outcome).log_prob(self.y[some])
         fit = fit.flatten(2).sum(-1) if fit.ndim > 2 else fit

@@ -31,17 +31,18 @@ ROWS, POWERS = 5000, 41
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """``power`` (width,), 1 for a column that stays as it is; ``mean``, ``scale``: of v;
-    ``rotation`` (width, inputs): of decorrelated inputs."""
+    ``rotation`` (width, inputs): of decorrelated inputs; ``dtype``: of what comes out."""
 
     power: Tensor
     mean: Tensor
     scale: Tensor
     rotation: Tensor | None = None
+    dtype: torch.dtype = torch.float32
 
     def __call__(self, x: Tensor) -> Tensor:
-        """float32 inputs of the network, (n, inputs)."""
+        """Inputs of the network, (n, inputs)."""
         v = self._standardised(x)
-        return (v if self.rotation is None else v @ self.rotation).float()
+        return (v if self.rotation is None else v @ self.rotation).to(self.dtype)
 
     def _standardised(self, x: Tensor) -> Tensor:
         return (yeo_johnson(x.double(), self.power) - self.mean) / self.scale
@@ -72,24 +73,26 @@ class Inputs:
 
     def to_json(self) -> dict[str, Any]:
         found = {name: getattr(self, name).tolist() for name in ("power", "mean", "scale")}
-        return found | {"rotation": None if self.rotation is None else self.rotation.tolist()}
+        found["rotation"] = None if self.rotation is None else self.rotation.tolist()
+        return found | {"double": self.dtype == torch.float64}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Inputs:
         found: dict[str, Any] = {
             name: None if v is None else torch.tensor(v, dtype=torch.float64)
             for name, v in value.items()
+            if name != "double"
         }
-        return Inputs(**found)
+        return Inputs(**found, dtype=torch.float64 if value["double"] else torch.float32)
 
 
-def plain_inputs(width: int) -> Inputs:
+def plain_inputs(width: int, dtype: torch.dtype = torch.float32) -> Inputs:
     """The encoded columns as they are."""
     one = torch.ones(width, dtype=torch.float64)
-    return Inputs(one, torch.zeros_like(one), one)
+    return Inputs(one, torch.zeros_like(one), one, dtype=dtype)
 
 
-def fit_inputs(x: Tensor) -> Inputs:
+def fit_inputs(x: Tensor, dtype: torch.dtype = torch.float32) -> Inputs:
     """From the encoded training rows (n, width). Columns of two values, such as categories, stay.
 
     >>> x = torch.linspace(-2, 4, 50).double().exp()[:, None]
@@ -114,7 +117,8 @@ def fit_inputs(x: Tensor) -> Inputs:
     v = yeo_johnson(x, power)
     deviation = v.std(0, correction=0)
     moved = (power != 1) & (deviation > 0)
-    return Inputs(power, torch.where(moved, v.mean(0), 0.0), torch.where(moved, deviation, 1.0))
+    mean, scale = torch.where(moved, v.mean(0), 0.0), torch.where(moved, deviation, 1.0)
+    return Inputs(power, mean, scale, dtype=dtype)
 
 
 def yeo_johnson(x: Tensor, power: Tensor) -> Tensor:

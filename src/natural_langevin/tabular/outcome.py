@@ -71,7 +71,7 @@ class Outcome:
         return self.classes or len(self.mean) * (2 if twice else 1)
 
     def network(self, inputs: int, settings: Settings) -> nn.Module:
-        """Untrained, in float32."""
+        """Untrained."""
         check_size([inputs, *settings.layers, self.outputs])
         found = models.mlp(
             inputs, self.outputs, settings.layers, activation=settings.function,
@@ -79,7 +79,7 @@ class Outcome:
         )  # fmt: skip
         if self.task == "count":  # rates start at the average count
             found = nn.Sequential(found, _shift(self.mean, self.outputs))
-        return found.float()
+        return found.to(settings.dtype)
 
     def encode(self, y: Tensor) -> Tensor:
         """Targets (n,) of classes, or (n, target) in their own units, as they are sampled."""

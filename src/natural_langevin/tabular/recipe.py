@@ -224,14 +224,14 @@ def learn(
 
     def view(outcome: Outcome, inputs: Inputs, settings: Settings = settings) -> View:
         y_sampled = outcome.encode(y)
-        y_sampled = y_sampled if outcome.classes else y_sampled.float()
+        y_sampled = y_sampled if outcome.classes else y_sampled.to(settings.dtype)
         problem = Problem(
             outcome, settings, inputs(x), y_sampled, count, num_data, device, progress, checkpoint,
             str(inputs),
         )  # fmt: skip
         return View(problem, inputs)
 
-    plain = plain_inputs(x.shape[1])
+    plain = plain_inputs(x.shape[1], settings.dtype)
     if not folds:
         one = single(settings, few=len(x) < step_size_search.FEWEST_DATA)
         learned = _on_all_data(view(offered[0], plain), [one], Weighed([None], [1.0], 1.0))
@@ -241,7 +241,7 @@ def learn(
     if not offered[0].classes:
         for outcome in offered:
             trials.run(view(outcome, plain))
-        drawn_in = fit_inputs(seen)
+        drawn_in = fit_inputs(seen, settings.dtype)
         if str(drawn_in):
             trials.run(view(trials.best.outcome, drawn_in))
         decorrelated = trials.best.inputs.decorrelated(seen)

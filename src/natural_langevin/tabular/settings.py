@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from natural_langevin import preconditioners
@@ -26,6 +27,8 @@ PRECONDITIONERS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
 }
 #: Prior variances with a name (see ``candidates``).
 NAMED_VARIANCES = ("learned", "fan_in", "unit_fan_in")
+#: Fewer rows than this are sampled in float64 and as whole batches, where it costs nothing.
+TINY = 150
 #: 400 MB for every network that is kept; beyond it, a table is not what one has.
 MOST_PARAMETERS = 100_000_000
 #: Rows that a fold must have at least; with fewer there is no cross-validation.
@@ -60,10 +63,11 @@ class Settings:
     as its logarithm, "auto" or a bool. What is "auto" is chosen by rows held out in ``folds``
     folds; with 0 it is a learned variance, temperature 1, and the first kind of noise.
 
-    ``steps`` ("auto": 2,000, and more beyond 10,000 rows), ``batch_size`` ("auto": 100, or 250),
+    ``steps`` ("auto": 2,000, and more beyond 10,000 rows), ``batch_size`` ("auto": 100 to 250),
     ``chains`` (of all candidates together): of the last runs; their first half is burn-in and
     ``draws`` networks are kept of every chain. ``chains_per_fold``: of the cross-validation, which
-    takes half as many steps and holds out at most ``held_out`` rows in every fold."""
+    takes half as many steps and holds out at most ``held_out`` rows in every fold. ``precision``:
+    "auto" is float64 below 150 rows and float32 from there on."""
 
     hidden: tuple[int, ...] | str = AUTO
     activation: str = AUTO
@@ -80,12 +84,17 @@ class Settings:
     folds: int = 4
     chains_per_fold: int = 1
     held_out: int = 1000
+    precision: str = AUTO
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not (isinstance(self.hidden, str) and self.hidden == AUTO):
             object.__setattr__(self, "hidden", _sizes(self.hidden))
-        tables = {"activation": {*ACTIVATIONS, AUTO}, "preconditioner": set(PRECONDITIONERS)}
+        tables = {
+            "activation": {*ACTIVATIONS, AUTO},
+            "preconditioner": set(PRECONDITIONERS),
+            "precision": {"float32", "float64", AUTO},
+        }
         for name, table in tables.items():
             if getattr(self, name) not in table:
                 raise SettingError(
@@ -132,7 +141,11 @@ class Settings:
         batch = self.batch_size
         if batch == AUTO:
             batch = BATCH if rows < MANY else LARGE_BATCH
-        return replace(self, hidden=hidden, steps=steps, batch_size=batch)
+            batch = TINY if rows < TINY else batch
+        precision = self.precision
+        if precision == AUTO:
+            precision = "float64" if rows < TINY else "float32"
+        return replace(self, hidden=hidden, steps=steps, batch_size=batch, precision=precision)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -147,6 +160,11 @@ class Settings:
         if isinstance(self.batch_size, str):
             raise TypeError('batch_size is "auto": ask of_rows(n) first')
         return self.batch_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of networks and inputs."""
+        return torch.float64 if self.precision == "float64" else torch.float32
 
     @property
     def function(self) -> type[nn.Module]:

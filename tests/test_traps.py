@@ -225,3 +225,16 @@ def test_square_loss_is_a_log_loss_with_its_sigma() -> None:
     assert float(moved["weight"]) == pytest.approx(50e-3)
     with pytest.raises(TypeError, match="sigma"):
         likelihoods.Gaussian()
+
+
+@pytest.mark.parametrize("compile", [False, "auto"])
+def test_an_exploding_chain_is_not_healthy_in_double_precision(compile: bool | str) -> None:
+    """It passes 1e38 like a float32's, where 1e300 would still be finite; its neighbour goes on."""
+    batch = data([1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 1.0, 2.0])
+    run = sampler(
+        layer(1, 1), step_size=torch.tensor([0.01, 30.0]), chains=2, num_data=4, compile=compile
+    )
+    posterior = run.sample(batch, 30, batch_size=4, progress=False)
+    assert posterior.healthy == [0]
+    assert 0 < int(posterior.diverged[1]) < 20
+    assert float(posterior.last["weight"][0].abs()) < 10

@@ -40,6 +40,14 @@ def scaled(module: nn.Module) -> nn.Module:
     return module
 
 
+def thresholds(module: nn.Module) -> nn.Module:
+    """Gains of both signs, and thresholds that some of the outputs are below."""
+    generator = torch.Generator().manual_seed(6)
+    for tensor in module.parameters():
+        tensor.data = torch.randn(tensor.shape, generator=generator)
+    return module
+
+
 class PositionTable(nn.Module):
     """A parameter of a module's own, and one that is a single number."""
 

@@ -8,20 +8,26 @@ import dataclasses
 import logging
 import math
 import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin._internal.provenance import provenance
+from natural_langevin.data.signature import Signature
 from natural_langevin.data.streams import (
+    Batch,
     InMemory,
     Loader,
+    SharedBatches,
     Stream,
     Subsets,
     as_stream,
@@ -42,17 +48,26 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.likelihoods import LogLoss
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.weighting import draw_weights
 from natural_langevin.sampling import (
+    notices,
     planning,
     recipe,
     rounding,
     step_size_search,
     temperature_probe,
+    trained,
 )
 from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.footprint import check_step_memory
+from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
+from natural_langevin.sampling.pitfalls import refuse_autocast
+from natural_langevin.sampling.until import Target
+from natural_langevin.sampling.until import parse as parse_until
 from natural_langevin.sampling.validation import (
     StepSize,
     batch_check,
@@ -68,10 +83,12 @@ from natural_langevin.sampling.validation import (
     check_thinning,
     check_training,
     known_step_size,
+    outputs_of_few,
     warn_if_saturated,
     warn_if_stiff,
     whole_number,
 )
+from natural_langevin.sampling.watching import Watching
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
 
 log = logging.getLogger("natural_langevin")
@@ -168,7 +185,11 @@ class Langevin:
 
         self.chain_ids = torch.tensor(self.mesh.own, device=self.device)  # of the chains here
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
-        network = Network(self.model, autocast=autocast)
+        #: How the network is called, and which of its outputs counts.
+        self.signature = Signature(
+            self.model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss)
+        )
+        network = Network(self.model, autocast=autocast, signature=self.signature)
         self._prior = priors.resolve(prior, network.trainable(), self.chains, device=self.device)
         self._temperature = check_temperature(temperature, self.chains).to(
             dtype=trainable[0].dtype, device=self.device
@@ -193,8 +214,73 @@ class Langevin:
             keep_mean=mean_rate is not None,
         )
         self._start, self._step_checked = init, 0  # batch size of the last check
+        #: What step_size="auto" turned out to be, and the batch size it was chosen for.
+        self._settled: tuple[StepSize, int] | None = None
+        self._noticed = False
+        self._options: dict[str, Any] | None = None  # of ``from_trained``
+        self._owner = self  # whose network the posterior's is
+        #: Rows (x, y) that choose the prior's scale in place of folds of the data.
+        self.held_out: Batch | None = None
         self._busy = OneAtATime()
+        check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
         self.init()  # a model too large for its metric, or an improper prior, fails here
+
+    @classmethod
+    def from_trained(
+        cls,
+        model: nn.Module,
+        likelihood: likelihoods.Likelihood,
+        *,
+        parameters: str | Iterable[str] = "last",
+        held_out: Any = None,
+        **options: Any,
+    ) -> Langevin:
+        """A sampler around a trained network, and beyond it: chains start at its weights.
+
+        ``parameters``: which weights are sampled: "last", those of the last layer; "all"; or
+        patterns of names ("*.bias", "head.*"). All others stay as they were trained. ``held_out``:
+        (x, y) that the network was not trained on, by which the prior's scale is chosen. Without
+        them, rows of the training data would choose it where other weights are fixed, which have
+        seen them: there the prior's variance is that of the trained weights. ``options`` are those
+        of ``Langevin``; what is left open follows the recipe. With the last layer alone, the
+        network before it is evaluated once for every sample.
+
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+        >>> sampler = Langevin.from_trained(net, likelihoods.Categorical(), chains=2)
+        >>> list(sampler.init().params)
+        ['2.weight', '2.bias']
+        """
+        options = {"init": "model"} | options
+        sampler = cls(trained.chosen(model, parameters), likelihood, **options)
+        sampler._options = options
+        if held_out is not None:
+            sampler.held_out = sampler.signature.split(held_out)
+        elif sampler._scale_open and any(not p.requires_grad for p in sampler.model.parameters()):
+            options["prior"] = recipe.prior(trained.size(sampler.init().params))
+            sampler._set_prior(options["prior"])
+            sampler._scale_open = False
+            log.info(
+                "the prior's variance is that of the trained weights: rows that the fixed weights "
+                "were trained on cannot choose it. Give held_out=(x, y), rows they have not seen"
+            )
+        return sampler
+
+    def _of_features(self, data: Any) -> tuple[Langevin, Any] | None:
+        """The last layer's own sampler, and its data, where nothing else is sampled."""
+        if self._options is None or isinstance(data, DataLoader | SharedBatches | Subsets):
+            return None
+        x, y = self._in_tensors(data)
+        found = trained.split_off(self.model, self.signature, x.to(self.device))
+        if found is None:
+            return None
+        inner = type(self)(found[0], self.likelihood, **self._options)
+        inner._owner = self
+        if self.held_out is not None:
+            x_out, y_out = self.held_out
+            again = trained.split_off(self.model, self.signature, x_out.to(self.device))
+            assert again is not None
+            inner.held_out = again[1], y_out
+        return inner, (found[1], y)
 
     def init(self) -> State:
         """The state before the first update."""
@@ -219,6 +305,7 @@ class Langevin:
         return dynamics.init(start)
 
     @exclusive
+    @eager
     def step(
         self,
         state: State,
@@ -233,12 +320,14 @@ class Langevin:
         metric with ``adapt="burn-in"`` stands still. 0: it follows every batch.
 
         The first batch that a sampler sees here is checked like the data of ``sample``."""
+        refuse_autocast(self.device)
         if self.num_data is None:
             raise ValueError(
                 "step() cannot see how many data there are: give Langevin(..., num_data=N). "
                 "N sets the weight of the prior and the size of the noise"
             )
-        x, y = (t.to(self.device) for t in split_pair(batch))
+        split = split_pair if chain_axis else self.signature.split
+        x, y = (t.to(self.device) for t in split(batch))
         one = (x[0], y[0]) if chain_axis else (x, y)
         if not self._step_checked:  # at the start: ``state`` may hold a diverged chain
             check_finite("x", one[0])
@@ -246,7 +335,9 @@ class Langevin:
             check_data(self._dynamics.gradients, self.init(), *one, targets=one[1])
         self._dynamics.gradients.prepare(state.params, one[0])
         done = int(state.step)
-        size = DEFAULT_STEP_SIZE if self._auto else None  # nothing is searched for one step
+        size: StepSize | None = None
+        if self._auto:  # nothing is searched for one step
+            size = self._settled[0] if self._settled else DEFAULT_STEP_SIZE
         table = self._rates_table(done, done + 1, size, burn_in=burn_in)
         rates = table.of_chains(self.chain_ids).row(done)
         if self._step_checked != len(one[0]):
@@ -258,12 +349,14 @@ class Langevin:
         return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
 
     @exclusive
+    @eager
     def sample(
         self,
         data: Any,
         steps: int | None = None,
         *,
         seconds: float | None = None,
+        until: str | None = None,
         batch_size: int | None = None,
         burn_in: int | None = None,
         thin: int | None = None,
@@ -272,6 +365,7 @@ class Langevin:
         sample_dtype: torch.dtype | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
+        callback: Callback | None = None,
         progress: bool | str = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
@@ -285,6 +379,12 @@ class Langevin:
         What is left open follows from N, the network and the step size (``sampling.recipe``); with
         a step size of one's own, ``steps`` is needed, the minibatch is 100 and every iterate is
         kept. ``seconds`` in place of ``steps``: as many as fit, by the pace of the first ones.
+        ``until="ess:400"`` ends the run when the effective sample size of its predictions is 400;
+        ``steps`` and ``seconds`` are then the most it may take (left open: ten times what the
+        recipe would run). ``posterior.config["limit"]`` and the log say which was reached.
+
+        ``callback`` is shown the run every 50 steps (``sampling.look.Look``: losses, temperature,
+        acceptance); ``integrations.tensorboard.TensorBoard(folder)`` is one.
 
         ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
         (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
@@ -297,23 +397,34 @@ class Langevin:
         once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
         holds a checkpoint of the same run. Folders of a run under way are locked.
         """
+        arguments = {k: v for k, v in locals().items() if k not in ("self", "data")}
+        if (apart := self._of_features(data)) is not None:
+            inner, features = apart
+            posterior = inner.sample(features, **arguments)
+            self._settled, self._prior = inner._settled, inner._prior
+            self._dynamics = dataclasses.replace(self._dynamics, prior=inner._dynamics.prior)
+            return posterior
         chosen: recipe.Choice | step_size_search.Choice | None = None
+        refuse_autocast(self.device)
+        wanted = parse_until(until)
+        data = self._in_tensors(data)
         check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
         if self._by_recipe:
             with self.mesh.together("choosing what was left open"):
                 known = recipe.Choice.from_config(resumed_config(checkpoint, self.mesh))
                 batch_size, chosen, lengths = planning.plan(
                     self, data, batch_size, known, steps=steps, burn_in=burn_in, thin=thin,
-                    seconds=seconds,
+                    seconds=seconds, until=wanted is not None,
                 )  # fmt: skip
             steps, burn_in, thin = lengths.steps, lengths.burn_in, lengths.thin
         batch_size = whole_number("batch_size", 100 if batch_size is None else batch_size)
-        if steps is None and seconds is not None:
+        if steps is None and seconds is not None and wanted is None:
             steps = planning.steps_within(self, seconds, data, batch_size)
         if steps is None:
             raise ValueError(
                 "steps must be said where the step size is: sample(data, steps=...); with "
-                'step_size="auto", the default, a run knows its own length'
+                'step_size="auto", the default, a run knows its own length. With until=, steps is '
+                "the most that may be taken"
             )
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
         thin, draws = check_thinning(
@@ -328,9 +439,12 @@ class Langevin:
             if self._auto and not self._by_recipe:
                 chosen = self._chosen(data, steps, batch_size, checkpoint)
             step_size = None if chosen is None else chosen.schedule_of(burn_in)
+            if chosen is not None:
+                self._settled = (chosen.schedule_of(0), batch_size)
             engine, state = self.prepare(
                 data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
             )
+        self._notice(engine.stream)
         config = self.describe() | {
             "steps": steps,
             "batch_size": batch_size,
@@ -343,6 +457,15 @@ class Langevin:
             "shared_batches": not engine.stream.chain_axis,
             "adapting": engine.rates.kind(steps - 1).adapts,
         }
+        if self._owner.signature.several:
+            config["inputs"] = self._owner.signature.several
+        if until is not None:
+            config["until"] = until
+            if len(set(config["alike"])) > 1:
+                raise ValueError(
+                    f"until={until!r} needs chains of one posterior, and these differ in "
+                    "temperature or prior: give steps="
+                )
         if chosen is not None:
             key = "recipe" if isinstance(chosen, recipe.Choice) else "pilot"
             config |= {"step_size": stable_repr(step_size), key: chosen.as_dict()}
@@ -363,6 +486,11 @@ class Langevin:
         collector = SampleCollector(
             state, store=sink, dtype=dtype, looks=plan.looks, first=int(self.chain_ids[0])
         )
+        target = Target(
+            wanted, lambda now: self._posterior_of(self, collector.so_far, now, config),
+            engine.stream.example()[0], seconds=seconds if wanted is not None else None,
+        )  # fmt: skip
+        watcher = Watching(engine, self.mesh, target, steps=steps, callback=callback)
         title = progress if isinstance(progress, str) else "sampling"
         with contextlib.ExitStack() as closing:
             closing.callback(sink.close)
@@ -373,24 +501,54 @@ class Langevin:
                 state = run(
                     plan, engine, state, collector,
                     saved=saved, title=title, progress=bool(progress), processes=self.mesh,
+                    watcher=watcher,
                 )  # fmt: skip
+            by_clock = seconds is not None and wanted is None
+            config["limit"] = "seconds" if by_clock else target.reached
+            config["steps"] = int(state.step)
+            if wanted is not None:
+                config["ess"] = target.ess
+            target.say(config["steps"], steps, seconds)
             config["execution"] = engine.way
+            table = self._rates_table(0, steps, step_size, burn_in=burn_in)  # of all chains
+            weights = draw_weights(table.step_size, burn_in, thin)
+            if weights is not None:
+                config["draw_weights"] = weights
             for name, values in self.dynamics.report(state).items():
                 config[name] = self.mesh.all_rows(values).tolist()
             if (shift := rounding.autocast_shift(engine, state)) is not None:
                 config["autocast_shift"] = shift
             config["effective_temperature"] = temperature_probe.after_run(
-                engine, state, steps, self.mesh
+                engine, state, config["steps"], self.mesh
             )
-            posterior = collector.finish(
-                state, model=self._template, likelihood=self.likelihood, config=config
-            )
-        posterior.prior = self._dynamics.prior
-        return (
-            shard_posterior(posterior, self.mesh)
-            if isinstance(self.mesh, ProcessMesh)
-            else posterior
+            return self._posterior_of(self._owner, collector.finish, state, config)
+
+    def _posterior_of(
+        self,
+        owner: Langevin,
+        collected: Callable[..., Posterior],
+        state: State,
+        config: dict[str, Any],
+    ) -> Posterior:
+        """The posterior of all chains, from what was collected here, of the owner's network."""
+        posterior = collected(
+            state, model=owner._template, likelihood=self.likelihood, config=config
         )
+        posterior.prior = self._dynamics.prior
+        posterior.signature.adopt(owner.signature)
+        if isinstance(self.mesh, ProcessMesh):
+            return shard_posterior(posterior, self.mesh)
+        return posterior
+
+    def _notice(self, stream: Stream) -> None:
+        """Says once what is most likely a mistake."""
+        if self._noticed:
+            return
+        self._noticed = True
+        x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
+        outputs = outputs_of_few(self._dynamics.gradients.network, self.init().params, x)
+        fitted = self._by_recipe and self._start == "model"
+        notices.notice(self.model, self.likelihood, self.signature, (x, y), outputs, fitted=fitted)
 
     def _set_prior(self, prior: priors.PriorLike) -> None:
         trainable = self._dynamics.gradients.network.trainable()
@@ -408,6 +566,7 @@ class Langevin:
         return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
     @exclusive
+    @eager
     def choose_step_size(
         self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
@@ -415,6 +574,7 @@ class Langevin:
 
         ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
         step_size_search.refuse_loader(data)
+        data = self._in_tensors(data)
         self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
         setup = step_size_search.Setup(
             # With several processes, each runs the pilot of all chains: the same choice everywhere.
@@ -432,14 +592,34 @@ class Langevin:
             setup, data, steps=steps, batch_size=batch_size, splits=splits
         )
 
+    def _in_tensors(self, data: Any) -> Any:
+        """Data in memory as (x, y); those that come in batches as they are."""
+        if isinstance(data, DataLoader | SharedBatches | Subsets):
+            return data
+        return self.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
+
+    def _settle(self, data: Any, batch_size: int | None) -> tuple[StepSize | None, int]:
+        """Step size (None: the sampler's own) and batch size where a caller names neither: those
+        of the last run; before the first one, what the recipe chooses for ``data``."""
+        if self._by_recipe and self._settled is None:
+            size, choice, _ = planning.plan(
+                self, data, batch_size, None, steps=None, burn_in=None, thin=None, seconds=None
+            )
+            self._settled = (choice.schedule_of(0), size)
+        if self._settled is None:
+            return None, 100 if batch_size is None else batch_size
+        return self._settled[0], self._settled[1] if batch_size is None else batch_size
+
     @exclusive
+    @eager
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
-        batch_size: int = 100,
+        batch_size: int | None = None,
     ) -> Kinetic:  # fmt: skip
         """Whether the noise of a step fits its drift (see ``diagnostics.kinetic``): 1 is right.
 
-        ``steps`` steps are taken on ``data`` from where ``posterior`` ended, or from the start.
+        ``steps`` steps are taken on ``data`` from where ``posterior`` ended, or from the start,
+        with the step size and the batch size of the sampler's last run where they were chosen.
         ``sample`` takes a few at the end of a run too, for ``posterior.diagnose``.
         """
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
@@ -454,19 +634,25 @@ class Langevin:
         return found
 
     @exclusive
+    @eager
     def prepare(
         self,
         data: Any,
         *,
         steps: int,
-        batch_size: int = 100,
+        batch_size: int | None = None,
         step_size: StepSize | None = None,
         burn_in: int = 0,
     ) -> tuple[Engine, State]:
         """Everything ``sample`` does before its first step: an engine on this data, and a state.
 
-        ``step_size`` is needed where the sampler's own is "auto". With ``adapt="burn-in"`` the
-        metric stands still from step ``burn_in`` on; without burn-in it never does."""
+        Where the sampler's step size is "auto" and none is given, it is the one that its last run
+        chose, or is chosen now; the batch size likewise, otherwise 100. With ``adapt="burn-in"``
+        the metric stands still from step ``burn_in`` on; without burn-in it never does."""
+        data = self._in_tensors(data)
+        if step_size is None:
+            step_size, batch_size = self._settle(data, batch_size)
+        batch_size = 100 if batch_size is None else batch_size
         steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
         dynamics, state = self._dynamics, self.init()
         if isinstance(data, Subsets) and len(data.rows) != self.chains:
@@ -475,8 +661,9 @@ class Langevin:
                 "lines"
             )
         stream = as_stream(
-            data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed, device=self.device
-        )
+            data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed,
+            device=self.device, split=self.signature.split,
+        )  # fmt: skip
         num_data = self._number_of_data(stream)
         check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
         if not isinstance(stream, InMemory):
@@ -515,6 +702,42 @@ class Langevin:
         found = self.num_data or stream.num_data
         assert found is not None
         return found
+
+    def log_density(self, weights: Mapping[str, Tensor], data: Any) -> Tensor:
+        """The unnormalised log posterior of given weights, at temperature 1, in nats:
+
+            ln alpha(theta) + (N / n) sum_n ln p(y_n | x_n, theta),
+
+        n the rows of ``data``, N = n unless ``num_data`` says otherwise. ``weights``: {name:
+        (*shape)} of all sampled parameters, for a number; with a leading axis, for one each. The
+        prior is the first chain's. It can be differentiated."""
+        x, y = (t.to(self.device) for t in self.signature.split(data))
+        shapes = {k: p.shape[1:] for k, p in self.init().params.items()}
+        if set(weights) != set(shapes):
+            raise ValueError(f"weights must hold exactly {sorted(shapes)}, got {sorted(weights)}")
+        alone = {weights[k].ndim == len(shape) for k, shape in shapes.items()}
+        if len(alone) > 1 or any(
+            weights[k].shape[-len(s) or None :] != s for k, s in shapes.items()
+        ):
+            got = {k: tuple(w.shape) for k, w in weights.items()}
+            raise ValueError(
+                f"weights must have the shapes { ({k: tuple(s) for k, s in shapes.items()}) }, each "
+                f"with the same leading axis or none, got {got}"
+            )
+        one = alone == {True}
+        theta = {k: w[None] if one else w for k, w in weights.items()}
+        count = len(next(iter(theta.values())))
+        first = torch.zeros(count, dtype=torch.long, device=self.device)
+        prior = priors.of_chains(self._prior, first)
+        learned = {k: v[0] for k, v in self.init().likelihood.items()}
+        network, share = self._dynamics.gradients.network, (self.num_data or len(x)) / len(x)
+        rows = []
+        for row in range(count):
+            outputs = network.call({k: w[row] for k, w in theta.items()}, x.clone())
+            rows.append(-share * self.likelihood.log_loss(outputs, y, learned).sum())
+        total = torch.stack([prior[k].log_density(w) for k, w in theta.items()]).sum(0)
+        found = torch.stack(rows) + total
+        return found[0] if one else found
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""

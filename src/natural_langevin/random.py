@@ -135,12 +135,18 @@ def aligned_starts(sizes: Iterable[int]) -> list[int]:
     """
     blocks = itertools.accumulate((-(-size // BLOCK) for size in sizes), initial=0)
     *starts, end = [BLOCK * before for before in blocks]
+    check_addresses(end)
+    return starts
+
+
+def check_addresses(end: int) -> None:
+    """Refuses more normals than a stream has addresses for, of all draws of a step together."""
     if end > ADDRESSES:
         raise ValueError(
             f"a chain's stream has 2^32 normals per step, and {end} are needed: beyond that the "
-            "noise of weights would repeat. Sample a part of the network (requires_grad_(False))"
+            "noise of weights would repeat. Sample a part of the network (requires_grad_(False)), "
+            "or with dynamics that draw once per step"
         )
-    return starts
 
 
 def _cos_sin(word: Tensor) -> tuple[Tensor, Tensor]:

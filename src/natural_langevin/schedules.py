@@ -159,8 +159,12 @@ def tabulate(
     whole = getattr(schedule, "table", None)
     if whole is not None:
         return _checked(whole(start, stop).double(), name, start, low, high)
+    if isinstance(schedule, constant) and stop > start + 1:
+        one = tabulate(rate, start, start + 1, name=name, chains=chains, low=low, high=high)
+        return one.expand(stop - start, -1)
     values = [schedule(step) for step in range(start, stop)]
-    for step, value in enumerate(values, start):
+    unusual = [k for k, value in enumerate(values) if type(value) is not float]
+    for step, value in ((start + k, values[k]) for k in unusual):
         if isinstance(value, bool) or not isinstance(value, (numbers.Real, Tensor)):
             raise TypeError(
                 f"{name} must be a number, a tensor or a schedule of those, got {value!r} at step "
@@ -171,7 +175,7 @@ def tabulate(
                 f"{name} must be a number or one value per chain (shape ({chains},)), "
                 f"got shape {tuple(value.shape)} at step {step}"
             )
-    if any(isinstance(value, Tensor) for value in values):
+    if any(isinstance(values[k], Tensor) for k in unusual):
         rows = [torch.as_tensor(v, dtype=torch.float64).expand(chains) for v in values]
         table = torch.stack(rows)
     else:

@@ -138,3 +138,14 @@ def test_a_full_disk_is_one_line_and_finished_work_is_kept(command, tmp_path, mo
     assert all(path.exists() for path in written)
     monkeypatch.setattr(runner, "write_json", write)
     assert command("reproduce", "--data", "digits", "--out", out, "--resume").exit_code == 0
+
+
+def test_reproduce_has_the_table_beyond_the_paper(command, tmp_path):
+    words = ("reproduce", "--table", "beyond", "--data", "digits", "--out", tmp_path / "b")
+    result = command(*words)
+    assert result.exit_code == 0, result.stderr
+    assert "all 4 chains pooled" in result.stdout
+    assert "beyond.json" in result.stdout.splitlines()[-1]
+    again = command(*words)  # finished parts are not run again
+    assert again.stdout == result.stdout
+    assert "--table must be" in one_line(command("reproduce", "--table", "2"))

@@ -34,6 +34,7 @@ LEFT = {
     "bench": ["bench.json"],
     "sbc": [],
     "uci": ["yacht.json"],
+    "fidelity": ["fidelity.json"],
 }
 
 

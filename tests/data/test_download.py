@@ -6,6 +6,7 @@ The mirrors are a server on this machine; npm is a script that copies an archive
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -16,6 +17,7 @@ import struct
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +47,8 @@ class Mirror:
         self.files: dict[str, bytes] = {}
         self.redirects: dict[str, str] = {}
         self.cut_short: set[str] = set()
+        self.drips: dict[str, str] = {}  # by path: "head" or "body"
+        self.closing = threading.Event()
         self.asked: list[str] = []
         mirror = self
 
@@ -59,11 +63,27 @@ class Mirror:
                 if self.path not in mirror.files:
                     self.send_error(404)
                     return
+                if self.path in mirror.drips:
+                    self.drip(mirror.drips[self.path])
+                    return
                 body = mirror.files[self.path]
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body[: len(body) // 2] if self.path in mirror.cut_short else body)
+
+            def drip(self, part: str) -> None:
+                """A byte every few milliseconds, without an end."""
+                self.send_response(200)
+                if part == "body":
+                    self.send_header("Content-Length", "1000000")
+                    self.end_headers()
+                else:
+                    self.flush_headers()
+                    self.wfile.write(b"X-Long: ")
+                with contextlib.suppress(OSError):
+                    while not mirror.closing.wait(0.02):
+                        self.wfile.write(b"x")
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -82,6 +102,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     thread = threading.Thread(target=mirror.server.serve_forever, args=(0.01,))
     thread.start()
     yield mirror
+    mirror.closing.set()
     mirror.server.shutdown()
     mirror.server.server_close()
     thread.join()
@@ -456,3 +477,18 @@ def test_progress_with_rich_goes_to_stderr(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "a.gz" in printed.err
+
+
+@pytest.mark.filterwarnings("ignore")  # of the socket that is left to its thread
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_mirror_that_drips_is_left(mirror, tmp_path, monkeypatch, part):
+    """Every byte resets the timeout; what counts is that too few come."""
+    file, raw = labels(50)
+    mirror.serve("/drips", raw)
+    mirror.drips["/drips"] = part
+    monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.5)
+    started = time.monotonic()
+    with pytest.raises(DownloadError, match=r"fewer than 16,384 bytes in 0.5 seconds"):
+        download.fetch(f"{mirror.url}/drips", tmp_path / "labels.gz", file=file)
+    assert time.monotonic() - started < 10
+    assert content(tmp_path) == []

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin.diagnostics import Kinetic
+from natural_langevin.dynamics import Underdamped
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.preconditioners import REGISTRY, Factor
 from natural_langevin.preconditioners.base import diagonal_factor
@@ -56,6 +57,22 @@ def test_a_correct_step_reads_one(name: str, temperature: float) -> None:
     if found.drift is not None:
         assert abs(found.drift.value - 1) < 4 * found.drift.error
     assert set(found.tensors) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+@pytest.mark.parametrize("integrator", ["euler", "baoab"])
+@pytest.mark.parametrize("friction", [0.1, 0.6])
+def test_a_step_with_momentum_reads_one(integrator: str, friction: float) -> None:
+    """And its minibatch noise counts by 1 / (how much of the noise a step renews)."""
+    dynamics = Underdamped(friction=friction, integrator=integrator)  # type: ignore[arg-type]
+    found = read(sampler(dynamics=dynamics, step_size=0.01))
+    assert not found.wrong
+    assert abs(found.noise.value - 1) < 4 * found.noise.error
+    if found.drift is not None:
+        assert abs(found.drift.value - 1) < 4 * found.drift.error
+    plain = read(sampler(step_size=0.01)).minibatch
+    keep = 1 - friction
+    share = friction if integrator == "euler" else (1 - keep**2) / (2 * keep**2)
+    assert found.minibatch == pytest.approx(plain / share, rel=0.15)
 
 
 @pytest.mark.parametrize("targets", ["data", "model"])

@@ -23,7 +23,7 @@ from natural_langevin.distributed import Group, Layout
 from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1.protocol import PRESETS
-from natural_langevin.sampling import step_size_search, temperature_probe
+from natural_langevin.sampling import recipe, temperature_probe
 
 DOUBLE = torch.float64
 #: Options that belong to ``sample``; all others are the sampler's.
@@ -318,11 +318,11 @@ def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
     )
     found["loaded means"] = largest_difference(loaded, alone)
     found["answers of loaded"] = compare(loaded_answers(loaded), loaded_answers(alone))
-    found["files"] = len(list(target.iterdir()))
+    found["files"] = len(list(target.glob("[!.]*")))  # beside the lock
     found["heat"] = spread.config["effective_temperature"] is not None
     group.barrier("looked at the files")
     spread.save(target)  # again, over what is there
-    found["files again"] = len(list(target.iterdir()))
+    found["files again"] = len(list(target.glob("[!.]*")))
     found["refused"] = refusals(spread)
     return found
 
@@ -375,20 +375,20 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
     options: dict[str, Any] = {"step_size": "auto", "steps": 20, "burn_in": 10, "thin": 5}
     at = folder / "auto"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_size_search, "FEWEST_STEPS", 20)
+        patch.setattr(recipe, "PILOT_STEPS", (1, 10))
         alone = different_chains(None, **options)
         spread = different_chains("auto", checkpoint=at, every=10, **options)
         shared, one = (
-            run(where, classes(), step_size="auto", steps=10).config["pilot"]["step_sizes"]
+            run(where, classes(), step_size="auto", steps=10).config["recipe"]["step_size"]
             for where in (Layout(data=group.world), None)
         )
-        patch.setattr(step_size_search, "choose", lambda *_, **__: pytest.fail("a second pilot"))
+        patch.setattr(recipe, "choose", lambda *_, **__: pytest.fail("a second pilot"))
         again = different_chains("auto", checkpoint=at, every=10, **options)
     own = again.shards.processes.own
     rows = slice(own.start, own.stop)
     return {
         "shared minibatches": [shared, one],
-        "choices": [one.config["pilot"]["step_sizes"] for one in (alone, spread, again)],
+        "choices": [one.config["recipe"]["step_size"] for one in (alone, spread, again)],
         "same": [
             all(torch.equal(v, alone.samples[k][rows]) for k, v in one.samples.items())
             for one in (spread, again)
@@ -405,8 +405,9 @@ def check_diverging(group: Group, folder: Path) -> dict[str, Any]:
     options: dict[str, Any] = {"step_size": step_size, "steps": 60, "burn_in": 20}
     alone, spread = (different_chains(where, **options) for where in (None, "auto"))
     x, _ = classes(count=12)
-    difference = spread.predict(x).mean - alone.predict(x).mean
-    rest = spread.mean_network()(x) - alone.mean_network()(x)
+    pooled, one = (run.predict(x, chains="all").mean for run in (spread, alone))
+    rest, other = (run.mean_network(chains="all")(x) for run in (spread, alone))
+    difference, rest = pooled - one, rest - other
     return {
         "diverged": [spread.diverged.tolist(), alone.diverged.tolist()],
         "difference": max(float(difference.abs().max()), float(rest.abs().max())),

@@ -101,11 +101,10 @@ def test_a_run_goes_on_from_its_checkpoint(two):
 
 
 def test_the_step_size_is_chosen_as_in_one_process(two):
-    """By a pilot of all chains at every process, and once per run."""
+    """By a pilot of the first two chains at every process, and once per run."""
     for one in values(two["auto_step_size"]):
         alone, spread, again = one["choices"]
         assert alone == spread == again
-        assert len(alone) == 3
         assert one["same"] == [True, True]
         assert one["shared minibatches"][0] == one["shared minibatches"][1]
 

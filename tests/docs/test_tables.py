@@ -28,6 +28,24 @@ def test_the_readmes_rows_are_rows_of_the_results():
     assert set(rows) <= set(markdown_table(RESULTS).splitlines())
 
 
+@pytest.mark.parametrize(
+    ("label", "method", "estimate"),
+    [
+        ("SGD, one network", "sgd", "point"),
+        ("deep ensemble, 12 SGD networks", "deep-ensemble", "pooled"),
+        ("MC-dropout, 50 masks", "mc-dropout", "ensemble"),
+        ("natural Langevin, one chain", "qdop", "ensemble"),
+        ("natural Langevin, 12 chains pooled", "qdop", "pooled"),
+    ],
+)
+def test_what_it_buys_is_the_results(label, method, estimate):
+    (row,) = [r for r in RESULTS["rows"] if (r["method"], r["estimate"]) == (method, estimate)]
+    nll, accuracy = (row["test"][k]["mean"] for k in ("nll", "accuracy"))
+    page = (ROOT / "docs" / "why.md").read_text(encoding="utf-8")
+    (line,) = [text for text in page.splitlines() if text.startswith(f"| {label} |")]
+    assert line.endswith(f"| {nll:.4f} | {accuracy:.2f} % |")
+
+
 def test_results_name_their_configuration_seeds_and_machine():
     assert RESULTS["machine"]["device"] == "NVIDIA H200"
     assert len(RESULTS["config"]["seeds"]) == 5

@@ -13,6 +13,7 @@ def main() -> None:
 
     from test_fused_step import METRICS, assert_same_steps, network, sampler
 
+    from natural_langevin.dynamics import Underdamped
     from natural_langevin.execution.kernels import triton_linear
     from natural_langevin.execution.kernels.layer import Backend
 
@@ -24,6 +25,10 @@ def main() -> None:
             one = sampler(network(bias=bias), metric, chains=2)
             assert_same_steps(one, backend, steps=3, expected=["0", "2"])
             print(f"{name}, bias {bias}, blocks of {samples}: agrees")
+    for kind in ("euclidean", "rmsprop", "diagonal", "quasi-diagonal"):
+        one = sampler(network(), METRICS[kind], chains=2, dynamics=Underdamped(friction=0.3))
+        assert_same_steps(one, backend, steps=3, expected=["0", "2"])
+        print(f"{kind} with momentum: agrees")
 
 
 if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests

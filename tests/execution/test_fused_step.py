@@ -102,6 +102,23 @@ def test_the_cpu_kernel_is_the_general_step(metric: str, bias: bool) -> None:
     assert_same_steps(sampler(network(bias=bias), METRICS[metric]), backend, expected=["0", "2"])
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_cpu_kernel_carries_the_momentum(metric: str) -> None:
+    backend = backend_for(torch.device("cpu"))
+    one = sampler(network(), METRICS[metric], dynamics=dynamics.Underdamped(friction=0.3))
+    assert_same_steps(one, backend, expected=["0", "2"])
+
+
+def test_splittings_and_corrected_noise_have_no_kernel() -> None:
+    for own in (
+        dynamics.Underdamped(integrator="baoab"),
+        dynamics.Underdamped(integrator="ubu"),
+        dynamics.Underdamped(correct_heat=True),
+    ):
+        assert "linear" not in own.kernels
+    assert "linear" in dynamics.Underdamped().kernels
+
+
 def test_priors_and_rates_of_every_chain_reach_the_kernel() -> None:
     backend = backend_for(torch.device("cpu"))
     grid = {
@@ -249,4 +266,4 @@ def test_the_triton_kernel_in_its_interpreter() -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("agrees") == 2 * len(METRICS)
+    assert ran.stdout.count("agrees") == 2 * len(METRICS) + 4

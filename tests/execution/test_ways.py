@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners, schedules
 from natural_langevin.execution import compiled, executors
+from natural_langevin.execution.graphs import GraphedStep
+from natural_langevin.execution.stepping import step_in_place
 from natural_langevin.statistics import Gradients
 
 
@@ -128,3 +130,17 @@ def test_an_executor_is_handed_whole_stretches(monkeypatch) -> None:  # type: ig
     assert handed == [(0, 4), (4, 6)]
     assert int(state.step) == 10
     assert engine.way == "standing still"
+
+
+def test_the_way_is_what_served_not_what_was_tried() -> None:
+    """A graph counts once it is recorded, and no longer when a later recording has failed."""
+    engine, _ = sampler(preconditioners.Euclidean(), compile=False).prepare(
+        data(), steps=10, batch_size=20
+    )
+    engine.step = step_in_place
+    engine._graph = GraphedStep(step_in_place)
+    assert (engine.way, engine.recorded) == ("eager", 0)  # too few steps so far
+    engine._graph._recordings["some kind of step"] = None  # type: ignore[assignment]
+    assert (engine.way, engine.recorded) == ("graph", 1)
+    engine._graph._failed = True
+    assert (engine.way, engine.recorded) == ("eager", 0)

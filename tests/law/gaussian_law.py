@@ -136,9 +136,9 @@ def metric_matrix(sampler: Langevin, state: State) -> Tensor:
 
 def run(
     sampler: Langevin, problem: Problem, *, steps: int, batch_size: int | None = None,
-    frozen_from: int, start: Law | None = None, adaptive: bool = False,
+    frozen_from: int, start: Law | None = None, adaptive: bool = False, burn_in: int = 0,
 ) -> tuple[Tensor, Law]:  # fmt: skip
-    """Steps the chains, and their exact law from step ``frozen_from`` on.
+    """Steps the chains, and their exact law from step ``frozen_from`` on; ``burn_in``: the run's.
 
     There the metric stops (or, ``adaptive``, is read anew at every step), and the law starts as
     the point each chain is at, or as ``start``, from which chains are drawn: at the first step,
@@ -158,7 +158,7 @@ def run(
             law = start or point(flat(state))
         x, y = data if full else stream.batch(t)
         before = state
-        state, _ = sampler.step(state, (x, y), chain_axis=not full)
+        state, _ = sampler.step(state, (x, y), chain_axis=not full, burn_in=burn_in)
         if law is not None:
             # The first step applies its own batch's metric, every other that of those before.
             late = t > 0 and not sampler.preconditioner.fresh

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, likelihoods, priors
+from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
 
 FOLDER = Path(__file__).parent / "posteriordb"
 Samples = dict[str, Tensor]
@@ -205,6 +205,19 @@ def load(name: str) -> Model:
     model.network.double()
     _to_mode(model)
     return model
+
+
+def at_the_defaults(
+    name: str, metric: str = "default", *, chains: int, parts: int = 1, **length: Any
+) -> tuple[Model, Posterior]:
+    """A run by the recipe, with batches of all data or one of so many ``parts``; ``length``: what
+    of ``steps``, ``burn_in`` and ``thin`` is given."""
+    model = load(name)
+    own = {} if metric == "default" else {"preconditioner": getattr(preconditioners, metric)()}
+    posterior = model.sampler(chains=chains, **own).sample(
+        (model.x, model.y), batch_size=len(model.x) // parts, progress=False, **length
+    )
+    return model, posterior
 
 
 def _to_mode(model: Model) -> None:

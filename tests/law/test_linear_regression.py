@@ -183,7 +183,7 @@ def test_sample_walks_the_same_chain_as_step() -> None:
         (problem.x, problem.y), steps=30, batch_size=12, burn_in=9, thin=7, progress=False
     )
     for index, steps in enumerate((16, 23, 30)):
-        theta, _ = run(sampler, problem, steps=steps, batch_size=12, frozen_from=0)
+        theta, _ = run(sampler, problem, steps=steps, batch_size=12, frozen_from=9, burn_in=9)
         kept = torch.cat([posterior.samples["weight"][:, index, 0],
                           posterior.samples["bias"][:, index]], dim=1)  # fmt: skip
         torch.testing.assert_close(kept, theta, rtol=1e-12, atol=1e-12)

@@ -1,14 +1,18 @@
 """Posteriors of Stan's reference collection: means within .1 sd, and sds within 5 %.
 
-``benchmarks/posteriordb.py`` has all models and metrics; here those that a few seconds settle. To
-the tolerance of the claim comes the Monte-Carlo error, at ``monte_carlo``'s quantile.
+``benchmarks/posteriordb.py`` makes the table of docs/trust.md; here are those cells that a few
+seconds settle, and as ``thorough`` tests all that it holds. To the tolerance of the claim comes the
+Monte-Carlo error, at ``monte_carlo``'s quantile.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from monte_carlo import quantile
-from posteriordb_models import load
+from posteriordb_models import Error, at_the_defaults, load
 
 from natural_langevin import preconditioners
 
@@ -32,9 +36,39 @@ def test_the_reference_posterior(name: str, metric, batch: int | None) -> None:
         (model.x, model.y), 240, batch_size=batch or len(model.x), burn_in=40, thin=10,
         progress=False,
     )  # fmt: skip
-    found = model.errors({k: v[:, 10:] for k, v in posterior.samples.items()})
-    sigmas = quantile(2 * len(found))
     assert posterior.healthy == list(range(256))
+    assert_reference(model.errors({k: v[:, 10:] for k, v in posterior.samples.items()}))
+
+
+def assert_reference(found: dict[str, Error]) -> None:
+    """The claim, for all quantities at once."""
+    sigmas = quantile(2 * len(found))
     for name, error in found.items():
         assert abs(error.mean) < 0.1 + sigmas * error.mean_error, (name, error)
         assert abs(error.sd) < 0.05 + sigmas * error.sd_error, (name, error)
+
+
+def test_at_the_defaults() -> None:
+    """Minibatches of a quarter; all but the length, which is kept short, is the recipe's."""
+    model, posterior = at_the_defaults("sblrc", chains=64, parts=4, steps=600)
+    assert posterior.healthy == list(range(64))
+    assert "recipe" in posterior.config
+    assert_reference(model.errors(posterior.samples))
+
+
+TABLE = Path(__file__).parents[2] / "results" / "posteriordb.json"
+CELLS = [c for c in json.loads(TABLE.read_text())["cells"] if c.get("passed")]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "cell", CELLS, ids=lambda c: f"{c['model']}-{c['metric']}-{c['batch']}".replace(" ", "-")
+)
+def test_the_cells_of_the_table(cell: dict) -> None:
+    """Those that passed pass."""
+    model, posterior = at_the_defaults(
+        cell["model"], cell["metric"], chains=cell["chains"], steps=cell["steps"],
+        parts=4 if cell["batch"] == "quarter" else 1,
+    )  # fmt: skip
+    assert posterior.healthy == list(range(cell["chains"]))
+    assert_reference(model.errors(posterior.samples))

@@ -152,3 +152,15 @@ def test_outputs_are_plain_after_the_first_step() -> None:
     assert kinds[0] is not Tensor
     assert issubclass(kinds[0], Tensor)
     assert kinds[1] is Tensor
+
+
+def test_what_is_looked_at_before_the_first_step_is_not_kept() -> None:
+    """Passes without a backward leave no outputs behind, and a pass with one no activations."""
+    model, x, y = regression()
+    optimizer = NaturalLangevin(model, likelihoods.Gaussian(sigma=1.0), num_data=9)
+    for _ in range(5):
+        model(x)
+    optimizer.loss(model(x), y).backward()
+    assert len(optimizer._loss_check._passes) == 1
+    optimizer.step()
+    assert not optimizer._loss_check._passes

@@ -49,6 +49,15 @@ def test_noise_never_repeats_within_a_step() -> None:
         random.aligned_starts([1 << 31, 1 << 31, 1])
 
 
+def test_nor_where_a_step_draws_several_times() -> None:
+    """UBU's four draws per weight lie one after the other in the chain's stream."""
+    sampler = Langevin(nn.Linear(1, 1), likelihoods.Gaussian(sigma=1.0), step_size=1e-3)
+    frame, step = sampler._dynamics, torch.tensor(0)
+    object.__setattr__(frame, "stream_length", 1 << 31)
+    with pytest.raises(ValueError, match=r"2\^32 normals per step.*draw once per step"):
+        frame._normals(step, draw=2)
+
+
 @pytest.mark.parametrize(
     ("schedule", "steps", "said"),
     [
@@ -76,3 +85,47 @@ def test_the_default_step_size_never_stops_exploring() -> None:
     short, long = float(table[:100_000].sum()), float(table.sum())
     assert long / short > 4
     assert long > 100
+
+
+def test_draws_count_by_their_step_size() -> None:
+    """Halved after every second draw, 1 : 1/2 : 1/4: four, two and one sevenths of the draws."""
+    model = nn.Linear(1, 1)
+    halving = schedules.halving(1e-3, every=70)
+    sampler = Langevin(model, likelihoods.Gaussian(sigma=1.0), step_size=halving, chains=2)
+    x = torch.ones(8, 1)
+    posterior = sampler.sample((x, x), 210, batch_size=8, thin=10, progress=False)
+    weights = torch.tensor(posterior.config["draw_weights"])
+    torch.testing.assert_close(weights[0, ::7], torch.tensor([12, 6, 3]) / 7, rtol=1e-3, atol=0)
+    weighted = posterior.weighted_by_step_size()
+    assert weighted.draws == posterior.draws == 21
+    for chain in range(2):
+        before, after = (p.samples["weight"][chain].flatten() for p in (posterior, weighted))
+        counts = [(after[:, None] == part).sum() for part in before.split(7)]
+        assert [int(c) for c in counts] == [12, 6, 3]
+    assert weighted.weighted_by_step_size() is weighted
+
+
+def test_draws_of_a_constant_step_count_alike() -> None:
+    x = torch.ones(8, 1)
+    sampler = Langevin(nn.Linear(1, 1), likelihoods.Gaussian(sigma=1.0), step_size=1e-3, chains=2)
+    posterior = sampler.sample((x, x), 20, batch_size=8, progress=False)
+    assert posterior.weighted_by_step_size() is posterior
+
+
+def test_weighted_draws_mend_a_schedule_that_freezes() -> None:
+    """N(0, 1) sampled with ever smaller steps: the late draws are one draw, counted a thousand
+    times. 400 chains that start there: their means spread less when draws count by their step."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    sampler = Langevin(
+        model, likelihoods.Gaussian(sigma=1.0), prior=priors.Gaussian(1.0), num_data=1,
+        preconditioner=preconditioners.Euclidean(), step_size=schedules.halving(0.2, every=100),
+        chains=400,
+    )  # fmt: skip
+    x = torch.zeros(1, 1)
+    posterior = sampler.sample((x, x), 1000, batch_size=1, thin=10, progress=False)
+    plain, weighted = (
+        p.samples["weight"].flatten(1).mean(1).var()
+        for p in (posterior, posterior.weighted_by_step_size())
+    )
+    assert float(weighted) < 0.5 * float(plain)

@@ -145,3 +145,30 @@ def test_lengths_follow_the_step_size_and_the_cost() -> None:
     assert recipe.length(slow, work=1e12, **options).steps == recipe.FEWEST_STEPS
     given = recipe.length(quick, steps=90, burn_in=10, thin=2, work=1e6)
     assert (given.steps, given.burn_in, given.thin) == (90, 10, 2)
+
+
+def test_what_a_run_chose_is_used_afterwards() -> None:
+    """The step size and the batch size: for a probe, for an engine, for single steps."""
+    x, y = line(300)
+    sampler = linear(prior=priors.Gaussian(1.0), chains=2, num_data=300)
+    posterior = sampler.sample((x, y), 200, progress=False)
+    chosen = posterior.config["recipe"]["step_size"]
+    engine, _ = sampler.prepare((x, y), steps=5)
+    assert engine.rates.step_size.unique().tolist() == pytest.approx([chosen])
+    assert len(engine.stream.example()[0]) == posterior.config["batch_size"] == 100
+    found = sampler.effective_temperature((x, y), posterior=posterior, steps=40)
+    assert not found.wrong
+    state, _ = sampler.step(sampler.init(), (x[:10], y[:10]))
+    assert int(state.step) == 1
+
+
+def test_before_a_run_the_recipe_chooses_at_once() -> None:
+    x, y = line()
+    sampler = linear(prior=priors.Gaussian(1.0), chains=2)
+    engine, state = sampler.prepare((x, y), steps=5)
+    assert 0 < float(engine.rates.step_size.max()) <= recipe.LARGEST_STEP
+    assert sampler._start == "fan_in"
+    assert not torch.equal(state.params["weight"][0], state.params["weight"][1])
+    own = linear(dynamics=Overdamped(), step_size="auto")
+    with pytest.raises(ValueError, match="call it first"):
+        own.prepare((x, y), steps=5, batch_size=20)

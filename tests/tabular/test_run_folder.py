@@ -130,7 +130,7 @@ def test_what_is_no_record_is_refused(tmp_path, text):
 
 def test_a_quality_without_its_parts_is_refused(tmp_path):
     (tmp_path / "quality.json").write_text('{"format": 2, "rows": 3, "data": "a", "task": "b"}')
-    with pytest.raises(RunFolderError, match="no trace"):
+    with pytest.raises(RunFolderError, match="its checksum differs"):
         read_quality(tmp_path)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +29,34 @@ def staged(destination: Path) -> Iterator[BinaryIO]:
         sync_folder(destination.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def output(destination: Path) -> Iterator[BinaryIO]:
+    """The same for a file that a user named, who may have made something of it before.
+
+    A link is followed, a device or a pipe is written to as it is, and a file that is there keeps
+    its mode (and its owner, where that may be set): nothing becomes readable by being replaced.
+    """
+    try:
+        place = destination.resolve()
+        there = place.stat()
+    except FileNotFoundError:
+        there = None
+    except (RuntimeError, ValueError) as error:  # links in a circle; a NUL in the name
+        raise OSError(errno.EINVAL, str(error), os.fspath(destination)) from None
+    if there is not None and stat.S_ISDIR(there.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(destination))
+    if there is not None and not stat.S_ISREG(there.st_mode):
+        with place.open("wb") as handle:
+            yield handle
+        return
+    with staged(place) as handle:
+        if there is not None:
+            with contextlib.suppress(OSError):  # only root may give a file away
+                os.fchown(handle.fileno(), there.st_uid, there.st_gid)
+            os.fchmod(handle.fileno(), stat.S_IMODE(there.st_mode))
+        yield handle
 
 
 def check_writable(folder: Path) -> None:

@@ -8,12 +8,24 @@ from pathlib import Path
 
 import torch
 
+#: Where Linux says how much a container may have.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
-def in_memory(device: torch.device) -> int:
-    """All of the memory of a GPU, or of the machine."""
-    if device.type == "cuda":
+
+def in_memory(device: torch.device | None = None) -> int:
+    """All of the memory of a GPU, or of the machine, or of the container that this runs in."""
+    if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([there, *filter(None, map(_limit, _LIMITS))])
+
+
+def _limit(path: str) -> int | None:
+    """None where there is no file, or no number in it ("max")."""
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def on_disk(folder: Path) -> int:

@@ -1,11 +1,32 @@
-"""JSON with a checksum of its own: a file that was damaged or edited is noticed."""
+"""JSON read without trust, and with a checksum of its own: what was damaged or edited is noticed."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+#: No file of ours comes near it.
+MOST_BYTES = 1 << 28
+
+
+def read_json(path: Path) -> Any:
+    """What a plain file of bounded size holds; OSError or ValueError whatever else is there.
+
+    A pipe would be waited for, and a device read for ever."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+    if found.st_size > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes", str(path))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def checksum(fields: Mapping[str, Any]) -> str:

@@ -22,6 +22,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from natural_langevin._internal.messages import bounded
+
 DTYPES = {
     torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.int32: "I32",
     torch.float16: "F16", torch.bfloat16: "BF16", torch.int16: "I16", torch.int8: "I8",
@@ -38,6 +40,9 @@ Spec = tuple[torch.dtype, tuple[int, ...]]
 
 class StorageError(ValueError):
     """A file that cannot be read or written, or holds something else than it should."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(bounded(message))  # a file may hold names of any length
 
 
 class WriteError(StorageError, OSError):

@@ -5,11 +5,21 @@ from __future__ import annotations
 import logging
 
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
 
 from natural_langevin import __version__
-from natural_langevin.cli import bench, evaluate, predict, report, reproduce, sbc, train, uci
+from natural_langevin.cli import (
+    bench,
+    evaluate,
+    fidelity,
+    predict,
+    report,
+    reproduce,
+    sbc,
+    train,
+    uci,
+)
+from natural_langevin.cli.console import SafeConsole
 
 app = typer.Typer(
     name="natural-langevin",
@@ -33,7 +43,7 @@ def _common(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
-    handler = RichHandler(console=Console(stderr=True), show_time=False, show_path=False)
+    handler = RichHandler(console=SafeConsole(stderr=True), show_time=False, show_path=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     if verbose:
         logging.getLogger("natural_langevin").setLevel(logging.INFO)
@@ -48,3 +58,4 @@ app.command(name="report", no_args_is_help=True)(report.report)
 app.command(name="bench")(bench.bench)
 app.command(name="sbc")(sbc.sbc)
 app.command(name="uci")(uci.uci)
+app.command(name="fidelity")(fidelity.fidelity)

@@ -14,7 +14,7 @@ from natural_langevin.experiments.speed.command import measure_and_show
 def bench(
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     chains: list[int] = typer.Option(
-        [], help="Chain counts, repeatable [default: 1 4 on a CPU, 1 12 64 256 on a GPU]."
+        [], help="Chain counts, repeatable [default: by network and device]."
     ),
     out: Path = typer.Option(Path("bench.json"), help="The results, with every repeat."),
     plot: Path | None = typer.Option(None, help="The picture [default: beside the results]."),
@@ -23,12 +23,13 @@ def bench(
     ),
     repeats: int = typer.Option(0, help="Interleaved repeats [default: 10, quick: 3]."),
     sections: list[str] = typer.Option(
-        [], help="steps, memory, growth, latency; repeatable [default: all, quick: steps]."
+        [], help="steps, memory, growth, latency, samples; repeatable [default: all]."
     ),
-    networks: list[str] = typer.Option([], help="mlp, cnn, transformer; repeatable."),
+    networks: list[str] = typer.Option([], help="mlp, 2-32-2, 13-50-1, 8-50-50-1, cnn, ..."),
     only: list[str] = typer.Option([], help="Contenders whose name holds this; repeatable."),
     compile: bool = typer.Option(True, help="Whether torch.compile may be used at all."),
     precision: str = typer.Option("", help="highest, or high (TF32; the default on CUDA)."),
+    resume: bool = typer.Option(False, "--resume", help="Keep what the file holds already."),
     seed: int = typer.Option(0, help="Of data, networks and noise."),
     threads: int = typer.Option(0, help="CPU threads [default: all cores]."),
 ) -> None:
@@ -52,6 +53,7 @@ def bench(
         networks=tuple(networks),
         only=tuple(only),
         compile=compile,
+        resume=resume,
         precision=precision,
         seed=seed,
         threads=threads,

@@ -18,4 +18,9 @@ def choose_device(name: str) -> str:
         raise UsageError(f"unknown device {name!r}: use auto, cpu or cuda") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"no CUDA device here, so --device {name} cannot be had: use --device cpu")
-    return str(join(name).device) if launched() else name  # under torchrun, a GPU of its own
+    if not launched():
+        return name
+    try:
+        return str(join(name).device)  # under torchrun, a GPU of its own
+    except ValueError as error:  # NATURAL_LANGEVIN_TIMEOUT
+        raise UsageError(str(error)) from None

@@ -12,6 +12,8 @@ from typing import NoReturn
 import typer
 
 from natural_langevin import DivergenceError
+from natural_langevin._internal.messages import bounded
+from natural_langevin.cli.console import echo
 from natural_langevin.data import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.distributed import GroupError
 from natural_langevin.experiments.runner import RunError
@@ -63,5 +65,5 @@ def _reason(error: OSError) -> str:
 
 
 def _stop(message: str) -> NoReturn:
-    typer.echo(f"natural-langevin: {' '.join(message.split())}", err=True)
+    echo(bounded(f"natural-langevin: {' '.join(message.split())}"), err=True)
     raise typer.Exit(2) from None

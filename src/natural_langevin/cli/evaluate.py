@@ -8,9 +8,11 @@ from pathlib import Path
 import typer
 from torch import Tensor
 
-from natural_langevin.cli import sure, table, tell
+from natural_langevin.cli import sure, tell
+from natural_langevin.cli.console import terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.cli.outputs import refuse_inputs
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Source
 from natural_langevin.data.tables import open_source
@@ -40,11 +42,13 @@ def evaluate(
         natural-langevin train digits --out runs/digits --steps 200 --resume
         natural-langevin evaluate runs/digits digits --json scores.json
     """
-    console = table.console()
+    console = terminal()
     with one_line_errors(
         remedy="Nothing was written: make room or change --json, and run it again"
     ):
         run = load_run(folder)
+        if json is not None:
+            refuse_inputs(json, "--json", folder, data)
         learned = load_learned(folder, choose_device(device))
         with open_source(data, target=run.target.name) as source:
             label = source.label

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 import typer
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin.cli.console import echo
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.cli.outputs import refuse_inputs, text_output
 from natural_langevin.data.tables import open_source
 from natural_langevin.tabular.predictions import ends, write_predictions
 from natural_langevin.tabular.run import load_learned, load_run
@@ -33,6 +29,11 @@ def predict(
     interval: float = typer.Option(
         0.9, metavar="SHARE", help="Probability of the interval (regression)."
     ),
+    keep_formulas: bool = typer.Option(
+        False,
+        "--keep-formulas",
+        help="Text cells that begin with = + - @ as they are, without an apostrophe in front.",
+    ),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
 ) -> None:
     """Predict every row of a table, in the order of its rows.
@@ -41,7 +42,8 @@ def predict(
     each, and total, aleatoric (noise) and epistemic (lack of data) uncertainty in nats. Numbers:
     mean, standard deviation, interval, and the deviations of noise and of lack of data. A last
     column, note, says which cells of a row were missing, new or unreadable. The file appears whole
-    or not at all, and may be larger than memory.
+    or not at all, and may be larger than memory. A spreadsheet takes text that begins with = + - @
+    for a formula: it gets an apostrophe in front (numbers stay as they are).
 
     Examples:
 
@@ -52,32 +54,16 @@ def predict(
     with one_line_errors(remedy="Nothing was written: make room or change --out, and run it again"):
         run = load_run(folder)
         ends(interval)  # refused also where it would not be used
+        refuse_inputs(Path(out), "--out", folder, data)
         learned = load_learned(folder, choose_device(device))
-        with open_source(data) as source, _output(out) as text:
+        with open_source(data) as source, text_output(out) as text:
             count, noted, unpredicted = write_predictions(
-                learned, run, source, text, keep=keep, interval=interval
-            )
+                learned, run, source, text, keep=keep, interval=interval,
+                formulas=keep_formulas,
+            )  # fmt: skip
     said = f"{count:,} rows{'' if out == '-' else f' in {out}'}"
     if noted:
         said += f"; {noted:,} have a note (what was missing, new or unreadable)"
     if unpredicted:
         said += f", {unpredicted:,} of them could not be predicted"
-    typer.echo(said, err=True)
-
-
-@contextlib.contextmanager
-def _output(out: str) -> Iterator[TextIO]:
-    if out == "-":  # UTF-8 whatever the terminal speaks: it is a file that somebody reads
-        sys.stdout.flush()
-        text = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="")
-        try:
-            yield text
-            text.flush()
-        finally:
-            text.detach()
-        return
-    with staged(Path(out)) as handle:
-        text = io.TextIOWrapper(handle, encoding="utf-8", newline="")
-        yield text
-        text.flush()
-        text.detach()  # the file is closed by its owner, after it is on the disk
+    echo(said, err=True)

@@ -8,7 +8,9 @@ from typing import Any
 
 import typer
 
+from natural_langevin.cli.console import echo
 from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.cli.outputs import refuse_inputs
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.report import load_results, write_posterior_report, write_report
 from natural_langevin.tabular import plain
@@ -49,6 +51,8 @@ def report(
     """
     with one_line_errors(remedy="Nothing was written: make room or change --out, and run it again"):
         results = source / "results.json" if source.is_dir() else source
+        if out is not None:
+            refuse_inputs(out, "--out", source, data)
         if not source.exists():
             raise RunFolderError(
                 f"there is no file or folder {source}: give a folder of train --out or "
@@ -73,7 +77,7 @@ def report(
         else:
             page = out or results.with_name("report.html")
             write_report(load_results(results), page)
-    typer.echo(str(page))
+    echo(str(page))
 
 
 def _run_page(folder: Path) -> dict[str, Any]:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from natural_langevin.distributed.rank_zero import is_rank_zero
-
 COLUMNS = (("train", "nll"), ("train", "accuracy"), ("test", "nll"), ("test", "accuracy"))
 DIGITS = {"nll": 4, "accuracy": 2}
 #: Narrower terminals get the means alone, without spreads, calibration and cost.
 WIDE = 128
-
-
-def console() -> Console:
-    """A pipe or a file has no width: it gets the whole table. Of several processes one prints."""
-    if not is_rank_zero():
-        return Console(quiet=True)
-    found = Console()
-    whole = not found.is_terminal and "COLUMNS" not in os.environ
-    return Console(width=WIDE + 12) if whole else found
 
 
 def show(results: dict[str, Any], console: Console) -> None:

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import typer
 
 from natural_langevin import DivergenceError
-from natural_langevin.cli import sure, table, tell
+from natural_langevin.cli import sure, tell
+from natural_langevin.cli.console import echo, terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import UsageError, one_line_errors
 from natural_langevin.data.tables import read_training
@@ -96,7 +97,7 @@ def train(
 
         natural-langevin train digits --out runs/digits --steps 200
     """
-    console = table.console()
+    console = terminal()
     with one_line_errors():
         loaded = read_training(data, target=target, drop=frozenset(drop))
         prepared = prepare(
@@ -135,7 +136,7 @@ def train(
         except KeyboardInterrupt:
             command = shlex.join(["natural-langevin", *sys.argv[1:]])
             again = command if resume else f"{command} --resume"
-            typer.echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
+            echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
             raise typer.Exit(INTERRUPTED) from None
         if not is_rank_zero():
             return

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from natural_langevin.cli import table
+from natural_langevin.cli.console import echo, terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.experiments.uci import table as figures
@@ -39,7 +39,7 @@ def uci(
 
         natural-langevin uci yacht --splits 1 --steps 60 --out yacht.json
     """
-    console = table.console()
+    console = terminal()
     with one_line_errors(UciError):
         results = run(
             tables or list(TABLES),
@@ -48,7 +48,7 @@ def uci(
             settings=settings_from({"steps": steps}),
             device=choose_device(device),
             progress=True,
-            say=lambda line: typer.echo(line, err=True),
+            say=lambda line: echo(line, err=True),
         )
         if page is not None:
             text = page.read_text(encoding="utf-8")

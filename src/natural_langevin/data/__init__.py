@@ -1,9 +1,10 @@
 """Data: datasets found, verified and split, and the batch streams that feed the sampler.
 
-Imports nothing but tools; execution and up import it.
+Imports nothing but tools; statistics and up import it.
 """
 
 from natural_langevin.data.catalog import NAMES, load
+from natural_langevin.data.cifar import cifar10
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.digits import digits
 from natural_langevin.data.errors import CorruptDataError, DataError, DataUnavailableError
@@ -18,6 +19,7 @@ __all__ = [
     "Dataset",
     "SharedBatches",
     "Subsets",
+    "cifar10",
     "digits",
     "fashion_mnist",
     "load",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from natural_langevin.data.arrays import as_tensor
 
 Batch = tuple[Tensor, Tensor]
 
@@ -19,7 +21,7 @@ def split_pair(item: Any) -> Batch:
     if isinstance(item, Tensor):
         return item, item
     if isinstance(item, (tuple, list)):
-        tensors = [_as_tensor(part) for part in item if part is not None]
+        tensors = [as_tensor(part) for part in item if part is not None]
         if len(tensors) in (1, 2) and all(isinstance(part, Tensor) for part in tensors):
             return tensors[0], tensors[-1]
     kind = type(item).__name__
@@ -31,18 +33,8 @@ def split_pair(item: Any) -> Batch:
     )
 
 
-def _as_tensor(part: Any) -> Any:
-    """A tensor of an array or a frame; anything else as it is."""
-    if isinstance(part, Tensor) or not hasattr(part, "__array__"):
-        return part
-    array = np.asarray(part)
-    if array.dtype.kind not in "fiub":
-        return part
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.to(torch.get_default_dtype()) if array.dtype.kind == "f" else tensor
-
-
 def check_pair(x: Tensor, y: Tensor) -> None:
+    """Refuses x and y of different lengths, or with values that are not finite."""
     check_finite("x", x)
     check_finite("y", y)
     if len(x) != len(y):
@@ -50,6 +42,14 @@ def check_pair(x: Tensor, y: Tensor) -> None:
 
 
 def check_finite(name: str, value: Tensor) -> None:
+    """Refuses NaN and infinities, saying in which samples, and numbers whose squares are."""
+    if value.is_floating_point() and value.numel():
+        largest, most = float(value.abs().max()), math.sqrt(torch.finfo(value.dtype).max)
+        if most < largest < math.inf:
+            raise ValueError(
+                f"{name} holds values up to {largest:.3g}, whose squares are no {value.dtype} "
+                f"(beyond {most:.2g}): standardise it, or remove what is no measurement"
+            )
     if value.is_floating_point() and not torch.isfinite(value).all():
         flat = torch.isfinite(value.reshape(len(value), -1)).all(1) if len(value) else value
         rows = (~flat).nonzero().flatten().tolist()

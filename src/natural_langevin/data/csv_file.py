@@ -15,12 +15,14 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from natural_langevin._internal import capacity
+
 from .errors import DataError
+from .opening import open_binary
 from .table import Table, compact, joined, need_pandas, short
 
 if TYPE_CHECKING:
@@ -155,11 +157,7 @@ class CsvFile:
         self._close = contextlib.ExitStack()
         if isinstance(source, (str, os.PathLike)):
             self.label = label or os.fspath(source)
-            try:
-                stream: BinaryIO = Path(source).open("rb")  # noqa: SIM115
-            except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-                reason = getattr(error, "strerror", None) or str(error)
-                raise DataError(f"cannot read {self.label}: {reason}: check the name") from None
+            stream = open_binary(source, self.label)
             self._close.callback(stream.close)
         else:
             self.label, stream = label or "the input", source
@@ -209,7 +207,16 @@ class CsvFile:
     def table(self, *, skip: frozenset[str] = frozenset()) -> Table:
         """All rows in memory, without the columns of ``skip``."""
         pd = need_pandas()
-        parts = [chunk.frame for chunk in self.chunks(50_000)]
+        parts, taken = [], 0
+        for chunk in self.chunks(50_000):
+            parts.append(chunk.frame)
+            taken += int(chunk.frame.memory_usage(deep=True).sum())
+            if taken > capacity.in_memory() // 4:  # joining and encoding take as much again, twice
+                raise DataError(
+                    f"{self.label} takes {taken / 2**30:.3g} GiB after "
+                    f"{sum(map(len, parts)):,} rows, too much for this machine's memory: train on "
+                    "a part of its rows (is it endless?), or leave columns out (--drop)"
+                )
         if not parts:
             raise DataError(f"{self.label} has a header and no rows: add at least one")
         kept = [name for name in self.names if name not in skip]

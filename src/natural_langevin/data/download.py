@@ -15,9 +15,12 @@ from natural_langevin._internal.progress import Progress
 
 from . import verify
 from .errors import CorruptDataError, DownloadError
+from .patience import OutOfPatienceError, Patience
 from .sources import IdxFile
 
 TIMEOUT_SECONDS = 5.0  # to connect, and for the longest silence: offline must fall through soon
+#: A mirror that sends less than CHUNK bytes in so many seconds is left, however often it sends.
+CHUNK, PATIENCE_SECONDS = 1 << 14, 20.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -57,14 +60,14 @@ def fetch(
     """
     _require_safe(url)
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".download") as scratch:
-        path = _retrieve(url, Path(scratch), limit=verify.size_limit(file), timeout=timeout)
+        path = retrieve(url, Path(scratch), limit=verify.size_limit(file), timeout=timeout)
         with path.open("rb") as handle:
             array = verify.read_handle(handle, file, compressed=True, label=url)
         path.replace(destination)
     return array
 
 
-def _retrieve(url: str, folder: Path, *, limit: int, timeout: float) -> Path:
+def retrieve(url: str, folder: Path, *, limit: int, timeout: float = TIMEOUT_SECONDS) -> Path:
     """The file at `url`, in `folder`, with progress; network errors become a DownloadError."""
     try:
         import pooch
@@ -82,18 +85,27 @@ def _retrieve(url: str, folder: Path, *, limit: int, timeout: float) -> Path:
 
     try:
         with Progress(f"Downloading {url}", None, bytes=True) as bar:
+            patience = Patience(answers, PATIENCE_SECONDS)
             downloader = pooch.HTTPDownloader(
-                progressbar=_Meter(url, limit, bar),
-                chunk_size=1 << 14,
+                progressbar=_Meter(url, limit, bar, patience),
+                chunk_size=CHUNK,
                 timeout=timeout,
                 headers={"User-Agent": "natural-langevin"},
                 hooks={"response": answered},
             )
-            return Path(pooch.retrieve(url, None, "file", folder, downloader=downloader))
+            return Path(
+                patience.run(
+                    lambda: pooch.retrieve(url, None, "file", folder, downloader=downloader)
+                )
+            )
     except requests.HTTPError as error:
         raise DownloadError(
             f"{url}: HTTP status {getattr(error.response, 'status_code', None)}"
         ) from error
+    except OutOfPatienceError:
+        raise DownloadError(
+            f"{url}: fewer than {CHUNK:,} bytes in {PATIENCE_SECONDS:g} seconds"
+        ) from None
     except requests.RequestException as error:
         raise DownloadError(f"{url}: {error}") from error
     finally:
@@ -106,13 +118,14 @@ class _Meter:
 
     total: int
 
-    def __init__(self, url: str, limit: int, bar: Progress) -> None:
-        self._url, self._limit, self._bar = url, limit, bar
+    def __init__(self, url: str, limit: int, bar: Progress, patience: Patience) -> None:
+        self._url, self._limit, self._bar, self._patience = url, limit, bar, patience
         self._received = 0
 
     def update(self, count: int) -> None:
         """Called with every chunk's size; and once more with the total after ``reset``."""
         self._received += count
+        self._patience.renew()
         if self._received > self._limit + count:  # the last chunk counts as a whole one
             raise DownloadError(f"{self._url}: longer than the {self._limit} bytes allowed")
         self._bar.update(self._received)

@@ -1,8 +1,13 @@
 """The ways a dataset can fail to arrive."""
 
+from natural_langevin._internal.messages import bounded
+
 
 class DataError(ValueError):
     """A table (CSV, NPZ) that cannot be read or used; the message names the place and a remedy."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(bounded(message))  # names of columns may have any length
 
 
 class CorruptDataError(ValueError):

@@ -25,6 +25,9 @@ from natural_langevin.data.checks import Batch, check_pair, split_pair
 
 log = logging.getLogger("natural_langevin")
 
+#: What a loader yields -> (x, y).
+Split = Callable[[Any], Batch]
+
 
 @dataclass(frozen=True)
 class SharedBatches:
@@ -46,8 +49,10 @@ class Loader:
 
     chain_axis = False
 
-    def __init__(self, loader: DataLoader[Any], *, device: torch.device) -> None:
-        self._loader, self._device = loader, device
+    def __init__(
+        self, loader: DataLoader[Any], *, device: torch.device, split: Split = split_pair
+    ) -> None:
+        self._loader, self._device, self._split = loader, device, split
         self._iterator: Iterator[Any] = iter(())
         self._first: Batch | None = None
         self._rows, self._largest = 0, 0
@@ -57,14 +62,17 @@ class Loader:
 
     @property
     def num_data(self) -> int | None:
+        """N, what the loader yields in an epoch; None where that cannot be known."""
         return self.epoch.num_data
 
     @property
     def unknown(self) -> str:
+        """Why N cannot be known, or ""."""
         return self.epoch.why
 
     @property
     def wrong(self) -> str:
+        """Why its batches do not stand for the data, or ""."""
         return self.epoch.wrong
 
     @property
@@ -74,9 +82,11 @@ class Loader:
 
     @property
     def targets(self) -> Tensor:
+        """The labels that can be checked beforehand: the first batch's."""
         return self.example()[1]
 
     def example(self) -> Batch:
+        """The first batch, which ``batch`` hands out later."""
         if self._first is None:
             self._first = self._next()
         return self._first
@@ -85,6 +95,7 @@ class Loader:
         """Unknown: the data are never all there."""
 
     def batch(self, step: int) -> Batch:
+        """The next batch, for all chains; the loader's own order, so ``step`` is not used."""
         if self._first is not None:  # hand out the batch that was peeked at
             first, self._first = self._first, None
             return first
@@ -98,7 +109,7 @@ class Loader:
             item = next(self._iterator, None)
             if item is None:
                 raise ValueError("the DataLoader gave no batch: is its dataset empty?")
-        x, y = on_device(item, self._device)
+        x, y = on_device(item, self._device, self._split)
         self._rows, self._largest = self._rows + len(x), max(self._largest, len(x))
         if self.check is not None:
             self.check(x, y)
@@ -132,10 +143,12 @@ class OwnOrders:
         chain: Tensor,
         seed: int,
         device: torch.device,
+        split: Split = split_pair,
     ) -> None:
         if not len(rows):
             raise ValueError("the DataLoader gave no batch: is its dataset empty?")
         self._loader, self._device, self.chains = loader, device, len(chain)
+        self._split = split
         self.rows, self.num_data = rows, len(rows)
         self.batch_size = min(int(loader.batch_sampler.batch_size), len(rows))  # type: ignore[union-attr]
         self.batches_per_epoch = len(rows) // self.batch_size
@@ -149,17 +162,20 @@ class OwnOrders:
 
     @property
     def sampler(self) -> Any:
+        """The sampler of the user's loader."""
         return self._loader.sampler
 
     @property
     def targets(self) -> Tensor:
+        """The labels that can be checked beforehand: the first batch's."""
         return self.example()[1]
 
     def example(self) -> Batch:
         """The first rows of the dataset, without chain axis, for shapes and checks."""
         if self._example is None:
             indices = self.rows[: self.batch_size].tolist()
-            self._example = on_device(next(self._read([indices], workers=False)), self._device)
+            item = next(self._read([indices], workers=False))
+            self._example = on_device(item, self._device, self._split)
         return self._example
 
     def whole(self) -> bool:
@@ -178,9 +194,10 @@ class OwnOrders:
         return self._order[:, place * self.batch_size : (place + 1) * self.batch_size]
 
     def batch(self, step: int) -> Batch:
+        """x and y of this step, (chain, B, ...): every chain's own rows."""
         if self._iterator is None or step != self._step:
             self._iterator = self._read(_From(self, step))
-        x, y = on_device(next(self._iterator), self._device)
+        x, y = on_device(next(self._iterator), self._device, self._split)
         self._step = step + 1
         if len(x) != self.chains * self.batch_size:
             raise ValueError(
@@ -230,21 +247,28 @@ class _From:
 
 
 def stream_of(
-    loader: DataLoader[Any] | SharedBatches, *, chain: Tensor, seed: int, device: torch.device
+    loader: DataLoader[Any] | SharedBatches,
+    *,
+    chain: Tensor,
+    seed: int,
+    device: torch.device,
+    split: Split = split_pair,
 ) -> Loader | OwnOrders:
-    """Own orders where any order of the rows will do and every sample is a row."""
+    """Own orders where any order of the rows will do and every sample is a row. ``split`` makes
+    (x, y) of what the loader yields."""
     if isinstance(loader, SharedBatches):
-        return Loader(loader.loader, device=device)
+        return Loader(loader.loader, device=device, split=split)
     rows = epochs.of_loader(loader).rows
     if rows is not None:
-        own = OwnOrders(loader, rows, chain=chain, seed=seed, device=device)
+        own = OwnOrders(loader, rows, chain=chain, seed=seed, device=device, split=split)
         if own.whole():
             return own
-    return Loader(loader, device=device)
+    return Loader(loader, device=device, split=split)
 
 
-def on_device(item: Any, device: torch.device) -> Batch:
-    x, y = split_pair(item)
+def on_device(item: Any, device: torch.device, split: Split) -> Batch:
+    """A loader's item as a checked pair (x, y) on the device."""
+    x, y = split(item)
     check_pair(x, y)
     moved = x.to(device)
     return moved, moved if y is x else y.to(device)

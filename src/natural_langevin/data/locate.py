@@ -26,7 +26,7 @@ def from_user_folder(
 
     The user's files are never touched: a corrupt one is an error, not something to work around.
     """
-    said_by, base = _user_folder(data_dir)
+    said_by, base = user_folder(data_dir)
     if base is None:
         tried.append(f"{DATA_VARIABLE}: not set")
         return None
@@ -47,7 +47,8 @@ def from_user_folder(
     return None
 
 
-def _user_folder(data_dir: str | os.PathLike[str] | None) -> tuple[str, Path | None]:
+def user_folder(data_dir: str | os.PathLike[str] | None) -> tuple[str, Path | None]:
+    """The folder that the user names, and by what: the argument, or the environment variable."""
     # An empty name is what an unset shell variable leaves: not given, rather than "here".
     if data_dir is not None and os.fspath(data_dir):
         return "data_dir", Path(data_dir).expanduser()
@@ -89,6 +90,11 @@ def _read_all(paths: list[Path], source: ImageSource) -> dict[str, NDArray[np.ui
 
 
 def cache_folder(source: ImageSource) -> Path | None:
+    """The cache of a dataset of idx files."""
+    return cache_root(source.name)
+
+
+def cache_root(name: str) -> Path | None:
     """$XDG_CACHE_HOME or ~/.cache, then natural-langevin/<dataset>; None without a home."""
     # The XDG specification says that a relative path is to be ignored.
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -97,7 +103,7 @@ def cache_folder(source: ImageSource) -> Path | None:
             root = Path.home() / ".cache"
         except RuntimeError:
             return None
-    return root / "natural-langevin" / source.name
+    return root / "natural-langevin" / name
 
 
 def from_cache(

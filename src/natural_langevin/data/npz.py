@@ -40,6 +40,8 @@ def read_npz(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str, N
     """The arrays called ``wanted``, as np.savez or np.savez_compressed wrote them."""
     label = os.fspath(path)
     try:
+        if not Path(path).is_file():  # a pipe would be waited for
+            raise DataError(f"{label} is no plain file: give the name of an NPZ file")
         size = Path(path).stat().st_size
         with zipfile.ZipFile(path) as archive:
             return {name: _member(archive, name, label, size) for name in wanted}

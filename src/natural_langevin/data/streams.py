@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from natural_langevin import random
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.data.checks import Batch, check_finite, check_pair, split_pair
-from natural_langevin.data.loaders import Loader, OwnOrders, SharedBatches, stream_of
+from natural_langevin.data.loaders import Loader, OwnOrders, SharedBatches, Split, stream_of
 
 __all__ = [
     "Batch",
@@ -65,7 +65,8 @@ class Subsets:
 class InMemory:
     """Tensors x (N, ...) and y (N, ...) on the sampler's device.
 
-    ``rows`` (chain, n): the rows that each chain sees; all of them where it is None."""
+    ``rows`` (chain, n): the rows that each chain sees; all of them where it is None. ``all_rows``:
+    those of the whole run, where other processes have chains of it too."""
 
     chain_axis = True
     unknown = wrong = ""
@@ -80,6 +81,7 @@ class InMemory:
         seed: int,
         device: torch.device,
         rows: Tensor | None = None,
+        all_rows: Tensor | None = None,
     ) -> None:
         check_pair(x, y)
         if len(x) == 0:
@@ -91,6 +93,7 @@ class InMemory:
             )
         self.x, self.y = x.to(device), y.to(device)
         self.rows = None if rows is None else rows.to(device)
+        self._all_rows = self.rows if all_rows is None else all_rows
         self.num_data, self.batch_size = count, batch_size
         self.batches_per_epoch = count // batch_size
         # A tensor: compiled code must not depend on how many data there are.
@@ -100,6 +103,7 @@ class InMemory:
 
     @property
     def targets(self) -> Tensor:
+        """All labels: (N, ...)."""
         return self.y
 
     def example(self) -> Batch:
@@ -108,8 +112,8 @@ class InMemory:
 
     def fingerprint(self) -> str:
         """SHA-256 of the data, to recognise them when a run is resumed."""
-        own = {} if self.rows is None else {"rows": self.rows}
-        return fingerprint({"x": self.x, "y": self.y} | own)
+        rows = {} if self._all_rows is None else {"rows": self._all_rows}
+        return fingerprint({"x": self.x, "y": self.y} | rows)
 
     def order(self, epoch: int) -> Tensor:
         """The chains' data in the order of this epoch: (chain, num_data)."""
@@ -140,17 +144,24 @@ Stream = InMemory | OwnOrders | Loader
 
 
 def as_stream(
-    data: Any, *, batch_size: int, chain: Tensor, seed: int, device: torch.device
+    data: Any,
+    *,
+    batch_size: int,
+    chain: Tensor,
+    seed: int,
+    device: torch.device,
+    split: Split = split_pair,
 ) -> Stream:
-    """Accepts (x, y), y alone, a TensorDataset, Subsets, a DataLoader or SharedBatches."""
+    """Accepts (x, y), y alone, a TensorDataset, Subsets, a DataLoader or SharedBatches; ``split``
+    makes (x, y) of a loader's batch, and of data in memory."""
     if isinstance(data, DataLoader | SharedBatches):
-        return stream_of(data, chain=chain, seed=seed, device=device)
+        return stream_of(data, chain=chain, seed=seed, device=device, split=split)
     if isinstance(data, Subsets):
         return InMemory(
             data.x, data.y, batch_size=batch_size, chain=chain, seed=seed, device=device,
-            rows=data.rows[chain.to(data.rows.device)].long(),
+            rows=data.rows[chain.to(data.rows.device)].long(), all_rows=data.rows,
         )  # fmt: skip
     if isinstance(data, TensorDataset):
         data = data.tensors
-    x, y = split_pair(data)
+    x, y = split(data)
     return InMemory(x, y, batch_size=batch_size, chain=chain, seed=seed, device=device)

@@ -32,6 +32,7 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The columns' names."""
         return tuple(self.frame.columns)
 
     def __len__(self) -> int:
@@ -55,12 +56,15 @@ class Source(Protocol):
     """A table that is read from its beginning to its end, in bounded memory."""
 
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """What messages call it: a path, or a word."""
 
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...]:
+        """The columns' names."""
 
-    def chunks(self, size: int) -> Iterator[Table]: ...
+    def chunks(self, size: int) -> Iterator[Table]:
+        """The rows, in tables of at most ``size``."""
 
 
 def need_pandas() -> Any:
@@ -106,6 +110,8 @@ def _plain_numbers(cells: list[str]) -> NDArray[np.float64] | None:
 def joined(parts: list[pd.Series]) -> pd.Series:
     """Pieces of one column, of which some may have looked like numbers and others not."""
     pd = need_pandas()
+    if len(parts) == 1:
+        return parts[0]
     if all(part.dtype == np.float64 for part in parts):
         return pd.concat(parts)
     parts = [

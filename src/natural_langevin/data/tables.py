@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .catalog import NAMES, load
-from .csv_file import CsvFile
+from .csv_file import MOST_COLUMNS, CsvFile
 from .errors import DataError
 from .npz import read_npz
 from .table import Source, Table, compact, need_pandas
@@ -135,6 +135,10 @@ def _npz(path: str, *, with_target: bool) -> Table:
     if x.dtype.kind in "SU" or x.ndim < 1 or 0 in x.shape:
         raise DataError(f"{label}: x must be numbers of shape (rows, columns), got {x.shape}")
     x = x.reshape(len(x), -1)
+    if x.shape[1] > MOST_COLUMNS:
+        raise DataError(
+            f"{label}: x has {x.shape[1]:,} columns, more than {MOST_COLUMNS:,}: select some"
+        )
     if y is None:
         return _arrays(label, x, None)
     if y.ndim == 2 and y.shape[1] == 1:

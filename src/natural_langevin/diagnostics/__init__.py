@@ -14,7 +14,6 @@ from natural_langevin.diagnostics.configurational import Configurational
 from natural_langevin.diagnostics.function_space import (
     Mixing,
     import_arviz,
-    inference_data,
     mixing,
     some_components,
 )
@@ -32,7 +31,6 @@ __all__ = [
     "Reading",
     "diagnose",
     "import_arviz",
-    "inference_data",
     "mixing",
     "some_components",
 ]

@@ -92,18 +92,6 @@ def some_components(
     return {name: v[..., :: -(-v.shape[2] // most)] for name, v in flat.items()}
 
 
-def inference_data(
-    variables: Mapping[str, Tensor], log_likelihood: Mapping[str, Tensor] | None = None
-) -> Any:
-    """Tensors (chain, draw, *shape) as an ArviZ ``InferenceData``."""
-    groups = {
-        name: {k: v.cpu().numpy() for k, v in group.items()}
-        for name, group in (("posterior", variables), ("log_likelihood", log_likelihood))
-        if group is not None
-    }
-    return import_arviz().from_dict(**groups)
-
-
 def import_arviz() -> Any:
     """ArviZ, without its announcement of a next version; ImportError names the extra."""
     try:

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from natural_langevin._internal.fingerprints import stable_repr
+from natural_langevin._internal.messages import bounded
 from natural_langevin._internal.same_run import differing
 
 #: Seconds that a rank which has lost the others waits for their messages on where they are.
@@ -93,7 +94,8 @@ class Group:
         digests = self.exchange(label, hashlib.sha256(text.encode()).hexdigest())
         if len(set(digests)) > 1:
             everybody = [json.loads(t) for t in self.exchange(f"{label}, in full", text)]
-            raise GroupError(_differences(label, everybody))
+            remedy = "Start every rank with the same script, arguments and data"
+            raise GroupError(f"{differences(label, dict(enumerate(everybody)))}. {remedy}")
 
     @contextlib.contextmanager
     def together(self, label: str) -> Iterator[None]:
@@ -112,9 +114,8 @@ class Group:
         if known or self._broken is not None:
             return
         setattr(error, _REPORTED, True)
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         with contextlib.suppress(RuntimeError):  # whoever keeps the store may have gone
-            self._store.set(self._key(self.rank), _Message(label, error=said).encode())
+            self._store.set(self._key(self.rank), _Message(label, error=said(error)).encode())
         self._meetings += 1
 
     @contextlib.contextmanager
@@ -218,8 +219,8 @@ def _check(messages: Sequence[_Message]) -> None:
     """Failures first, then ranks that met under different names: the same error on all ranks."""
     failed = [(rank, message) for rank, message in enumerate(messages) if message.error is not None]
     if failed:
-        said = "; ".join(f"rank {rank} failed at {w.label!r}: {w.error}" for rank, w in failed)
-        raise GroupError(said)
+        told = "; ".join(f"rank {rank} failed at {w.label!r}: {w.error}" for rank, w in failed)
+        raise GroupError(bounded(told))
     labels: dict[str, list[int]] = {}
     for rank, message in enumerate(messages):
         labels.setdefault(message.label, []).append(rank)
@@ -231,18 +232,22 @@ def _check(messages: Sequence[_Message]) -> None:
         )
 
 
-def _differences(label: str, everybody: Sequence[Mapping[str, str]]) -> str:
+def said(error: BaseException) -> str:
+    """An error as one rank tells it to the others, of bounded length."""
+    name = type(error).__name__
+    return bounded(f"{name}: {error}", 1000) if str(error) else name
+
+
+def differences(label: str, everybody: Mapping[int, Mapping[str, Any]]) -> str:
+    """What ranks do not agree on, and who has which value; at most eight settings."""
     found = []
-    for name in differing(*everybody):
+    for name in differing(*everybody.values())[:8]:
         holders: dict[str, list[int]] = {}
-        for rank, settings in enumerate(everybody):
-            holders.setdefault(settings.get(name, "missing"), []).append(rank)
+        for rank, settings in everybody.items():
+            holders.setdefault(str(settings.get(name, "missing")), []).append(rank)
         values = ", ".join(f"{value:.80} on {_ranks(r)}" for value, r in holders.items())
         found.append(f"{name} is {values}")
-    return (
-        f"the ranks do not agree on {label}: {'; '.join(found)}. Start every rank with the same "
-        "script, arguments and data"
-    )
+    return f"the ranks do not agree on {label}: {'; '.join(found)}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -72,6 +72,13 @@ def _enter(device: torch.device, seconds: float) -> Group:
         )
     try:
         found, rank, world = next(iter(rendezvous("env://", timeout=limit)))
+    except ValueError as error:
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        given = ", ".join(f"{name}={os.environ[name]!r:.40}" for name in names)
+        raise GroupError(
+            f"{given} cannot be used ({error}): start the script with torchrun, which sets all of "
+            "them, or unset RANK to run it alone"
+        ) from None
     except RuntimeError as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise GroupError(
@@ -106,13 +113,20 @@ def _own_device(device: torch.device | str | None) -> torch.device:
     at = torch.device("cpu" if device is None else device)
     if at.type != "cuda" or "cuda:" in str(at):
         return at
-    index, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    index, there = _local_rank(), torch.cuda.device_count()
     if index >= there:
         raise GroupError(
             f"this process would use GPU {index}, and the machine has {there}: start torchrun "
             f"with --nproc-per-node {max(there, 1)}, or compute with device='cpu'"
         )
     return torch.device("cuda", index)
+
+
+def _local_rank() -> int:
+    text = os.environ.get("LOCAL_RANK", "0")
+    if not text.isdecimal():
+        raise GroupError(f"LOCAL_RANK must be a whole number, got {text!r:.40}: use torchrun")
+    return int(text)
 
 
 def _timeout(given: float | None) -> float:

@@ -40,6 +40,7 @@ class Layout:
 
     @property
     def processes(self) -> int:
+        """How many processes such a layout takes."""
         return self.chains * self.data
 
 

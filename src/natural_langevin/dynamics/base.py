@@ -36,6 +36,7 @@ class State(NamedTuple):
 
     @property
     def chains(self) -> int:
+        """How many chains there are."""
         return len(self.diverged)
 
 
@@ -132,6 +133,12 @@ class Integrator:
         return {}
 
     @property
+    def linear_kernel(self) -> tuple[float, float]:
+        """What the kernel "linear" is told: the share h of the noise (see ``innovation``), and the
+        share of the momentum, where ``own`` is one, that a step keeps."""
+        return 1.0, 0.0
+
+    @property
     def kernels(self) -> frozenset[str]:
         """Names of the kernels that compute exactly ``update``. A subclass that says nothing has
         none, whatever the class above it says."""
@@ -146,9 +153,11 @@ def kernels_of(integrator: Integrator) -> frozenset[str]:
 def still_running(state: State, loss: Tensor) -> Tensor:
     """Chains that take this step: (chain,) bool. A chain whose loss is not finite stands still.
 
-    The loss at theta is the one number that every parameter reaches, and it is known before the
-    update, so that stopping a chain costs no second pass over the parameters."""
-    return (state.diverged < 0) & torch.isfinite(loss)
+    Not finite as a float32, whatever the model's dtype: an exploding chain in float64 would go on
+    to 1e154 and be called healthy on the way. The loss at theta is the one number that every
+    parameter reaches, and it is known before the update, so that stopping a chain costs no second
+    pass over the parameters."""
+    return (state.diverged < 0) & torch.isfinite(loss.float())
 
 
 def note_diverged(state: State, keep: Tensor) -> Tensor:

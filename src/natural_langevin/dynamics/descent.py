@@ -91,4 +91,5 @@ class Descent:
 
     @property
     def kernels(self) -> frozenset[str]:
+        """None: gradient descent has no kernels of its own."""
         return frozenset()

@@ -140,6 +140,7 @@ class LangevinDynamics:
         return found
 
     def prepare(self, params: Params, x: Tensor) -> None:
+        """Traces the network on a batch like ``x``. Idempotent."""
         self.gradients.prepare(params, x)
 
     @property
@@ -186,6 +187,8 @@ class LangevinDynamics:
         """z ~ N(0, Id), addressed by (seed, chain, step, draw, tensor, element).
 
         One call for all tensors: eagerly, what counts is the number of operations."""
+        if not like:  # kernels make those of their layers themselves
+            return {}
         z = self._normals(step, draw)
         found = {}
         for k, p in like.items():
@@ -199,6 +202,7 @@ class LangevinDynamics:
         On the CPU, where a small network's step is as long as its operations are many, those of
         several steps are made at once: draws are functions of their address, so nothing changes."""
         length, first = self.stream_length, draw * self.stream_length
+        random.check_addresses(first + length)
         ahead = AHEAD // (len(self.noise) * length)
         if ahead < 2 or step.device.type != "cpu" or torch.compiler.is_compiling():
             return random.normal(random.stream(self.noise, step), length, start=first)

@@ -91,6 +91,7 @@ class RatesTable:
         return (self.values[:, -2] > 0).tolist()
 
     def kind(self, step: int) -> Kind:
+        """What kind of step this is."""
         adapts = self._adapts[step - self.start]
         return Kind(adapts, first=adapts and step == 0, tunes=step < self.tuned)
 

@@ -154,16 +154,26 @@ class Underdamped(Integrator):
         )
 
     def innovation(self, old: State, new: State) -> tuple[Params, float] | None:
-        """r_new - (1 - a) r_old of "euler"; the other integrators mix noise and motion."""
-        if self.integrator != "euler" or self.correct_heat:
+        """r_new - (1 - a) r_old of "euler". "baoab" kicks before it forgets, so that the same
+        divided by 1 - a is what a step added; "ubu" mixes noise and motion."""
+        keep = 1 - self.friction
+        if self.integrator == "ubu" or self.correct_heat or not keep:
             return None
         before, after = old.own.momentum, new.own.momentum
-        return {k: after[k] - (1 - self.friction) * r for k, r in before.items()}, self.friction
+        added = {k: after[k] - keep * r for k, r in before.items()}
+        if self.integrator == "euler":
+            return added, self.friction
+        return {k: d / keep for k, d in added.items()}, (1 - keep**2) / (2 * keep**2)
 
     @property
     def kernels(self) -> frozenset[str]:
-        plain = self.integrator != "ubu" and not self.correct_heat
-        return frozenset({"mlp"}) if plain else frozenset()
+        if self.integrator == "ubu" or self.correct_heat:
+            return frozenset()
+        return frozenset({"mlp", "linear"} if self.integrator == "euler" else {"mlp"})
+
+    @property
+    def linear_kernel(self) -> tuple[float, float]:
+        return self.friction, 1 - self.friction
 
     def _free_motion(
         self,

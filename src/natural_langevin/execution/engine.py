@@ -75,11 +75,12 @@ class Engine:
 
     @property
     def way(self) -> str:
-        """Which way the steps go, once the first has been taken: for ``posterior.config``."""
+        """Which way the last steps went, for ``posterior.config``: what served after something
+        failed, not what was tried; "eager" where a run was too short to record a graph."""
         if self._executor is not None:
             return self._executor.name
         step = self.step.step if isinstance(self.step, Attempt) else self.step
-        parts = ["graph"] if self._graph is not None else []
+        parts = ["graph"] if self.recorded else []
         if isinstance(step, kernels.FusedStep):
             parts.append(f"{step.backend.name} kernels")
         if isinstance(self.step, Attempt) and step is not step_in_place:
@@ -88,7 +89,7 @@ class Engine:
 
     @property
     def recorded(self) -> int:
-        """How many CUDA graphs have been recorded."""
+        """How many CUDA graphs are in use."""
         return 0 if self._graph is None else self._graph.recorded
 
     def run(self, state: State, start: int, count: int) -> tuple[State, Info]:

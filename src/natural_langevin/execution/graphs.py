@@ -49,8 +49,8 @@ class GraphedStep:
 
     @property
     def recorded(self) -> int:
-        """How many graphs there are."""
-        return len(self._recordings)
+        """How many graphs there are in use: none where a recording has failed."""
+        return 0 if self._failed else len(self._recordings)
 
     def adopt(self, state: State) -> State:
         """The state as the graphs know it: the same values, in their memory."""

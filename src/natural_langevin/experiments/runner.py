@@ -22,6 +22,7 @@ import torch
 
 from natural_langevin import data
 from natural_langevin._internal.atomic import remove_leftovers, staged
+from natural_langevin._internal.checked_json import read_json, with_checksum, without_checksum
 from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin.distributed import launched
@@ -160,7 +161,7 @@ def _claim(request: Request, config: dict[str, Any]) -> FolderLock:
             remove_leftovers(folder)
         if path.exists():
             check_same_run(
-                request.out, json.loads(path.read_text()), config, what="another run",
+                request.out, read_record(path), config, what="another run",
                 remedy="Choose another --out, or the same settings", error=RunError,
             )  # fmt: skip
             if not request.resume:
@@ -169,9 +170,10 @@ def _claim(request: Request, config: dict[str, Any]) -> FolderLock:
                     "choose another --out"
                 )
         else:
-            write_json(request.out / "origin.json", origin(request.device))
             write_json(path, config)
-    except (OSError, json.JSONDecodeError) as error:
+        if not (request.out / "origin.json").exists():
+            write_json(request.out / "origin.json", origin(request.device))
+    except OSError as error:
         raise RunError(f"cannot use the folder {request.out}: {error}") from error
     return lock
 
@@ -195,9 +197,9 @@ def run_stage(bench: Bench, name: str) -> None:
         result = module.select(bench, subject)
     else:
         (needed,) = STAGES[name]
-        ranking = json.loads((bench.folder / f"{needed}.json").read_text())["ranking"]
+        ranking = read_record(bench.folder / f"{needed}.json", "ranking")["ranking"]
         result = module.final(bench, subject, ranking)
-    write_json(bench.folder / f"{name}.json", result)
+    write_json(bench.folder / f"{name}.json", with_checksum(result))
     for checkpoint in bench.folder.glob(f"{name}.*.checkpoint"):
         shutil.rmtree(checkpoint)
 
@@ -251,11 +253,28 @@ def _worker(request: Request, preset: Preset, name: str) -> None:
 def spent(folder: Path, seconds: float) -> float:
     """Adds up the time of all calls that ended well; one that found the run finished adds none."""
     path = folder / "seconds.json"
-    before = json.loads(path.read_text()) if path.exists() else {"seconds": 0.0, "finished": False}
+    before: dict[str, Any] = {"seconds": 0.0, "finished": False}
+    if path.exists():
+        before = read_record(path, *before)
     if not before["finished"]:
         before = {"seconds": before["seconds"] + seconds, "finished": True}
         write_json(path, before)
     return float(before["seconds"])
+
+
+def read_record(path: Path, *needed: str) -> dict[str, Any]:
+    """A file of a run's folder, verified where it has a checksum; RunError where it is damaged."""
+    try:
+        value = read_json(path)
+        if not isinstance(value, dict) or not set(needed) <= value.keys():
+            raise ValueError("something is missing in it")
+        return without_checksum(value) if "checksum" in value else value
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(
+            f"{path} is damaged ({reason}): remove it and run the same with --resume, which makes "
+            "it again"
+        ) from None
 
 
 def write_json(path: Path, value: Any) -> None:

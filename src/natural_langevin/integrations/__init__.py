@@ -5,6 +5,8 @@ Imports posterior, sampling and optim; nothing imports it.
 * ``natural_langevin.integrations.lightning.CollectPosterior`` for a Lightning ``Trainer``
 * ``natural_langevin.integrations.transformers.CollectPosterior`` for a Transformers ``Trainer``
 
-Both keep iterates by burn-in and thinning, go on from the framework's own checkpoints, and hand out
+* ``natural_langevin.integrations.tensorboard.TensorBoard`` for ``Langevin.sample(callback=...)``
+
+The first two keep iterates by burn-in and thinning, go on from the framework's own checkpoints, and hand out
 a ``Posterior``. Each module needs its package; importing this one needs neither.
 """

@@ -99,6 +99,7 @@ class CollectPosterior(PosteriorCallback, TrainerCallback):
 
 
 def folder(args: TrainingArguments, state: TrainerState) -> Path:
+    """Where the trainer puts the checkpoint of this step."""
     return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
 
 

@@ -4,6 +4,7 @@ Imports likelihoods; diagnostics and up import it.
 
 * classes: ``nll``, ``accuracy``, ``brier``, ``expected_calibration_error``,
   ``classwise_calibration_error``, ``reliability`` (and ``plot_reliability``)
+* against another predictive distribution: ``agreement``, ``total_variation``
 * knowing when not to answer: ``risk_coverage``, ``ood_auroc``
 * regression, from an ensemble's means (network, n, ...) and noise: ``regression_nll``, ``crps``,
   ``rmse``, ``interval_coverage``
@@ -13,6 +14,7 @@ Imports likelihoods; diagnostics and up import it.
 Scores are plain floats, averages over samples, computed in float64.
 """
 
+from natural_langevin.metrics.agreement import agreement, total_variation
 from natural_langevin.metrics.classification import (
     accuracy,
     brier,
@@ -37,6 +39,7 @@ __all__ = [
     "RiskCoverage",
     "TemperatureScaling",
     "accuracy",
+    "agreement",
     "brier",
     "classwise_calibration_error",
     "crps",
@@ -50,4 +53,5 @@ __all__ = [
     "risk_coverage",
     "rmse",
     "stacking_weights",
+    "total_variation",
 ]

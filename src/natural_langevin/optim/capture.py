@@ -36,6 +36,7 @@ class Record:
 
     @property
     def owner(self) -> Pass | None:
+        """The forward pass that the call belongs to, while it is alive."""
         return None if self._owner is None else self._owner()
 
     def tensors(self, what: str) -> list[Tensor]:
@@ -101,6 +102,7 @@ class Pass:
         self._counts: dict[str, int] = {}
 
     def begin(self, name: str) -> CallKey:
+        """The key of a layer's next call: its name, and how often it was called before."""
         count = self._counts.get(name, 0)
         self._counts[name] = count + 1
         return (name, count)

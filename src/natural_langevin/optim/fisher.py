@@ -23,6 +23,7 @@ from torch.func import functional_call, vjp
 from torch.utils import _pytree as pytree
 
 from natural_langevin.optim import shards
+from natural_langevin.optim.agreement import waiting
 from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.shadow import Arguments, Cotangent, Shadow, shadow_copy
@@ -88,7 +89,8 @@ class Fisher:
     def forget(self) -> None:
         """Drops all that was gathered since the last step."""
         self.samples = 0
-        self._sums: Any = None  # of the statistics that are means, by field
+        self._sums: Any = None  # of the statistics that are means, by field, times ...
+        self._unit = torch.ones(())  # ... the square of this: see ``_add``
         self._samples: list[Params] = []
         self.passes = 0  # forward passes that labels were drawn for
         if hasattr(self, "capture"):
@@ -99,7 +101,8 @@ class Fisher:
     def _plan_for(self, arguments: Arguments) -> tuple[Arguments, Plan | None, frozenset[str]]:
         """How the statistics of such a call are found; rehearsed once for every kind of call."""
         self.gather()  # of earlier passes: their activations can go
-        self.group = shards.replicas()
+        # A pass of the bare module, on one rank perhaps, does not end what all of them share.
+        self.group = shards.replicas() or self.group
         if self.group is not None and "samples" in self.requests:
             raise ValueError(
                 "FullFisher does not go with DistributedDataParallel: use QuasiDiagonalFisher()"
@@ -174,8 +177,11 @@ class Fisher:
         self.samples += one.arguments.size
         if not self.requests:
             return
-        # Of order one before anything is squared; the scale is put right afterwards.
-        scale = float(one.arguments.size) if self.reduction == "mean" else 1.0
+        # Of order one before anything is squared, whatever a GradScaler multiplied the loss by
+        # (2^68 squared is no float32); the scale is put right afterwards.
+        assert one.root is not None
+        size = float(one.arguments.size) if self.reduction == "mean" else 1.0
+        scale = size * self._to_order_one(self._of_outputs(one.root))
         with (
             torch.autocast(one.arguments.every_row.device.type, enabled=False),
             self.shadow.called_with(one.arguments),
@@ -191,11 +197,30 @@ class Fisher:
                 self._samples.append({k: g / scale for k, g in found.items()})
                 return
             moments = self._moments(one, params, rows, scale, replayable)
-        weighted = _scaled(moments, float(len(rows)), scale**-2)
-        if self._sums is None:
-            self._sums = weighted
-        else:
-            self._sums = pytree.tree_map(torch.add, self._sums, weighted)
+        # In units of the largest gradients so far: of passes that are much smaller nothing is left.
+        unit = scale if self._sums is None else torch.minimum(scale, self._unit)
+        weighted = _scaled(moments, float(len(rows)), (unit / scale).square())
+        if self._sums is not None:
+            before = _scaled(self._sums, 1.0, (unit / self._unit).square())
+            weighted = pytree.tree_map(torch.add, before, weighted)
+        self._sums, self._unit = weighted, unit
+
+    def _of_outputs(self, root: Record) -> list[Tensor | None]:
+        return root.drawn if self.targets == "model" else root.deltas
+
+    def _to_order_one(self, deltas: list[Tensor | None]) -> Tensor:
+        """A power of two that does so: multiplying by it rounds nothing. Stays on the device."""
+        largest = self._like().new_zeros(())
+        for delta in deltas:
+            if delta is not None and delta.numel():
+                largest = torch.maximum(largest, delta.detach().abs().amax().to(largest.dtype))
+        exponent = torch.frexp(self._everywhere(largest)).exponent.clamp(-100, 100)
+        factor = torch.ldexp(torch.ones_like(largest), -exponent)
+        return torch.where(torch.isfinite(largest), factor, torch.ones_like(factor))
+
+    def _everywhere(self, largest: Tensor) -> Tensor:
+        """Replicas have units of their own until their sums are brought to scale."""
+        return largest
 
     def sample_units(self, sampled: Collection[str]) -> Units:
         """The units among the parameters that are sampled, which statistics follow from now on."""
@@ -210,7 +235,7 @@ class Fisher:
         return kept
 
     def _moments(
-        self, one: Pass, params: Params, rows: Tensor, scale: float, replayable: bool
+        self, one: Pass, params: Params, rows: Tensor, scale: Tensor, replayable: bool
     ) -> Any:
         if not self._checked:
             self._self_check(one, params, rows, replayable)
@@ -252,11 +277,11 @@ class Fisher:
     def _loss(self, p: Params, x: Tensor, y: Tensor) -> Tensor:
         return self.cotangent.log_loss(self.shadow.call(p, x), y, {}).sum()
 
-    def _set_cotangent(self, one: Pass, scale: float) -> bool:
+    def _set_cotangent(self, one: Pass, scale: Tensor) -> bool:
         """Whether all gradients came through outputs that have one row per sample."""
         assert one.root is not None
         dtype = self._like().dtype
-        deltas = one.root.drawn if self.targets == "model" else one.root.deltas
+        deltas = self._of_outputs(one.root)
         known = [d for d in deltas if d is not None]
         self.cotangent.deltas = [None if d is None else d.to(dtype) * scale for d in deltas]
         return bool(known) and all(d.ndim > 0 and len(d) == one.arguments.size for d in known)
@@ -268,7 +293,7 @@ class Fisher:
             "itself?): compute the loss outside of the network, or use preconditioners.RMSProp()"
         )
 
-    def _recorded(self, one: Pass, plan: Plan, scale: float) -> tuple[Tensors, Tensors]:
+    def _recorded(self, one: Pass, plan: Plan, scale: Tensor) -> tuple[Tensors, Tensors]:
         """Inputs and output gradients of every call in the plan."""
         dtype = self._like().dtype
         inputs: Tensors = {}
@@ -293,7 +318,7 @@ class Fisher:
             raise ValueError(_unexpected(next(iter(surplus))[0]))
         return inputs, deltas
 
-    def _deltas(self, record: Record, shapes: list[torch.Size], scale: float) -> list[Tensor]:
+    def _deltas(self, record: Record, shapes: list[torch.Size], scale: Tensor) -> list[Tensor]:
         """In full precision; zero for an output that the loss does not depend on."""
         like = self._like()
         known = record.drawn if self.targets == "model" else record.deltas
@@ -307,7 +332,7 @@ class Fisher:
         one: Pass,
         plan: Plan,
         name: str,
-        scale: float,
+        scale: Tensor,
         inputs: Tensors,
         deltas: Tensors,
     ) -> None:
@@ -374,13 +399,14 @@ class Fisher:
             names = self._samples[0]
             joined = {k: torch.cat([s[k] for s in self._samples])[None] * unit for k in names}
             return Statistics(samples=joined)
+        sums = _scaled(self._sums, 1.0, (unit / self._unit).square())
         if self.group is not None:
-            shards.add_up(pytree.tree_leaves(self._sums), self.group)
-        chained = pytree.tree_map(lambda v: v[None], self._sums)
-        return Statistics(**_scaled(chained, 1 / everywhere, unit**2))
+            with waiting("the sum of the statistics", self._like(), [self.group]):
+                shards.add_up(pytree.tree_leaves(sums), self.group)
+        return Statistics(**pytree.tree_map(lambda v: v[None] / everywhere, sums))
 
 
-def _scaled(moments: Moments, weight: float, square: float) -> Moments:
+def _scaled(moments: Moments, weight: float, square: Tensor) -> Moments:
     """Times ``weight``, and what is quadratic in gradients times ``square``: all but inputs."""
     return {
         field: pytree.tree_map(

@@ -23,6 +23,7 @@ class Names:
         self._names = {id(p): name for name, p in self.params.items()}
 
     def of(self, parameter: Tensor) -> str:
+        """The name of a parameter of the model."""
         if id(parameter) not in self._names:
             raise ValueError(
                 f"a parameter of shape {tuple(parameter.shape)} is not a trainable parameter of "

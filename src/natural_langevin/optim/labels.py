@@ -38,6 +38,8 @@ class Labels:
         return self._pending or {name: value[0] for name, value in self.learned().items()}
 
     def loss(self, outputs: Any, y: Tensor) -> Tensor:
+        """The likelihood's loss, reduced as the optimizer says; what it learns waits for
+        ``commit``."""
         state: dict[str, Tensor] = {
             name: value[0].to(outputs.dtype).to(outputs.device)
             for name, value in self.learned().items()
@@ -66,6 +68,7 @@ class Labels:
             )
 
     def forget(self) -> None:
+        """Drops what the likelihood learned since the last step."""
         self._pending = None
 
     def commit(self) -> None:

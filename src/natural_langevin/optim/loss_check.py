@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,16 +32,31 @@ log = logging.getLogger("natural_langevin")
 TOLERANCE, DIRECTION = 0.05, 0.05
 
 
+class _Handed(NamedTuple):
+    """Outputs that the loop was given, and where their gradient will stand. The pass itself, with
+    all activations, goes when its graph goes."""
+
+    one: weakref.ref[Pass]
+    deltas: list[Tensor | None]
+    outputs: Tensor
+
+    @property
+    def pending(self) -> bool:
+        """A gradient has come, or may still come."""
+        return self.one() is not None or self.deltas[0] is not None
+
+
 class LossCheck:
     """Beside an optimizer, until its first step."""
 
     def __init__(self, likelihood: Likelihood) -> None:
-        self._likelihood, self._passes = likelihood, list[tuple[Pass, Tensor]]()
+        self._likelihood, self._passes = likelihood, list[_Handed]()
         self._met: list[Tensor] = []
         self._watched = _watched(self._met)
         self.done = False
 
     def forget(self) -> None:
+        """Drops the outputs handed out since the last step, and the labels they met."""
         self._passes = []
         self._met.clear()
 
@@ -48,7 +64,9 @@ class LossCheck:
         """The outputs for the loop, watched while nothing has been compared yet."""
         if self.done or type(outputs) is not Tensor or not outputs.is_floating_point():
             return outputs
-        self._passes.append((one, outputs.detach()))
+        self._passes = [known for known in self._passes if known.pending]
+        if one.root is not None and len(one.root.deltas) == 1:
+            self._passes.append(_Handed(weakref.ref(one), one.root.deltas, outputs.detach()))
         return outputs.as_subclass(self._watched)
 
     def compare(self, samples: float, loss_scale: float, state: dict[str, Tensor]) -> None:
@@ -59,11 +77,10 @@ class LossCheck:
         passes, met, self.done = self._passes, tuple(self._met), True
         self.forget()
         state = {name: value.as_subclass(Tensor) for name, value in state.items()}
-        for one, outputs in passes:
-            root = one.root
-            if root is None or len(root.deltas) != 1 or root.deltas[0] is None:
+        for _, deltas, outputs in passes:
+            if deltas[0] is None:
                 continue
-            delta = root.deltas[0].double() * (samples / loss_scale)
+            delta = deltas[0].double() * (samples / loss_scale)
             found = [self._fit(delta, outputs, y, state) for y in met]
             known = [fit for fit in found if fit is not None]
             if not known:

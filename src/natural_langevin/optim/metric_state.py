@@ -63,6 +63,7 @@ class Layout:
     def write(
         self, state: Mapping[str, dict[str, Any]], names: Iterable[str], metric: Metric
     ) -> None:
+        """Puts a metric's tensors into the state of the parameters that own them."""
         for path, owner in self._of(names):
             value: Any = metric
             for step in path:

@@ -22,6 +22,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import Rates, RatesTable
 from natural_langevin.optim import shards
+from natural_langevin.optim.agreement import Agreement, Local
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
 from natural_langevin.optim.fisher import Fisher, Reduction
@@ -36,8 +37,8 @@ from natural_langevin.optim.labels import Labels
 from natural_langevin.optim.loss_check import LossCheck
 from natural_langevin.optim.metric_state import Layout
 from natural_langevin.optim.noise import LocalDynamics
-from natural_langevin.optim.reading import agreed, local_gradient
-from natural_langevin.optim.scaling import Scaling
+from natural_langevin.optim.reading import local_gradient, not_finite
+from natural_langevin.optim.scaling import Scale, Scaling
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.validation import check_arguments, check_counts, check_parameters
 from natural_langevin.statistics import Evaluation, Params, Statistics
@@ -74,7 +75,9 @@ class NaturalLangevin(torch.optim.Optimizer):
       under ``no_grad``, or without ``backward()``, change nothing.
     - Under ``torchrun``: DistributedDataParallel, or ``fully_shard`` before the optimizer is made;
       then parameters, metric and mean are DTensors, and ``torch.distributed.checkpoint`` saves
-      them (call ``init_state()`` before loading). Ranks with chains of their own: ``chain=rank``.
+      them (call ``init_state()`` before loading). All ranks are one run, with the same settings,
+      and a rank that differs is named on all of them. Ranks with chains of their own are not
+      wrapped: every rank its own ``model`` and ``chain=rank``, or ``Langevin`` under ``torchrun``.
     """
 
     #: GradScaler hands over its scale and whether it found infinities: see ``scaling``.
@@ -115,8 +118,9 @@ class NaturalLangevin(torch.optim.Optimizer):
         """
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
+        replicas = None
         if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
+            model, replicas = model.module, model.process_group
         check_arguments(model, likelihood, prior, preconditioner, "model")
         if reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", got {reduction!r}')
@@ -137,6 +141,8 @@ class NaturalLangevin(torch.optim.Optimizer):
 
             watching = ShardedFisher
         self._fisher = watching(model, preconditioner, reduction=reduction)
+        self._fisher.group = replicas
+        self._agreement = Agreement(self._defining, self._changing)
         self._labels = Labels(self, self._fisher)
         self._loss_check = LossCheck(likelihood)
         self._loss_check.done = not check_loss
@@ -213,29 +219,31 @@ class NaturalLangevin(torch.optim.Optimizer):
         """One update from the gradients in ``.grad``; a ``closure`` computes them first.
 
         A step that a GradScaler skips draws no noise and changes nothing. Gradients that are not
-        finite are a ``DivergenceError``, and the parameters stay as they were."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        scale = self._scaling.read(self, statistics=bool(self.preconditioner.requests))
-        if scale is None:
-            self._fisher.forget()
-            self._labels.forget()
-            return loss
-        self._fisher.check_strays()
-        self._fisher.gather()
-        sampled = self.sampled()
-        gradient = local_gradient(sampled)
-        self._fisher.check_seen()
+        finite are a ``DivergenceError``, and the parameters stay as they were. On several ranks an
+        error of one is raised on all of them."""
+        loss, scale, mine = None, None, Local({})
         try:
-            samples, ranks = agreed(
-                gradient, sampled, self._fisher.samples, self.reduction, self._fisher.group
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            scale = self._scaling.read(self, statistics=bool(self.preconditioner.requests))
+            mine = self._read(scale)
+        except Exception as error:
+            mine = Local({}, failure=error)
+        try:
+            agreed = self._agreement.settle(
+                mine, self.sampled(), self.reduction, self._fisher.group
             )
         except DivergenceError as error:
             self._fisher.forget()
+            self._loss_check.forget()
             raise DivergenceError(f"step {self.steps}: {error}") from None
-        self._compare_loss(scale.statistics)
+        if agreed is None or scale is None:
+            self._fisher.forget()
+            self._labels.forget()
+            self._loss_check.forget()
+            return loss
+        (samples, ranks), gradient = agreed, mine.gradient
         divisor = scale.gradient  # gradients have been averaged over the ranks
         divisor *= samples / ranks if self.reduction == "sum" else 1.0
         gradient = {k: g if divisor == 1.0 else g / divisor for k, g in gradient.items()}
@@ -251,6 +259,36 @@ class NaturalLangevin(torch.optim.Optimizer):
             group["step"] = step + 1
         self._fisher.forget()
         return loss
+
+    def _read(self, scale: Scale | None) -> Local:
+        """What this rank's own passes give; every error here is one that others must hear of."""
+        if scale is None:
+            return Local({}, skip=True)
+        self._fisher.check_strays()
+        self._fisher.gather()
+        gradient = local_gradient(self.sampled())
+        self._fisher.check_seen()
+        broken = not_finite(gradient)
+        if not broken:
+            self._compare_loss(scale.statistics)
+        return Local(gradient, self._fisher.samples, broken)
+
+    def _defining(self) -> dict[str, Any]:
+        """What the ranks of one network must have in common."""
+        own = {"chain": self.chain, "reduction": self.reduction, "parameters": self._shapes()}
+        return {k: v for k, v in self.describe().items() if k != "steps"} | own
+
+    def _changing(self) -> dict[str, Any]:
+        """The same of this step alone."""
+        groups = self.param_groups
+        return {
+            "step": self.steps,
+            "lr": [float(group["lr"]) for group in groups],
+            "temperature": [float(group["temperature"]) for group in groups],
+        }
+
+    def _shapes(self) -> dict[str, list[int]]:
+        return {name: list(p.shape) for name, p in self.sampled().items()}
 
     def _compare_loss(self, loss_scale: float) -> None:
         """At the first step alone; groups may have been changed since they were made."""

@@ -1,16 +1,26 @@
-"""Reading the gradients that ``backward()`` left, and agreeing on them with the other ranks."""
+"""Reading the gradients that ``backward()`` left."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
 from natural_langevin.optim import shards
-from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.statistics import Params
+
+
+def not_finite(gradient: Params) -> list[str]:
+    """The names of gradients that hold an infinity or NaN.
+
+    By the largest element: a sum of squares overflows where a GradScaler's scale is large."""
+    some = {name: g for name, g in gradient.items() if g.numel()}  # a rank may have no row of it
+    if not some:
+        return []
+    norms = torch._foreach_norm(list(some.values()), float("inf"))
+    finite = torch.isfinite(torch.stack([n.float() for n in norms])).tolist()
+    return [name for name, ok in zip(some, finite, strict=True) if not ok]
 
 
 def local_gradient(sampled: Mapping[str, nn.Parameter]) -> Params:
@@ -32,33 +42,3 @@ def local_gradient(sampled: Mapping[str, nn.Parameter]) -> Params:
             'requires_grad_(False), or leave it out of params=["pattern", ...]'
         )
     return {n: shards.local(p.grad)[None] for n, p in wanted.items()}
-
-
-def agreed(
-    gradient: Params,
-    sampled: Mapping[str, nn.Parameter],
-    seen: int,
-    reduction: str,
-    group: Any = None,
-) -> tuple[float, float]:
-    """Samples of this step on all ranks, and how many ranks there are.
-
-    Where one rank cannot take the step none does: the error is raised on all of them."""
-    norms = torch.stack([n.float() for n in torch._foreach_norm(list(gradient.values()))])
-    bad = [k for k, ok in zip(gradient, torch.isfinite(norms).tolist(), strict=True) if not ok]
-    mine = [float(seen), float(seen) ** 2, float(len(bad)), 1.0]
-    samples, squares, broken, ranks = shards.total(mine, next(iter(sampled.values())), group)
-    if broken:
-        where = repr(bad[0]) if bad else "a parameter on another rank"
-        raise DivergenceError(
-            f"the gradient of {where} is not finite; the parameters were left as they are. The "
-            "step size is most likely too large: try a tenth of it; more damping or a prior of "
-            "smaller variance also help"
-        )
-    if reduction == "mean" and samples**2 != ranks * squares:
-        raise ValueError(
-            f"the ranks saw different numbers of samples (this one {seen} of {samples:g} on "
-            f'{ranks:g} ranks), so means over them do not add up: use reduction="sum", or a '
-            "DistributedSampler with drop_last=True"
-        )
-    return samples, ranks

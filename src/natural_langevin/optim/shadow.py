@@ -37,6 +37,7 @@ class Arguments(NamedTuple):
 
     @staticmethod
     def of(args: Any, kwargs: Any) -> Arguments:
+        """The arguments of a call, and which of them have a batch axis."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
         if not tensors:
@@ -64,6 +65,7 @@ class Arguments(NamedTuple):
 
     @property
     def every_row(self) -> Tensor:
+        """The numbers of all samples: (B,)."""
         device = next(x.device for x, has in zip(self.leaves, self.batched, strict=True) if has)
         return torch.arange(self.size, device=device)
 
@@ -107,6 +109,7 @@ class Shadow(Network):
 
     @contextmanager
     def called_with(self, arguments: Arguments) -> Iterator[None]:
+        """Inside, the network is called with these arguments."""
         before, self.arguments = self.arguments, arguments
         try:
             yield

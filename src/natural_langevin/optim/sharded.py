@@ -71,8 +71,12 @@ class ShardedFisher(Fisher):
     def _like(self) -> Tensor:
         return shards.local(next(iter(self._whose.values())))
 
+    def _everywhere(self, largest: Tensor) -> Tensor:
+        """The ranks' statistics are added up before they are brought to scale: one unit for all."""
+        return shards.largest(largest, next(iter(self._whose.values())))
+
     def _moments(
-        self, one: Pass, params: Params, rows: Tensor, scale: float, replayable: bool
+        self, one: Pass, params: Params, rows: Tensor, scale: Tensor, replayable: bool
     ) -> Moments:
         plan = one.plan
         assert plan is not None

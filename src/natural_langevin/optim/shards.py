@@ -64,18 +64,44 @@ def reduced(whole: Tensor, parameter: Any) -> Tensor:
     return parts.redistribute(mesh, parameter.placements).to_local()
 
 
-def total(values: list[float], parameter: Any, group: Any = None) -> list[float]:
-    """Sums over all ranks that share the parameter; the same on every one of them.
+def groups_of(parameter: Any, group: Any = None) -> list[Any]:
+    """The process groups that together hold all ranks which share the parameter; none alone.
 
     ``group``: those that DistributedDataParallel averages gradients over."""
-    found = torch.tensor(values, dtype=torch.float64, device=parameter.device)
     if is_sharded(parameter):
         mesh = parameter.device_mesh
-        for dimension in range(mesh.ndim):
-            add_up([found], mesh.get_group(dimension))
-    elif group is not None:
+        return [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+    return [] if group is None else [group]
+
+
+def total(values: list[float], parameter: Any, groups: list[Any]) -> list[float]:
+    """Sums over all ranks of the groups; the same on every one of them."""
+    found = torch.tensor(values, dtype=torch.float64, device=parameter.device)
+    for group in groups:
         add_up([found], group)
     return [float(v) for v in found.tolist()]
+
+
+def largest(value: Tensor, parameter: Any) -> Tensor:
+    """The maximum over all ranks that share a sharded parameter."""
+    import torch.distributed as dist
+
+    value = value.clone()
+    for group in groups_of(parameter):
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
+    return value
+
+
+def gathered(text: str, groups: list[Any]) -> dict[int, str]:
+    """The texts of all ranks of the groups, by rank."""
+    import torch.distributed as dist
+
+    found = {dist.get_rank(): text}
+    for group in groups:
+        parts: list[Any] = [None] * group.size()
+        dist.all_gather_object(parts, found, group=group)
+        found = {rank: one for part in parts for rank, one in part.items()}
+    return dict(sorted(found.items()))
 
 
 def add_up(tensors: Iterable[Tensor], group: Any) -> None:
@@ -136,4 +162,5 @@ def refuse_torn_units(bias: str, b: Any, weight: str, w: Any) -> None:
 
 
 def any_sharded(params: Iterable[Any]) -> bool:
+    """Whether any of them is a DTensor."""
     return any(is_sharded(p) for p in params)

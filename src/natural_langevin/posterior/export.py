@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from natural_langevin._internal.atomic import staged
-from natural_langevin.likelihoods import Likelihood, State
+from natural_langevin._internal.atomic import output
+from natural_langevin.data.signature import Signature
+from natural_langevin.likelihoods import Likelihood, LogLoss, State
 from natural_langevin.likelihoods.predictive import said
 from natural_langevin.posterior.prediction import combined, one_tensor
 from natural_langevin.statistics.capture import Places
@@ -47,6 +49,7 @@ class Served(nn.Module):
         super().__init__()
         self.model = copy.deepcopy(model)
         self._places = Places(self.model)
+        self._signature = Signature(self.model, raw=isinstance(likelihood, LogLoss))
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(False)
             if name in networks:  # each network brings its own: the template's need no room
@@ -64,7 +67,7 @@ class Served(nn.Module):
         networks = {k: getattr(self, f"networks_{i}") for i, k in enumerate(self._names)}
 
         def one(params: dict[str, Tensor]) -> Tensor:
-            return one_tensor(self._places.call(params, (x,)))
+            return one_tensor(self._signature.call(partial(self._places.call, params), x))
 
         if self.side_by_side:
             outputs = vmap(one)(networks)
@@ -96,7 +99,7 @@ def write(served: Served, path: str | os.PathLike[str], example: Tensor, format:
     if format == "torch":
         buffer = io.BytesIO()
         torch.export.save(program, buffer)
-        with staged(Path(path)) as handle:
+        with output(Path(path)) as handle:
             handle.write(buffer.getvalue())
         return
     found = ["mean", "total", "epistemic"]

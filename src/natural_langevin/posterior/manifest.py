@@ -36,6 +36,7 @@ class File:
     tensors: dict[str, Spec]
 
     def to_json(self) -> dict[str, Any]:
+        """As it stands in the manifest."""
         tensors = {k: [str(dtype), list(shape)] for k, (dtype, shape) in self.tensors.items()}
         return {"name": self.name, "sha256": self.sha256, "tensors": tensors}
 
@@ -83,6 +84,7 @@ def read(folder: Path) -> Manifest:
 
 
 def parse(text: str) -> Manifest:
+    """A manifest from its JSON text; a ``StorageError`` says what is wrong with it."""
     try:
         fields = json.loads(text, object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
         found = checksum(fields) if isinstance(fields, dict) else None

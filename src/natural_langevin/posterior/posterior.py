@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,17 +18,24 @@ from torch.func import vmap
 
 from natural_langevin import diagnostics
 from natural_langevin._internal.processes import SingleProcess
-from natural_langevin.data.streams import split_pair
-from natural_langevin.likelihoods import Likelihood
+from natural_langevin.data.signature import Signature
+from natural_langevin.likelihoods import Likelihood, LogLoss
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
-from natural_langevin.posterior import distillation, export, monte_carlo, networks, storage
+from natural_langevin.posterior import (
+    arviz,
+    distillation,
+    export,
+    monte_carlo,
+    networks,
+    storage,
+    weighting,
+)
 from natural_langevin.posterior.chain_shards import ChainShards
 from natural_langevin.posterior.evaluation import score
 from natural_langevin.posterior.prediction import (
     Averager,
     Prediction,
     check_levels,
-    input_batches,
     join,
     one_tensor,
 )
@@ -41,6 +49,8 @@ log = logging.getLogger("natural_langevin")
 
 Estimate = Literal["ensemble", "mean", "last"]
 Chains = Sequence[int] | Literal["all"] | None
+#: A tensor, an array or a frame; several in a tuple; or by keyword in a dictionary.
+Inputs = Any
 
 
 class Posterior:
@@ -75,13 +85,19 @@ class Posterior:
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
         self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
         self._model, self._places = model, Places(model)
+        self.signature = Signature(
+            model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss),
+            several=self.config.get("inputs", 0),
+        )  # fmt: skip
 
     @property
     def chains(self) -> int:
+        """How many chains there are, diverged ones included."""
         return len(self.diverged)
 
     @property
     def draws(self) -> int:
+        """How many draws of every chain are kept."""
         return next(iter(self.samples.values())).shape[1]
 
     @property
@@ -128,6 +144,22 @@ class Posterior:
         pooled = self.chosen(chains)
         return self._as_module({k: self.shards.mean(m, pooled) for k, m in means.items()})
 
+    def weighted_by_step_size(self) -> Posterior:
+        """The same number of draws, resampled in proportion to the time each stands for, the sum
+        of eta since the draw before (see ``weighting``); as it is where eta was constant."""
+        weights = self.config.get("draw_weights")
+        if weights is None:
+            return self
+        found = copy.copy(self)
+        found.config = {k: v for k, v in self.config.items() if k != "draw_weights"}
+        index = weighting.systematic(torch.tensor(weights).expand(self.chains, -1))
+        index = self.shards.here(index)
+        rows = torch.arange(len(index))[:, None]
+        found.samples = {
+            k: s[rows.to(s.device), index.to(s.device)] for k, s in self.samples.items()
+        }
+        return found
+
     def chosen(self, chains: Chains) -> list[int]:
         """The healthy ones among ``chains``: None for all of them, if they have one temperature
         and one prior. Others sample different distributions: pooling them must be asked for."""
@@ -158,7 +190,7 @@ class Posterior:
 
     def predict(
         self,
-        x: Tensor | Iterable[Any],
+        x: Inputs | Iterable[Any],
         *,
         estimate: Estimate = "ensemble",
         batch_size: int = 1000,
@@ -169,7 +201,8 @@ class Posterior:
     ) -> Prediction:
         """Averages *probabilities* (or means) over networks: never log-probabilities.
 
-        ``x``: a tensor, or an iterable of batches such as a DataLoader (of x, or of (x, y)).
+        ``x``: inputs as the network was sampled with (a tensor, an array or a frame, several in a
+        tuple, a dictionary), or an iterable of batches such as a DataLoader (of x, or of (x, y)).
         ``estimate``: "ensemble" of all kept samples; "mean", the networks at each chain's running
         mean; "last", at each chain's last iterate. At most ``sample_batch`` networks times
         ``batch_size`` inputs are evaluated at once. ``quantiles=(0.05, 0.95)`` asks for these
@@ -190,7 +223,7 @@ class Posterior:
 
     def predict_dist(
         self,
-        x: Tensor | Iterable[Any],
+        x: Inputs | Iterable[Any],
         *,
         estimate: Estimate = "ensemble",
         batch_size: int = 1000,
@@ -210,7 +243,7 @@ class Posterior:
 
     def _averaged(
         self,
-        x: Tensor | Iterable[Any],
+        x: Inputs | Iterable[Any],
         *,
         estimate: Estimate,
         batch_size: int,
@@ -225,7 +258,7 @@ class Posterior:
         draws = next(iter(samples.values())).shape[1]
         state = self._learned_by([c for c in pooled if self.shards.rows([c])], draws)
         device, empty = next(iter(self.last.values())).device, True
-        for batch in input_batches(x, batch_size):
+        for batch in self.signature.batches(x, batch_size):
             empty = False
             averager = Averager(
                 self.likelihood, len(pooled) * draws, state,
@@ -238,8 +271,8 @@ class Posterior:
 
     def evaluate(
         self,
-        x: Tensor,
-        y: Tensor,
+        x: Inputs,
+        y: Any,
         *,
         ood: Tensor | None = None,
         estimate: Estimate = "ensemble",
@@ -254,6 +287,7 @@ class Posterior:
         """
         options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
         options |= {"sample_batch": sample_batch, "chains": chains}
+        x, y = self.signature.split((x, y))
         found = list(self._averaged(x, keep_samples=False, whole=True, **options))
         prediction = join([averager.finish() for averager in found])
         y = y.to(prediction.mean.device)
@@ -271,8 +305,8 @@ class Posterior:
 
     def log_likelihood(
         self,
-        x: Tensor,
-        y: Tensor,
+        x: Inputs,
+        y: Any,
         *,
         chains: Chains = None,
         batch_size: int = 1000,
@@ -284,6 +318,7 @@ class Posterior:
         it to ``arviz.loo``. At temperatures other than 1 the draws are not from the posterior that
         those formulas assume."""
         self.shards.check_whole("log_likelihood")
+        x, y = self.signature.split((x, y))
         pooled, like = self.chosen(chains), next(iter(self.last.values()))
         state = self._learned_by(pooled, self.draws)
         seen, rows = 0, []
@@ -308,7 +343,7 @@ class Posterior:
 
     def distill(
         self,
-        x: Tensor,
+        x: Inputs,
         *,
         model: nn.Module | None = None,
         steps: int = 2000,
@@ -325,7 +360,7 @@ class Posterior:
         first = self.healthy[0] if self.healthy else 0
         own = self._as_module(self._row_of(self.last, first)) if model is None else model
         student = copy.deepcopy(own)
-        x = x.to(next(iter(self.last.values())).device)
+        x = self._one_input(x, "distill").to(next(iter(self.last.values())).device)
         prediction = self.predict(x, keep_samples=False)
         law = None if prediction.total is None else self.predict_dist(x)
         return distillation.train(
@@ -337,7 +372,7 @@ class Posterior:
     def export(
         self,
         path: str | os.PathLike[str],
-        example: Tensor,
+        example: Inputs,
         *,
         format: export.Format = "torch",
         estimate: Estimate = "ensemble",
@@ -352,6 +387,7 @@ class Posterior:
         state = self._learned_by(chains, len(next(iter(every.values()))) // len(chains))
         with MODEL_LOCK:
             served = export.Served(self._model, self.likelihood, every, state)
+            example = self._one_input(example, "export")
             export.write(served, path, example.to(next(iter(every.values())).device), format)
 
     def _networks(self, estimate: Estimate) -> Params:
@@ -386,19 +422,19 @@ class Posterior:
         rows = self.shards.rows(chains)
         with torch.no_grad():
             for some in networks.chunks(samples, rows, sample_batch, like=self.last):
-                averager.add(self._outputs(some, x))
+                averager.add(self.outputs(some, x))
             one = {name: value[:1] for name, value in self.last.items()}
-            self.shards.pool(averager, lambda: self._outputs(one, x)[:0])
+            self.shards.pool(averager, lambda: self.outputs(one, x)[:0])
 
-    def _outputs(self, params: Params, x: Tensor) -> Tensor:
+    def outputs(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of several networks: (network, B, ...)."""
         return vmap(lambda p: one_tensor(self._call(p, x)))(params)
 
     def diagnose(
         self,
-        x: Tensor,
+        x: Inputs,
         *,
-        data: tuple[Tensor, Tensor] | None = None,
+        data: Any = None,
         prior: PriorLike | None = None,
         parameters: Iterable[str] = (),
         batch_size: int = 1000,
@@ -418,7 +454,7 @@ class Posterior:
         (the extra ``diagnostics``).
         """
         pooled = self.chosen(chains)
-        predictions = self._followed(x, chains)
+        predictions = self.followed(x, chains)
         stopped = {c: int(s) for c, s in enumerate(self.diverged.tolist()) if s >= 0}
         warm = [t for t in self._temperatures().tolist() if t > 0]
         measured = self.config.get("effective_temperature")
@@ -439,7 +475,7 @@ class Posterior:
             adapting=bool(self.config.get("adapting")),
         )
 
-    def _followed(self, x: Tensor, chains: Chains) -> Tensor:
+    def followed(self, x: Tensor, chains: Chains) -> Tensor:
         """Predictions along the draws: (chain, draw, B, ...)."""
         predictions = self.predict(x, chains=chains).samples
         assert predictions is not None
@@ -455,7 +491,7 @@ class Posterior:
         return diagnostics.halved.compare(
             {"predictions": predictions}
             | {k: self.shards.everywhere(v)[list(pooled)] for k, v in mine.items()},
-            {"predictions": other._followed(x, theirs)}
+            {"predictions": other.followed(x, theirs)}
             | {k: other.shards.everywhere(v)[theirs] for k, v in half.items()},
         )
 
@@ -484,7 +520,7 @@ class Posterior:
         if not warm:
             return None
         here = {name: self.shards.here(value) for name, value in self.learned.items()}
-        x, y = (t.to(device) for t in split_pair(data))
+        x, y = (t.to(device) for t in self.signature.split(data))
         return diagnostics.configurational.measure(
             self._call, self.likelihood, known, self.samples, here, temperature,
             (x, y), like=next(iter(self.last.values())), chosen_chains=warm,
@@ -494,22 +530,29 @@ class Posterior:
 
     def _call(self, params: Params, x: Tensor) -> Any:
         with vectorised(x):
-            return self._places.call(params, (x,))
+            return self.signature.call(partial(self._places.call, params), x)
 
-    def to_arviz(
-        self, x: Tensor | None = None, *, data: tuple[Tensor, Tensor] | None = None
-    ) -> Any:
+    def to_arviz(self, x: Inputs | None = None, *, data: Any = None, seed: int = 0) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
         tensor, and ``prediction`` for the inputs ``x`` when they are given. With the training
-        ``data`` (x, y), the group ``log_likelihood`` too, for ``arviz.loo`` and ``arviz.waic``."""
+        ``data`` (x, y), also the groups ``log_likelihood`` (for ``arviz.loo`` and
+        ``arviz.compare``), ``posterior_predictive`` (targets drawn with ``seed``, one of every
+        network), ``observed_data``, and in ``sample_stats`` the log density ``lp`` of every draw
+        (of a saved posterior, which has no prior: not)."""
         self.shards.check_whole("to_arviz")
-        variables = {k: s[self.healthy].to(self.last[k].dtype) for k, s in self.samples.items()}
-        if x is not None:
-            variables["prediction"] = self._followed(x, "all")
-        pointwise = None
-        if data is not None:
-            pointwise = {"y": self.log_likelihood(*split_pair(data), chains="all")}
-        return diagnostics.inference_data(variables, pointwise)
+        return arviz.inference_data(self, x, data, seed=seed)
+
+    def log_density(self, data: Any) -> Tensor:
+        """ln alpha(theta) + sum_n ln p(y_n | x_n, theta) of every draw of the healthy chains, over
+        the ``data`` (x, y): the unnormalised log posterior at temperature 1, in nats and float64,
+        (chain, draw). ``Langevin.log_density`` has that of any weights."""
+        if self.prior is None:
+            raise ValueError(
+                "the log density needs the prior, which a saved posterior does not hold: "
+                "Langevin(...).log_density(weights, data) has one"
+            )
+        pointwise = self.log_likelihood(*self.signature.split(data), chains="all")
+        return pointwise.double().sum(-1).cpu() + arviz.log_prior(self, self.healthy)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the posterior to a folder as safetensors and JSON, never pickle.
@@ -563,6 +606,15 @@ class Posterior:
             trace=groups["run"]["trace"],
             config=config,
         )
+
+    def _one_input(self, x: Any, what: str) -> Tensor:
+        found = self.signature.inputs(x)
+        if self.signature.packed:
+            raise TypeError(
+                f"{what} takes networks of one input tensor, and this one has several: wrap it in "
+                "a module that takes one and splits it"
+            )
+        return found
 
     def _as_module(self, params: Params) -> nn.Module:
         with MODEL_LOCK:  # another thread may have parameters of its own in the model

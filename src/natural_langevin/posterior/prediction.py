@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -173,21 +173,6 @@ def join(parts: Sequence[Prediction]) -> Prediction:
     return Prediction(**joined)  # type: ignore[arg-type]
 
 
-def input_batches(x: Tensor | Iterable[Any], batch_size: int) -> Iterator[Tensor]:
-    """Inputs in batches: a tensor is split; a DataLoader gives its own, x alone or (x, ...)."""
-    if isinstance(x, Tensor):
-        yield from x.split(batch_size)
-        return
-    for item in x:
-        first = item[0] if isinstance(item, (tuple, list)) else item
-        if not isinstance(first, Tensor):
-            raise TypeError(
-                f"inputs must be a tensor, or batches of tensors such as a DataLoader gives, got "
-                f"a batch of type {type(first).__name__}: use torch.as_tensor on arrays"
-            )
-        yield first
-
-
 def one_tensor(outputs: Any) -> Tensor:
     """Outputs that can be averaged, or an error that says what to do with others."""
     if not isinstance(outputs, Tensor):
@@ -200,4 +185,5 @@ def one_tensor(outputs: Any) -> Tensor:
 
 
 def check_levels(levels: Iterable[float] | None) -> tuple[float, ...]:
+    """Quantile levels as numbers between 0 and 1."""
     return tuple(mixtures.check_level(float(level)) for level in levels or ())

@@ -65,6 +65,9 @@ class Store(Protocol):
     def finished(self) -> Params:
         """All samples, (chain, draw, *shape)."""
 
+    def first(self, count: int) -> Params:
+        """The first ``count`` draws, while others may still follow."""
+
     def close(self) -> None:
         """Lets go of files and folders, however the run ended."""
 
@@ -79,23 +82,30 @@ class InMemory:
         }
 
     def begin(self) -> None:
-        pass
+        """Nothing to prepare: the samples' memory is there."""
 
     def put(self, draw: int, values: Params) -> None:
+        """Stores one draw of all chains."""
         for name, value in values.items():
             self._samples[name][:, draw] = value
 
     def tree(self) -> Params:
+        """The samples themselves, for a checkpoint."""
         return self._samples
 
     def restore(self, tree: Params) -> None:
+        """Takes the samples of a checkpoint."""
         self._samples = tree
 
     def finished(self) -> Params:
+        """The samples: {name: (chain, draw, *shape)}."""
         return self._samples
 
+    def first(self, count: int) -> Params:
+        return {name: value[:, :count] for name, value in self._samples.items()}
+
     def close(self) -> None:
-        pass
+        """Nothing to close."""
 
 
 class InFolder:
@@ -133,6 +143,7 @@ class InFolder:
         remove_leftovers(self.path.parent)
 
     def begin(self) -> None:
+        """Makes the file at its full size, and locks it."""
         with self._writing():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._claim()
@@ -144,6 +155,7 @@ class InFolder:
             self._open()
 
     def put(self, draw: int, values: Params) -> None:
+        """Writes one draw of all chains to its places in the file."""
         assert self._file is not None, "begin or restore comes first"
         digest = hashlib.sha256()
         with self._writing():
@@ -180,6 +192,7 @@ class InFolder:
                     )
 
     def tree(self) -> Params:
+        """What a checkpoint needs to find and check the file; the draws stay in it."""
         if self._file is not None:
             with self._writing():
                 os.fsync(self._file)
@@ -187,6 +200,7 @@ class InFolder:
         return {"identity": identity, "checks": self._checks}
 
     def restore(self, tree: Params) -> None:
+        """Opens the file that a checkpoint's run wrote, by its content."""
         self._identity = bytes(tree["identity"].tolist()).hex()
         self._plan = tensorfile.layout(self._specs, {"identity": self._identity})
         # By its content, and not by its name, which version 0.1 made of fewer settings.
@@ -208,13 +222,18 @@ class InFolder:
             header = handle.read(len(self._plan.header))
         return header == self._plan.header and path.stat().st_size == self._plan.size
 
+    def first(self, count: int) -> Params:
+        return {name: value[:, :count] for name, value in OnDisk(self.path, self._specs).items()}
+
     def finished(self) -> Params:
+        """The samples, read from the file when they are needed."""
         self.tree()
         found = OnDisk(self.path, self._specs)
         self.close()
         return found
 
     def close(self) -> None:
+        """Closes and unlocks the file."""
         if self._file is not None:
             os.close(self._file)
         if self._lock is not None:

@@ -29,6 +29,7 @@ def flatten(tree: Params) -> Tensor:
 
 
 def unflatten(flat: Tensor, like: Params) -> Params:
+    """(chain, P) back to tensors shaped as ``like``."""
     sizes = [value[0].numel() for value in like.values()]
     parts = flat.split(sizes, dim=1)
     return {k: part.reshape(v.shape) for (k, v), part in zip(like.items(), parts, strict=True)}

@@ -17,7 +17,7 @@ from natural_langevin.priors.constrained import (
     Ordered,
     Positive,
 )
-from natural_langevin.priors.correlated import Correlated, smooth_pixels
+from natural_langevin.priors.correlated import Correlated, blur_pixels, smooth_pixels
 from natural_langevin.priors.fan_in import FanIn
 from natural_langevin.priors.flat import Flat
 from natural_langevin.priors.gaussian import Gaussian
@@ -46,6 +46,7 @@ __all__ = [
     "PriorLike",
     "ScaleMixture",
     "StudentT",
+    "blur_pixels",
     "of_chains",
     "resolve",
     "smooth_pixels",

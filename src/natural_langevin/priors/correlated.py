@@ -102,27 +102,39 @@ class Correlated(Prior):
         return {"variance": self.variance}
 
 
-def smooth_pixels(height: int, width: int, length: float, *, rough: float = 0.1) -> Tensor:
-    """Correlations of the weights behind an image's pixels, (height width, height width), for
-    ``Correlated``: smooth over about ``length`` pixels, with a part ``rough`` that is not.
+def blur_pixels(height: int, width: int, length: float, *, rough: float = 0.1) -> Tensor:
+    """M = rough Id + (1 - rough) G, (height width, height width), with G the Gaussian blur of an
+    image, whose rows, exp(-distance^2 / (2 length^2)), sum to 1.
 
-    K = D M M^T D with M = rough Id + (1 - rough) G, G the Gaussian blur whose rows,
-    exp(-distance^2 / (2 length^2)), sum to 1, and D diagonal so that every K_ii = 1.
+    Images mapped beforehand, x M, with a ``Gaussian(variance)`` on the first layer's weights are
+    the prior N(0, variance M M^T) on the weights behind the pixels themselves.
 
-    >>> k = smooth_pixels(4, 4, 1.0)
-    >>> bool(k[0, 1] > k[0, 2] > k[0, 15])
-    True
+    >>> blur_pixels(3, 3, 1.0).sum(1).unique()
+    tensor([1.], dtype=torch.float64)
     """
     if min(height, width) < 1 or not length > 0 or not 0 < rough <= 1:
         raise ValueError(
-            f"smooth_pixels needs positive sizes and length, and 0 < rough <= 1, got "
+            f"pixels need positive sizes and length, and 0 < rough <= 1, got "
             f"{height} x {width}, length {length!r}, rough {rough!r}"
         )
     rows, columns = torch.arange(height).double(), torch.arange(width).double()
     place = torch.cartesian_prod(rows, columns).reshape(-1, 2)
     blur = torch.exp(-torch.cdist(place, place).square() / (2 * length**2))
     blur = blur / blur.sum(1, keepdim=True)
-    mixed = rough * torch.eye(len(place), dtype=torch.float64) + (1 - rough) * blur
+    return rough * torch.eye(len(place), dtype=torch.float64) + (1 - rough) * blur
+
+
+def smooth_pixels(height: int, width: int, length: float, *, rough: float = 0.1) -> Tensor:
+    """Correlations of the weights behind an image's pixels, (height width, height width), for
+    ``Correlated``: smooth over about ``length`` pixels, with a part ``rough`` that is not.
+
+    K = D M M^T D with M of ``blur_pixels``, and D diagonal so that every K_ii = 1.
+
+    >>> k = smooth_pixels(4, 4, 1.0)
+    >>> bool(k[0, 1] > k[0, 2] > k[0, 15])
+    True
+    """
+    mixed = blur_pixels(height, width, length, rough=rough)
     k = mixed @ mixed.mT
     size = k.diagonal().rsqrt()
     return size[:, None] * (k + k.mT) / 2 * size

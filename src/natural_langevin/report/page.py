@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import output
 from natural_langevin.report import (
     charts,
     digits,
@@ -52,7 +52,7 @@ def render(results: dict[str, Any]) -> str:
 def write_report(results: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write the page under its name whole, or leave what was there."""
     page = render(results).encode("utf-8")
-    with staged(Path(path)) as handle:
+    with output(Path(path)) as handle:
         handle.write(page)
 
 

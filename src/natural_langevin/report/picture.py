@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import output
 from natural_langevin._internal.figures import new_figure
 from natural_langevin.report.schema import ResultsError
 
@@ -35,7 +35,7 @@ def write_picture(
         ) from None
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
-    with staged(Path(path)) as handle:
+    with output(Path(path)) as handle:
         handle.write(content.getvalue())
 
 

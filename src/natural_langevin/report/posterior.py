@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import output
 from natural_langevin.report import charts, text
 from natural_langevin.report.page import environment, plain
 from natural_langevin.report.reliability import coverage, reliability
@@ -26,6 +26,7 @@ FIGURES = {
     "nll": lambda v: (text.number(v, 4), "negative log-likelihood, nats"),
     "brier": lambda v: (text.number(v, 4), "Brier score, 0 to 2"),
     "ece": lambda v: (text.number(v, 4), "calibration error"),
+    "auc": lambda v: (text.number(v, 4), "area under the ROC curve"),
     "rmse": lambda v: (text.short(v), "root-mean-square error"),
     "coverage": lambda v: (text.percent(100 * v, 1), "of rows inside their 90 % interval"),
 }
@@ -50,7 +51,7 @@ def render_posterior(page: Mapping[str, Any]) -> str:
 def write_posterior_report(page: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write the page under its name whole, or leave what was there."""
     content = render_posterior(page).encode("utf-8")
-    with staged(Path(path)) as handle:
+    with output(Path(path)) as handle:
         handle.write(content)
 
 

@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from natural_langevin._internal.checked_json import read_json
+
 FORMAT = 1
 NUMBER = float  # integers too; text that reads like one is none
 MAYBE = float | None  # null: not measured, or diverged
@@ -104,8 +106,8 @@ def load_results(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read and check a results.json; NaN and Infinity, as Python writes them, are accepted."""
     name = Path(path).name
     try:
-        results = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:  # not UTF-8, or not JSON
+        results = read_json(Path(path))
+    except (OSError, ValueError) as error:  # no file, not UTF-8, or not JSON
         raise ResultsError(f"{name} is not JSON ({error}). {REMEDY}") from error
     return check(results, name=name)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.likelihoods import Likelihood
+from natural_langevin.posterior.networks import OnDisk
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.stores import Store
 from natural_langevin.sampling import trials
@@ -77,6 +78,7 @@ class LossTrace:
         self.count = 0
 
     def add(self, state: State, info: Info) -> None:
+        """Notes the losses of a step."""
         loss = info.loss.detach().double().cpu()  # waits for the device
         self.values[self.count] = torch.cat([state.step.double().cpu().reshape(1), loss])
         self.count += 1
@@ -148,15 +150,29 @@ class SampleCollector:
                     step,
                 )
 
+    def so_far(
+        self, state: State, *, model: nn.Module, likelihood: Likelihood, config: dict[str, Any]
+    ) -> Posterior:
+        """The posterior of the draws that are there while the run goes on."""
+        return Posterior(
+            model=model, likelihood=likelihood, samples=self._store.first(self.kept),
+            mean=state.params, last=state.params, diverged=state.diverged.clone(),
+            learned=state.likelihood, trace=self._trace.seen, config=config,
+        )  # fmt: skip
+
     def finish(
         self, state: State, *, model: nn.Module, likelihood: Likelihood, config: dict[str, Any]
     ) -> Posterior:
-        """The posterior of this process's chains."""
+        """The posterior of this process's chains; of a run that ended early, the draws it has."""
         # A chain that broke in the very last step has not been noticed by the dynamics yet.
         late = ~finite_chains(state) & (state.diverged < 0)
         diverged = torch.where(late, state.step, state.diverged)
         self._report(diverged)
         samples = self._store.finished()
+        if self.kept < next(iter(samples.values())).shape[1]:
+            cut = {name: value[:, : self.kept] for name, value in samples.items()}
+            on_disk = isinstance(samples, OnDisk)  # from where they are read when needed
+            samples = cut if on_disk else {name: value.clone() for name, value in cut.items()}
         return Posterior(
             model=model,
             likelihood=likelihood,

@@ -72,6 +72,16 @@ class RunPlan:
         return min(kept, look, saved, self.steps)
 
 
+class Watcher(Protocol):
+    """Who looks on, and may end a run early."""
+
+    def look(self, state: Any, info: Info, done: int, kept: int) -> None:
+        """Is shown the run after ``done`` updates."""
+
+    def ends(self, state: Any, done: int, kept: int) -> bool:
+        """Whether the run is to end here."""
+
+
 class Stepper(Protocol):
     """What advances the chains: an ``Engine``, or something around one."""
 
@@ -91,8 +101,10 @@ def run(
     title: str = "",
     progress: bool = True,
     processes: Processes | None = None,
+    watcher: Watcher | None = None,
 ) -> Any:
-    """All steps after those that ``state`` (or the checkpoint's) has seen; the last state.
+    """All steps after those that ``state`` (or the checkpoint's) has seen; the last state. A
+    ``watcher`` sees every look, and may end the run there.
 
     Several ``processes`` compare notes whenever losses are looked at: whether anybody was
     interrupted, it is time for a checkpoint, or any chain is running."""
@@ -105,12 +117,13 @@ def run(
         log.info("resuming at step %d", int(state.step))
     collector.begin(None if found is None else found["collector"])
     done, written = int(state.step), time.monotonic()
+    ended = found is not None and watcher is not None and watcher.ends(state, done, collector.kept)
     with (
         Progress(title, plan.steps, shown=progress and processes.first) as bar,
         _interrupts(saved) as interrupted,
     ):
         engine.say = bar.say
-        while done < plan.steps:
+        while done < plan.steps and not ended:
             stop = plan.stop(done)
             with processes.waiting(f"the steps up to {stop}"):
                 state, info = engine.run(state, done, stop - done)
@@ -124,9 +137,12 @@ def run(
                 running = not bool(info.diverged.all())
                 stopped, late, running = processes.any([stopped, late, running])
                 _check_divergence(state, running)
+                if watcher is not None:
+                    watcher.look(state, info, done, collector.kept)
+                    ended = any(processes.any([watcher.ends(state, done, collector.kept)]))
             elif processes.world > 1:  # the others could not know
                 stopped = late = False
-            if saved is not None and (stopped or plan.saves(done, late)):
+            if saved is not None and (stopped or ended or plan.saves(done, late)):
                 saved.save({"state": state, "collector": collector.tree()})
                 written = time.monotonic()
             if stopped:

@@ -19,6 +19,7 @@ from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
 from natural_langevin.sampling import prior_scale, recipe, step_size_search, trials
 from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sampling.until import MOST, thinning
 
 log = logging.getLogger("natural_langevin")
 
@@ -36,14 +37,18 @@ def plan(
     burn_in: int | None,
     thin: int | None,
     seconds: float | None,
+    until: bool = False,
 ) -> tuple[int, recipe.Choice, recipe.Length]:
     """Batch size, step size and length of a run that leaves them open; sets the start and the
-    prior's scale. A run to go on with keeps what it was started with."""
+    prior's scale. A run to go on with keeps what it was started with.
+
+    ``until``: a target may end the run; ``steps`` is then the most it may take, and burn-in and
+    thinning are those of a run of the usual length."""
     # For its checks: whatever is wrong with the data is said before anything else is done.
     sampler.prepare(
         data, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
     )
-    x, y, num_data = recipe.rows_of(data, sampler.num_data)
+    x, y, num_data = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
     if batch_size is None:
         batch_size = recipe.batch_size(len(x))
     if sampler._start == "auto":
@@ -57,13 +62,25 @@ def plan(
     choice = dataclasses.replace(choice, prior_scale=scale)
     log.info("step_size=%s", choice.reason)
     weights = sum(p[0].numel() for p in sampler.init().params.values())
-    if steps is None and seconds is not None:
+    if steps is None and seconds is not None and not until:
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
-    lengths = recipe.length(
-        choice, steps=steps, burn_in=burn_in, thin=thin,
-        work=6.0 * sampler.chains * batch_size * weights,
-    )  # fmt: skip
+    work = 6.0 * sampler.chains * batch_size * weights
+    lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work)
+    if until:
+        usual = recipe.length(choice, steps=None, burn_in=burn_in, thin=thin, work=work)
+        if steps is None or steps > usual.steps:
+            lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
     return batch_size, choice, lengths
+
+
+def extended(
+    usual: recipe.Length, steps: int | None, thin: int | None, bytes_per_draw: int
+) -> recipe.Length:
+    """A run that may go on beyond its usual length, with draws as far apart as usual: further
+    only where all of them would take too much memory, and the user has not said how far."""
+    most = usual.steps * MOST if steps is None else steps
+    factor = thinning((most - usual.burn_in) // usual.thin, bytes_per_draw) if thin is None else 1
+    return recipe.Length(most, usual.burn_in, usual.thin * factor)
 
 
 def steps_within(
@@ -128,6 +145,7 @@ def _prior_scale(
 
     The chains of several processes all have the same prior: each process chooses alone."""
     x, y = (t[: prior_scale.MOST_ROWS] for t in data)
+    inside = len(x)
     count = len(prior_scale.SCALES) * prior_scale.FOLDS
     weights = sum(p[0].numel() for p in sampler.init().params.values())
     if len(x) < prior_scale.FEWEST_ROWS:
@@ -137,6 +155,10 @@ def _prior_scale(
     if 6.0 * count * min(batch_size, len(x)) * weights * steps > recipe.MOST_WORK / 4:
         return None
     rows = prior_scale.folds(len(x), sampler.seed)
+    if sampler.held_out is not None:  # all rows to learn from, and others to be scored on
+        x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), sampler.held_out, strict=True))
+        numbers = torch.arange(len(x)).expand(count, -1)
+        rows = prior_scale.Folds(numbers[:, :inside], numbers[:, inside:])
     scales = torch.tensor(prior_scale.SCALES).repeat_interleave(prior_scale.FOLDS)
     compared = type(sampler)(
         sampler._template, sampler.likelihood, prior=recipe.prior(scales), chains=count,
@@ -145,6 +167,7 @@ def _prior_scale(
         temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
         seed=sampler.seed, device=sampler.device, compile=sampler.compile, parallel=None,
     )  # fmt: skip
+    compared.signature.adopt(sampler.signature)
     half = steps // 2
     try:
         with trials.trial():

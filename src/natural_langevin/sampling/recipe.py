@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import preconditioners, priors, schedules
-from natural_langevin.data.loaders import SharedBatches
+from natural_langevin.data.loaders import SharedBatches, Split
 from natural_langevin.data.streams import InMemory, Subsets, split_pair
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -76,15 +76,21 @@ def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
     return priors.FanIn((2 * scale) ** 0.5)
 
 
-def rows_of(data: Any, num_data: float | None) -> tuple[Tensor, Tensor, float]:
-    """Rows in memory to choose by, x and y, and N. A DataLoader lends the first of its batches."""
+def rows_of(
+    data: Any, num_data: float | None, split: Split = split_pair
+) -> tuple[Tensor, Tensor, float]:
+    """Rows in memory to choose by, x and y, and N. A DataLoader lends the first of its batches,
+    those of its first one's shape. ``split`` makes (x, y) of what it yields."""
     if isinstance(data, Subsets):
         return data.x, data.y, num_data or data.rows.shape[1]
     if isinstance(data, DataLoader | SharedBatches):
         pairs: list[tuple[Tensor, Tensor]] = []
         loader = data if isinstance(data, DataLoader) else data.loader
         for item in loader:
-            pairs.append(split_pair(item))
+            pair = split(item)
+            if pairs and pair[0].shape[1:] != pairs[0][0].shape[1:]:
+                continue
+            pairs.append(pair)
             if sum(len(x) for x, _ in pairs) >= LOADER_ROWS:
                 break
         x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
@@ -93,7 +99,7 @@ def rows_of(data: Any, num_data: float | None) -> tuple[Tensor, Tensor, float]:
         except TypeError:
             known = len(x)
         return x, y, float(num_data or known)
-    x, y = split_pair(data.tensors if isinstance(data, TensorDataset) else data)
+    x, y = split(data.tensors if isinstance(data, TensorDataset) else data)
     return x, y, num_data or len(x)
 
 

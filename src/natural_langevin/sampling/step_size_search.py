@@ -233,6 +233,7 @@ def split(count: int, seed: int, part: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def refuse_loader(data: Any) -> None:
+    """Data of which no part can be held out."""
     if isinstance(data, DataLoader):
         raise ValueError(
             'step_size="auto" must hold a part of the data out, which a DataLoader does not let '

@@ -55,11 +55,13 @@ def load(name: str, split: int) -> tuple[Array, Array, Array, Array]:
 
 
 def ours(name: str, X: Array, y: Array, split: int) -> Any:
+    """Our estimator at its defaults, fitted."""
     kind = NaturalLangevinRegressor if name == "diabetes" else NaturalLangevinClassifier
     return kind(random_state=split).fit(X, y)
 
 
 def classification_scores(probabilities: Array, y: Array) -> Scored:
+    """NLL, accuracy and calibration error of probabilities (N, K)."""
     p, labels = torch.as_tensor(probabilities), torch.as_tensor(y)
     return {
         "nll": metrics.nll(p, labels),
@@ -104,6 +106,7 @@ def run(name: str, method: str, split: int, budget: float) -> Scored:
 
 
 def configuration() -> dict[str, Any]:
+    """All settings that the figures depend on."""
     defaults = Settings()
     return {
         "ours": NaturalLangevinClassifier().get_params(),
@@ -124,6 +127,7 @@ def configuration() -> dict[str, Any]:
 
 
 def main() -> None:
+    """Runs the methods that are missing in the results, and writes after each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/tabular.json"))
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=list(DATASETS))

@@ -74,6 +74,7 @@ def _line(name: str, method: str, table: Mapping[str, list[Mapping[str, Any]]]) 
 
 
 def mean(values: list[float]) -> float:
+    """The arithmetic mean."""
     return statistics.fmean(values)
 
 

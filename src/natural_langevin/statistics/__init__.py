@@ -1,6 +1,6 @@
 """Gradients: model + batch -> loss, mean gradient and Fisher statistics, for all chains at once.
 
-Imports likelihoods; preconditioners and up import it.
+Imports data, models and likelihoods; preconditioners and up import it.
 
 This is the only backward pass of the library. For every chain, with per-sample loss l_n:
 
@@ -81,6 +81,15 @@ def _without_axis(function: Any, axes: tuple[int | None, ...], *values: Any) -> 
         for axis, value in zip(axes, values, strict=True)
     )
     return pytree.tree_map(lambda t: t[None], function(*inside))
+
+
+def _first_order(pullback: Any, cotangent: Any) -> Any:
+    """Without a graph of the gradient itself, which nobody differentiates: torch then takes its
+    one-kernel formulas (of SiLU, say) rather than those made of differentiable pieces."""
+    if torch.compiler.is_compiling():  # which fuses the pieces anyway
+        return pullback(cotangent)
+    with torch.no_grad():
+        return pullback(cotangent)
 
 
 class Gradients:
@@ -400,8 +409,8 @@ class Gradients:
         precision and at their own scale before anything is squared."""
         scale, dtype = self.network.loss_scale, self.network.dtype
         if dtype is None:
-            return pullback(cotangent)
-        found = pullback(pytree.tree_map(lambda g: g * scale, cotangent))
+            return _first_order(pullback, cotangent)
+        found = _first_order(pullback, pytree.tree_map(lambda g: g * scale, cotangent))
         return pytree.tree_map(lambda g: g.to(dtype) / scale, found)
 
     def _output_gradient(self, outputs: Tensor, y: Tensor, state: LikelihoodState) -> Tensor:

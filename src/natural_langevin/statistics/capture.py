@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from natural_langevin.data.signature import Signature
 from natural_langevin.statistics.rules import RULES, Rule, Units, own_units
 from natural_langevin.statistics.rules.tapped import Tapped
 from natural_langevin.statistics.tape import CallKey, Epsilons, Tape, is_real
@@ -43,10 +45,18 @@ class Places:
 class Network:
     """A private copy of a model: hooks stay on it for good."""
 
-    def __init__(self, model: nn.Module, *, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        autocast: torch.dtype | None = None,
+        signature: Signature | None = None,
+    ) -> None:
         """With ``autocast`` the forward pass runs in that precision where torch.autocast does so;
-        parameters, outputs and all gradients that are squared keep the model's own."""
+        parameters, outputs and all gradients that are squared keep the model's own.
+        ``signature``: how it is called, where that is not on one tensor, or gives none."""
         self.model, self.autocast = model, autocast
+        self.signature = signature or Signature(model)
         self.rules: dict[str, Rule] = {}  # of the layers that have one
         self.owned: dict[str, dict[str, str]] = {}  # layer -> own name -> full name, trainable
         self._tape: Tape | None = None
@@ -94,9 +104,9 @@ class Network:
         """The outputs; recorded where a tape is running."""
         if self.dtype is None:
             with vectorised(x):
-                return self.places.call(params, (x,))
+                return self.signature.call(partial(self.places.call, params), x)
         with vectorised(x), self.reduced(x):
-            outputs = self.places.call(params, (x,))
+            outputs = self.signature.call(partial(self.places.call, params), x)
         return pytree.tree_map(lambda o: o.to(self.dtype) if is_real(o) else o, outputs)
 
     @property
@@ -111,6 +121,7 @@ class Network:
         return 16.0 if self.autocast == torch.float16 else 1.0
 
     def reduced(self, x: Tensor) -> torch.autocast:
+        """The autocast context of a forward pass."""
         # No cache of converted weights: it would outlive the transformation they belong to.
         return torch.autocast(x.device.type, dtype=self.autocast, cache_enabled=False)
 

@@ -58,6 +58,7 @@ class Plan:
     whole: frozenset[str]  # full names of parameters
 
     def epsilons(self, device: torch.device) -> dict[CallKey, list[Tensor]]:
+        """Zeros added to every call's outputs, whose gradients are the deltas."""
         return {
             key: [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in trace.outputs]
             for key, trace in self.traces.items()

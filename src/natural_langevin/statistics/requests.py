@@ -43,6 +43,7 @@ class Group(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The parameters of the group: the bias, then its weights."""
         return (self.name, *self.weights)
 
     @property

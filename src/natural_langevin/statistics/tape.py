@@ -83,4 +83,5 @@ class Tape:
 
 
 def is_real(value: Any) -> bool:
+    """Whether it is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()

@@ -3,6 +3,8 @@
 - ``torch.utils.checkpoint`` hooks into saved tensors, which torch.func's transformations refuse.
   It changes what is stored, never what is computed, so the checkpointed functions are called
   plainly; ``Langevin(microbatch=...)`` is what bounds the memory of activations here.
+- Transformers' attention looks whether a mask hides anything, to leave it out; vmap lets nobody
+  look at values. As under torch.compile, the mask is always applied, which gives the same.
 - On the CPU, scaled_dot_product_attention's fused kernel has no batching rule: vmap would call it
   chain by chain. The same from plain operations has one.
 """
@@ -10,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -54,7 +57,7 @@ def vectorised(x: Tensor) -> Iterator[None]:
         with _batched_attention(x):
             yield
         return
-    with MODEL_LOCK, _without_checkpoints(), _batched_attention(x):
+    with MODEL_LOCK, _replaced(), _batched_attention(x):
         yield
 
 
@@ -63,18 +66,24 @@ def _batched_attention(x: Tensor) -> Any:
 
 
 @contextmanager
-def _without_checkpoints() -> Iterator[None]:
-    """Inside, ``checkpoint(f, *args)`` is ``f(*args)``. Not while torch.compile traces: it treats
-    checkpoints as operators of its own."""
-    names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
-    saved = {name: getattr(torch_checkpoint, name) for name in names}
+def _replaced() -> Iterator[None]:
+    """Inside, ``checkpoint(f, *args)`` is ``f(*args)``, and Transformers' masks are made without a
+    look at them. Not while torch.compile traces: it treats checkpoints as operators of its own."""
+    parts: list[tuple[Any, str, Any]] = [
+        (torch_checkpoint, "CheckpointFunction", _Plain),
+        (torch_checkpoint, "_checkpoint_without_reentrant_generator", _plain_generator),
+    ]
+    masks = sys.modules.get("transformers.masking_utils")
+    if hasattr(masks, "is_tracing"):
+        parts.append((masks, "is_tracing", lambda tensor=None: True))
+    saved = [getattr(module, name) for module, name, _ in parts]
     try:
-        for name, plain in zip(names, (_Plain, _plain_generator), strict=True):
-            setattr(torch_checkpoint, name, plain)
+        for module, name, plain in parts:
+            setattr(module, name, plain)
         yield
     finally:
-        for name, value in saved.items():
-            setattr(torch_checkpoint, name, value)
+        for (module, name, _), value in zip(parts, saved, strict=True):
+            setattr(module, name, value)
 
 
 #: What these transformations' errors speak of, which have no class of their own.

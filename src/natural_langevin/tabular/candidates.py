@@ -66,6 +66,7 @@ class Candidate:
         return f"prior variance {variance}, temperature {self.temperature:g}{step_size}"
 
     def as_dict(self) -> dict[str, Any]:
+        """Its settings as plain values, for files and tables."""
         return {
             "prior_variance": self.variance,
             "temperature": self.temperature,

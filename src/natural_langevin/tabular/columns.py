@@ -73,6 +73,7 @@ class Date:
     missing: bool = False
 
     def read(self, cells: pd.Series) -> pd.Series:
+        """Cells as dates; what is none is missing."""
         return dates(cells, self.format)
 
 
@@ -95,6 +96,7 @@ KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Number, 
 
 
 def to_json(column: Column) -> dict[str, Any]:
+    """A column as plain values."""
     return {"kind": type(column).__name__.lower()} | asdict(column)
 
 
@@ -156,7 +158,8 @@ def decimal_comma(levels: Iterable[str]) -> bool | None:
 def numbers(cells: pd.Series, decimal: str = ".") -> pd.Series:
     """float64 with NaN for what is missing, infinite or no number."""
     if cells.dtype == np.float64:
-        return cells.where(np.isfinite(cells))
+        infinite = np.isinf(cells.to_numpy())
+        return cells.mask(infinite) if infinite.any() else cells
     return _by_level(cells, lambda level: parse_number(level, decimal)).astype(np.float64)
 
 

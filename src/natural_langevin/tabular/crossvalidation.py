@@ -77,6 +77,7 @@ class Problem:
 
     @property
     def network(self) -> nn.Module:
+        """A fresh network for these inputs and this outcome."""
         return self.outcome.network(self.x.shape[1], self.settings)
 
     def posterior(self, candidate: Candidate, chains: int) -> Posterior:
@@ -227,7 +228,8 @@ def networks(
     chains = posterior.healthy if chains is None else list(chains)
     if not chains:
         raise DivergenceError("every chain diverged: there is nothing to predict with")
-    stacked = {k: s[chains].flatten(0, 1) for k, s in posterior.samples.items()}
+    everywhere = posterior.shards.everywhere  # several processes have some of the chains each
+    stacked = {k: everywhere(s)[chains].flatten(0, 1) for k, s in posterior.samples.items()}
     like = next(iter(stacked.values()))
     network, x = network.to(like.device), x.to(like)
 

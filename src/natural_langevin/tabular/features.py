@@ -47,10 +47,12 @@ class Features:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The columns' names."""
         return tuple(part.name for part in self.parts)
 
     @property
     def width(self) -> int:
+        """How many numbers a row becomes."""
         return sum(
             len(part.levels) if isinstance(part, Category)
             else (1 if isinstance(part, Number) else len(part.parts)) + part.missing
@@ -59,7 +61,8 @@ class Features:
 
     def check_columns(self, label: str, names: Sequence[str]) -> None:
         """Every column must be there, in whatever order; others do no harm."""
-        missing = [name for name in self.names if name not in set(names)]
+        there = set(names)
+        missing = [name for name in self.names if name not in there]
         if missing:
             shown = ", ".join(map(repr, missing[:8])) + (", ..." if len(missing) > 8 else "")
             raise DataError(
@@ -84,11 +87,11 @@ class Features:
             empty &= found.isna().to_numpy()
             pieces = {None: found} if isinstance(part, Number) else columns.phases(found)
             for key, (mean, scale) in _statistics(part).items():
-                value = (pieces[key] - mean) / scale
-                far = (value.abs() > FARTHEST).to_numpy()
+                value = _standardised(pieces[key].to_numpy(), mean, scale)
+                far = np.abs(value) > FARTHEST
                 for row in np.flatnonzero(far):
                     notes[row] += (
-                        f"{part.name!r} is {abs(value.iloc[row]):.2g} standard deviations from the "
+                        f"{part.name!r} is {abs(value[row]):.2g} standard deviations from the "
                         "training rows' mean, not predicted: check its unit; "
                     )
                 usable &= ~far
@@ -123,6 +126,7 @@ class Features:
         return np.column_stack([*numbers, *flags, *levels]) if rows else np.empty((0, self.width))
 
     def to_json(self) -> dict[str, Any]:
+        """As plain values, for run.json."""
         return {
             "columns": [columns.to_json(part) for part in self.parts],
             "notices": list(self.notices),
@@ -130,10 +134,17 @@ class Features:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Features:
+        """The features of a run.json."""
         parts = tuple(columns.from_json(item) for item in value["columns"])
         if not parts:
             raise ValueError("there is no column")
         return Features(parts, tuple(map(str, value["notices"])))
+
+
+def _standardised(values: NDArray[np.float64], mean: float, scale: float) -> NDArray[np.float64]:
+    """(values - mean) / scale, infinite without a warning where that is no float64."""
+    with np.errstate(over="ignore"):
+        return (values - mean) / scale
 
 
 def _statistics(part: Number | Date) -> dict[Any, tuple[float, float]]:

@@ -254,7 +254,7 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
 
 
 def _finish(folder: Path, found: dict[str, Any]) -> None:
-    folders.write_json(folder / "quality.json", found)
+    folders.write_quality(folder, found)
     shutil.rmtree(folders.checkpoint_folder(folder), ignore_errors=True)
 
 

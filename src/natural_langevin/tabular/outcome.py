@@ -65,6 +65,7 @@ class Outcome:
 
     @property
     def outputs(self) -> int:
+        """How many outputs the network needs."""
         if self.task == "ordinal":
             return 1
         twice = self.noise in ("varying", "overdispersed")
@@ -89,10 +90,12 @@ class Outcome:
         return (values - y.new_tensor(self.mean)) / y.new_tensor(self.scale)
 
     def to_json(self) -> dict[str, Any]:
+        """As plain values."""
         return asdict(self) | {"mean": list(self.mean), "scale": list(self.scale)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Outcome:
+        """The outcome of a file; a ``ValueError`` says what is wrong with it."""
         found = Outcome(**value)
         found = replace(
             found, mean=tuple(map(float, found.mean)), scale=tuple(map(float, found.scale))

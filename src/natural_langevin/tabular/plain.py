@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+from natural_langevin._internal.checked_json import read_json
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.npz import read_npz
 from natural_langevin.posterior.posterior import Posterior
@@ -35,10 +35,12 @@ class OnePosterior:
         return x
 
     def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean prediction and epistemic uncertainty of every row."""
         p = self.best.predict(x, keep_samples=False)
         return p.mean.double().cpu(), p.epistemic.double().cpu()
 
     def predictive(self, x: Tensor) -> Predictive:
+        """The predictive distribution of a regression, in the target's units."""
         means, sigma = self.best.predict(x).samples, self.best.sigma
         assert means is not None
         assert sigma is not None
@@ -49,6 +51,7 @@ class OnePosterior:
 
 
 def is_posterior(folder: Path) -> bool:
+    """Whether a folder holds a saved ``Posterior``."""
     return (folder / "posterior.json").is_file()
 
 
@@ -56,8 +59,8 @@ def read_words(folder: Path) -> dict[str, Any]:
     """The JSON beside the samples: configuration, likelihood and version."""
     path = folder / "posterior.json"
     try:
-        words = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        words = read_json(path)
+    except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot read {path}: {error}: save the posterior again") from None
     if not isinstance(words, dict) or not isinstance(words.get("config"), dict):
         raise RunFolderError(f"{path} is damaged: save the posterior again")

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Source, Table
+from natural_langevin.tabular.columns import parse_number
 from natural_langevin.tabular.recipe import Learned
 from natural_langevin.tabular.run import Run
 from natural_langevin.tabular.scoring import INTERVAL
 
+#: What a formula begins with, also in full-width signs.
+FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"
 #: Rows predicted at a time.
 CHUNK = 1000
 
@@ -53,18 +56,20 @@ def write_predictions(
     *,
     keep: Sequence[str] = (),
     interval: float = INTERVAL,
+    formulas: bool = False,
 ) -> tuple[int, int, int]:
     """Writes a header and one row per row of ``source``; returns how many there were, how many of
     them have a note, and how many could not be predicted.
 
-    ``keep`` names columns of the source that are copied in front of the predictions."""
+    ``keep`` names columns of the source that are copied in front of the predictions. ``formulas``:
+    text that a spreadsheet would take for a formula is written as it is."""
     run.features.check_columns(source.label, source.names)
     for name in keep:
         if name not in source.names:
             raise DataError(f"{source.label} has no column {name!r} to keep")
-    writer = csv.writer(out, lineterminator="\n")
+    writer, shown = csv.writer(out, lineterminator="\n"), str if formulas else escaped
     header = columns(run, interval)
-    writer.writerow([*keep, *header])
+    writer.writerow(map(shown, [*keep, *header]))
     count = noted = unpredicted = 0
     for chunk in source.chunks(CHUNK):
         encoded = run.features.encode(chunk)
@@ -77,11 +82,24 @@ def write_predictions(
         kept = zip(*(_text(chunk, name) for name in keep), strict=True) if keep else None
         for usable, note in zip(encoded.usable, encoded.notes, strict=True):
             row = next(rows) if usable else [""] * (len(header) - 1)
-            writer.writerow([*(next(kept) if kept is not None else ()), *row, note])
+            cells = [*(next(kept) if kept is not None else ()), *row, note]
+            writer.writerow(map(shown, cells))
             unpredicted += not usable
             noted += bool(note)
         count += len(chunk)
     return count, noted, unpredicted
+
+
+def escaped(cell: str) -> str:
+    """With an apostrophe in front where a spreadsheet would compute the cell; numbers stay.
+
+    >>> escaped("=1+1"), escaped("-1.5"), escaped("-1,234.50"), escaped("@home"), escaped("rose")
+    ("'=1+1", '-1.5', '-1,234.50', "'@home", 'rose')
+    """
+    first = cell.lstrip()[:1]
+    if not first or first not in FORMULA or any(np.isfinite(parse_number(cell, s)) for s in ".,"):
+        return cell
+    return cell if cell in ("-inf", "+inf") else f"'{cell}"
 
 
 def _text(chunk: Table, name: str) -> list[str]:

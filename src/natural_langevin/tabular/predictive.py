@@ -80,6 +80,7 @@ class Predictive:
 
     @property
     def std(self) -> Array:
+        """The predictive standard deviation of every row."""
         return np.sqrt(self.variance)
 
     @property

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.atomic import staged
-from natural_langevin._internal.checked_json import with_checksum, without_checksum
+from natural_langevin._internal.checked_json import read_json, with_checksum, without_checksum
 from natural_langevin.data.errors import DataError
 from natural_langevin.metrics import TemperatureScaling
 from natural_langevin.metrics.conformal import threshold
@@ -172,9 +172,9 @@ class Learned:
 
     @staticmethod
     def load(folder: str | os.PathLike[str], device: str = "cpu") -> Learned:
+        """What ``save`` wrote."""
         folder = Path(folder)
-        text = (folder / "learned.json").read_text(encoding="utf-8")
-        value = without_checksum(json.loads(text))
+        value = without_checksum(read_json(folder / "learned.json"))
         outcome = Outcome.from_json(value["outcome"])
         settings, inputs = (
             Settings.from_json(value["settings"]), Inputs.from_json(value["inputs"])

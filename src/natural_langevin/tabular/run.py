@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal import checked_json
+from natural_langevin._internal.atomic import output
 from natural_langevin._internal.checked_json import with_checksum, without_checksum
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.version import __version__
@@ -41,6 +42,7 @@ class Run:
     notices: tuple[str, ...] = ()  # about rows; those about columns are in the features
 
     def to_json(self) -> dict[str, Any]:
+        """As plain values, for run.json."""
         return {
             "format": FORMAT,
             "version": __version__,
@@ -56,6 +58,7 @@ class Run:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Run:
+        """The run of a run.json."""
         return Run(
             str(value["source"]),
             (int(value["rows"][0]), int(value["rows"][1])),
@@ -68,14 +71,17 @@ class Run:
 
 
 def learned_folder(folder: Path) -> Path:
+    """Where a run keeps its posteriors."""
     return folder / "learned"
 
 
 def checkpoint_folder(folder: Path) -> Path:
+    """Where a run keeps its checkpoint."""
     return folder / "checkpoint"
 
 
 def is_run(folder: Path) -> bool:
+    """Whether a folder holds a trained run."""
     return (folder / "run.json").is_file()
 
 
@@ -92,7 +98,8 @@ def is_finished(folder: Path) -> bool:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with staged(path) as handle:
+    """Writes a file of a run, all of it or nothing."""
+    with output(path) as handle:
         handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
 
 
@@ -101,10 +108,16 @@ def write_run(folder: Path, run: Run) -> None:
     write_json(folder / "run.json", with_checksum(run.to_json()))
 
 
+def write_quality(folder: Path, quality: Mapping[str, Any]) -> None:
+    """quality.json, the last thing that a run writes, with a checksum."""
+    write_json(folder / "quality.json", with_checksum(quality))
+
+
 def read_json(path: Path) -> dict[str, Any]:
+    """The fields of a file of this format; RunFolderError whatever else is there."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = checked_json.read_json(path)
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunFolderError(f"cannot read {path}: {reason}") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -132,17 +145,15 @@ def load_run(folder: Path) -> Run:
 
 
 def read_quality(folder: Path) -> dict[str, Any]:
-    """quality.json, with at least what every reader of it shows."""
-    value = read_json(folder / "quality.json")
-    parts = {"data": str, "rows": int, "task": str, "trace": dict}
-    parts |= {"scores": dict, "baseline": dict, "diagnosis": dict} if value.get("rows") else {}
-    for name, kind in parts.items():
-        if not isinstance(value.get(name), kind):
-            raise RunFolderError(
-                f"{folder / 'quality.json'} is damaged (no {name}): remove it and run the same "
-                "train command with --resume"
-            )
-    return value
+    """What ``write_quality`` wrote, and nothing else."""
+    path = folder / "quality.json"
+    try:
+        return without_checksum(read_json(path))
+    except ValueError as error:
+        reason = str(error).removeprefix(f"cannot read {path}: ")
+        raise RunFolderError(
+            f"{path} is damaged ({reason}): remove it and run the same train command with --resume"
+        ) from None
 
 
 def load_learned(folder: Path, device: str = "cpu") -> Learned:

@@ -58,6 +58,7 @@ class ClassScores:
         self._rows.append((p, y, epistemic))
 
     def result(self) -> dict[str, Any]:
+        """Scores, baseline and the tables of the report, of all rows added."""
         p, y, epistemic = (torch.cat(column) for column in zip(*self._rows, strict=True))
         total = torch.special.entr(p).sum(-1)
         found = {
@@ -146,6 +147,7 @@ class NumberScores:
         )
 
     def result(self) -> dict[str, Any]:
+        """Scores, baseline and the tables of the report, of all rows added."""
         columns = [torch.as_tensor(np.concatenate(c)) for c in zip(*self._rows, strict=True)]
         y, mean, log_p, below, total, epistemic, low, high = columns
         shift, scale = self._target.mean, self._target.scale

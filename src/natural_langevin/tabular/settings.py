@@ -186,6 +186,7 @@ class Settings:
         return fewer if fewer > 1 else 0
 
     def to_json(self) -> dict[str, Any]:
+        """As plain values, for run.json."""
         return asdict(self) | {"hidden": _listed(self.hidden), "step_size": _plain(self.step_size)}
 
     @staticmethod

@@ -3,6 +3,7 @@ be done about that. All of it is found before anything is refused or learned."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -192,6 +193,8 @@ class _Survey:
         return bool(count)
 
     def _strange(self, name: str, cells: pd.Series, values: pd.Series, kind: str) -> None:
+        if values is cells:  # numbers, all of them finite or missing
+            return
         strange = (values.isna() & cells.notna()).to_numpy()
         if strange.any():
             row = int(strange.argmax())
@@ -203,9 +206,13 @@ class _Survey:
             )
 
     def _copy(self, name: str, values: pd.Series) -> bool:
-        from pandas.util import hash_pandas_object
+        if values.dtype == np.float64:  # zero has two signs, and NaN many
+            numbers = np.nan_to_num(values.to_numpy() + 0.0, nan=np.inf)
+            digest = hashlib.sha256(numbers.tobytes()).digest()
+        else:
+            from pandas.util import hash_pandas_object
 
-        digest = hash_pandas_object(values, index=False).to_numpy().tobytes()
+            digest = hash_pandas_object(values, index=False).to_numpy().tobytes()
         other = self._known.setdefault(digest, name)
         if other != name:
             self.say(name, f"the same as {other!r} in every row: left out")

@@ -66,10 +66,12 @@ class Target:
         return codes
 
     def to_json(self) -> dict[str, Any]:
+        """As plain values, for run.json."""
         return asdict(self) | {"classes": list(self.classes), "shares": list(self.shares)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Target:
+        """The target of a run.json; a ``ValueError`` says what is wrong with it."""
         target = Target(
             str(value["name"]),
             tuple(map(str, value["classes"])),

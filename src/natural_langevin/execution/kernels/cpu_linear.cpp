@@ -77,6 +77,12 @@ inline void normals(uint32_t first, int64_t blocks, uint32_t key0, uint32_t key1
 
 inline float mix(float old, float now, float rate) { return old + rate * (now - old); }
 
+// How far theta goes: the change itself, or the momentum that it is added to.
+template <bool MOVES>
+inline float follow(float* r, int64_t i, float kept, float change) {
+    return MOVES ? r[i] = kept * r[i] + change : change;
+}
+
 struct Layer {
     int64_t chains, outputs, inputs, weight_start, bias_start;
     float share;         // 1 / B
@@ -84,17 +90,20 @@ struct Layer {
     const float *gradient, *statistics;       // (chain, O, I) sums; (chain, O, I or 2 I): [second, cross]
     const float *bias_gradient, *bias_square;  // (chain, O) sums
     float *theta, *mean, *second, *cross, *bias, *bias_mean, *bias_second;  // means may be null
+    float *momentum, *bias_momentum;  // null: there is none
     const float *prior, *damping, *numbers;
     const int32_t* keys;
 };
 
 // One unit's weights and bias. ADAPTS: the metric takes this batch in; FRESH: and is applied so.
-template <int KIND, bool BIAS, bool ADAPTS, bool FRESH>
+// MOVES: the change goes to the momentum, r <- kept r + change, and theta follows that.
+template <int KIND, bool BIAS, bool ADAPTS, bool FRESH, bool MOVES>
 void row(const Layer& l, int64_t chain, int64_t o, float* z) {
     constexpr bool QUASI = KIND == 3 && BIAS;
-    const float* number = l.numbers + 6 * chain;
+    const float* number = l.numbers + 7 * chain;
     if (number[5] <= 0.0f) return;  // a stopped chain stands still
     const float eta = number[0], scale = number[1], gamma = number[2], mu = number[3];
+    const float kept = number[6];
     const float* prior = l.prior + 4 * chain;
     const float precision = prior[0] * number[4], centre = prior[1];
     const uint32_t key0 = l.keys[2 * chain], key1 = l.keys[2 * chain + 1];
@@ -121,6 +130,7 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
         KIND >= 2 && ADAPTS ? l.statistics + unit * n * (QUASI ? 2 : 1) : nullptr;
     const float* __restrict s1 = QUASI && ADAPTS ? s2 + n : nullptr;
     float* __restrict w = l.theta + unit * n;
+    float* __restrict r = MOVES ? l.momentum + unit * n : nullptr;
     float* __restrict second = KIND >= 1 ? l.second + unit * n : nullptr;
     float* __restrict cross = QUASI ? l.cross + unit * n : nullptr;
     float row_sum = 0.0f;
@@ -129,7 +139,7 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
         const float gi = g[i] * share;
         const float v = gi + precision * (w[i] - centre);
         if (KIND == 0) {
-            w[i] += scale * noise[i] - eta * v;
+            w[i] += follow<MOVES>(r, i, kept, scale * noise[i] - eta * v);
             continue;
         }
         float j = second[i];  // as this step applies it
@@ -150,12 +160,13 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
             const float diagonal = 1.0f / std::sqrt(schur + damping);
             const float first_row = -corner * diagonal * scaled;
             const float change = scale * noise[i] - eta * (first_row * v_b + diagonal * v);
-            w[i] += diagonal * change;
+            w[i] += follow<MOVES>(r, i, kept, diagonal * change);
             row_sum += first_row * change;
         } else {
             const float root = 1.0f / std::sqrt(j + damping);
-            w[i] += KIND == 1 ? scale * std::sqrt(root) * noise[i] - eta * root * v
-                              : root * (scale * noise[i] - eta * root * v);
+            const float change = KIND == 1 ? scale * std::sqrt(root) * noise[i] - eta * root * v
+                                           : root * (scale * noise[i] - eta * root * v);
+            w[i] += follow<MOVES>(r, i, kept, change);
         }
     }
     if (l.mean != nullptr) {
@@ -167,35 +178,43 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
         const uint32_t place = static_cast<uint32_t>(l.bias_start + o), over = place % 32;
         normals(place - over, 1, key0, key1, z);
         const float z_b = z[over];
-        float& b = l.bias[unit];
+        float change;
         if (KIND == 0) {
-            b += scale * z_b - eta * v_b;
+            change = scale * z_b - eta * v_b;
         } else if (KIND == 1) {
-            b += scale * std::sqrt(corner) * z_b - eta * corner * v_b;
+            change = scale * std::sqrt(corner) * z_b - eta * corner * v_b;
         } else {
-            b += corner * (scale * z_b - eta * corner * v_b) + row_sum;
+            change = corner * (scale * z_b - eta * corner * v_b) + row_sum;
         }
+        float& b = l.bias[unit];
+        b += follow<MOVES>(l.bias_momentum, unit, kept, change);
         if (KIND >= 1 && ADAPTS) l.bias_second[unit] = j_b;
         if (l.bias_mean != nullptr) l.bias_mean[unit] = mix(l.bias_mean[unit], b, mu);
     }
 }
 
-template <int KIND, bool BIAS, bool ADAPTS, bool FRESH>
+template <int KIND, bool BIAS, bool ADAPTS, bool FRESH, bool MOVES>
 void layer(const Layer& l) {
 #pragma omp parallel
     {
         std::vector<float> z(l.inputs + 64);
 #pragma omp for schedule(static)
         for (int64_t unit = 0; unit < l.chains * l.outputs; ++unit) {
-            row<KIND, BIAS, ADAPTS, FRESH>(l, unit / l.outputs, unit % l.outputs, z.data());
+            row<KIND, BIAS, ADAPTS, FRESH, MOVES>(l, unit / l.outputs, unit % l.outputs, z.data());
         }
     }
 }
 
+template <int KIND, bool BIAS, bool MOVES>
+void layer(const Layer& l) {
+    if (KIND == 0 || !l.adapts) return layer<KIND, BIAS, false, false, MOVES>(l);
+    return l.fresh ? layer<KIND, BIAS, true, true, MOVES>(l)
+                   : layer<KIND, BIAS, true, false, MOVES>(l);
+}
+
 template <int KIND, bool BIAS>
 void layer(const Layer& l) {
-    if (KIND == 0 || !l.adapts) return layer<KIND, BIAS, false, false>(l);
-    return l.fresh ? layer<KIND, BIAS, true, true>(l) : layer<KIND, BIAS, true, false>(l);
+    return l.momentum != nullptr ? layer<KIND, BIAS, true>(l) : layer<KIND, BIAS, false>(l);
 }
 
 }  // namespace

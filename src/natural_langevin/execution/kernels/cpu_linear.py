@@ -35,7 +35,8 @@ class _Layer(ctypes.Structure):
             (n, ctypes.c_void_p)
             for n in (
                 "gradient", "statistics", "bias_gradient", "bias_square", "theta", "mean", "second",
-                "cross", "bias", "bias_mean", "bias_second", "prior", "damping", "numbers", "keys",
+                "cross", "bias", "bias_mean", "bias_second", "momentum", "bias_momentum", "prior",
+                "damping", "numbers", "keys",
             )
         ]
     )  # fmt: skip
@@ -86,6 +87,7 @@ def update_(
         pointer(fisher[2] if fisher else None), pointer(state.weight),
         pointer(state.weight_mean), pointer(state.weight_second), pointer(state.cross),
         pointer(state.bias), pointer(state.bias_mean), pointer(state.bias_second),
+        pointer(state.momentum), pointer(state.bias_momentum),
         pointer(task.prior), pointer(task.damping), pointer(inputs.numbers), pointer(inputs.keys),
     )  # fmt: skip
     library().linear_update(KIND_NUMBER[task.kind], int(task.has_bias), ctypes.byref(layer))

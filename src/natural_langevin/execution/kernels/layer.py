@@ -44,7 +44,7 @@ KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS.values())}
 class LayerInputs(NamedTuple):
     """What changes from step to step, besides the layer's call."""
 
-    numbers: Tensor  # (chain, 6): eta, sqrt(2 eta T / N), gamma, mu, 1 / N, keep
+    numbers: Tensor  # (chain, 7): eta, sqrt(2 h eta T / N), gamma, mu, 1 / N, keep, kept momentum
     keys: Tensor  # (chain, 2) int32: the noise streams at this step
     adapts: bool  # whether gamma > 0: otherwise the metric is read alone
     fresh: bool  # whether the metric is applied as this batch has changed it
@@ -60,6 +60,8 @@ class LayerState(NamedTuple):
     bias: Tensor | None
     bias_mean: Tensor | None
     bias_second: Tensor | None
+    momentum: Tensor | None = None
+    bias_momentum: Tensor | None = None
 
 
 def parameter_names(layer: str) -> tuple[str, str]:
@@ -84,6 +86,7 @@ class LayerTask:
 
     @property
     def parameters(self) -> tuple[str, ...]:
+        """The names of the layer's weight and, if it has one, bias."""
         return parameter_names(self.name)[: 1 + self.has_bias]
 
     def state(self, state: State) -> LayerState:
@@ -91,6 +94,7 @@ class LayerTask:
         weight, bias = parameter_names(self.name)
         second = state.metric.get("second", state.metric.get("square", {}))
         row = state.metric.get("cross", {}).get(bias, {})
+        momentum = getattr(state.own, "momentum", {})
         return LayerState(
             weight=state.params[weight],
             weight_mean=state.mean.get(weight),
@@ -99,6 +103,8 @@ class LayerTask:
             bias=state.params.get(bias),
             bias_mean=state.mean.get(bias),
             bias_second=second.get(bias),
+            momentum=momentum.get(weight),
+            bias_momentum=momentum.get(bias),
         )
 
 

@@ -80,10 +80,12 @@ class FusedStep:
             state, batch, kind, chain_axis=chain_axis, deferred=self._deferred
         )
         keep = still_running(state, evaluation.loss)
+        share, kept = dynamics.integrator.linear_kernel
         numbers = torch.stack(
             torch.broadcast_tensors(
-                rates.step_size, dynamics.noise_scale(rates, num_data), rates.decay, rates.mean,
-                1 / num_data, keep.to(rates.decay.dtype),
+                rates.step_size, dynamics.noise_scale(rates, num_data, share), rates.decay,
+                rates.mean, 1 / num_data, keep.to(rates.decay.dtype),
+                rates.decay.new_full((), kept),
             ),
             dim=1,
         )  # fmt: skip
@@ -108,6 +110,7 @@ class FusedStep:
             params=without(state.params),
             mean=without(state.mean),
             metric={group: without(values) for group, values in state.metric.items()},
+            own=type(state.own)(*map(without, state.own)),
         )
 
 

@@ -61,10 +61,10 @@ def _mix(old, new, rate):
 
 @triton.jit
 def _linear_kernel(
-    a, delta, fisher, theta, mean, second, cross, bias, bias_second, prior, damping, numbers, keys,
-    unit_sums, row_sums, B, I, O, a_chain, tiles_i, start,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, ADAPTS: tl.constexpr,
-    FRESH: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
+    a, delta, fisher, theta, mean, second, cross, bias, bias_second, momentum, prior, damping,
+    numbers, keys, unit_sums, row_sums, B, I, O, a_chain, tiles_i, start,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr,
+    ADAPTS: tl.constexpr, FRESH: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     chain = tl.program_id(1).to(tl.int64)
@@ -103,12 +103,12 @@ def _linear_kernel(
     gradient, squares, crosses = gradient * share, squares * share, crosses * share
     bias_gradient, bias_square = bias_gradient * share, bias_square * share
 
-    eta = tl.load(numbers + chain * 6)
-    scale = tl.load(numbers + chain * 6 + 1)
-    gamma = tl.load(numbers + chain * 6 + 2)
-    mu = tl.load(numbers + chain * 6 + 3)
-    per_datum = tl.load(numbers + chain * 6 + 4)
-    live_o = o < tl.where(tl.load(numbers + chain * 6 + 5) > 0, O, 0)  # stopped chains stand still
+    eta = tl.load(numbers + chain * 7)
+    scale = tl.load(numbers + chain * 7 + 1)
+    gamma = tl.load(numbers + chain * 7 + 2)
+    mu = tl.load(numbers + chain * 7 + 3)
+    per_datum = tl.load(numbers + chain * 7 + 4)
+    live_o = o < tl.where(tl.load(numbers + chain * 7 + 5) > 0, O, 0)  # stopped chains stand still
     key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
     key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
     if HAS_BIAS and tile_i == 0:
@@ -126,7 +126,7 @@ def _linear_kernel(
     z = _normal(at + start, key0, key1)
     v = gradient + tl.load(prior + chain * 4) * per_datum * (w - tl.load(prior + chain * 4 + 1))
     if KIND == 0:
-        moved = w + (scale * z - eta * v)
+        change = scale * z - eta * v
     else:
         epsilon = tl.load(damping + chain * 2)
         j = tl.load(second + at, mask=mask, other=1.0)  # as this step applies it
@@ -152,16 +152,21 @@ def _linear_kernel(
             diagonal = tl.rsqrt(tl.maximum(j - scaled * scaled, 0.0) + epsilon)
             row = -corner[:, None] * diagonal * scaled
             pulled = row * v_b[:, None] + diagonal * v  # A^T v
-            change = scale * z - eta * pulled
-            moved = w + diagonal * change
-            row_sum = tl.sum(tl.where(mask, row * change, 0.0), axis=1)
+            push = scale * z - eta * pulled
+            change = diagonal * push
+            row_sum = tl.sum(tl.where(mask, row * push, 0.0), axis=1)
             tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, row_sum, mask=in_o)
         else:
             root = tl.rsqrt(j + epsilon)  # C for RMSProp, C^{1/2} for the diagonal Fisher metric
             if KIND == 1:
-                moved = w + (scale * tl.sqrt(root) * z - eta * root * v)
+                change = scale * tl.sqrt(root) * z - eta * root * v
             else:
-                moved = w + root * (scale * z - eta * root * v)
+                change = root * (scale * z - eta * root * v)
+    if MOVES:  # theta follows the momentum, r <- kept r + change
+        r = momentum + chain * O * I + at
+        change += tl.load(numbers + chain * 7 + 6) * tl.load(r, mask=mask, other=0.0)
+        tl.store(r, change, mask=live)
+    moved = w + change
     tl.store(theta + at, moved, mask=live)
     if HAS_MEAN:
         average = tl.load(mean + at, mask=mask, other=0.0)
@@ -170,27 +175,27 @@ def _linear_kernel(
 
 @triton.jit
 def _bias_kernel(
-    bias, mean, second, prior, damping, numbers, keys, unit_sums, row_sums, O, tiles_i, start,
-    KIND: tl.constexpr, HAS_MEAN: tl.constexpr, ADAPTS: tl.constexpr, FRESH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    bias, mean, second, momentum, prior, damping, numbers, keys, unit_sums, row_sums, O, tiles_i,
+    start, KIND: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr, ADAPTS: tl.constexpr,
+    FRESH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     chain = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = o < O
-    live = o < tl.where(tl.load(numbers + chain * 6 + 5) > 0, O, 0)
-    eta = tl.load(numbers + chain * 6)
-    scale = tl.load(numbers + chain * 6 + 1)
-    gamma = tl.load(numbers + chain * 6 + 2)
+    live = o < tl.where(tl.load(numbers + chain * 7 + 5) > 0, O, 0)
+    eta = tl.load(numbers + chain * 7)
+    scale = tl.load(numbers + chain * 7 + 1)
+    gamma = tl.load(numbers + chain * 7 + 2)
     gradient = tl.load(unit_sums + chain * 2 * O + o, mask=mask, other=0.0)
     at = chain * O + o
     b = tl.load(bias + at, mask=mask, other=0.0)
-    precision = tl.load(prior + chain * 4 + 2) * tl.load(numbers + chain * 6 + 4)
+    precision = tl.load(prior + chain * 4 + 2) * tl.load(numbers + chain * 7 + 4)
     v = gradient + precision * (b - tl.load(prior + chain * 4 + 3))
     key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
     key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
     z = _normal(o + start, key0, key1)
     if KIND == 0:
-        moved = b + (scale * z - eta * v)
+        change = scale * z - eta * v
     else:
         j = tl.load(second + at, mask=mask, other=1.0)
         if ADAPTS:
@@ -204,17 +209,22 @@ def _bias_kernel(
                 j = new_j
         root = tl.rsqrt(j + tl.load(damping + chain * 2 + 1))
         if KIND == 1:
-            moved = b + (scale * tl.sqrt(root) * z - eta * root * v)
+            change = scale * tl.sqrt(root) * z - eta * root * v
         else:
-            moved = b + root * (scale * z - eta * root * v)
+            change = root * (scale * z - eta * root * v)
         if KIND == 3:
             for tile in range(0, tiles_i):
                 part = row_sums + (chain * tiles_i + tile) * O + o
-                moved += tl.load(part, mask=mask, other=0.0)
+                change += tl.load(part, mask=mask, other=0.0)
+    if MOVES:
+        kept = tl.load(numbers + chain * 7 + 6)
+        change += kept * tl.load(momentum + at, mask=mask, other=0.0)
+        tl.store(momentum + at, change, mask=live)
+    moved = b + change
     tl.store(bias + at, moved, mask=live)
     if HAS_MEAN:
         average = tl.load(mean + at, mask=mask, other=0.0)
-        tl.store(mean + at, _mix(average, moved, tl.load(numbers + chain * 6 + 3)), mask=live)
+        tl.store(mean + at, _mix(average, moved, tl.load(numbers + chain * 7 + 3)), mask=live)
 
 
 def dot_precision() -> str:
@@ -255,13 +265,14 @@ def update_(task: LayerTask, state: LayerState, call: DeferredCall, inputs: Laye
     flags = {
         "KIND": kind,
         "HAS_MEAN": state.weight_mean is not None,
+        "MOVES": state.momentum is not None,
         "ADAPTS": inputs.adapts and kind > 0,
         "FRESH": inputs.fresh,
     }
     _linear_kernel[(tiles_o * tiles_i, chains)](
         a, delta, _or(fisher, delta), state.weight, _or(state.weight_mean, none),
         _or(state.weight_second, none), _or(state.cross, none), _or(state.bias, none), second,
-        task.prior, task.damping, inputs.numbers, inputs.keys, *sums,
+        _or(state.momentum, none), task.prior, task.damping, inputs.numbers, inputs.keys, *sums,
         a.shape[-2], width, outputs, a.stride(0), tiles_i, task.weight_start,
         HAS_BIAS=task.has_bias, SAME=fisher is None, PRECISION=dot_precision(), **flags,
         BLOCK_O=block_o, BLOCK_I=block_i, BLOCK_B=block_b, num_warps=WARPS, num_stages=STAGES,
@@ -269,7 +280,8 @@ def update_(task: LayerTask, state: LayerState, call: DeferredCall, inputs: Laye
     if task.has_bias:
         block = 128
         _bias_kernel[(-(-outputs // block), chains)](
-            state.bias, _or(state.bias_mean, none), second, task.prior, task.damping,
+            state.bias, _or(state.bias_mean, none), second, _or(state.bias_momentum, none),
+            task.prior, task.damping,
             inputs.numbers, inputs.keys, *sums,
             outputs, tiles_i, task.bias_start, **flags, BLOCK=block,
         )  # fmt: skip
@@ -286,7 +298,7 @@ def try_out(device: torch.device) -> None:
     call = DeferredCall(torch.ones(1, 1, 1, device=device), torch.ones(1, 1, 1, device=device))
     keys = torch.zeros(1, 2, dtype=torch.int32, device=device)
     with torch.cuda.device(device):
-        numbers = torch.ones(1, 6, device=device)
+        numbers = torch.ones(1, 7, device=device)
         update_(task, layer, call, LayerInputs(numbers, keys, adapts=True, fresh=False))
         torch.cuda.synchronize()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from natural_langevin.experiments.speed.problems import Problem
+from natural_langevin.experiments.speed.problems import NETWORKS, Problem
 
 Status = Literal["measured", "not installed", "no rule", "left out", "failed"]
 
@@ -33,6 +33,9 @@ class Ready:
     position: Callable[[], Tensor]  # all parameters (of the first chain), flat, on the CPU
     multiple: int = 1  # steps go in this many at a time
     check: Callable[[], str] = lambda: ""  # afterwards: what a reader of the figures must know
+    way: Callable[[], str] = lambda: ""  # of our own: which way the steps went
+    #: (weight, bias) of every layer of a multilayer perceptron, with a chain axis.
+    layers: Callable[[], list[tuple[Tensor, Tensor]]] = list
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Contender:
     compiled: bool = False  # whether its first step compiles with torch.compile
     ours: bool = False
     many_chains: bool = False  # whether it can advance several chains at once
-    networks: tuple[str, ...] = field(default=("mlp", "cnn", "transformer"))
+    networks: tuple[str, ...] = NETWORKS
 
     @property
     def label(self) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
+from typing import Any
 
 from natural_langevin.experiments.speed import ours, peers, plain
 from natural_langevin.experiments.speed.contender import Contender
+from natural_langevin.experiments.speed.problems import SMALL
 
 REFERENCE = "SGD, eager"
+#: Networks that the peers' code here knows.
+MLPS = ("mlp", *SMALL)
 
 PLAIN = (
     Contender(REFERENCE, plain.sgd, "torch.optim.SGD in a plain loop"),
@@ -26,17 +29,17 @@ PLAIN = (
 
 PEERS = (
     Contender(
-        "posteriors SGLD", peers.posteriors_sgld, "posteriors.sgmcmc.sgld, eager", networks=("mlp",)
+        "posteriors SGLD", peers.posteriors_sgld, "posteriors.sgmcmc.sgld, eager", networks=MLPS
     ),
     Contender(
         "blackjax SGLD", peers.blackjax_sgld,
         "blackjax.sgld, jit of a scan over steps; vmapped where chains > 1",
-        many_chains=True, networks=("mlp",),
+        many_chains=True, networks=MLPS,
     ),
     Contender(
         "jax SGLD", peers.jax_sgld,
-        "blackjax's formula written by hand in jax, because blackjax is not installed",
-        many_chains=True, networks=("mlp",),
+        "blackjax's formula written by hand in jax",
+        many_chains=True, networks=MLPS,
     ),
 )  # fmt: skip
 
@@ -45,43 +48,48 @@ PEERS = (
 SHORT = {"DiagonalFisher": "DOP", "QuasiDiagonalFisher": "QDOP"}
 
 
-def _ours(name: str, *, compile: bool = True, sharing: str | None = None) -> Contender:
-    mode = "compiled" if compile else "eager"
-    title = SHORT.get(name, name) + (f" {sharing}" if sharing else "")
+def _ours(name: str, *, compile: bool | str = "auto", **options: Any) -> Contender:
+    """``compile="auto"``, a user's default, has no word behind its name."""
+    mode = {True: ", compiled", False: ", eager", "auto": ""}[compile]
+    said = {"every": "every={}", "sharing": "{}"}
+    title = " ".join([SHORT.get(name, name), *(said[k].format(v) for k, v in options.items())])
+    given = ", ".join(f"{k}={v!r}" for k, v in options.items())
     return Contender(
-        f"{title}, {mode}",
-        partial(ours.langevin, name=name, compile=compile, sharing=sharing),
-        f"Langevin with preconditioners.{name}({f'sharing={sharing!r}' if sharing else ''})",
-        compiled=compile,
+        title + mode,
+        partial(ours.langevin, name=name, compile=compile, **options),
+        f"Langevin with preconditioners.{name}({given})",
+        compiled=compile is True,
         ours=True,
-        many_chains=True,
+        many_chains=compile is not False,  # eagerly they say nothing new and take long
     )
 
 
 QDOP = _ours("QuasiDiagonalFisher")
+QDOP_COMPILED = _ours("QuasiDiagonalFisher", compile=True)
 QDOP_EAGER = _ours("QuasiDiagonalFisher", compile=False)
 OURS = (
     _ours("Euclidean"), _ours("RMSProp"), _ours("DiagonalFisher"), QDOP,
-    QDOP_EAGER,
+    _ours("QuasiDiagonalFisher", every=4), QDOP_COMPILED, QDOP_EAGER,
 )  # fmt: skip
+#: For small networks.
+FEW = (_ours("Euclidean"), QDOP, QDOP_EAGER)
 #: For networks that use a weight at many positions.
 SHARED = (
     _ours("Euclidean"),
     _ours("QuasiDiagonalFisher", sharing="exact"),
     _ours("QuasiDiagonalFisher", sharing="expand"),
+    _ours("QuasiDiagonalFisher", sharing="exact", compile=True),
 )
 
 
 def contenders(network: str, chains: Sequence[int]) -> list[Contender]:
     """All rows for a network: those for one chain first, then what can advance several."""
-    everyone = [*PLAIN, *PEERS, *(OURS if network == "mlp" else SHARED)]
-    if find_spec("blackjax") is not None or find_spec("jax") is None:
-        everyone = [c for c in everyone if c.build is not peers.jax_sgld]
-    everyone = [c for c in everyone if network in c.networks]
+    own = OURS if network == "mlp" else FEW if network in SMALL else SHARED
+    everyone = [c for c in (*PLAIN, *PEERS, *own) if network in c.networks]
+    if network in SMALL:  # compiling is no matter of small networks
+        everyone = [c for c in everyone if not c.compiled]
     rows = [c for c in everyone if 1 in chains or c.name == REFERENCE]
     for count in chains:
         if count > 1:
-            # Eagerly, chains beyond the first say nothing new and take long.
-            several = [c for c in everyone if c.many_chains and (c.compiled or not c.ours)]
-            rows += [replace(c, chains=count) for c in several]
+            rows += [replace(c, chains=count) for c in everyone if c.many_chains]
     return rows

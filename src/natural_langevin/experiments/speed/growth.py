@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from natural_langevin.experiments.speed.contenders import PLAIN, QDOP, QDOP_EAGER
+from natural_langevin.experiments.speed.contenders import PLAIN, QDOP
 from natural_langevin.experiments.speed.measure import Say, interleave, make_ready, summary
 from natural_langevin.experiments.speed.problems import problem
 from natural_langevin.experiments.speed.settings import Settings
@@ -68,9 +68,8 @@ def _measure(settings: Settings, point: Point, sizes: dict[str, Any], say: Say) 
         "mlp", device=settings.device, seed=settings.seed, hidden=point.hidden,
         batch_size=point.batch_size, **sizes,
     )  # fmt: skip
-    ours = QDOP if settings.compile and not settings.quick else QDOP_EAGER
     say(f"growth: hidden {point.hidden}, batch {point.batch_size}, {point.chains} chains")
-    rows = make_ready(task, [PLAIN[0], replace(ours, chains=point.chains)], say)
+    rows = make_ready(task, [PLAIN[0], replace(QDOP, chains=point.chains)], say)
     interleave(
         task,
         rows,
@@ -86,7 +85,6 @@ def _measure(settings: Settings, point: Point, sizes: dict[str, Any], say: Say) 
         "qdop": summary(rows[1], rows[0]),
     }
     del rows
-    torch.compiler.reset()  # what this point compiled is not needed again
     gc.collect()
     if task.device.type == "cuda":
         torch.cuda.empty_cache()

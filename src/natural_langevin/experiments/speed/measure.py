@@ -1,7 +1,8 @@
 """Interleaved, repeated timing: every repeat visits all contenders, starting one further each time.
 
 Contenders share the machine's moods that way: a slow second hits all of them alike, and nobody
-always follows the same neighbour. A figure is the median over repeats, with its spread.
+always follows the same neighbour. A figure is the median over repeats, with its spread. CPU time,
+of all threads, is noted too: on a machine that others use as well it is the steadier of the two.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Row:
     warm_up_seconds: float = 0.0
     block: int = 0  # steps per repeat
     times: list[float] = field(default_factory=list)  # microseconds per chain-step
+    cpu: list[float] = field(default_factory=list)  # the same in CPU time of all threads
     faults: list[float] = field(default_factory=list)  # page faults per step
 
 
@@ -83,23 +85,24 @@ def interleave(
         gc.collect()  # what one contender left behind is not for the next to clear
         orders.append([row.contender.label for row in order])
         for row in order:
-            elapsed, faults = timed(problem.device, row, row.block)
+            elapsed, cpu, faults = timed(problem.device, row, row.block)
             row.times.append(1e6 * elapsed / (row.block * row.contender.chains))
+            row.cpu.append(1e6 * cpu / (row.block * row.contender.chains))
             row.faults.append(faults / row.block)
         say(f"{problem.name}: repeat {repeat + 1} of {repeats}")
     return orders
 
 
-def timed(device: torch.device, row: Row, count: int) -> tuple[float, int]:
-    """Seconds and page faults (minor, of this process) of that many steps."""
+def timed(device: torch.device, row: Row, count: int) -> tuple[float, float, int]:
+    """Seconds, CPU seconds and page faults (minor) of this process for that many steps."""
     assert row.ready is not None
     synchronise(device)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     row.ready.advance(count)
     synchronise(device)
-    elapsed = time.perf_counter() - started
-    return elapsed, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
+    return elapsed, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
 
 
 def synchronise(device: torch.device) -> None:
@@ -114,7 +117,7 @@ def _block(device: torch.device, row: Row, seconds: float) -> int:
     multiple = row.ready.multiple
     count = multiple
     while True:
-        elapsed, _ = timed(device, row, count)
+        elapsed, _, _ = timed(device, row, count)
         if elapsed >= seconds / 4 or count >= 5_000:
             break
         count *= 2
@@ -152,10 +155,14 @@ def summary(row: Row, reference: Row | None) -> dict[str, Any]:
         "microseconds": row.times,
         "microseconds_per_chain_step": spread(row.times),
         "page_faults_per_step": spread(row.faults),
+        "cpu_microseconds_per_chain_step": spread(row.cpu),
         "note": row.ready.check(),
+        "way": row.ready.way(),
     }
     if reference is not None and reference.times:
         ratios = [a / b for a, b in zip(row.times, reference.times, strict=True)]
         out["ratio"] = statistics.median(row.times) / statistics.median(reference.times)
         out["ratio_spread"] = spread(ratios)
+        ratios = [a / max(b, 1e-9) for a, b in zip(row.cpu, reference.cpu, strict=True)]
+        out["cpu_ratio_spread"] = spread(ratios)
     return out

@@ -1,11 +1,11 @@
 """Section "memory": bytes per parameter and chain that QDOP needs beyond the network's activations.
 
-The peak T of a run is measured at two chain counts and two batch sizes. What grows with the batch
-are activations; what grows with the chains is theirs:
+The peak T of a run is measured at two chain counts and two batch sizes. What grows with the chains
+is theirs; of it, what grows with the batch are activations (the native engine has none per chain):
 
-    per chain     = (T(c', B) - T(c, B)) / (c' - c)
-    activations   = B (T(c', B) - T(c', B/2)) / (c' B/2)        of one chain
-    beyond        = (per chain - activations) / parameters
+    per chain at B = (T(c', B) - T(c, B)) / (c' - c)
+    activations    = B (per chain at B - per chain at B/2) / (B/2)
+    beyond         = (per chain - activations) / parameters
 
 On CUDA T is ``torch.cuda.max_memory_allocated`` of the steps after the first (the capture of the
 CUDA graph among them, whose pool holds the temporaries) less what was allocated before the sampler
@@ -43,10 +43,10 @@ def section(settings: Settings, say: Say) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     # The first run pays for the libraries' workspaces: it is not counted.
     for count, (chains, rows) in enumerate(
-        ((few, batch), (few, batch), (many, batch), (many, batch // 2))
+        ((few, batch), (few, batch), (many, batch), (few, batch // 2), (many, batch // 2))
     ):
         task = problem("mlp", device=settings.device, seed=settings.seed, batch_size=rows, **sizes)
-        found = measure(task, chains, compile=settings.compile and not settings.quick)
+        found = measure(task, chains)
         if count == 0:
             continue
         points.append(found)
@@ -58,11 +58,12 @@ def section(settings: Settings, say: Say) -> dict[str, Any]:
 
 def derive(points: list[dict[str, Any]]) -> dict[str, Any]:
     """The equations above."""
-    first, second, half = points
+    first, second, half_first, half = points
     batch, chains, parameters = second["batch_size"], second["chains"], second["parameters"]
-    per_chain = (second["peak_bytes"] - first["peak_bytes"]) / (chains - first["chains"])
-    rows = batch - half["batch_size"]
-    activations = batch * (second["peak_bytes"] - half["peak_bytes"]) / (chains * rows)
+    more = chains - first["chains"]
+    per_chain = (second["peak_bytes"] - first["peak_bytes"]) / more
+    at_half = (half["peak_bytes"] - half_first["peak_bytes"]) / more
+    activations = batch * (per_chain - at_half) / (batch - half["batch_size"])
     return {
         "state_bytes_per_parameter": second["state_bytes"] / chains / parameters,
         "bytes_per_chain": per_chain,
@@ -71,13 +72,13 @@ def derive(points: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def measure(task: Problem, chains: int, *, compile: bool) -> dict[str, Any]:
+def measure(task: Problem, chains: int) -> dict[str, Any]:
     """Peak memory of some steps of one sampler, above what was allocated before."""
     peak = _peak_cuda if task.device.type == "cuda" else _peak_cpu
     gc.collect()
     before = _allocated(task.device)
     metric = preconditioners.QuasiDiagonalFisher()
-    engine, state = sampler(task, chains, metric, compile=compile).prepare(
+    engine, state = sampler(task, chains, metric, compile="auto").prepare(
         (task.x, task.y), steps=STEPS, batch_size=task.batch_size
     )
     done = 0
@@ -94,7 +95,7 @@ def measure(task: Problem, chains: int, *, compile: bool) -> dict[str, Any]:
         "chains": chains,
         "batch_size": task.batch_size,
         "parameters": task.parameters,
-        "compiled": compile,
+        "way": engine.way,
         "state_bytes": sum(t.nbytes for t in pytree.tree_leaves(state)),
         "peak_bytes": total,
     }

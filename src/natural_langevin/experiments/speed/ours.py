@@ -9,18 +9,23 @@ from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin.dynamics.base import State
 from natural_langevin.experiments.speed.contender import Ready, Unavailable
 from natural_langevin.experiments.speed.plain import flat
-from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, STEP_SIZE, Problem
+from natural_langevin.experiments.speed.problems import (
+    PRIOR_VARIANCE,
+    SIGMA,
+    STEP_SIZE,
+    Problem,
+)
 
 #: Rows of the table of rates. A longer run starts again at the first: the cost is the same.
 STEPS = 20_000
 
 
-def sampler(problem: Problem, chains: int, metric: Any, *, compile: bool) -> Langevin:
+def sampler(problem: Problem, chains: int, metric: Any, *, compile: bool | str) -> Langevin:
     """Raises ``Unavailable`` where the library has no rule for the network."""
     try:
         return Langevin(
             problem.build(),
-            likelihoods.Categorical(),
+            likelihoods.Gaussian(sigma=SIGMA) if problem.regression else likelihoods.Categorical(),
             prior=priors.Gaussian(variance=PRIOR_VARIANCE),
             preconditioner=metric,
             step_size=STEP_SIZE,
@@ -34,14 +39,13 @@ def sampler(problem: Problem, chains: int, metric: Any, *, compile: bool) -> Lan
 
 
 def langevin(
-    problem: Problem, chains: int, *, name: str, compile: bool, sharing: str | None = None
+    problem: Problem, chains: int, *, name: str, compile: bool | str, **options: Any
 ) -> Ready:
-    """``preconditioners.<name>``; ``sharing`` is for layers that use a weight more than once."""
-    kind = getattr(preconditioners, name)
+    """``preconditioners.<name>(**options)``; ``compile="auto"`` is what a user gets."""
     try:
-        metric = kind() if sharing is None else kind(sharing=sharing)
+        metric = getattr(preconditioners, name)(**options)
     except TypeError as error:
-        raise Unavailable("no rule", f"sharing={sharing!r}: {error}") from None
+        raise Unavailable("no rule", f"{options}: {error}") from None
     engine, state = sampler(problem, chains, metric, compile=compile).prepare(
         (problem.x, problem.y), steps=STEPS, batch_size=problem.batch_size
     )
@@ -62,6 +66,7 @@ def langevin(
         advance,
         lambda: flat(p[0] for p in state.params.values()),
         check=lambda: "; ".join([*warnings.heard, *_diverged(state)]),
+        way=lambda: engine.way,
     )
 
 

@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from natural_langevin.experiments.speed.contender import Ready, Unavailable
 from natural_langevin.experiments.speed.plain import flat, generator, minibatch
-from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, STEP_SIZE, Problem
+from natural_langevin.experiments.speed.problems import (
+    PRIOR_VARIANCE,
+    SIGMA,
+    STEP_SIZE,
+    Problem,
+)
 
 #: Steps in one call of the jitted scan.
 SCAN = {"cpu": 10, "cuda": 100}
@@ -44,7 +48,7 @@ def posteriors_sgld(problem: Problem, chains: int = 1) -> Ready:
         x, y = batch
         outputs = torch.func.functional_call(network, params, (x,))
         prior = -sum(p.square().sum() for p in params.values()) / (2 * PRIOR_VARIANCE)
-        return -F.cross_entropy(outputs, y) + prior / problem.num_data, outputs
+        return -problem.loss(outputs, y) + prior / problem.num_data, outputs
 
     transform = sgld.build(log_posterior, lr=STEP_SIZE, temperature=1 / problem.num_data)
     state = transform.init(params)
@@ -57,22 +61,35 @@ def posteriors_sgld(problem: Problem, chains: int = 1) -> Ready:
     return Ready(advance, lambda: flat(state.params.values()))
 
 
-def blackjax_sgld(problem: Problem, chains: int) -> Ready:
+def blackjax_sgld(
+    problem: Problem,
+    chains: int,
+    *,
+    step_size: float = STEP_SIZE,
+    start: list[tuple[Tensor, Tensor]] | None = None,
+) -> Ready:
     """``blackjax.sgld`` with its own gradient estimator."""
     jax = import_jax(problem)
     try:
         import blackjax
     except ImportError:
         raise missing("blackjax") from None
-    prior, likelihood = log_densities(jax)
+    prior, likelihood = log_densities(jax, problem)
     estimator = blackjax.sgmcmc.gradients.grad_estimator(prior, likelihood, problem.num_data)
-    return scanned(jax, problem, chains, blackjax.sgld(estimator).step)
+    step, rate = blackjax.sgld(estimator).step, step_size / problem.num_data
+    return scanned(jax, problem, chains, step, rate=rate, start=start)
 
 
-def jax_sgld(problem: Problem, chains: int) -> Ready:
-    """The same step written by hand in jax, where blackjax itself is missing."""
+def jax_sgld(
+    problem: Problem,
+    chains: int,
+    *,
+    step_size: float = STEP_SIZE,
+    start: list[tuple[Tensor, Tensor]] | None = None,
+) -> Ready:
+    """The same step written by hand in jax."""
     jax = import_jax(problem)
-    prior, likelihood = log_densities(jax)
+    prior, likelihood = log_densities(jax, problem)
 
     def density(position: Any, batch: Any) -> Any:
         each = jax.vmap(likelihood, in_axes=(None, 0))(position, batch)
@@ -87,7 +104,7 @@ def jax_sgld(problem: Problem, chains: int) -> Ready:
             position, gradient, keys,
         )  # fmt: skip
 
-    return scanned(jax, problem, chains, step)
+    return scanned(jax, problem, chains, step, rate=step_size / problem.num_data, start=start)
 
 
 def import_jax(problem: Problem) -> Any:
@@ -108,7 +125,7 @@ def import_jax(problem: Problem) -> Any:
     return jax
 
 
-def log_densities(jax: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def log_densities(jax: Any, problem: Problem) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """ln alpha(theta) and ln p(y | x) of one sample, for a ReLU network of (weight, bias) pairs."""
 
     def prior(position: Any) -> Any:
@@ -120,18 +137,51 @@ def log_densities(jax: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
             h = weight @ h + bias
             if index < len(position) - 1:
                 h = jax.nn.relu(h)
+        if problem.regression:
+            return -((h - y) ** 2).sum() / (2 * SIGMA**2)
         return jax.nn.log_softmax(h)[y]
 
     return prior, likelihood
 
 
-def scanned(jax: Any, problem: Problem, chains: int, step: Callable[..., Any]) -> Ready:
-    """Many steps in one jitted call, each with a fresh minibatch; vmapped where chains > 1."""
+def blackjax_sghmc(
+    problem: Problem,
+    chains: int,
+    *,
+    step_size: float,
+    start: list[tuple[Tensor, Tensor]] | None = None,
+) -> Ready:
+    """``blackjax.sghmc`` as it comes: ten steps on one minibatch, friction 0.01, fresh momenta.
+    ``step_size`` is its own."""
+    jax = import_jax(problem)
+    try:
+        import blackjax
+    except ImportError:
+        raise missing("blackjax") from None
+    prior, likelihood = log_densities(jax, problem)
+    estimator = blackjax.sgmcmc.gradients.grad_estimator(prior, likelihood, problem.num_data)
+    step = blackjax.sghmc(estimator).step
+    return scanned(jax, problem, chains, step, rate=step_size, start=start)
+
+
+def scanned(
+    jax: Any,
+    problem: Problem,
+    chains: int,
+    step: Callable[..., Any],
+    *,
+    rate: float | None = None,
+    start: list[tuple[Tensor, Tensor]] | None = None,
+) -> Ready:
+    """Many steps in one jitted call, each with a fresh minibatch; vmapped where chains > 1.
+
+    ``rate``: of a density that is a sum over all data. ``start``: (weight, bias) of every layer,
+    with a chain axis."""
     x, y = (jax.numpy.asarray(t.cpu().numpy()) for t in (problem.x, problem.y))
     first = [jax.numpy.asarray(p.detach().cpu().numpy()) for p in problem.build().parameters()]
-    start = list(zip(first[::2], first[1::2], strict=True))
+    initial = list(zip(first[::2], first[1::2], strict=True))
     count = SCAN[problem.device.type]
-    rate = STEP_SIZE / problem.num_data  # the density is a sum over all data
+    rate = STEP_SIZE / problem.num_data if rate is None else rate
 
     def one_chain(key: Any, position: Any, x: Any, y: Any) -> Any:
         def body(position: Any, key: Any) -> Any:
@@ -142,10 +192,12 @@ def scanned(jax: Any, problem: Problem, chains: int, step: Callable[..., Any]) -
         return jax.lax.scan(body, position, jax.random.split(key, count))[0]
 
     key = jax.random.key(problem.seed)
-    function, state = one_chain, start
+    function, state = one_chain, initial
     if chains > 1:
         function = jax.vmap(one_chain, in_axes=(0, 0, None, None))
-        state = jax.tree.map(lambda p: jax.numpy.broadcast_to(p, (chains, *p.shape)) + 0, start)
+        state = jax.tree.map(lambda p: jax.numpy.broadcast_to(p, (chains, *p.shape)) + 0, initial)
+    if start is not None:
+        state = [tuple(jax.numpy.asarray(t.cpu().numpy()) for t in pair) for pair in start]
     run = jax.jit(function, donate_argnums=(1,))
     split = jax.jit(lambda key: jax.random.split(key, 2))
     many = jax.jit(lambda key: jax.random.split(key, chains))
@@ -161,4 +213,8 @@ def scanned(jax: Any, problem: Problem, chains: int, step: Callable[..., Any]) -
         leaves = [np.array(p)[0] if chains > 1 else np.array(p) for p in jax.tree.leaves(state)]
         return flat(torch.from_numpy(leaf) for leaf in leaves)
 
-    return Ready(advance, position, multiple=count)
+    def layers() -> list[tuple[Tensor, Tensor]]:
+        pairs = [[torch.from_numpy(np.array(t)) for t in pair] for pair in state]
+        return [(weight, bias) for weight, bias in pairs]
+
+    return Ready(advance, position, multiple=count, layers=layers)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from natural_langevin.experiments.speed.contender import Ready
@@ -47,7 +46,7 @@ def sgd(problem: Problem, chains: int = 1, *, noise: bool = False) -> Ready:
         for _ in range(count):
             x, y = minibatch(problem, random)
             optimizer.zero_grad()
-            F.cross_entropy(network(x), y).backward()
+            problem.loss(network(x), y).backward()
             optimizer.step()
             if noise:
                 with torch.no_grad():
@@ -65,7 +64,7 @@ def compiled_sgd(problem: Problem, chains: int = 1) -> Ready:
     params = {name: p.detach() for name, p in network.named_parameters()}
 
     def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(torch.func.functional_call(network, params, (x,)), y)
+        return problem.loss(torch.func.functional_call(network, params, (x,)), y)
 
     def step(params: dict[str, Tensor], x: Tensor, y: Tensor, index: Tensor) -> None:
         gradient = torch.func.grad(loss)(params, x[index], y[index])

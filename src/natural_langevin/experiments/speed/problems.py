@@ -10,13 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from natural_langevin import models
 
 #: One step size and prior for everybody, small enough that no metric's chains diverge.
 STEP_SIZE, PRIOR_VARIANCE = 1e-4, 0.1
-NETWORKS = ("mlp", "cnn", "transformer")
+#: Small networks, as people have them for tables: one output is a regression.
+SMALL = {"2-32-2": (2, 32, 2), "13-50-1": (13, 50, 1), "8-50-50-1": (8, 50, 50, 1)}
+NETWORKS = ("mlp", *SMALL, "cnn", "transformer")
+#: Standard deviation of a regression's outcomes.
+SIGMA = 0.5
 CLASSES, TOKENS, LENGTH, WIDTH = 10, 64, 32, 64
 
 
@@ -45,6 +50,24 @@ class Problem:
     def parameters(self) -> int:
         """Number of weights of its network."""
         return sum(p.numel() for p in self.build().parameters())
+
+    @property
+    def regression(self) -> bool:
+        """Whether y are numbers, N(f(x), ``SIGMA``^2), rather than classes."""
+        return self.y.is_floating_point()
+
+    @property
+    def chain_counts(self) -> dict[str, tuple[int, ...]]:
+        """Numbers of chains at which it is measured, by kind of device."""
+        if self.name in SMALL:
+            return {"cpu": (1, 16, 256), "cuda": (1, 256, 4096)}
+        return {"cpu": (1, 4), "cuda": (1, 12, 64, 256)}
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The minibatch's mean log-loss, constants left out."""
+        if self.regression:
+            return F.mse_loss(outputs, y) / (2 * SIGMA**2)
+        return F.cross_entropy(outputs, y)
 
 
 class Tokens(nn.Module):
@@ -92,6 +115,8 @@ def problem(
 ) -> Problem:
     """One of ``NETWORKS``. "mlp" is the paper's 784-400-400-10; its size can be changed."""
     generator = torch.Generator().manual_seed(seed)
+    if name in SMALL:
+        return _small(name, device, seed, batch_size, num_data, generator)
     if name == "transformer":
         x = torch.randint(TOKENS, (num_data, LENGTH), generator=generator)
         y = x.sum(1) % CLASSES
@@ -111,4 +136,22 @@ def problem(
             torch.manual_seed(seed)
             return (convolutional() if name == "cnn" else Tokens()).to(device)
 
+    return Problem(name, build, x.to(device), y.to(device), batch_size, seed)
+
+
+def _small(
+    name: str,
+    device: str | torch.device,
+    seed: int,
+    batch_size: int,
+    num_data: int,
+    generator: torch.Generator,
+) -> Problem:
+    inputs, *hidden, outputs = SMALL[name]
+    x = torch.rand(num_data, inputs, generator=generator)
+    teacher = torch.randn(inputs, outputs, generator=generator)
+    signal = (x - 0.5) @ teacher
+    noise = SIGMA * torch.randn(signal.shape, generator=generator)
+    y = signal + noise if outputs == 1 else signal.argmax(1)
+    build = lambda: models.mlp(inputs, outputs, hidden, seed=seed).to(device)  # noqa: E731
     return Problem(name, build, x.to(device), y.to(device), batch_size, seed)

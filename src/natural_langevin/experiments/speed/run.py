@@ -10,23 +10,23 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import output
 from natural_langevin.experiments.origin import origin
-from natural_langevin.experiments.speed import growth, latency, memory, steps
+from natural_langevin.experiments.speed import growth, latency, memory, samples, steps
 from natural_langevin.experiments.speed.measure import Say
 from natural_langevin.experiments.speed.problems import NETWORKS
-from natural_langevin.experiments.speed.settings import CHAINS, SECTIONS, BenchError, Settings
+from natural_langevin.experiments.speed.settings import SECTIONS, BenchError, Settings
 
 log = logging.getLogger("natural_langevin")
 
-FORMAT = 1
+FORMAT = 2
 PACKAGES = ("jax", "blackjax", "posteriors", "triton")
 
 MEASURES: dict[str, Callable[[Settings, Say], dict[str, Any]]] = {
@@ -34,40 +34,82 @@ MEASURES: dict[str, Callable[[Settings, Say], dict[str, Any]]] = {
     "memory": memory.section,
     "growth": growth.section,
     "latency": latency.section,
+    "samples": samples.section,
 }
 
 
 def run(settings: Settings, *, out: Path | None = None, say: Say = lambda line: None) -> Any:
-    """Measures; with ``out``, the JSON is written after every section, so that none is lost."""
+    """Measures; with ``out``, the JSON is written after every piece, so that none is lost.
+
+    A piece is a section, or one network of the steps. With ``settings.resume`` the file's other
+    pieces stay: a long benchmark can be run in parts, all on one machine."""
     settings = settings.resolved()
     if out is not None:
         _check_writable(out)
-    started = time.monotonic()
     results: dict[str, Any] = {
         "format": FORMAT,
         "kind": "bench",
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": _now(),
         **_origin(settings.device),
         "config": asdict(settings),
         "load_before": _load(),
-        "left_out": _left_out(settings),
+        "pieces": {},
         "sections": {},
         "failed": {},
     }
+    if settings.resume and out is not None and out.exists():
+        results |= _kept(json.loads(out.read_text()), results["machine"])
     with _machine_settings(settings):
-        for name in settings.sections:
+        for name, part in _pieces(settings):
             say(f"section {name}")
+            began, load = time.monotonic(), _load()
+            section = name.partition(" ")[0]
+            results["failed"].pop(name, None)
             try:
-                results["sections"][name] = MEASURES[name](settings, say)
-            except Exception as error:  # the other sections are worth having
+                _add(results["sections"], section, MEASURES[section](part, say))
+            except Exception as error:  # the other pieces are worth having
                 log.exception("section %s failed", name)
                 results["failed"][name] = f"{type(error).__name__}: {error}"[:500]
-            results["seconds"] = time.monotonic() - started
-            results["load_after"] = _load()
+            results["pieces"][name] = {
+                "created": _now(), "seconds": time.monotonic() - began, "load_before": load,
+                "load_after": _load(), "config": asdict(part),
+            }  # fmt: skip
+            results["left_out"] = _left_out(settings, results["sections"])
+            results["seconds"] = sum(piece["seconds"] for piece in results["pieces"].values())
             if out is not None:
-                with staged(out) as handle:
+                with output(out) as handle:
                     handle.write(json.dumps(results, indent=1).encode())
     return results
+
+
+def _pieces(settings: Settings) -> Iterator[tuple[str, Settings]]:
+    for section in settings.sections:
+        if section != "steps":
+            yield section, settings
+            continue
+        for network in settings.networks:
+            yield f"steps {network}", replace(settings, networks=(network,))
+
+
+def _add(sections: dict[str, Any], name: str, found: dict[str, Any]) -> None:
+    """The section, or the one network of it that was measured."""
+    if name == "steps" and name in sections:
+        new = {part["network"] for part in found["networks"]}
+        old = [part for part in sections[name]["networks"] if part["network"] not in new]
+        networks = sorted(old + found["networks"], key=lambda p: NETWORKS.index(p["network"]))
+        found = {"networks": networks}
+    sections[name] = found
+
+
+def _kept(old: dict[str, Any], machine: Any) -> dict[str, Any]:
+    """What a file of this machine holds already."""
+    if old.get("kind") != "bench" or old.get("machine") != machine or "pieces" not in old:
+        raise BenchError("the file is of another machine or version: choose another --out")
+    return {key: old[key] for key in ("sections", "pieces", "failed")}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _check_writable(out: Path) -> None:
@@ -109,12 +151,13 @@ def _origin(device: str) -> dict[str, Any]:
     return found
 
 
-def _left_out(settings: Settings) -> list[str]:
+def _left_out(settings: Settings, sections: dict[str, Any]) -> list[str]:
     """What a reader might expect to find and will not."""
-    found = [f"section {name}" for name in SECTIONS if name not in settings.sections]
-    found += [f"network {name}" for name in NETWORKS if name not in settings.networks]
-    kind = torch.device(settings.device).type
-    found += [f"{n} chains" for n in CHAINS[kind] if n not in settings.chains]
+    found = [f"section {name}" for name in SECTIONS if name not in sections]
+    measured = {part["network"] for part in sections.get("steps", {}).get("networks", [])}
+    found += [f"network {name}" for name in NETWORKS if name not in measured]
+    if settings.chains:
+        found.append(f"chains other than {', '.join(map(str, settings.chains))}")
     if not settings.compile:
         found.append("everything compiled with torch.compile")
     if settings.only:

@@ -11,8 +11,7 @@ import torch
 
 from natural_langevin.experiments.speed.problems import NETWORKS
 
-SECTIONS = ("steps", "memory", "growth", "latency")
-CHAINS = {"cpu": (1, 4), "cuda": (1, 12, 64, 256)}
+SECTIONS = ("steps", "memory", "growth", "latency", "samples")
 #: Seconds per contender and repeat.
 BLOCK_SECONDS = {"cpu": 0.5, "cuda": 0.2}
 
@@ -23,7 +22,7 @@ class BenchError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured. ``None`` and empty mean the device's own defaults."""
+    """What is measured. Empty means the device's own defaults; of ``chains``, the network's."""
 
     device: str = "auto"
     chains: tuple[int, ...] = ()
@@ -35,6 +34,7 @@ class Settings:
     compile: bool = True
     precision: str = ""
     seed: int = 0
+    resume: bool = False  # keeps what the file holds of other sections and networks
     threads: int = 0
     block_seconds: float = 0.0
     #: Sizes, for tests: the defaults are the paper's network.
@@ -56,7 +56,7 @@ class Settings:
         quick = self.quick
         return Settings(
             device=device,
-            chains=self.chains or ((1,) if quick else CHAINS[kind]),
+            chains=self.chains or ((1,) if quick else ()),
             repeats=self.repeats or (3 if quick else 10),
             quick=quick,
             sections=self.sections or (("steps",) if quick else SECTIONS),
@@ -65,6 +65,7 @@ class Settings:
             compile=self.compile,
             precision=precision,
             seed=self.seed,
+            resume=self.resume,
             threads=self.threads or os.cpu_count() or 1,
             block_seconds=self.block_seconds or BLOCK_SECONDS[kind] / (2 if quick else 1),
             sizes=self.sizes,
@@ -78,7 +79,7 @@ def _device(name: str) -> str:
         found = torch.device(name)
     except RuntimeError:
         raise BenchError(f"unknown device {name!r}: use auto, cpu or cuda") from None
-    if found.type not in CHAINS:
+    if found.type not in BLOCK_SECONDS:
         raise BenchError(f"the benchmark knows cpu and cuda, got {name!r}")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise BenchError(f"no CUDA device here, so --device {name} cannot be had: use --device cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-HEADINGS = ("contender", "chains", "µs / chain-step", "quartiles", "÷ eager SGD", "faults / step")
+HEADINGS = ("contender", "chains", "µs / chain-step", "quartiles", "÷ eager SGD", "in CPU time")
 
 
 #: Title, headings, rows.
@@ -18,12 +18,26 @@ def tables(results: dict[str, Any]) -> list[TableParts]:
     for part in results["sections"].get("steps", {}).get("networks", []):
         title = f"{part['network']}: {part['parameters']:,} parameters, batch {part['batch_size']}"
         found.append((title, HEADINGS, [_cells(row) for row in part["rows"]]))
+    if "samples" in results["sections"]:
+        found.append(_samples(results["sections"]["samples"]))
     if "growth" in results["sections"]:
         found.append(_growth(results["sections"]["growth"]))
     figures = _figures(results["sections"])
     if figures:
         found.append(("one process", ("figure", "value"), figures))
     return found
+
+
+def _samples(section: dict[str, Any]) -> TableParts:
+    rows = [
+        [
+            row["name"], f"{row['step_size']:.0e}", f"{row['bias']:+.3f}", f"{row['ess']:,.0f}",
+            f"{row['ess_per_second']:,.2f}", f"{row['ess_per_cpu_second']:,.2f}",
+        ]
+        for row in section["rows"] if row["chosen"]
+    ]  # fmt: skip
+    headings = ("sampler", "step size", "bias", "ESS", "ESS / s", "ESS / CPU-s")
+    return "effective samples in function space", headings, rows
 
 
 def _growth(section: dict[str, Any]) -> TableParts:
@@ -52,8 +66,10 @@ def _figures(sections: dict[str, Any]) -> list[list[str]]:
         found = sections["latency"]
         beyond = found["import_beyond_torch_seconds"]["median"]
         rows.append(["import natural_langevin beyond import torch", f"{beyond:.2f} s"])
-        for name, times in found["first_step"].items():
-            rows.append([f"first step, {name}", f"{times['first_step']:.1f} s"])
+        for name, times in found["first_sample"].items():
+            rows.append([f"import to first sample, {name}", f"{times['first']['median']:.1f} s"])
+        for name, times in found.get("example", {}).items():
+            rows.append([f"README's first example, {name}", f"{times['seconds']['median']:.1f} s"])
     return rows
 
 
@@ -67,7 +83,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{time['median']:,.1f}",
         f"{time['q1']:,.1f} – {time['q3']:,.1f}",
         f"{row['ratio']:.2f}" if "ratio" in row else "",
-        f"{row['page_faults_per_step']['median']:,.1f}",
+        f"{row['cpu_ratio_spread']['median']:.2f}" if "cpu_ratio_spread" in row else "",
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from natural_langevin.experiments.speed import cache
 from natural_langevin.experiments.speed.contender import Contender, Ready, Unavailable
-from natural_langevin.experiments.speed.contenders import QDOP, REFERENCE, contenders
+from natural_langevin.experiments.speed.contenders import QDOP_COMPILED, REFERENCE, contenders
 from natural_langevin.experiments.speed.measure import Say, interleave, make_ready, summary
 from natural_langevin.experiments.speed.problems import Problem, problem
 from natural_langevin.experiments.speed.settings import Settings
@@ -21,8 +21,10 @@ def section(settings: Settings, say: Say) -> dict[str, Any]:
 def network(settings: Settings, name: str, say: Say) -> dict[str, Any]:
     """All contenders of one network, in one interleaved measurement."""
     task = problem(name, device=settings.device, seed=settings.seed, **settings.sizes)
-    # Convolutions and attention over many chains at once are a matter of compile time, not insight.
-    chains = settings.chains if name == "mlp" else settings.chains[:2]
+    # Convolutions and attention over many chains at once are a matter of patience, not insight.
+    chains = settings.chains or task.chain_counts[task.device.type]
+    if name in ("cnn", "transformer"):
+        chains = chains[:2]
     rows = make_ready(task, chosen(settings, task, contenders(name, chains)), say)
     for row in rows:
         if row.ready is not None and row.contender.compiled:
@@ -58,7 +60,7 @@ def _without_compiling(contender: Contender, settings: Settings, task: Problem) 
     if not settings.compile:
         return _left_out(contender, "--no-compile was given")
     if settings.quick:
-        if contender.name != QDOP.name:
+        if contender.name != QDOP_COMPILED.name:
             return _left_out(contender, "compiling takes too long for --quick")
         if not cache.remembered(task, contender):
             return _left_out(

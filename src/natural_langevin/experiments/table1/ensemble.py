@@ -24,6 +24,8 @@ class Scorer:
         self.sets, self._model = sets, model
 
     def probabilities(self, params: Params, x: Tensor) -> Tensor:
+        """Class probabilities of every chain: (chain, N, K)."""
+
         def one(p: Params, rows: Tensor) -> Tensor:
             return functional_call(self._model, p, (rows,)).softmax(-1)
 
@@ -53,6 +55,7 @@ class Ensemble:
         self.probes = torch.full((draws, chains, PROBES), torch.nan)
 
     def add(self, params: Params) -> None:
+        """Adds the predictions of one iterate of all chains to the running sums."""
         index = int(self.kept)
         for name, (x, y) in self.scorer.sets.items():
             if name == "train" and index % self._train_every:

@@ -47,6 +47,7 @@ class Preset:
     deviations: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
+        """The settings as plain values, for results.json."""
         return asdict(self)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from natural_langevin._internal.version import __version__
-from natural_langevin.experiments.runner import BASELINES, STAGES
+from natural_langevin.experiments.runner import BASELINES, STAGES, RunError, read_record
 from natural_langevin.experiments.table1.protocol import METHODS, paper_numbers
 
 FORMAT = 1
@@ -18,8 +17,20 @@ FORMAT = 1
 
 def assemble(folder: Path, *, seconds: float | None) -> dict[str, Any]:
     """Reads the finished stages of a run folder."""
-    config = json.loads((folder / "config.json").read_text())
-    stages = {n: json.loads((folder / "stages" / f"{n}.json").read_text()) for n in STAGES}
+    config = read_record(folder / "config.json")
+    stages = {n: read_record(folder / "stages" / f"{n}.json") for n in STAGES}
+    try:
+        return _assembled(config, stages, read_record(folder / "origin.json"), seconds)
+    except (KeyError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
+        raise RunError(
+            f"a file in {folder / 'stages'} is damaged ({type(error).__name__}: {error}): remove "
+            "them and run the same with --resume"
+        ) from None
+
+
+def _assembled(
+    config: dict[str, Any], stages: dict[str, Any], origin: dict[str, Any], seconds: float | None
+) -> dict[str, Any]:
     names = [*BASELINES, *(m.name for m in METHODS)]
     finals = [stages[f"{name}-final"] for name in names]
     sgd = stages["sgd-final"]["seconds_per_update"]
@@ -33,7 +44,7 @@ def assemble(folder: Path, *, seconds: float | None) -> dict[str, Any]:
         "format": FORMAT,
         "version": __version__,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **json.loads((folder / "origin.json").read_text()),
+        **origin,
         "config": {**config, "seeds": list(range(config["seeds"]))},
         "deviations": config["deviations"],
         "total_seconds": seconds,

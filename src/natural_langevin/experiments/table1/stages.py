@@ -53,16 +53,19 @@ class Bench:
 
     @property
     def fit(self) -> tuple[Tensor, Tensor]:
+        """The training data without the validation part."""
         cut = len(self.data.train_x) - self.preset.validation
         return self.data.train_x[:cut], self.data.train_y[:cut]
 
     @property
     def held_out(self) -> tuple[Tensor, Tensor]:
+        """The validation part, on the device."""
         cut = len(self.data.train_x) - self.preset.validation
         return self.data.train_x[cut:].to(self.device), self.data.train_y[cut:].to(self.device)
 
     @property
     def scored(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The data that finished runs are scored on: part of the training data, all of the test."""
         n, data, device = self.preset.train_scored, self.data, self.device
         return {
             "train": (data.train_x[:n].to(device), data.train_y[:n].to(device)),
@@ -70,6 +73,7 @@ class Bench:
         }
 
     def network(self) -> torch.nn.Sequential:
+        """The preset's multilayer perceptron, freshly initialised."""
         return models.mlp(self.data.train_x.shape[1], self.data.num_classes, self.preset.hidden)
 
     def training(self, stage: str, rank: int = 0) -> dict[str, Any]:
@@ -180,6 +184,7 @@ def cell_scores(p: Tensor, y: Tensor) -> tuple[Scores, Scores]:
 
 
 def in_rows(values: Scores, columns: int) -> list[Scores]:
+    """A flat list cut into rows of so many columns."""
     return [values[start : start + columns] for start in range(0, len(values), columns)]
 
 

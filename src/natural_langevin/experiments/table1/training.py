@@ -52,6 +52,7 @@ class TimedEngine:
         self.say: Callable[[str], None] = lambda text: None
 
     def run(self, state: Any, start: int, count: int) -> tuple[Any, Any]:
+        """``count`` updates, with their time added to the clock."""
         self._engine.say = self.say
         started = time.monotonic()
         state, info = self._engine.run(state, start, count)
@@ -74,6 +75,7 @@ class StageCollector:
 
     @property
     def kept(self) -> int:
+        """How many iterates are in the ensemble so far."""
         return 0 if self._ensemble is None else int(self._ensemble.kept)
 
     def tree(self) -> dict[str, Any]:

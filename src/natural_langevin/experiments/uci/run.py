@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import output
+from natural_langevin._internal.checked_json import read_json
 from natural_langevin.data.table import Table, need_pandas
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.uci.data import TABLES, load, split
@@ -41,11 +42,16 @@ def run(
         if name not in TABLES:
             raise UciError(f"there is no table {name!r}: choose from {', '.join(TABLES)}")
     results: dict[str, Any] = {"settings": settings.to_json(), "rows": []}
+    known: list[tuple[str, int]] = []
     if out.exists():
-        results = json.loads(out.read_text(encoding="utf-8"))
+        try:
+            results = read_json(out)
+            known = [(row["table"], row["split"]) for row in results["rows"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UciError(f"{out} holds no results ({error}): give another --out") from None
         if results.get("settings") != json.loads(json.dumps(settings.to_json())):
             raise UciError(f"{out} holds results of other settings: give another --out")
-    done = {(row["table"], row["split"]) for row in results["rows"]}
+    done = set(known)
     for name in names:
         arrays, count = load(name), TABLES[name].splits
         for number in range(count if splits is None else min(splits, count)):
@@ -55,7 +61,7 @@ def run(
             row = {"table": name, "split": number} | row
             results["rows"].append(row)
             results |= origin(device or "cpu")
-            with staged(out) as handle:
+            with output(out) as handle:
                 handle.write(json.dumps(results, indent=1, allow_nan=False).encode())
             say(
                 f"{name} {number + 1}/{count}: log-likelihood {row['log_likelihood']:.3f}, RMSE "

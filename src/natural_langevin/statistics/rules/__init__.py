@@ -1,6 +1,6 @@
 """Rules: one file per family of layers. ``RULES`` is the one list that the capture reads.
 
-Imports likelihoods; preconditioners and up import it.
+Imports models, likelihoods; preconditioners and up import it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from natural_langevin.statistics.rules.linear import (
 )
 from natural_langevin.statistics.rules.normalisation import (
     CHANNEL_NORMS,
+    FilterResponseNorm,
     GroupNorm,
     LayerNorm,
     RMSNorm,
+    filter_response_gradients,
     group_norm_gradients,
     layer_norm_gradients,
     rms_norm_gradients,
@@ -77,6 +79,7 @@ RULES: dict[type[nn.Module], Rule] = {
     **{c: Rule(embedding_gradients, own_units) for c in (nn.Embedding, Embedding)},
     LayerNorm: Rule(layer_norm_gradients, own_units),
     RMSNorm: Rule(rms_norm_gradients, own_units),
+    FilterResponseNorm: Rule(filter_response_gradients, own_units),
     GroupNorm: Rule(group_norm_gradients, own_units),
     **{c: Rule(running_norm_gradients, own_units) for c in CHANNEL_NORMS},
     MultiheadAttention: Rule(attention_gradients, row_units),

@@ -109,6 +109,7 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def attention_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
+    """Per-sample gradients of the projections of nn.MultiheadAttention."""
     deltas = [positions(d) for d in call.deltas]
     inputs = [positions(a) for a in call.inputs]
     outers = [

@@ -34,10 +34,12 @@ class Call(NamedTuple):
 
     @property
     def input(self) -> Tensor:
+        """The first of the inputs."""
         return self.inputs[0]
 
     @property
     def delta(self) -> Tensor:
+        """The gradient of the first of the outputs."""
         return self.deltas[0]
 
 

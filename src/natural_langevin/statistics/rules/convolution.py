@@ -39,6 +39,7 @@ def transposed_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
 
 
 def no_units(module: nn.Module) -> Units:
+    """For layers whose bias feeds no unit with weights of its own."""
     return {}
 
 

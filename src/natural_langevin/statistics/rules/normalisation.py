@@ -8,26 +8,41 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from natural_langevin import models
+from natural_langevin.models.residual import by_channel
 from natural_langevin.statistics.rules.base import Call, SampleGradient, Sum
-from natural_langevin.statistics.rules.tapped import rewrites
+from natural_langevin.statistics.rules.tapped import Tap, Tapped, rewrites
 
 
 def layer_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
+    """Scale: delta times the normalised input; shift: delta; summed over positions."""
     normalised = F.layer_norm(call.input, module.normalized_shape, eps=module.eps)
     return _by_feature(module, normalised, call.delta)
 
 
 def rms_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
+    """Scale: delta times the normalised input, summed over positions."""
     normalised = F.rms_norm(call.input, module.normalized_shape, eps=module.eps)
     return _by_feature(module, normalised, call.delta)
 
 
 def group_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
+    """By channel. Scale: delta times the normalised input; shift: delta."""
     normalised = F.group_norm(call.input.contiguous(), module.num_groups, eps=module.eps)
     return _by_channel(normalised, call.delta)
+
+
+def filter_response_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
+    """FilterResponseNorm: gradients of its affine map, and of the threshold at every pixel."""
+    x, (delta, below) = call.input, call.deltas
+    scale = module.scale(x)
+    normalised = x * scale.reshape(scale.shape + (1,) * (x.ndim - 2))
+    threshold = Sum(below.reshape(*below.shape[:2], -1).mT)
+    return _by_channel(normalised, delta) | {"threshold": threshold}
 
 
 def running_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
@@ -63,6 +78,19 @@ class RMSNorm(_FullPrecision, nn.RMSNorm): ...
 
 @rewrites(nn.GroupNorm)
 class GroupNorm(_FullPrecision, nn.GroupNorm): ...
+
+
+@rewrites(models.FilterResponseNorm)
+class FilterResponseNorm(Tapped, models.FilterResponseNorm):
+    """Which pixels are below the threshold depends on the parameters, of which a rule knows
+    nothing: both arguments of the maximum are on tape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tap = Tap(self)
+        y = tap.add(x, self.affine(x))
+        threshold = tap.add(None, by_channel(self.threshold, x).expand_as(y))
+        tap.close()
+        return torch.clamp(y, min=threshold)
 
 
 class _ChannelNorm:

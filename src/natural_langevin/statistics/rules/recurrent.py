@@ -120,6 +120,7 @@ class GRU(_Recurrent): ...
 
 
 def recurrent_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
+    """Per-sample gradients of nn.RNN, GRU and LSTM: time steps are positions of linear maps."""
     found: dict[str, SampleGradient] = {}
     steps = iter(zip(call.inputs, call.deltas, strict=True))
     for layer in range(module.num_layers):
@@ -177,4 +178,5 @@ class GRUCell(_Cell, nn.GRUCell):
 
 
 def cell_gradients(module: nn.Module, call: Call) -> dict[str, SampleGradient]:
+    """The same of one step, for the cells."""
     return _maps([("ih", ""), ("hh", "")], iter(zip(call.inputs, call.deltas, strict=True)))

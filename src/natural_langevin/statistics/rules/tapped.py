@@ -79,6 +79,7 @@ class Tap:
         return output if epsilon is None else output + epsilon
 
     def close(self) -> None:
+        """Hands the call's inputs and outputs to the tape."""
         if self.tape is not None:
             self.tape.record(self._key, self._inputs, self._outputs)
 

@@ -467,7 +467,7 @@ static void advance(Team *t, int64_t member, Scratch *s) {
         double sum = 0;
         for (int64_t m = 0; m < t->members; ++m) sum += t->parts[2 * m];
         const real loss = (real)(sum / run->batch);
-        const int moves = !stopped && isfinite(loss);
+        const int moves = !stopped && isfinite((float)loss);  // also of doubles: see still_running
         const Key key = stream_key(run->noise_origin[t->chain], step);
         for (int64_t l = t->first; l < run->layers && moves; ++l) {
             const int64_t out = t->layers[l].out;

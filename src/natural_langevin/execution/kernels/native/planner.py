@@ -1,8 +1,18 @@
-"""Whether a run goes by the native engine: it must take everything, and prove itself on a step."""
+"""Whether a run goes by the native engine: it must take everything, and prove itself on a step.
+
+The proof compares one native step with the reference's. Where float32 cannot decide (inputs far
+from zero cancel in J_ii - J_0i^2 / J_00, and the reference itself is rounding there) the same step
+in float64 does: the same sources, the same network, data and draws. Dynamics that have proven
+themselves on their data need not again: a pilot's later stages may stand anywhere.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import logging
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -15,8 +25,12 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native.engine import NativeMLP
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
+from natural_langevin.statistics import Gradients, Network
 
 log = logging.getLogger("natural_langevin")
+
+#: Dynamics, and the streams on which they have agreed with the reference.
+_PROVEN: WeakKeyDictionary[LangevinDynamics, WeakSet[Any]] = WeakKeyDictionary()
 
 
 def plan_native(
@@ -27,7 +41,10 @@ def plan_native(
         return None
     try:
         native = NativeMLP(dynamics, state, stream, rates, num_data)
-        if is_proven() or agrees(native, state):
+        proven = _PROVEN.setdefault(dynamics, WeakSet())
+        known = is_proven() or stream in proven
+        if known or agrees(native, state) or agrees_in_double(native, state):
+            proven.add(stream)
             return native
     except UnsupportedError as reason:
         log.debug("not by the native engine: %s", reason)
@@ -36,28 +53,71 @@ def plan_native(
     return None
 
 
+class _OneBatch:
+    """A stream of one batch, with a chain axis or without."""
+
+    def __init__(self, x: Tensor, y: Tensor, *, chain_axis: bool) -> None:
+        self.x, self.y, self.chain_axis = x, y, chain_axis
+
+    def example(self) -> tuple[Tensor, Tensor]:
+        """A batch without chain axis."""
+        return (self.x[0], self.y[0]) if self.chain_axis else (self.x, self.y)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """The one, at whatever step."""
+        return self.x, self.y
+
+
 def agrees(native: NativeMLP, state: State) -> bool:
     """Whether one native step from ``state`` is the reference's, up to rounding."""
     step, stream = int(state.step), native.stream
     native.dynamics.prepare(state.params, stream.example()[0])
-    own = isinstance(stream, InMemory)
-    batch = stream.batch(step) if isinstance(stream, InMemory) else stream.example()
-    if stream.chain_axis and not own:  # an example has no chain axis
-        x, y = (t.expand(len(state.diverged), *t.shape) for t in batch)
-        batch = (x, y)
+    batch = _batch(stream, step, len(state.diverged))
     count = torch.tensor(native.num_data, dtype=native.dtype)
     expected, info = native.dynamics.step(
         state, batch, native.rates.row(step), count, chain_axis=stream.chain_axis
     )
-    copy = pytree.tree_map(torch.clone, state)
-    found = native.one_step(copy, step, None if own else batch)
-    if not torch.equal(expected.diverged, copy.diverged):
+    after = pytree.tree_map(torch.clone, state)
+    found = native.one_step(after, step, None if isinstance(stream, InMemory) else batch)
+    if not torch.equal(expected.diverged, after.diverged):
         return False
     triples = [(found.loss, info.loss, torch.zeros_like(info.loss))]
     for name in CHAINWISE:
-        trees = (getattr(s, name) for s in (copy, expected, state))
+        trees = (getattr(s, name) for s in (after, expected, state))
         triples += zip(*map(pytree.tree_leaves, trees), strict=True)
     return all(_close(*triple) for triple in triples)
+
+
+def agrees_in_double(native: NativeMLP, state: State) -> bool:
+    """The same in float64, from the same state on the same batch."""
+    if native.dtype == torch.float64:
+        return False
+    old = native.dynamics
+    model = copy.deepcopy(old.gradients.network.model).double()
+    gradients = Gradients(
+        Network(model), old.gradients.likelihood, requests=old.gradients.requests,
+        targets=old.gradients.targets, sharing=old.gradients.sharing,
+    )  # fmt: skip
+    wide = dataclasses.replace(old, gradients=gradients, temperature=old.temperature.double())
+    batch = _batch(native.stream, int(state.step), len(state.diverged))
+    stream: Any = _OneBatch(*map(_widened, batch), chain_axis=native.stream.chain_axis)
+    rates = RatesTable(native.rates.values.double(), start=native.rates.start)
+    state = pytree.tree_map(_widened, state)
+    return agrees(NativeMLP(wide, state, stream, rates, native.num_data), state)
+
+
+def _batch(stream: Any, step: int, chains: int) -> tuple[Tensor, Tensor]:
+    """The step's own in memory, elsewhere an example, with a chain axis where there is one."""
+    if isinstance(stream, InMemory | _OneBatch):
+        return stream.batch(step)
+    x, y = stream.example()
+    if stream.chain_axis:
+        return x.expand(chains, *x.shape), y.expand(chains, *y.shape)
+    return x, y
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor.clone()
 
 
 def _close(found: Tensor, wanted: Tensor, before: Tensor) -> bool:

@@ -1,0 +1,92 @@
+"""``python -m natural_langevin.experiments.beyond``: the table, where typer is not installed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from natural_langevin import data
+from natural_langevin.experiments.beyond.parts import PARTS
+from natural_langevin.experiments.beyond.protocol import TOY, Protocol
+from natural_langevin.experiments.beyond.run import BeyondError, run, table
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What can be said on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m natural_langevin.experiments.beyond")
+    parser.add_argument("--dataset", default="mnist", choices=("mnist", "fashion-mnist", "digits"))
+    parser.add_argument("--data", help="folder with the data set's files")
+    parser.add_argument("--out", type=Path, required=True, help="the results, a JSON file")
+    parser.add_argument("--work", type=Path, help="folder of parts under way [beside --out]")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--parts",
+        default=",".join(PARTS),
+        help="PART or PART=SECONDS, separated by commas, of " + ", ".join(PARTS),
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="of every part that says none [default: its own on CUDA]"
+    )
+    parser.add_argument("--compile", default="auto", choices=("auto", "true", "false"))
+    parser.add_argument("--precision", default="high", choices=("high", "highest"))
+    parser.add_argument("--toy", action="store_true", help="all sizes as small as they can be")
+    parser.add_argument("--hidden", type=int, help="units of both hidden layers")
+    parser.add_argument("--steps", type=int, help="updates of the final parts")
+    parser.add_argument("--mixed", type=int, help="lengths beside the chosen one in the final part")
+    parser.add_argument("--adapt", default="burn-in", choices=("burn-in", "always"))
+    return parser
+
+
+def chosen_parts(text: str, seconds: float | None, device: str) -> dict[str, float]:
+    """``select=30,final`` as seconds by part."""
+    found = {}
+    for item in filter(None, text.split(",")):
+        name, _, limit = item.partition("=")
+        if name not in PARTS:
+            raise BeyondError(f"unknown part {name!r}: use some of {', '.join(PARTS)}")
+        usual = PARTS[name].seconds if device.startswith("cuda") else float("inf")
+        found[name] = float(limit) if limit else (seconds or usual)
+    return found
+
+
+def main(given: list[str] | None = None) -> int:
+    """Runs what is asked for, and prints the rows so far."""
+    options = arguments().parse_args(given)
+    started = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - started:6.1f} s] {line}", file=sys.stderr, flush=True)
+
+    protocol = TOY if options.toy else Protocol()
+    if options.hidden:
+        protocol = replace(protocol, hidden=(options.hidden, options.hidden))
+    if options.steps:
+        protocol = replace(protocol, steps=options.steps)
+    if options.mixed is not None:
+        protocol = replace(protocol, mixed=options.mixed)
+    protocol = replace(protocol, adapt=options.adapt)
+    modes: dict[str, bool | str] = {"auto": "auto", "true": True, "false": False}
+    try:
+        results = run(
+            data.load(options.dataset, data_dir=options.data),
+            options.out,
+            work=options.work,
+            protocol=protocol,
+            parts=chosen_parts(options.parts, options.seconds, options.device),
+            device=options.device,
+            compile=modes[options.compile],
+            precision=options.precision,
+            say=say,
+        )
+    except BeyondError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

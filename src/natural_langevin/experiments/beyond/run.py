@@ -1,0 +1,130 @@
+"""Runs the missing parts in order; the file of results is written after each."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from natural_langevin._internal.atomic import staged
+from natural_langevin.data import Dataset
+from natural_langevin.experiments.beyond.parts import PARTS
+from natural_langevin.experiments.beyond.protocol import Protocol
+from natural_langevin.experiments.beyond.sampling import Bench
+from natural_langevin.experiments.origin import origin
+
+FORMAT = 1
+
+
+class BeyondError(ValueError):
+    """The run cannot start or go on; the message says why and what to do."""
+
+
+def run(
+    data: Dataset,
+    out: Path,
+    *,
+    work: Path | None = None,
+    protocol: Protocol | None = None,
+    parts: Mapping[str, float] | None = None,
+    device: str = "cpu",
+    compile: bool | str = "auto",
+    precision: str = "high",
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """The results, which are also in ``out``; parts that are complete there are not run again.
+
+    ``parts``: which, and for how many seconds each (None: all, for as long as they take). One that
+    ran out of time goes on where it was, from the folder ``work`` (by default beside ``out``), when
+    it is run again; what comes after it works with what it has found so far."""
+    protocol = (protocol or Protocol()).fit_to(len(data.train_x))
+    wanted = dict.fromkeys(PARTS, float("inf")) if parts is None else dict(parts)
+    if unknown := set(wanted) - set(PARTS):
+        raise BeyondError(f"unknown parts {sorted(unknown)}: use some of {', '.join(PARTS)}")
+    config = json.loads(
+        json.dumps({"dataset": data.name, "precision": precision, **protocol.as_dict()})
+    )
+    results = _opened(out, config, device)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        for name in PARTS:
+            known = results["parts"].get(name)
+            if name not in wanted or (known is not None and known["complete"]):
+                continue
+            started = time.monotonic()
+            for needed in PARTS[name].needs:
+                if needed not in results["parts"]:
+                    raise BeyondError(f"the part {name} needs {needed}: run that first")
+            bench = Bench(
+                protocol, data, torch.device(device), work or out.with_suffix(".parts"), compile,
+                started + wanted[name], _prefixed(say, name),
+            )  # fmt: skip
+            try:
+                found = PARTS[name].run(bench, results["parts"])
+            except TimeoutError as error:
+                say(str(error))
+                break
+            found["started"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            found["machine"] = origin(device)
+            results["parts"][name] = _finite(found)
+            results["rows"] = [
+                row for part in results["parts"].values() for row in part.get("rows", [])
+            ]
+            _write(out, results)
+            say(f"{name}: {time.monotonic() - started:.1f} s in all, written to {out}")
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return results
+
+
+def _prefixed(say: Callable[[str], None], name: str) -> Callable[[str], None]:
+    return lambda line: say(f"{name}: {line}")
+
+
+def _opened(out: Path, config: dict[str, Any], device: str) -> dict[str, Any]:
+    """What is in the file, or an empty frame; a file of another configuration is refused."""
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return {"format": FORMAT, "config": config, **origin(device), "parts": {}, "rows": []}
+    try:
+        found: dict[str, Any] = json.loads(out.read_text())
+    except (OSError, ValueError) as error:
+        raise BeyondError(f"cannot read {out}: {error}") from error
+    if found.get("config") != config:
+        raise BeyondError(f"{out} holds another run: choose another file, or the same settings")
+    return found
+
+
+def _finite(tree: Any) -> Any:
+    """For JSON, which knows no NaN: None in its place."""
+    if isinstance(tree, dict):
+        return {k: _finite(v) for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(v) for v in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def _write(out: Path, results: dict[str, Any]) -> None:
+    with staged(out) as handle:
+        handle.write((json.dumps(results, indent=1, allow_nan=False) + "\n").encode())
+
+
+def table(results: dict[str, Any]) -> str:
+    """The rows in plain text: test NLL and accuracy, with their standard deviation over seeds."""
+    width = max([len(row["label"]) for row in results["rows"]] + [3])
+    lines = [f"{'row':{width}}  {'test NLL':>15}  {'accuracy':>14}  updates"]
+    for row in results["rows"]:
+        nll, accuracy = row["nll"], row["accuracy"]
+        several = len(nll["values"]) > 1
+        spread = (f" ± {nll['std']:.4f}", f" ± {accuracy['std']:.2f}") if several else ("", "")
+        lines.append(
+            f"{row['label']:{width}}  {nll['mean']:.4f}{spread[0]:9}  "
+            f"{accuracy['mean']:.2f}{spread[1]:7}   {row['updates']}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,126 @@
+"""The six small networks: three lines of code against NUTS on the very same posterior.
+
+``python -m natural_langevin.experiments.defaults.against_nuts --out FILE``: every problem is kept
+as soon as it is done. NUTS has the prior that the recipe chose, so that the two differ by how they
+sample alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from natural_langevin import Langevin, Posterior
+from natural_langevin.experiments.defaults.small import PROBLEMS, Problem
+from natural_langevin.experiments.origin import origin
+
+
+def ours(problem: Problem, seed: int, **lengths: Any) -> tuple[Posterior, float]:
+    """A posterior by pure defaults, and the seconds it took."""
+    began = time.perf_counter()
+    sampler = Langevin(problem.network(), problem.likelihood, seed=seed)
+    posterior = sampler.sample((problem.x, problem.y), progress=False, **lengths)
+    return posterior, time.perf_counter() - began
+
+
+def score(problem: Problem, posterior: Posterior) -> dict[str, Any]:
+    """Test NLL of the averaged densities, that of every chain, and mean and sd over networks of
+    the predictions (class probabilities, or the target's mean)."""
+    log_p = posterior.log_likelihood(problem.x_test, problem.y_test).double()
+    values = posterior.predict(problem.x_test).samples
+    assert values is not None
+
+    def nll(some: torch.Tensor) -> float:
+        return float((math.log(len(some)) - torch.logsumexp(some, 0)).mean())
+
+    return {
+        "nll": nll(log_p.flatten(0, 1)),
+        "nll_of_chains": [nll(chain) for chain in log_p],
+        "mean": values.double().mean(0).flatten(),
+        "sd": values.double().std(0).flatten(),
+    }
+
+
+def reference(problem: Problem, scale: float, folder: Path, **lengths: int) -> dict[str, Any]:
+    """NUTS under the prior N(0, 2 scale / fan-in), from the folder if it has been run before."""
+    file = folder / f"{problem.name.replace(' ', '-')}-{scale:g}.npz"
+    if not file.exists():
+        from natural_langevin.experiments.defaults import nuts  # blackjax is for developers
+
+        fan_in = {
+            k: p[0].numel() if p.ndim > 1 else 1 for k, p in problem.network().named_parameters()
+        }
+        began = time.perf_counter()
+        drawn = nuts.sample(problem, {k: 2 * scale / f for k, f in fan_in.items()}, **lengths)
+        found = nuts.summary(problem, drawn)
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(
+            file, **{k: np.asarray(v) for k, v in found.items()},
+            seconds=time.perf_counter() - began, **lengths,
+        )  # fmt: skip
+    with np.load(file) as kept:
+        return {k: kept[k] for k in kept.files}
+
+
+def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[str, Any]:
+    """One run of ours against NUTS."""
+    posterior, seconds = ours(problem, seed)
+    recipe = posterior.config["recipe"]
+    scale = (recipe["prior_scale"] or {"value": 1.0})["value"]
+    found, true = score(problem, posterior), reference(problem, scale, folder, **lengths)
+    mean, sd = (torch.from_numpy(true[k]).flatten() for k in ("mean", "sd"))
+    return {
+        "seed": seed,
+        "seconds": seconds,
+        "prior_scale": scale,
+        "step_size": recipe["step_size"],
+        "steps": posterior.config["steps"],
+        "way": recipe["way"],
+        "nll": found["nll"],
+        "nuts_nll": float(true["nll"]),
+        "nll_difference": found["nll"] - float(true["nll"]),
+        "nuts_nll_of_chains": true["nll_of_chains"].tolist(),
+        "sd_ratio": float(found["sd"].mean() / sd.mean()),
+        "sd_ratio_median": float((found["sd"] / sd).median()),
+        "distance_in_sd": float(((found["mean"] - mean) / sd).square().mean().sqrt()),
+        "nuts_seconds": float(true["seconds"]),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/defaults-nuts.json"))
+    parser.add_argument("--only", nargs="*", help="numbers of problems, from 0")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--chains", type=int, default=4)
+    options = parser.parse_args()
+    results: dict[str, Any] = {"problems": {}}
+    if options.out.exists():
+        results = json.loads(options.out.read_text())
+    for number, make in enumerate(PROBLEMS):
+        if options.only and str(number) not in options.only:
+            continue
+        problem, rows = make(), []
+        for seed in range(options.seeds):
+            rows.append(
+                compare(
+                    problem, seed, options.out.parent / "nuts", chains=options.chains,
+                    warmup=options.draws, draws=options.draws,
+                )
+            )  # fmt: skip
+            results["problems"][problem.name] = rows
+            options.out.write_text(json.dumps(results | origin("cpu"), indent=1))
+            print(problem.name, json.dumps(rows[-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

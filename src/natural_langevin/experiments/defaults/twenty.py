@@ -1,0 +1,166 @@
+"""Twenty problems on which no default was chosen: tables, generated ones, digits as pixels and as
+images. Inputs and targets that are numbers are standardised by their training rows.
+
+``python -m natural_langevin.experiments.defaults.twenty --out FILE``: pure defaults against
+``rivals``, test NLL and calibration error, seconds beside; every problem is kept when it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, likelihoods, models
+from natural_langevin.experiments.defaults import rivals
+from natural_langevin.experiments.origin import origin
+from natural_langevin.experiments.uci.data import TABLES, load, split
+
+MOST = 1000
+
+
+class Problem(NamedTuple):
+    """Standardised training and test rows, and the network for a rate of dropout and a seed."""
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    make: rivals.Make
+
+
+def _standardised(x: Tensor, reference: Tensor) -> Tensor:
+    sd = reference.std(0)
+    return (x - reference.mean(0)) / torch.where(sd > 0, sd, 1.0)
+
+
+def _problem(x: Any, y: Any, x_test: Any, y_test: Any, *, image: bool = False) -> Problem:
+    x, x_test = (torch.as_tensor(np.asarray(v), dtype=torch.float32)[:MOST] for v in (x, x_test))
+    y, y_test = (torch.as_tensor(np.asarray(v))[:MOST] for v in (y, y_test))
+    x, x_test = _standardised(x, x), _standardised(x_test, x)
+    outputs = int(y.max()) + 1
+    if y.is_floating_point():
+        y, y_test = y.float()[:, None], y_test.float()[:, None]
+        y, y_test, outputs = _standardised(y, y), _standardised(y_test, y), 1
+    if image:
+        x, x_test = x.reshape(-1, 1, 8, 8), x_test.reshape(-1, 1, 8, 8)
+
+    def make(dropout: float, seed: int) -> nn.Module:
+        if image:
+            torch.manual_seed(seed)
+            drop = [nn.Dropout(dropout)] if dropout else []
+            return nn.Sequential(
+                nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), *drop,
+                nn.Linear(72, outputs),
+            )  # fmt: skip
+        return models.mlp(x.shape[1], outputs, (50,), dropout=dropout, seed=seed)
+
+    return Problem(x, y, x_test, y_test, make)
+
+
+def _halves(x: Any, y: Any, *, image: bool = False) -> Problem:
+    order = np.random.default_rng(0).permutation(len(x))
+    cut = min(MOST, 2 * len(x) // 3)
+    a, b = order[:cut], order[cut:]
+    return _problem(x[a], y[a], x[b], y[b], image=image)
+
+
+def _uci(name: str) -> Problem:
+    x, y, x_test, y_test = split(load(name), 0)
+    some = np.random.default_rng(0).permutation(len(x))[:MOST]
+    return _problem(x[some], y[some].astype("f4"), x_test, y_test.astype("f4"))
+
+
+def problems() -> Iterator[tuple[str, Callable[[], Problem]]]:
+    """Name and how to make it."""
+    from sklearn import datasets  # for developers
+
+    for name in ("iris", "wine", "breast_cancer", "digits", "diabetes"):
+        yield name, lambda n=name: _halves(*getattr(datasets, f"load_{n}")(return_X_y=True))
+    yield (
+        "digits as images",
+        lambda: _halves(*datasets.load_digits(return_X_y=True), image=True),
+    )
+    for name in TABLES:
+        yield f"uci {name}", lambda n=name: _uci(n)
+    made: dict[str, Callable[[], Any]] = {
+        "friedman 1": lambda: datasets.make_friedman1(1500, noise=1.0, random_state=0),
+        "friedman 2": lambda: datasets.make_friedman2(900, noise=50.0, random_state=0),
+        "circles": lambda: datasets.make_circles(600, noise=0.2, factor=0.5, random_state=0),
+        "quantiles": lambda: datasets.make_gaussian_quantiles(
+            n_samples=900, n_features=5, n_classes=3, random_state=0
+        ),
+        "classification": lambda: datasets.make_classification(
+            1200, 15, n_informative=6, n_classes=3, flip_y=0.1, random_state=0
+        ),
+    }
+    for name, function in made.items():
+        yield name, lambda f=function: _halves(*f())
+
+
+def _calibration_error(scores: Any) -> float:
+    """Of classes as usual; of numbers, the mean distance of intervals' coverage from their level."""
+    if hasattr(scores, "calibration_error"):
+        return float(scores.calibration_error)
+    return float(np.mean([abs(found - level) for level, found in scores.coverage.items()]))
+
+
+def run(problem: Problem) -> dict[str, Any]:
+    """Ours by pure defaults, and the rivals."""
+    regression = problem.y.is_floating_point()
+    likelihood = likelihoods.Gaussian("rmse") if regression else likelihoods.Categorical()
+    began, used = time.perf_counter(), time.process_time()
+    posterior = Langevin(problem.make(0.0, 0), likelihood).sample(
+        (problem.x, problem.y), progress=False
+    )
+    seconds, cpu = time.perf_counter() - began, time.process_time() - used
+    scores = posterior.evaluate(problem.x_test, problem.y_test)
+    began = time.process_time()
+    others = rivals.all_scores(problem.make, *problem[:4])
+    recipe = posterior.config["recipe"]
+    return {
+        "rows": len(problem.x),
+        "ours": scores.nll,
+        "calibration_error": _calibration_error(scores),
+        **others,
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "rivals_cpu_seconds": time.process_time() - began,
+        "steps": posterior.config["steps"],
+        "step_size": recipe["step_size"],
+        "prior_scale": recipe["prior_scale"],
+        "way": recipe["way"],
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/defaults-twenty.json"))
+    parser.add_argument("--only", nargs="*")
+    options = parser.parse_args()
+    results: dict[str, Any] = {"problems": {}}
+    if options.out.exists():
+        results = json.loads(options.out.read_text())
+    for name, make in problems():
+        if name in results["problems"] or (options.only and name not in options.only):
+            continue
+        row = run(make())
+        results["problems"][name] = row
+        options.out.write_text(json.dumps(results | origin("cpu"), indent=1))
+        best = min(row[k] for k in ("Adam, early stopping", "five networks", "MC-dropout"))
+        print(
+            f"{name}: ours {row['ours']:.4f}, best rival {best:.4f}, calibration "
+            f"{row['calibration_error']:.3f}, {row['cpu_seconds']:.1f} s", flush=True,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

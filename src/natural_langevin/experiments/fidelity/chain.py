@@ -1,0 +1,203 @@
+"""One run of one contender: steps for a given time, its predictions averaged along the way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from natural_langevin import Langevin, likelihoods, priors
+from natural_langevin.experiments.fidelity.contenders import Contender
+from natural_langevin.experiments.fidelity.problem import PRIOR_VARIANCE, Problem
+from natural_langevin.models import resnet_frn
+
+#: Steps until every kind of step has been recorded as a CUDA graph, and steps to time after that.
+WARM_UP = {"cuda": 35, "cpu": 2}
+TIMED = {"cuda": 40, "cpu": 3}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all contenders share. ``seconds``: of each of them, predictions included."""
+
+    seconds: float = 40.0
+    pilot: float = 3.0
+    batch_size: int = 250
+    looks: int = 40
+    depth: int = 20
+    width: int = 16
+    seed: int = 0
+    device: str = "cpu"
+
+
+class Flat(nn.Module):
+    """A network whose parameters are one long vector: one update instead of a hundred small ones.
+
+    The same posterior where prior and metric treat every number alike."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        named = dict(network.named_parameters())
+        self._shapes = {name: p.shape for name, p in named.items()}
+        self.theta = nn.Parameter(torch.cat([p.detach().flatten() for p in named.values()]))
+        self._network = [network.requires_grad_(False)]  # in a list: no parameters of this module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's, with the vector cut into its parameters."""
+        sizes = [math.prod(shape) for shape in self._shapes.values()]
+        parts = zip(self._shapes.items(), self.theta.split(sizes), strict=True)
+        params = {name: part.reshape(shape) for (name, shape), part in parts}
+        return functional_call(self._network[0], params, (x,))
+
+
+class Average:
+    """The mean of the kept iterates' test probabilities."""
+
+    def __init__(self, network: nn.Module, x: Tensor, settings: Settings) -> None:
+        self._network, self._x, self.draws = network, x, 0
+        self._total: Tensor | None = None
+        self._reduced = reduced_precision(settings.device)
+
+    def predict(self, params: dict[str, Tensor]) -> Tensor:
+        """Probabilities of one chain's network, (n, classes)."""
+        own = {name: p[0] for name, p in params.items()}
+        autocast = torch.autocast(
+            self._x.device.type, dtype=self._reduced or torch.bfloat16,
+            enabled=self._reduced is not None,
+        )  # fmt: skip
+        with torch.no_grad(), autocast:
+            parts = [functional_call(self._network, own, (x,)) for x in self._x.split(2500)]
+        return torch.cat(parts).float().softmax(-1)
+
+    def add(self, params: dict[str, Tensor]) -> None:
+        """One more iterate."""
+        p = self.predict(params)
+        self._total = p if self._total is None else self._total + p
+        self.draws += 1
+
+    @property
+    def mean(self) -> Tensor:
+        """Probabilities averaged over iterates, not their logarithms."""
+        assert self._total is not None
+        return self._total / self.draws
+
+
+def reduced_precision(device: str) -> torch.dtype | None:
+    """Forward passes in bfloat16 on GPUs; parameters, statistics and updates stay in float32."""
+    return torch.bfloat16 if device.startswith("cuda") else None
+
+
+def start(contender: Contender, settings: Settings, member: int = 0) -> nn.Module:
+    """The network at its starting point."""
+    network = resnet_frn(
+        depth=settings.depth, width=settings.width, seed=1000 * settings.seed + member
+    )
+    if contender.at_prior:
+        with torch.no_grad():
+            for parameter in network.parameters():
+                if parameter.ndim == 4:
+                    parameter.mul_(math.sqrt(PRIOR_VARIANCE) / parameter.std())
+    return Flat(network) if contender.elementwise else network
+
+
+def sampler(contender: Contender, settings: Settings, eta: object, member: int = 0) -> Langevin:
+    """The contender as a user would write it."""
+    return Langevin(
+        start(contender, settings, member),
+        likelihoods.Categorical(),
+        prior=priors.Gaussian(variance=PRIOR_VARIANCE),
+        preconditioner=contender.metric(),
+        dynamics=contender.dynamics,
+        step_size=eta,  # type: ignore[arg-type]
+        temperature=contender.temperature,
+        chains=1,
+        mean_rate=None,
+        seed=1000 * settings.seed + member,
+        device=settings.device,
+        autocast=reduced_precision(settings.device),
+    )
+
+
+def pace(contender: Contender, problem: Problem, settings: Settings) -> float:
+    """Seconds of a step, once everything is warm."""
+    kind = torch.device(settings.device).type
+    warm_up, timed = WARM_UP[kind], TIMED[kind]
+    chain = sampler(contender, settings, contender.step_sizes[0])
+    engine, state = chain.prepare(
+        (problem.x, problem.y), steps=warm_up + timed, batch_size=settings.batch_size
+    )
+    state, _ = engine.run(state, 0, warm_up)
+    began = now(settings.device)
+    engine.run(state, warm_up, timed)
+    return (now(settings.device) - began) / timed
+
+
+def follow(
+    contender: Contender,
+    problem: Problem,
+    settings: Settings,
+    eta: float,
+    *,
+    seconds: float,
+    step_seconds: float,
+    looks: int,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[tuple[dict[str, float], Tensor]]:
+    """After every look: seconds, epochs and draws so far, and the mean probabilities.
+
+    The run is planned from the pace and broken off where it takes longer than that; seconds are
+    those of steps and predictions, without compiling, recording and copying data."""
+    average: Average | None = None
+    spent, steps = 0.0, 0
+    epoch = len(problem.y) // settings.batch_size
+    for member in range(contender.members):
+        share = seconds / contender.members
+        planned = max(looks, math.ceil(share / step_seconds))
+        burn_in = max(1, math.ceil(planned * contender.kept_from / contender.cycles))
+        chain = sampler(contender, settings, contender.schedule(eta, planned), member)
+        engine, state = chain.prepare(
+            (problem.x, problem.y), steps=planned, batch_size=settings.batch_size,
+            burn_in=burn_in,
+        )  # fmt: skip
+        average = average or Average(chain.model, problem.test_x, settings)
+        stops = [round(planned * (look + 1) / looks) for look in range(looks)]
+        done = min(WARM_UP[torch.device(settings.device).type], stops[0])
+        state, info = engine.run(state, 0, done)  # with what is set up once: counted at the pace
+        own = done * step_seconds
+        spent += own
+        for stop in stops:
+            began = now(settings.device)
+            if stop > done:
+                state, info = engine.run(state, done, stop - done)
+            done, late = stop, stop == stops[-1]
+            if kept(contender, done / planned) and (contender.members == 1 or late):
+                average.add(state.params)
+            took = now(settings.device) - began
+            own, spent = own + took, spent + took
+            if average.draws and (contender.members == 1 or late):
+                epochs = (steps + done) / epoch
+                yield {"seconds": spent, "epochs": epochs, "draws": average.draws}, average.mean
+            if bool(info.diverged.any()):
+                say(f"{contender.title}: diverged at step {done} with step size {eta:g}")
+                return
+            if own > 1.1 * share + 2 and contender.members == 1:
+                say(f"{contender.title}: broken off after {own:.0f} s, {done} of {planned} steps")
+                return
+        steps += done
+
+
+def kept(contender: Contender, share: float) -> bool:
+    """Whether an iterate at this share of the run is one of those that count."""
+    return (share * contender.cycles - 1e-9) % 1.0 >= contender.kept_from
+
+
+def now(device: str) -> float:
+    """The clock, once the device has done what it was told to."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,0 +1,79 @@
+"""Who is held against HMC: samplers at T = 1, and an ensemble of optimised networks.
+
+Step sizes are on SGD's scale; which of a contender's candidates is used, a short pilot decides on
+training images that it holds out. Weights in front of a normalisation have no scale of their own,
+so that the prior alone says how long they are: a metric that follows them starts there, at the
+prior's scale, while Euclidean dynamics, whose steps shrink with the square of that length, start
+at the usual initialisation and grow into it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from natural_langevin import preconditioners, schedules
+from natural_langevin.dynamics import Overdamped, Underdamped
+from natural_langevin.dynamics.base import Integrator
+from natural_langevin.preconditioners import Preconditioner
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to predictions, at the same cost for all."""
+
+    title: str
+    dynamics: Integrator
+    metric: Callable[[], Preconditioner]
+    step_sizes: tuple[float, ...]
+    #: (step size, steps of the run) -> schedule.
+    schedule: Callable[[float, int], schedules.Schedule]
+    temperature: float = 1.0
+    #: Whether weights start at the prior's scale.
+    at_prior: bool = False
+    #: Whether its metric treats every number alike, whatever tensor it stands in.
+    elementwise: bool = True
+    #: Networks trained one after the other, each for its share of the time; the last one counts.
+    members: int = 1
+    #: Share of the run (or of a cycle, where there are several) from which iterates are kept.
+    kept_from: float = 0.4
+    cycles: int = 1
+
+
+def falling(initial: float, steps: int) -> schedules.Schedule:
+    """(1 + 4 step / steps)^(-1/2): to less than a half, for less discretisation error later."""
+    return schedules.polynomial(initial, offset=max(1.0, steps / 4), power=0.5)
+
+
+def restarts(cycles: int) -> Callable[[float, int], schedules.Schedule]:
+    """Cosines from the step size towards 0, so many in a run."""
+    return lambda initial, steps: schedules.cyclical(initial, math.ceil(steps / cycles))
+
+
+def natural() -> Preconditioner:
+    """QDOP, whose statistics cost more than the step they are taken in: of every tenth batch."""
+    return preconditioners.QuasiDiagonalFisher(every=10)
+
+
+CONTENDERS: dict[str, Contender] = {
+    "sgld": Contender(
+        "SGLD", Overdamped(), preconditioners.Euclidean, (0.05, 0.15, 0.5), falling
+    ),
+    "sghmc": Contender(
+        "SGHMC, cyclical steps", Underdamped(friction=0.1), preconditioners.Euclidean,
+        (0.01, 0.03, 0.1), restarts(4), kept_from=0.6, cycles=4,
+    ),
+    "rmsprop": Contender(
+        "underdamped, RMSProp", Underdamped(friction=0.1), preconditioners.RMSProp,
+        (1e-3, 2e-3, 4e-3), falling, at_prior=True,
+    ),
+    "qdop": Contender(
+        "underdamped, QDOP", Underdamped(friction=0.1), natural,
+        (3e-4, 8e-4, 1.5e-3), falling, at_prior=True, elementwise=False,
+    ),
+    "ensemble": Contender(
+        "deep ensemble", Underdamped(friction=0.1), preconditioners.Euclidean,
+        (0.01, 0.03, 0.1), restarts(1), temperature=0.0, members=4,
+    ),
+}  # fmt: skip

@@ -1,0 +1,93 @@
+"""The competition's problem: CIFAR-10 as its jax code prepares it, and HMC's predictions for it."""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from natural_langevin.data import cifar10
+from natural_langevin.metrics import accuracy, agreement, nll, reliability, total_variation
+
+#: What the competition subtracts and divides by, colour by colour.
+MEAN, DEVIATION = (0.49, 0.48, 0.44), 0.2
+#: N(0, 1/5) for every parameter.
+PRIOR_VARIANCE = 0.2
+HELD_OUT = 0.1
+
+
+class Problem(NamedTuple):
+    """Images (n, height, width, colours), labels, and the reference's test probabilities."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    reference: Tensor
+    source: str
+
+    def to(self, device: str) -> Problem:
+        """Everything on a device."""
+        x, y, test_x, test_y, reference = (t.to(device) for t in self[:5])
+        return Problem(x, y, test_x, test_y, reference, self.source)
+
+    def pilot(self) -> Problem:
+        """Training images alone: the last tenth of them in place of the test images."""
+        cut = round(len(self.y) * (1 - HELD_OUT))
+        unknown = torch.full_like(self.reference[: len(self.y) - cut], 1 / 10)
+        x, y = self.x, self.y
+        return Problem(x[:cut], y[:cut], x[cut:], y[cut:], unknown, self.source)
+
+
+def hmc_predictions() -> tuple[Tensor, Tensor]:
+    """HMC's probabilities (10,000, 10) of the test images in official order, and their labels."""
+    file = resources.files("natural_langevin.data") / "files" / "hmc" / "cifar10.npz"
+    with file.open("rb") as handle, np.load(handle) as arrays:
+        probabilities, labels = arrays["probabilities"], arrays["labels"]
+    return torch.from_numpy(probabilities), torch.from_numpy(labels.astype(np.int64))
+
+
+def cifar(data_dir: str | os.PathLike[str] | None = None) -> Problem:
+    """CIFAR-10 itself."""
+    data = cifar10(data_dir)
+    reference, labels = hmc_predictions()
+    if not torch.equal(labels, data.test_y):
+        raise ValueError("the test images are not in the order of HMC's predictions")
+    return Problem(
+        normalised(data.train_x), data.train_y, normalised(data.test_x), data.test_y, reference,
+        data.source,
+    )  # fmt: skip
+
+
+def synthetic(count: int = 200, *, pixels: int = 8, seed: int = 0) -> Problem:
+    """Noise with a stripe whose place is the class: for tests, with the labels as reference."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(2 * count) % 10
+    x = torch.rand(2 * count, pixels, pixels, 3, generator=generator)
+    column = torch.arange(pixels) == (y[:, None] % pixels)
+    x = normalised((x + column[:, None, :, None] * (1 + (y >= pixels))[:, None, None, None]) / 3)
+    reference = 0.8 * torch.nn.functional.one_hot(y[count:], 10) + 0.02
+    return Problem(x[:count], y[:count], x[count:], y[count:], reference, "synthetic stripes")
+
+
+def normalised(x: Tensor) -> Tensor:
+    """Pixels in [0, 1] as the competition's code hands them to the network."""
+    return (x - torch.tensor(MEAN)) / DEVIATION
+
+
+def scores(probabilities: Tensor, problem: Problem) -> dict[str, float]:
+    """Against the reference, and against the labels."""
+    p, y = probabilities.cpu(), problem.test_y.cpu()
+    bins = reliability(p, y)
+    share = bins.count / bins.count.sum()
+    return {
+        "agreement": agreement(p, problem.reference.cpu()),
+        "total_variation": total_variation(p, problem.reference.cpu()),
+        "accuracy": accuracy(p, y),
+        "nll": nll(p, y),
+        "ece": float((share * (bins.confidence - bins.accuracy).abs()).sum()),
+    }

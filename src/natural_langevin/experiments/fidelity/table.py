@@ -1,0 +1,70 @@
+"""Results as a table and as a picture, with the published figures beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from natural_langevin._internal.figures import new_figure
+from natural_langevin.experiments.fidelity.run import PUBLISHED
+
+BEGIN, END = "<!-- fidelity begin -->\n", "<!-- fidelity end -->"
+COLUMNS = (
+    "agreement", "total variation", "accuracy", "NLL", "calibration error", "seconds", "epochs",
+    "draws",
+)  # fmt: skip
+
+
+def rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Title and cells: the published ones, HMC itself, and ours at the end of their time."""
+    found: list[tuple[str, ...]] = [
+        (f"published: {title}", f"{same:.3f}", f"{apart:.3f}", *[""] * 6)
+        for title, (same, apart) in PUBLISHED.items()
+    ]
+    hmc = results["reference"]
+    own = f"{hmc['accuracy']:.4f}", f"{hmc['nll']:.3f}", f"{hmc['ece']:.3f}"
+    found.append(("the reference itself", "1", "0", *own, "", "", ""))
+    for row in results["rows"].values():
+        if not row.get("looks"):
+            continue
+        last = row["looks"][-1]
+        scores = (f"{last[k]:.4f}" for k in ("agreement", "total_variation", "accuracy"))
+        rest = f"{last['nll']:.3f}", f"{last['ece']:.3f}", f"{last['seconds']:.0f}"
+        found.append((row["title"], *scores, *rest, f"{last['epochs']:.0f}", str(last["draws"])))
+    return found
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """The table of a page."""
+    lines = [f"| | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows(results))])
+
+
+def with_table(page: str, results: Mapping[str, Any]) -> str:
+    """The page's text with the table between its markers."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}{markdown(results)}\n{END}{rest.split(END)[1]}"
+
+
+def plot(results: Mapping[str, Any], path: Path) -> None:
+    """Agreement and total variation against time, and where published runs of days ended."""
+    figure = new_figure(figsize=(9, 3.4))
+    left, right = figure.subplots(1, 2)
+    for axes, score, index in ((left, "agreement", 0), (right, "total_variation", 1)):
+        for row in results["rows"].values():
+            looks = row.get("looks", [])
+            style = "o-" if len(looks) < 10 else "-"
+            seconds = [look["seconds"] for look in looks]
+            axes.plot(seconds, [look[score] for look in looks], style, label=row["title"])
+        for number, (title, values) in enumerate(PUBLISHED.items()):
+            axes.axhline(values[index], color="grey", linewidth=0.8, linestyle=(0, (2, 1 + number)))
+            place = (1.0, values[index])
+            axes.annotate(
+                title.split(",")[0], place, xycoords=("axes fraction", "data"), fontsize=6,
+                ha="right", va="bottom", color="grey",
+            )  # fmt: skip
+        axes.set_xlabel("seconds")
+        axes.set_ylabel(score.replace("_", " ") + " with HMC")
+    left.legend(frameon=False, fontsize=7)
+    figure.savefig(path, bbox_inches="tight")

@@ -1,0 +1,231 @@
+"""Section "samples": effective samples per second in function space, ours and the peers', on MNIST.
+
+One posterior for everybody: a ReLU network on the first training images, prior N(0, 0.1), T = 1,
+minibatches of 100, four chains. All start at the same four draws, which a long run of ours with a
+small step has left behind. Followed are the log-probabilities of all classes at some test images.
+
+Bias. Every step size heats a sampler a little, and buys speed. The measure is the mean log-loss on
+some training images along the run, against that of the reference (the sampler that made the starts,
+at a quarter of its step size): ``bias`` is the relative difference. A step size counts where |bias|
+is at most 5 %, and of those that count the one with most effective samples per second does.
+
+ESS. Over all chains, autocorrelations summed by Geyer's initial positive sequence, with the
+variance between chains in it (Vehtari et al. 2021), the median over the numbers followed. Time is
+that of the steps alone, after the first ones, which compile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from natural_langevin import Langevin, data, dynamics, likelihoods, models, preconditioners, priors
+from natural_langevin.experiments.speed import peers
+from natural_langevin.experiments.speed.contender import Ready, Unavailable
+from natural_langevin.experiments.speed.measure import Say, synchronise
+from natural_langevin.experiments.speed.plain import flat
+from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, Problem
+from natural_langevin.sampling import recipe
+
+CHAINS, MOST_BIAS = 4, 0.05
+FOLLOWED, SCORED = 20, 1_000
+#: By kind of device; steps: of the starting run, of every other, and between draws.
+SIZES = {
+    "cpu": {"hidden": (50,), "images": 10_000, "start": 20_000, "steps": 4_000, "thin": 10},
+    "cuda": {
+        "hidden": (400, 400), "images": 60_000, "start": 40_000, "steps": 20_000, "thin": 100,
+    },
+}  # fmt: skip
+START_STEP = 2e-4
+
+Layers = list[tuple[Tensor, Tensor]]
+
+
+class Rival(NamedTuple):
+    """A sampler, and the step sizes that it may take (on its own scale)."""
+
+    name: str
+    build: Callable[..., Ready]  # (problem, chains, step_size=, start=)
+    step_sizes: tuple[float, ...]
+    ours: bool = False
+
+
+def section(settings: Any, say: Say) -> dict[str, Any]:
+    """Every rival at all of its step sizes, and which of them count."""
+    kind = torch.device(settings.device).type
+    sizes = SIZES[kind] | {k: v for k, v in settings.sizes.items() if k in SIZES[kind]}
+    task, test = mnist(settings.device, settings.seed, sizes)
+    start, level, seconds = reference(task, sizes, test)
+    say(f"samples: starts made in {seconds:.0f} s, reference loss {level:.4f}")
+    rows = []
+    for rival in rivals():
+        found = [
+            one(task, rival, size, start, level, sizes, test, say) for size in rival.step_sizes
+        ]
+        allowed = [row for row in found if row["status"] == "measured" and row["counts"]]
+        best = max(allowed, key=lambda row: row["ess_per_second"], default=None)
+        rows += [row | {"chosen": row is best} for row in found]
+    return {
+        "method": __doc__, "sizes": sizes, "parameters": task.parameters, "chains": CHAINS,
+        "reference_loss": level, "most_bias": MOST_BIAS, "rows": rows,
+    }  # fmt: skip
+
+
+def rivals() -> list[Rival]:
+    """Ours, the recipe among them, and the peers."""
+    overdamped, metric = dynamics.Overdamped(), preconditioners
+    return [
+        Rival("Euclidean (SGLD)", partial(ours, moves=overdamped, metric=metric.Euclidean()),
+              (1e-3, 3e-3, 1e-2), ours=True),
+        Rival("QDOP", partial(ours, moves=overdamped, metric=metric.QuasiDiagonalFisher()),
+              (3e-4, 1e-3, 3e-3), ours=True),
+        Rival("QDOP, underdamped (the recipe)",
+              partial(ours, moves=recipe.dynamics(), metric=recipe.metric()),
+              (1e-4, 3e-4, 1e-3), ours=True),
+        Rival("blackjax SGLD", peers.blackjax_sgld, (1e-3, 3e-3, 1e-2)),
+        Rival("jax SGLD", peers.jax_sgld, (1e-3, 3e-3, 1e-2)),
+        Rival("blackjax SGHMC", peers.blackjax_sghmc, (1e-4, 3e-4, 1e-3)),
+    ]  # fmt: skip
+
+
+def mnist(device: str, seed: int, sizes: dict[str, Any]) -> tuple[Problem, Tensor]:
+    """The posterior to sample, and the test images at which functions are followed."""
+    found = data.load("mnist")
+    x, y = (t[: sizes["images"]].to(device) for t in (found.train_x, found.train_y))
+    build = lambda: models.mlp(x.shape[1], 10, sizes["hidden"], seed=seed).to(device)  # noqa: E731
+    return Problem("mnist", build, x, y, 100, seed), found.test_x[:FOLLOWED].to(device)
+
+
+def ours(
+    task: Problem, chains: int, *, step_size: float, start: Layers | None, moves: Any, metric: Any,
+    burn_in: int = 500, steps: int = 100_000,
+) -> Ready:  # fmt: skip
+    """The metric learns in the first ``burn_in`` steps, which do not count, and then stands."""
+    sampler = Langevin(
+        task.build(), likelihoods.Categorical(), prior=priors.Gaussian(PRIOR_VARIANCE),
+        preconditioner=metric, dynamics=moves, step_size=step_size, chains=chains, seed=task.seed,
+        device=task.device, init="fan_in", mean_rate=None,
+    )  # fmt: skip
+    engine, state = sampler.prepare(
+        (task.x, task.y), steps=steps, batch_size=task.batch_size, burn_in=burn_in
+    )
+    tensors = list(state.params.values())
+    for old, new in zip(tensors, [t for pair in start or () for t in pair], strict=False):
+        old.copy_(new)
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal state, done
+        state, _ = engine.run(state, done, count)
+        done += count
+
+    def layers() -> Layers:
+        values = [p.clone() for p in state.params.values()]
+        return list(zip(values[::2], values[1::2], strict=True))
+
+    advance(burn_in)
+    return Ready(
+        advance, lambda: flat(p[0] for p in state.params.values()),
+        way=lambda: engine.way, layers=layers,
+    )  # fmt: skip
+
+
+def reference(
+    task: Problem, sizes: dict[str, Any], test: Tensor
+) -> tuple[Layers, float, float]:  # fmt: skip
+    """Draws to start from, and the loss of a run on from there at a quarter of the step size."""
+    began = time.perf_counter()
+    settings: Any = {"moves": recipe.dynamics(), "metric": recipe.metric()}
+    count = sizes["start"]
+    long = ours(
+        task, CHAINS, step_size=START_STEP, start=None, burn_in=count // 2, steps=count, **settings
+    )
+    long.advance(count - count // 2)
+    start = long.layers()
+    small = ours(task, CHAINS, step_size=START_STEP / 4, start=start, **settings)
+    losses, _ = follow(task, small, sizes["steps"], sizes["thin"], test)[:2]
+    return start, float(losses.mean()), time.perf_counter() - began
+
+
+def one(
+    task: Problem, rival: Rival, step_size: float, start: Layers, level: float,
+    sizes: dict[str, Any], test: Tensor, say: Say,
+) -> dict[str, Any]:  # fmt: skip
+    """A row: ESS, seconds and bias of one rival at one step size."""
+    row: dict[str, Any] = {"name": rival.name, "ours": rival.ours, "step_size": step_size}
+    try:
+        ready = rival.build(task, CHAINS, step_size=step_size, start=start)
+    except Unavailable as answer:
+        return row | {"status": answer.status, "reason": answer.reason, "counts": False}
+    for _ in range(3):
+        ready.advance(ready.multiple)  # compiles
+    losses, followed, seconds, cpu = follow(task, ready, sizes["steps"], sizes["thin"], test)
+    bias = float(losses.mean()) / level - 1
+    if not np.isfinite(bias):
+        return row | {"status": "diverged", "reason": "", "counts": False}
+    draws = followed[:, followed.shape[1] // 5 :]
+    ess = effective_samples(draws) * followed.shape[1] / draws.shape[1]
+    say(f"samples: {rival.name}, {step_size:g}: bias {bias:+.3f}, ESS {ess:.0f} in {seconds:.1f} s")
+    return row | {
+        "status": "measured", "way": ready.way(), "bias": bias, "counts": abs(bias) <= MOST_BIAS,
+        "ess": ess, "steps": sizes["steps"], "seconds": seconds, "cpu_seconds": cpu,
+        "ess_per_second": ess / seconds, "ess_per_cpu_second": ess / cpu,
+    }  # fmt: skip
+
+
+def follow(
+    task: Problem, ready: Ready, steps: int, thin: int, test: Tensor
+) -> tuple[Tensor, np.ndarray[Any, Any], float, float]:
+    """Losses of the last four fifths, (draw,), log-probabilities (chain, draw, k), and seconds."""
+    losses, values, seconds, cpu = [], [], 0.0, 0.0
+    rows, labels = task.x[:SCORED], task.y[:SCORED]
+    for draw in range(steps // thin):
+        synchronise(task.device)
+        began, began_cpu = time.perf_counter(), time.process_time()
+        ready.advance(thin)
+        synchronise(task.device)
+        seconds, cpu = seconds + time.perf_counter() - began, cpu + time.process_time() - began_cpu
+        layers = [(w.to(task.device), b.to(task.device)) for w, b in ready.layers()]
+        values.append(outputs(layers, test).log_softmax(-1).flatten(1).cpu())
+        if draw % 4 == 0 and draw >= steps // thin // 5:
+            log_p = outputs(layers, rows).log_softmax(-1)
+            losses.append(-log_p[:, torch.arange(len(labels)), labels].mean())
+    return torch.stack(losses).cpu(), torch.stack(values, 1).double().numpy(), seconds, cpu
+
+
+def outputs(layers: Layers, x: Tensor) -> Tensor:
+    """Logits of a ReLU network, (chain, row, class)."""
+    h = x.expand(len(layers[0][0]), *x.shape)
+    for index, (weight, bias) in enumerate(layers):
+        h = h @ weight.mT + bias[:, None]
+        if index < len(layers) - 1:
+            h = h.relu()
+    return h
+
+
+def effective_samples(values: np.ndarray[Any, Any]) -> float:
+    """The median over k of (chain, draw, k)'s effective sample sizes, summed over chains.
+
+    >>> round(effective_samples(np.random.default_rng(0).normal(size=(4, 500, 9))) / 2000, 1)
+    1.0
+    """
+    chains, draws, _ = values.shape
+    centred = values - values.mean(1, keepdims=True)
+    size = 2 ** int(np.ceil(np.log2(2 * draws)))
+    power = np.abs(np.fft.rfft(centred, size, axis=1)) ** 2
+    covariance = np.fft.irfft(power, size, axis=1)[:, :draws].mean(0) / draws  # (lag, k)
+    within = covariance[0] * draws / (draws - 1)
+    between = values.mean(1).var(0, ddof=1) if chains > 1 else 0.0
+    total = within * (draws - 1) / draws + between
+    rho = 1 - (within - covariance) / np.maximum(total, 1e-300)
+    rho[0] = 1
+    pairs = rho[: draws // 2 * 2].reshape(draws // 2, 2, -1).sum(1)
+    positive = np.minimum.accumulate(np.where(np.cumprod(pairs > 0, 0), pairs, 0), 0)
+    tau = np.maximum(2 * positive.sum(0) - 1, 1 / np.log10(chains * draws))
+    return float(np.median(chains * draws / tau))

@@ -1,0 +1,140 @@
+"""The residual network whose posterior predictions Hamiltonian Monte Carlo has published.
+
+ResNet-20 (He et al. 2016) with filter response normalisation (Singh & Krishnan 2020) in place of
+batch normalisation, and SiLU ("swish") activations, as Izmailov et al. 2021 and the NeurIPS 2021
+competition on approximate inference define it: every convolution has a bias, strided ones pad on
+the right and at the bottom only (jax's "SAME"), a shortcut that changes shape is a normalised 1x1
+convolution, and the last map is linear on channel means.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class FilterResponseNorm(nn.Module):
+    """y = max(weight x / sqrt(mean(x^2) + eps) + bias, threshold), channel by channel.
+
+    The mean is over a sample's own pixels, so that there is nothing to keep for evaluation and
+    samples do not mix. x: (B, C, *pixels); the three parameters are (C,).
+
+    >>> FilterResponseNorm(3)(torch.ones(1, 3, 2, 2)).shape
+    torch.Size([1, 3, 2, 2])
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.threshold = nn.Parameter(torch.zeros(channels))
+
+    def scale(self, x: Tensor) -> Tensor:
+        """1 / sqrt(mean(x^2) + eps) in the parameters' precision: (B, C)."""
+        pixels = tuple(range(2, x.ndim))
+        # One pass over x that accumulates in full precision, whatever autocast makes of x.
+        norm = torch.linalg.vector_norm(x, dim=pixels, dtype=self.weight.dtype)
+        return (norm.square() / math.prod(x.shape[2:]) + self.eps).rsqrt()
+
+    def affine(self, x: Tensor) -> Tensor:
+        """weight x / sqrt(mean(x^2) + eps) + bias, in x's precision."""
+        gain = (self.weight * self.scale(x)).to(x.dtype)
+        gain = gain.reshape(gain.shape + (1,) * (x.ndim - 2))
+        return torch.addcmul(by_channel(self.bias, x), x, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, *pixels) to the same, in x's precision."""
+        return torch.clamp(self.affine(x), min=by_channel(self.threshold, x))
+
+
+def by_channel(parameter: Tensor, x: Tensor) -> Tensor:
+    """(C,), shaped to broadcast against x: (1, C, 1, ...)."""
+    return parameter.to(x.dtype).reshape((1, -1) + (1,) * (x.ndim - 2))
+
+
+class _Layer(nn.Module):
+    """Convolution and normalisation."""
+
+    def __init__(self, inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> None:
+        super().__init__()
+        # jax's "SAME": an even number of pixels, halved, needs one more on one side only.
+        self.pad = (0, kernel // 2, 0, kernel // 2) if stride == 2 else None
+        self.conv = nn.Conv2d(
+            inputs, outputs, kernel, stride=stride, padding=0 if stride == 2 else kernel // 2
+        )
+        self.norm = FilterResponseNorm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x if self.pad is None else F.pad(x, self.pad)))
+
+
+class _Block(nn.Module):
+    """silu(shortcut(x) + layer(silu(layer(x))))."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = _Layer(inputs, outputs, stride=stride)
+        self.second = _Layer(outputs, outputs)
+        self.shortcut = (
+            _Layer(inputs, outputs, kernel=1, stride=2) if stride == 2 else nn.Identity()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.shortcut(x) + self.second(F.silu(self.first(x))))
+
+
+class ResidualNetwork(nn.Module):
+    """Images with their channels last, (B, height, width, colours), to logits (B, classes).
+
+    Channels last in memory is what convolutions on GPUs are fastest with; turned around here, as a
+    view, the layers see the usual (B, colours, height, width)."""
+
+    def __init__(self, *, depth: int, width: int, colours: int, classes: int) -> None:
+        super().__init__()
+        self.stem = _Layer(colours, width)
+        blocks, channels = [], width
+        for stage in range(3):
+            for index in range((depth - 2) // 6):
+                stride = 2 if stage > 0 and index == 0 else 1
+                blocks.append(_Block(channels, width * 2**stage, stride))
+                channels = width * 2**stage
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.blocks(F.silu(self.stem(x.movedim(-1, 1))))
+        return self.head(h.mean((2, 3)))
+
+
+def resnet_frn(
+    *, depth: int = 20, width: int = 16, colours: int = 3, classes: int = 10, seed: int = 0
+) -> ResidualNetwork:
+    """The residual network with filter response normalisation; by default the published one.
+
+    Weights start as N(0, 2 / fan_in), truncated at two standard deviations; biases and thresholds
+    at 0, gains at 1. ``depth`` is 6 n + 2 for n blocks of two layers in each of three stages, of
+    ``width``, 2 ``width`` and 4 ``width`` channels.
+
+    >>> sum(p.numel() for p in resnet_frn().parameters())
+    274042
+    """
+    if depth < 8 or (depth - 2) % 6:
+        raise ValueError(f"depth must be 6 n + 2 for a whole number n from 1 on, got {depth!r}")
+    with torch.random.fork_rng(devices=[]):  # layers draw weights when they are made
+        network = ResidualNetwork(depth=depth, width=width, colours=colours, classes=classes)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.ndim > 1:
+                deviation = math.sqrt(2 / math.prod(parameter.shape[1:])) / 0.87962566103423978
+                nn.init.trunc_normal_(
+                    parameter, std=deviation, a=-2 * deviation, b=2 * deviation,
+                    generator=generator,
+                )  # fmt: skip
+            elif name.endswith("bias"):
+                parameter.zero_()
+    return network

@@ -1,0 +1,85 @@
+"""A posterior as ArviZ has them: draws, what they predict, and how well, in groups.
+
+* ``posterior``: one variable per parameter tensor, and ``prediction`` for inputs that are given
+* with data (x, y): ``log_likelihood`` ln p(y_n | x_n, theta) for ``arviz.loo`` and ``compare``;
+  ``posterior_predictive`` draws y~ ~ p(. | x_n, theta), one of each network; ``observed_data``
+* ``sample_stats``: ``lp``, the log density of every draw, and the chain's ``acceptance_rate``
+  where its dynamics accept and reject
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from natural_langevin import random
+from natural_langevin.diagnostics import import_arviz
+from natural_langevin.posterior import networks
+
+if TYPE_CHECKING:
+    from natural_langevin.posterior.posterior import Posterior
+
+
+def inference_data(posterior: Posterior, x: Any, data: Any, *, seed: int = 0) -> Any:
+    """Of the healthy chains; see ``Posterior.to_arviz``."""
+    healthy = posterior.healthy
+    groups: dict[str, dict[str, Tensor]] = {
+        "posterior": {
+            k: s[healthy].to(posterior.last[k].dtype) for k, s in posterior.samples.items()
+        }
+    }
+    if x is not None:
+        groups["posterior"]["prediction"] = posterior.followed(x, "all")
+    stats: dict[str, Tensor] = {}
+    if "acceptance" in posterior.config:
+        rate = torch.tensor(posterior.config["acceptance"])[healthy]
+        stats["acceptance_rate"] = rate[:, None].expand(-1, posterior.draws)
+    if data is not None:
+        x, y = posterior.signature.split(data)
+        pointwise = posterior.log_likelihood(x, y, chains="all")
+        groups |= {"log_likelihood": {"y": pointwise}, "observed_data": {"y": y}}
+        drawn = draws(posterior, x, seed)
+        if drawn is not None:
+            groups["posterior_predictive"] = {"y": drawn}
+        if posterior.prior is not None:
+            stats["lp"] = pointwise.double().sum(-1) + log_prior(posterior, healthy)
+    if stats:
+        groups["sample_stats"] = stats
+    arrays = {g: {k: v.cpu().numpy() for k, v in values.items()} for g, values in groups.items()}
+    return import_arviz().from_dict(**arrays)
+
+
+def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
+    """y~ of every network, (chain, draw, N, ...); None where the likelihood cannot draw."""
+    chains, count = posterior.healthy, posterior.draws
+    device = next(iter(posterior.last.values())).device
+    origins = random.origin(seed, random.LABELS, torch.tensor(chains, device=device))
+    state = {k: v[chains].repeat_interleave(count) for k, v in posterior.learned.items()}
+    found: list[Tensor] = []
+    with torch.no_grad():
+        for some in networks.chunks(posterior.samples, chains, 16, like=posterior.last):
+            outputs = torch.cat(
+                [posterior.outputs(some, part.to(device)) for part in x.split(1000)], 1
+            )
+            for one in outputs:
+                chain, draw = divmod(len(found), count)
+                key = random.stream(origins, draw)[chain]
+                learned = {k: v[len(found)] for k, v in state.items()}
+                try:
+                    found.append(posterior.likelihood.sample(one, key, learned))
+                except ValueError:  # it knows a loss alone
+                    return None
+    return torch.stack(found).unflatten(0, (len(chains), count))
+
+
+def log_prior(posterior: Posterior, chains: list[int]) -> Tensor:
+    """ln alpha(theta) of every draw, in nats and float64: (chain, draw)."""
+    assert posterior.prior is not None
+    total = torch.zeros(posterior.chains, posterior.draws, dtype=torch.float64)
+    for draw in range(posterior.draws):
+        for name, one in posterior.prior.items():
+            theta = posterior.samples[name][:, draw].to(posterior.last[name])
+            total[:, draw] += one.log_density(theta).double().cpu()
+    return total[chains]

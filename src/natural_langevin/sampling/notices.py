@@ -1,0 +1,120 @@
+"""Notices: what is most likely a mistake, and runs all the same; said once, with the remedy.
+
+Looked at are what the network makes of some rows, and the size of the numbers that go in and are
+to come out. The defaults (prior, start, step size) suit inputs and targets of size about one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from natural_langevin import likelihoods
+from natural_langevin.data.signature import Signature
+from natural_langevin.sampling import trials
+
+log = logging.getLogger("natural_langevin")
+
+#: Root mean squares beyond these are not "of size about one".
+LARGE, SMALL = 10.0, 0.01
+ROWS = 1000
+_REAL = (likelihoods.Gaussian, likelihoods.HeteroscedasticGaussian, likelihoods.StudentT)
+
+
+def notice(
+    model: nn.Module,
+    likelihood: likelihoods.Likelihood,
+    signature: Signature,
+    data: tuple[Tensor, Tensor],
+    outputs: Any,
+    *,
+    fitted: bool,
+) -> None:
+    """Logs every notice. ``outputs``: of some samples; ``fitted``: the network has learned from
+    such inputs and targets already, whatever their size."""
+    x, y = (t[:ROWS] for t in data)
+    found = [*_of_network(model), *_of_outputs(model, likelihood, outputs)]
+    if not fitted:
+        found += [*_of_inputs(model, signature, x), *_of_targets(likelihood, y)]
+    for text in found:
+        log.log(trials.level(), "%s", text)
+
+
+def _of_network(model: nn.Module) -> Iterator[str]:
+    untrained = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        and module.num_batches_tracked is not None
+        and not int(module.num_batches_tracked)
+    ]
+    if untrained:
+        yield (
+            f"BatchNorm layers {untrained[:4]} have never seen data: they divide by a variance of "
+            "1 and do nothing useful. Send some batches through model.train() first and call "
+            "model.eval() then, or use LayerNorm or GroupNorm"
+        )
+
+
+def _of_outputs(
+    model: nn.Module, likelihood: likelihoods.Likelihood, outputs: Any
+) -> Iterator[str]:
+    if not isinstance(outputs, Tensor):
+        return
+    if isinstance(likelihood, likelihoods.Categorical):
+        one = torch.isclose(outputs.sum(-1), outputs.new_ones(()), atol=1e-4)
+        if bool(one.all()) and bool((outputs >= 0).all()) and outputs.shape[-1] > 1:
+            yield (
+                "the network's outputs are probabilities already (a final Softmax?), but "
+                "Categorical takes logits and applies a softmax itself: predictions could never "
+                f"be more certain than {_most_certain(outputs.shape[-1]):.0%}. Remove the Softmax"
+            )
+    if isinstance(likelihood, likelihoods.Bernoulli):
+        last = [m for m in model.modules() if not [*m.children()]][-1:]
+        if last and isinstance(last[0], nn.Sigmoid):
+            yield (
+                "the network ends with a Sigmoid, but Bernoulli takes logits and applies one "
+                "itself: predictions could never be below 50 %. Remove the Sigmoid"
+            )
+
+
+def _most_certain(classes: int) -> float:
+    """softmax of a one-hot vector: the largest probability of a softmax of probabilities."""
+    return float(torch.nn.functional.one_hot(torch.tensor(0), classes).double().softmax(0)[0])
+
+
+def _of_inputs(model: nn.Module, signature: Signature, x: Tensor) -> Iterator[str]:
+    first = next((m for m in model.modules() if not [*m.children()]), None)
+    if isinstance(first, _BatchNorm | nn.LayerNorm | nn.GroupNorm):
+        return  # which scales them itself
+    for part, value in signature.parts(x):
+        if part.kind != "real":
+            continue
+        size = value.double().square().mean(0).sqrt()
+        name = f"input {part.name!r}" if part.name else "inputs x"
+        # Of pixels, the whole matters; of columns, each one.
+        largest = float(size.max()) if len(part.shape) == 1 else float(size.square().mean().sqrt())
+        if largest > LARGE:
+            yield (
+                f"the {name} are of size {largest:.3g}, and the defaults are made for inputs of "
+                "size about 1: scale them, x = (x - x.mean(0)) / x.std(0) for columns, x / 255 "
+                "for pixels, and predict with the same scale"
+            )
+
+
+def _of_targets(likelihood: likelihoods.Likelihood, y: Tensor) -> Iterator[str]:
+    if not isinstance(likelihood, _REAL) or not y.is_floating_point():
+        return
+    size, spread = float(y.double().square().mean().sqrt()), float(y.double().std(correction=0))
+    if size > LARGE or 0 < spread < SMALL:
+        yield (
+            f"the targets y are of size {size:.3g} and vary by {spread:.3g}, and the defaults are "
+            "made for targets of size about 1: scale them, y = (y - y.mean()) / y.std(), with "
+            "sigma in the same units, and scale predictions back; natural_langevin.sklearn's "
+            "estimators do so by themselves"
+        )

@@ -1,0 +1,62 @@
+"""Who looks on at a run: the user's callback, and the target that may end it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from natural_langevin._internal.processes import Processes
+from natural_langevin.diagnostics.reading import Reading
+from natural_langevin.dynamics.base import Info
+from natural_langevin.execution.engine import Engine
+from natural_langevin.sampling import temperature_probe
+from natural_langevin.sampling.look import Callback, Look
+from natural_langevin.sampling.until import Target
+
+
+class Watching:
+    """A ``Watcher`` of the run loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        processes: Processes,
+        target: Target,
+        *,
+        steps: int,
+        callback: Callback | None = None,
+    ) -> None:
+        if callback is not None and not callable(callback):
+            raise TypeError(
+                f"callback must be a function of a Look, got {callback!r}: "
+                "callback=lambda look: print(look.step, look.loss)"
+            )
+        self._engine, self._processes, self._target = engine, processes, target
+        self._steps, self._callback = steps, callback
+
+    def look(self, state: Any, info: Info, done: int, kept: int) -> None:
+        """Shows it to the callback."""
+        if self._callback is None:
+            return
+        report = self._engine.dynamics.integrator.report(state)  # type: ignore[attr-defined]
+        self._callback(
+            Look(
+                step=done,
+                steps=self._steps,
+                loss=info.loss.detach().cpu(),
+                kept=kept,
+                diverged=state.diverged.detach().cpu(),
+                acceptance=report.get("acceptance"),
+                measure=lambda: self._temperature(state),
+            )  # fmt: skip
+        )
+
+    def ends(self, state: Any, done: int, kept: int) -> bool:
+        """Whether the target is reached."""
+        return self._target.ends(state, kept, last=done >= self._steps)
+
+    def _temperature(self, state: Any) -> Reading | None:
+        count = temperature_probe.probe_steps(self._processes.chains)
+        found = temperature_probe.summary(
+            state, temperature_probe.measure(self._engine, state, count), self._processes
+        )
+        return None if found is None else found.temperature

@@ -1,0 +1,156 @@
+"""The table beyond the paper at toy size: every part, its rows, resuming, and the plain entry."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from natural_langevin.data import Dataset
+from natural_langevin.experiments.beyond import __main__ as command
+from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
+from natural_langevin.experiments.beyond.parts import PARTS
+from natural_langevin.experiments.beyond.protocol import TOY, Setting
+from natural_langevin.experiments.beyond.run import BeyondError, run, table
+from natural_langevin.models import mlp
+
+
+def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A bright bar in one of three places of a noisy 6 x 6 image."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (count,), generator=generator)
+    x = 0.3 * torch.rand(count, 6, 6, generator=generator)
+    x[torch.arange(count), 2 * y] += 0.6
+    return x.flatten(1), y
+
+
+DATA = Dataset("bars", *images(360, 0), *images(90, 1), num_classes=3, source="made up")
+PROTOCOL = replace(TOY, hidden=(8, 8), friction=0.3)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("beyond") / "rows.json"
+    return out, run(DATA, out, protocol=PROTOCOL)
+
+
+def test_every_part_leaves_its_rows(finished):
+    out, results = finished
+    assert json.loads(out.read_text()) == json.loads(json.dumps(results))
+    assert list(results["parts"]) == list(PARTS)
+    assert all(part["complete"] for part in results["parts"].values())
+    labels = [row["label"] for row in results["rows"]]
+    for wanted in ("one chain", "2 pooled chains", "all 4 chains pooled"):
+        assert wanted in labels
+    for wanted in ("Dropout, plain inputs", "MC-dropout, 3 masks, plain", "2 SGD networks, plain"):
+        assert any(label.startswith(wanted) for label in labels)
+    assert any(label.startswith("one chain, no momentum, plain") for label in labels)
+    for row in results["rows"]:
+        assert 0 < row["nll"]["mean"] < 3
+        assert 0 <= row["accuracy"]["mean"] <= 100
+        assert row["updates"] == PROTOCOL.steps
+    assert results["config"]["validation"] == 60
+    assert results["machine"]["cores"] > 0
+
+
+def test_the_chains_learn_and_their_temperature_is_measured(finished):
+    final = finished[1]["parts"]["final"]
+    best = next(row for row in final["rows"] if row["label"] == "all 4 chains pooled")
+    assert best["accuracy"]["mean"] > 60
+    assert final["measured"]["kinetic"]["noise"][0] == pytest.approx(1, abs=0.05)
+    virial = final["measured"]["virial"]
+    assert final["groups"][0]["chains"] == 4
+    assert len(virial) == len(final["groups"])
+
+
+def test_choices_are_made_on_held_out_images_from_the_grid(finished):
+    parts = finished[1]["parts"]
+    ranking = parts["select"]["ranking"]
+    assert [row["nll"] for row in ranking] == sorted(row["nll"] for row in ranking)
+    grid = PROTOCOL.first_grid()
+    assert Setting.from_dict(ranking[0]) in grid
+    assert len(ranking) == len(grid)
+    chosen = Setting.from_dict(parts["refine"]["ranking"][0])
+    assert chosen.length == ranking[0]["length"]
+    assert parts["final"]["groups"][0]["variances"] == list(chosen.variances)
+
+
+def test_out_of_time_it_goes_on_with_the_same_numbers(tmp_path, finished):
+    out, said = tmp_path / "rows.json", []
+    whole = finished[1]
+    run(DATA, out, protocol=PROTOCOL, parts={"select": 1e9, "refine": 1e9})
+    for _ in range(PROTOCOL.steps // PROTOCOL.thin):  # a piece at a time
+        found = run(DATA, out, protocol=PROTOCOL, parts={"final": 0.0}, say=said.append)
+        if found["parts"].get("final", {}).get("complete"):
+            break
+    assert any("time is over" in line for line in said)
+    assert any("no draw was kept" in line for line in said)
+    assert any("goes on at update" in line for line in said)
+    rows = found["parts"]["final"]["rows"]
+    for row, other in zip(rows, whole["parts"]["final"]["rows"], strict=True):
+        assert row["nll"]["values"] == pytest.approx(other["nll"]["values"], rel=1e-6)
+    assert not (tmp_path / "rows.parts" / "final").exists()
+
+
+def test_another_configuration_and_unknown_parts_are_refused(finished):
+    out, _ = finished
+    with pytest.raises(BeyondError, match="another run"):
+        run(DATA, out, protocol=replace(PROTOCOL, steps=10))
+    with pytest.raises(BeyondError, match="unknown parts"):
+        run(DATA, out, protocol=PROTOCOL, parts={"best": 1.0})
+    with pytest.raises(BeyondError, match="needs select"):
+        run(DATA, out.with_name("new.json"), protocol=PROTOCOL, parts={"refine": 1.0})
+
+
+def test_every_chain_sees_its_own_blur():
+    x, y = DATA.train_x[:5], DATA.train_y[:5]
+    lengths = [0.8, 0.0, 0.8]
+    seen = views(x, y, lengths)
+    assert len(seen.x) == 10
+    for chain, length in enumerate(lengths):
+        torch.testing.assert_close(seen.x[seen.rows[chain]], mapped(x, length))
+        assert torch.equal(seen.y[seen.rows[chain]], y)
+    network = mlp(36, 3, (4,))
+    params = {k: p.detach().expand(3, *p.shape) for k, p in network.named_parameters()}
+    p = BlurredScorer(network, {"scored": (x, y)}, lengths).probabilities(params, x)
+    for chain, length in enumerate(lengths):
+        expected = network(mapped(x, length)).softmax(-1)
+        torch.testing.assert_close(p[chain], expected)
+    with pytest.raises(ValueError, match="square"):
+        mapped(torch.zeros(1, 5), 1.0)
+
+
+def test_parts_and_their_seconds_on_the_command_line(capsys, tmp_path):
+    assert command.chosen_parts("select=3,final", None, "cuda") == {"select": 3.0, "final": 80.0}
+    assert command.chosen_parts("final", 9.0, "cpu") == {"final": 9.0}
+    assert sum(part.seconds for part in PARTS.values()) <= 240
+    with pytest.raises(BeyondError, match="unknown part 'x'"):
+        command.chosen_parts("x", None, "cpu")
+
+
+def test_the_rows_in_plain_text(finished):
+    lines = table(finished[1]).splitlines()
+    assert len(lines) == 1 + len(finished[1]["rows"])
+    assert "test NLL" in lines[0]
+    assert " ± " in next(line for line in lines if line.startswith("one chain"))
+
+
+def test_it_needs_torch_numpy_and_safetensors_alone():
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['typer', 'rich', 'sklearn', 'pandas', 'arviz', "
+        "'torchmetrics', 'scipy', 'matplotlib']))\n"
+        "import natural_langevin.experiments.beyond.__main__ as m\n"
+        "m.arguments().parse_args(['--out', 'x.json'])\n"
+        "print('ok')"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.stdout.strip() == "ok", ran.stderr
+    assert Path(command.__file__).exists()

@@ -1,0 +1,136 @@
+"""The comparison with HMC at toy size, on synthetic images; the shipped predictions themselves."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import natural_langevin
+from natural_langevin.experiments.fidelity import table
+from natural_langevin.experiments.fidelity.chain import Flat, Settings, kept, start
+from natural_langevin.experiments.fidelity.contenders import CONTENDERS
+from natural_langevin.experiments.fidelity.problem import (
+    Problem,
+    hmc_predictions,
+    normalised,
+    scores,
+    synthetic,
+)
+from natural_langevin.experiments.fidelity.run import FidelityError, run
+from natural_langevin.models import resnet_frn
+
+TOY = Settings(seconds=0.1, pilot=0.0, batch_size=20, looks=4, depth=8, width=2)
+
+
+def test_the_reference_scores_what_was_published() -> None:
+    p, y = hmc_predictions()
+    found = scores(p, Problem(p, y, p, y, p, ""))
+    assert found["accuracy"] == pytest.approx(0.9144)
+    assert found["nll"] == pytest.approx(0.277, abs=5e-4)
+    assert (found["agreement"], found["total_variation"]) == (1.0, 0.0)
+
+
+def test_the_network_is_the_published_one() -> None:
+    network = resnet_frn()
+    shapes = [tuple(p.shape) for n, p in network.named_parameters() if n.endswith("conv.weight")]
+    assert len(shapes) == 21
+    assert shapes[0] == (16, 3, 3, 3)
+    assert shapes.count((64, 64, 3, 3)) == 5
+    assert network(torch.rand(2, 32, 32, 3)).shape == (2, 10)
+
+
+def test_strided_layers_pad_at_the_end_as_jax_does() -> None:
+    """With "SAME" the first patch of a halved image begins at its first pixel."""
+    layer = resnet_frn(depth=8, width=2).blocks[1].first
+    x = torch.rand(1, 2, 8, 8)
+    padded = torch.nn.functional.pad(x, layer.pad)
+    first = (padded[0, :, :3, :3] * layer.conv.weight[0]).sum() + layer.conv.bias[0]
+    assert torch.allclose(layer.conv(padded)[0, 0, 0, 0], first, atol=1e-5)
+    assert layer(x).shape == (1, 4, 4, 4)
+
+
+def test_a_flat_network_is_the_same_network() -> None:
+    network = resnet_frn(depth=8, width=2)
+    x = torch.rand(3, 8, 8, 3)
+    expected = network(x)
+    assert torch.equal(Flat(network)(x), expected)
+
+
+def test_a_metric_starts_at_the_priors_scale() -> None:
+    settings = dataclasses.replace(TOY, width=8)
+    parameters = start(CONTENDERS["qdop"], settings).named_parameters()
+    widths = [float(p.detach().std()) for n, p in parameters if p.ndim == 4]
+    assert widths == pytest.approx([0.2**0.5] * len(widths), rel=1e-3)
+
+
+def test_every_contender_at_toy_size_and_going_on(tmp_path: Path) -> None:
+    problem, out, said = synthetic(60), tmp_path / "f.json", []
+    first = run(problem, out, settings=TOY, names=["qdop", "ensemble"], say=said.append)
+    assert sum("agreement" in line for line in said) == 2
+    results = run(problem, out, settings=TOY, say=said.append)
+    finished = [line for line in said if "agreement" in line]
+    assert len(finished) == len(CONTENDERS), "what was done is not done again"
+    assert results["rows"]["qdop"] == first["rows"]["qdop"]
+    assert json.loads(out.read_text()) == results
+    for name, row in results["rows"].items():
+        last = row["looks"][-1]
+        assert row["done"]
+        assert 0 <= last["agreement"] <= 1
+        assert 0 < last["total_variation"] < 1
+        assert last["draws"] == (4 if name == "ensemble" else len(row["looks"]))
+    with pytest.raises(FidelityError, match="other settings"):
+        run(problem, out, settings=dataclasses.replace(TOY, seed=1))
+    with pytest.raises(FidelityError, match="no contender 'adam'"):
+        run(problem, out, settings=TOY, names=["adam"])
+    table.plot(results, tmp_path / "f.png")
+    assert (tmp_path / "f.png").stat().st_size > 1000
+    page = table.with_table(f"before\n{table.BEGIN}{table.END}after", results)
+    assert page.count("| underdamped, QDOP |") == 1
+    assert page.endswith(f"{table.END}after")
+
+
+def test_the_pilot_chooses_on_training_images_alone(tmp_path: Path) -> None:
+    problem = synthetic(60)
+    wrong = problem._replace(test_y=(problem.test_y + 1) % 10)  # would mislead who looks at it
+    settings = dataclasses.replace(TOY, pilot=0.05)
+    row = run(wrong, tmp_path / "f.json", settings=settings, names=["sghmc"])["rows"]["sghmc"]
+    assert len(row["pilot"]) == 3
+    assert row["step_size"] == min(row["pilot"], key=lambda p: p["nll"])["step_size"]
+    held_out = problem.pilot()
+    assert len(held_out.x) + len(held_out.test_x) == len(problem.x)
+    assert torch.equal(torch.cat([held_out.x, held_out.test_x]), problem.x)
+
+
+def test_iterates_are_kept_late_in_every_cycle() -> None:
+    cyclical = CONTENDERS["sghmc"]
+    shares = [look / 40 for look in range(1, 41) if kept(cyclical, look / 40)]
+    assert len(shares) == 16
+    assert shares[0] == 0.175
+
+
+def test_pixels_are_normalised_as_in_the_competition() -> None:
+    assert torch.allclose(normalised(torch.tensor([0.49, 0.48, 0.44])), torch.zeros(3))
+    assert torch.allclose(normalised(torch.tensor([0.69, 0.68, 0.64])), torch.ones(3), atol=1e-6)
+
+
+def test_the_module_runs_where_only_torch_is(tmp_path: Path) -> None:
+    """In an interpreter that finds none of the optional packages."""
+    program = (
+        "import sys\n"
+        "for name in ('scipy', 'sklearn', 'rich', 'typer', 'matplotlib', 'torchmetrics', 'pandas',"
+        " 'arviz', 'PIL'): sys.modules[name] = None\n"
+        "from natural_langevin.experiments.fidelity.__main__ import main\n"
+        "main(['rmsprop', '--data', 'synthetic', '--seconds', '.1', '--pilot', '0', '--depth', '8',"
+        "'--width', '2', '--batch-size', '20', '--looks', '2', '--device', 'cpu', '--out',"
+        f"{str(tmp_path / 'f.json')!r}])\n"
+    )
+    environment = {"PYTHONPATH": str(Path(natural_langevin.__file__).parents[1]), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert "agreement" in done.stdout

@@ -1,0 +1,86 @@
+"""What is most likely a mistake is said once, with the remedy, and the run goes on."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, likelihoods
+from natural_langevin.likelihoods import Likelihood
+
+RUN = {"steps": 4, "batch_size": 10, "progress": False}
+
+
+def rows(scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = scale * torch.randn(30, 3, generator=generator)
+    return x, (x[:, 0] > 0).long()
+
+
+def said(
+    caplog: pytest.LogCaptureFixture, model: nn.Module, likelihood: Likelihood, data: object
+) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "natural_langevin"):
+        sampler = Langevin(model, likelihood, step_size=1e-4, chains=2)
+        for _ in range(2):  # the second time nothing is said again
+            sampler.sample(data, **RUN)  # type: ignore[arg-type]
+    return [record.getMessage() for record in caplog.records]
+
+
+def network(*behind: nn.Module, outputs: int = 2) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs), *behind)
+
+
+def test_a_run_without_mistakes_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = rows()
+    assert said(caplog, network(), likelihoods.Categorical(), (x, y)) == []
+    assert said(caplog, network(nn.LogSoftmax(-1)), likelihoods.Categorical(), (x, y)) == []
+    sigma = likelihoods.Gaussian(sigma=0.5)
+    assert said(caplog, network(outputs=1), sigma, (x, x[:, :1])) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "likelihood", "data", "wanted"),
+    [
+        (network(nn.Softmax(-1)), likelihoods.Categorical(), rows(), "than 73%. Remove the Softm"),
+        (network(nn.Sigmoid(), outputs=1), likelihoods.Bernoulli(), rows(), "Remove the Sigmoid"),
+        (
+            nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval(),
+            likelihoods.Categorical(),
+            rows(),
+            r"['1'] have never seen data",
+        ),
+        (network(), likelihoods.Categorical(), rows(100.0), "inputs x are of size 1"),
+        (
+            network(outputs=1),
+            likelihoods.Gaussian(sigma=5.0),
+            (rows()[0], 500 + 20 * rows()[0][:, :1]),
+            "the targets y are of size 50",
+        ),
+        (
+            network(outputs=1),
+            likelihoods.Gaussian(sigma=1e-4),
+            (rows()[0], 1e-3 * rows()[0][:, :1]),
+            "vary by 0.00",
+        ),
+    ],
+    ids=["softmax", "sigmoid", "batchnorm", "inputs", "targets", "small targets"],
+)
+def test_each_is_said_once(
+    caplog: pytest.LogCaptureFixture, model: nn.Module, likelihood: Likelihood, data, wanted: str
+) -> None:
+    found = [text for text in said(caplog, model, likelihood, data) if wanted in text]
+    assert len(found) == 1, caplog.messages
+
+
+def test_a_network_that_scales_its_inputs_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = rows(100.0)
+    norm = nn.BatchNorm1d(3)
+    norm(x)
+    model = nn.Sequential(norm, *network()).eval()
+    assert said(caplog, model, likelihoods.Categorical(), (x, y)) == []

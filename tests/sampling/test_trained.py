@@ -1,0 +1,117 @@
+"""A trained network as the start: which weights move, from where, and that predictions gain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import Langevin, Posterior, likelihoods, models, priors
+from natural_langevin.sampling import recipe, trained
+
+
+def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two moons with a fifth of noise."""
+    generator = torch.Generator().manual_seed(seed)
+    angle = torch.pi * torch.rand(count, generator=generator)
+    y = torch.randint(0, 2, (count,), generator=generator)
+    sign = 1 - 2 * y
+    x = torch.stack([angle.cos() * sign + 0.5 * y, angle.sin() * sign + 0.25 * y], 1)
+    return x + 0.3 * torch.randn(count, 2, generator=generator), y
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    """Trained far enough to be too sure of itself, as people's networks are."""
+    torch.manual_seed(0)
+    net = models.mlp(2, 2, (20, 20), activation=nn.Tanh)
+    x, y = rows(100, 0)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(600):
+        optimizer.zero_grad()
+        cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return net
+
+
+@pytest.mark.parametrize("parameters", ["last", "all"])
+def test_predictions_are_not_worse_than_the_trained_networks(
+    network: nn.Module, parameters: str
+) -> None:
+    """On 1,000 new rows, within two standard errors of the difference; here they gain a lot."""
+    train, test = rows(100, 0), rows(1000, 2)
+    sampler = Langevin.from_trained(
+        network, likelihoods.Categorical(), parameters=parameters, held_out=rows(100, 1)
+    )
+    posterior = sampler.sample(train, progress=False)
+    with torch.no_grad():
+        alone = cross_entropy(network(test[0]), test[1], reduction="none")
+    ours = -posterior.predict_dist(test[0]).log_prob(test[1])
+    gain = alone - ours
+    assert gain.mean() > -2 * gain.std() / 1000**0.5
+    assert "held-out" in posterior.config["recipe"]["prior_scale"]["reason"]
+    assert posterior.config["init"] == "model"
+
+
+def test_the_last_layer_moves_and_nothing_else(network: nn.Module, tmp_path) -> None:
+    x, y = rows(100, 0)
+    sampler = Langevin.from_trained(network, likelihoods.Categorical(), chains=2)
+    posterior = sampler.sample((x, y), 300, progress=False)
+    assert sorted(posterior.samples) == ["4.bias", "4.weight"]
+    one = posterior.network(1, 3)
+    for name, value in network.named_parameters():
+        assert torch.equal(one.get_parameter(name), value) == (not name.startswith("4."))
+    mean = torch.stack([posterior.network(c, d)(x).softmax(1) for c in (0, 1) for d in range(200)])
+    torch.testing.assert_close(posterior.predict(x).mean, mean.mean(0))
+    posterior.save(tmp_path / "p")
+    loaded = Posterior.load(tmp_path / "p", trained.chosen(network, "last"))
+    assert torch.equal(loaded.predict(x).mean, posterior.predict(x).mean)
+    assert not sampler.effective_temperature((x, y), posterior=posterior, steps=20).wrong
+
+
+def test_features_give_the_draws_of_the_whole_network(network: nn.Module) -> None:
+    """A DataLoader has no features beforehand; with whole batches it is the same run otherwise."""
+    x, y = rows(60, 0)
+    options = {"step_size": 1e-3, "prior": priors.Gaussian(1.0), "chains": 2, "compile": False}
+    run = {"steps": 20, "progress": False}
+    loader = DataLoader(TensorDataset(x, y), batch_size=60)
+    sampler = Langevin.from_trained(network, likelihoods.Categorical(), **options)
+    fast = sampler.sample((x, y), batch_size=60, **run)  # type: ignore[arg-type]
+    slow = sampler.sample(loader, **run)  # type: ignore[arg-type]
+    for name, value in slow.samples.items():
+        torch.testing.assert_close(fast.samples[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_patterns_choose_the_weights(network: nn.Module) -> None:
+    biases = Langevin.from_trained(network, likelihoods.Categorical(), parameters="*.bias")
+    assert sorted(biases.init().params) == ["0.bias", "2.bias", "4.bias"]
+    two = Langevin.from_trained(network, likelihoods.Categorical(), parameters=["0.*", "4.bias"])
+    assert sorted(two.init().params) == ["0.bias", "0.weight", "4.bias"]
+    assert torch.equal(two.init().params["0.weight"][1], network.get_parameter("0.weight"))
+    with pytest.raises(ValueError, match=r'"last", "all" or patterns of parameter names, got \'h'):
+        Langevin.from_trained(network, likelihoods.Categorical(), parameters="head.*")
+
+
+def test_without_rows_that_are_new_the_prior_has_the_weights_size(network: nn.Module) -> None:
+    sampler = Langevin.from_trained(network, likelihoods.Categorical(), chains=2)
+    weight = network.get_parameter("4.weight").detach()
+    wanted = float(weight.square().mean())
+    assert float(sampler._prior["4.weight"].variance) == pytest.approx(wanted)  # type: ignore[attr-defined]
+    assert trained.size({"w": weight[None]}) == pytest.approx(wanted * 20 / 2)
+    every = Langevin.from_trained(network, likelihoods.Categorical(), parameters="all", chains=2)
+    assert every._scale_open  # nothing is fixed: folds of the data choose
+    assert recipe.prior(2.0).gain == pytest.approx(2.0)
+
+
+def test_a_last_layer_that_is_not_the_end_is_sampled_in_its_place() -> None:
+    x, y = rows(60, 0)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2), nn.LogSoftmax(-1))
+    sampler = Langevin.from_trained(
+        net, likelihoods.Categorical(), step_size=1e-3, prior=priors.Gaussian(1.0), chains=2
+    )
+    posterior = sampler.sample((x, y), 10, batch_size=20, progress=False)
+    assert sorted(posterior.samples) == ["2.bias", "2.weight"]
+    assert trained.split_off(sampler.model, sampler.signature, x) is None

@@ -222,7 +222,9 @@ class Langevin:
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()
-        check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
+        check_step_memory(
+            self._dynamics, network.trainable(), len(self.chain_ids), self.device
+        )
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
     @classmethod
@@ -548,7 +550,9 @@ class Langevin:
         x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
         outputs = outputs_of_few(self._dynamics.gradients.network, self.init().params, x)
         fitted = self._by_recipe and self._start == "model"
-        notices.notice(self.model, self.likelihood, self.signature, (x, y), outputs, fitted=fitted)
+        notices.notice(
+            self.model, self.likelihood, self.signature, (x, y), outputs, fitted=fitted
+        )
 
     def _set_prior(self, prior: priors.PriorLike) -> None:
         trainable = self._dynamics.gradients.network.trainable()
@@ -716,12 +720,10 @@ class Langevin:
         if set(weights) != set(shapes):
             raise ValueError(f"weights must hold exactly {sorted(shapes)}, got {sorted(weights)}")
         alone = {weights[k].ndim == len(shape) for k, shape in shapes.items()}
-        if len(alone) > 1 or any(
-            weights[k].shape[-len(s) or None :] != s for k, s in shapes.items()
-        ):
+        if len(alone) > 1 or any(weights[k].shape[-len(s) or None :] != s for k, s in shapes.items()):
             got = {k: tuple(w.shape) for k, w in weights.items()}
             raise ValueError(
-                f"weights must have the shapes { ({k: tuple(s) for k, s in shapes.items()}) }, each "
+                f"weights must have the shapes {({k: tuple(s) for k, s in shapes.items()})}, each "
                 f"with the same leading axis or none, got {got}"
             )
         one = alone == {True}

@@ -4,8 +4,9 @@ One launch of two processes; every check is a scenario that drifted apart, or hu
 
 from __future__ import annotations
 
-import launch
 import pytest
+
+import launch
 
 DIFFER = {
     "seed": "seed is 3 on rank 0, 4 on rank 1",

@@ -45,3 +45,4 @@ def _await_writer(descriptor: int, label: str) -> None:
             )
     if hasattr(os, "set_blocking"):
         os.set_blocking(descriptor, True)
+

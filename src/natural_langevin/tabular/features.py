@@ -107,11 +107,11 @@ class Features:
         x[~usable] = 0.0
         return Encoded(torch.from_numpy(x), usable, [note.removesuffix("; ") for note in notes])
 
-    def _matrix(self, read: Mapping[Any, pd.Series], rows: int) -> NDArray[np.float64]:
+    def _matrix(self, read: Mapping[Any, Any], rows: int) -> NDArray[np.float64]:
         """(rows, width): numbers and phases, then what is missing, then categories."""
         values = {k: v for k, v in read.items() if isinstance(k, tuple)}
         numbers = [
-            np.nan_to_num(v.to_numpy(np.float64), nan=0.0)
+            np.nan_to_num(np.asarray(v, dtype=np.float64), nan=0.0)
             for (_, piece), v in values.items() if piece != "missing"
         ]  # fmt: skip
         flags = [

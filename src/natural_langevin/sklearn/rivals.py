@@ -120,7 +120,9 @@ def deep_ensemble(
     seconds that ours took; each is trained on nine tenths of the rows."""
     scaler = StandardScaler().fit(X)
     X, X_test = scaler.transform(X), scaler.transform(X_test)
-    rng, said, residuals = np.random.default_rng(seed), [], []
+    rng = np.random.default_rng(seed)
+    said: list[Array] = []
+    residuals: list[Array] = []
     centre, width = (y.mean(), y.std()) if numbers else (0.0, 1.0)
     classes = 0 if numbers else int(y.max()) + 1
     start = time.process_time()

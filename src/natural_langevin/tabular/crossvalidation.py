@@ -116,14 +116,16 @@ class Problem:
         tried = list(offered)
         for learned in (False, True):
             group = [k for k, c in enumerate(tried) if (c.variance == "learned") == learned]
-            for _ in range(TRIES):
+            for attempt in range(TRIES):
                 group = [k for k in group if k not in found]
                 if not group:
                     break
                 title = f"comparing {what} on held-out rows"
-                found |= self._of_group(tried, group, folds, title)
+                ran = self._of_group(tried, group, folds, title)
+                last = attempt == TRIES - 1
+                found |= {k: v for k, v in ran.items() if last or not self._astray(v, folds)}
                 for k in group:
-                    if k not in found and tried[k].automatic:
+                    if k not in found and tried[k].automatic and not last:
                         tried[k] = tried[k].smaller()
         if not found:
             raise DivergenceError(
@@ -131,6 +133,20 @@ class Problem:
             )
         rows = torch.cat(list(folds))
         return HeldOut(rows, {k: found[k] for k in sorted(found)}), tried
+
+    def _astray(self, said: list[Networks], folds: Sequence[Tensor]) -> bool:
+        """Whether a chain ran away without becoming infinite: of some fold it says something worse,
+        by more than a nat per row, than a guess that looks at no input."""
+        if not (self.outcome.classes or self.outcome.real):
+            return False
+        blind = math.log(self.outcome.classes or 1) or 1.42 * len(self.outcome.mean)
+        for one, fold in zip(said, folds, strict=True):
+            fit = one.law(self.outcome).log_prob(self.y[fold])
+            fit = fit.flatten(2).sum(-1) if fit.ndim > 2 else fit
+            fit = torch.logsumexp(fit.double(), 0).mean() - math.log(len(fit))
+            if not float(fit) > -blind - 1:
+                return True
+        return False
 
     def _of_group(
         self, offered: Sequence[Candidate], group: list[int], folds: Sequence[Tensor], title: str

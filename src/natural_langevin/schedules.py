@@ -160,9 +160,13 @@ def tabulate(
     """Values at steps ``start .. stop - 1`` for every chain: float64, shape (stop - start, chains).
 
     This is where rates enter the sampler, so this is where they are checked: every value must be
-    a number, finite and in [low, high], and a per-chain tensor must have one value per chain.
+    a number, finite and in [low, high], and a per-chain tensor must have one value per chain. A
+    schedule may have a method ``table(start, stop)``, (stop - start, chains), to be quick.
     """
     schedule = as_schedule(rate)
+    whole = getattr(schedule, "table", None)
+    if whole is not None:
+        return _checked(whole(start, stop).double(), name, start, low, high)
     if isinstance(schedule, constant) and stop > start + 1:
         one = tabulate(rate, start, start + 1, name=name, chains=chains, low=low, high=high)
         return one.expand(stop - start, -1)
@@ -186,6 +190,10 @@ def tabulate(
         table = torch.tensor([float(v) for v in values], dtype=torch.float64)[:, None].expand(
             -1, chains
         )
+    return _checked(table, name, start, low, high)
+
+
+def _checked(table: Tensor, name: str, start: int, low: float, high: float) -> Tensor:
     bad = ~(torch.isfinite(table) & (table >= low) & (table <= high))
     if bad.any():
         row, chain = (int(i) for i in bad.nonzero()[0])

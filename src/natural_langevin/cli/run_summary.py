@@ -111,7 +111,7 @@ def _inputs(run: Run) -> str:
 
 
 def _network(run: Run) -> str:
-    sizes = "-".join(map(str, [run.features.width, *run.settings.hidden]))
+    sizes = "-".join(map(str, [run.features.width, *run.settings.layers]))
     return f"{sizes} units, {run.settings.activation}"
 
 

@@ -30,6 +30,10 @@ class OnePosterior:
 
     best: Posterior
 
+    def inputs(self, x: Tensor) -> Tensor:
+        """What the network is given: x itself."""
+        return x
+
     def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean prediction and epistemic uncertainty of every row."""
         p = self.best.predict(x, keep_samples=False)

@@ -2,9 +2,9 @@
 
 The recipe of every sampling part: inputs x M (``priors.blur_pixels``), Gaussian prior with a
 variance for each layer, QDOP frozen after burn-in, momentum with friction 0.1, step size falling as
-(1 + k / offset)^(-1/3), temperature 1. The damping is 1e-3: with the prior's, a chain from a random start was seen to be
-thrown far away in its first hundred steps, and to take long to come back (one chain, by its
-training loss and held-out training images; other settings were not searched).
+(1 + k / offset)^(-1/3), temperature 1. The damping is 1e-3: with the prior's, a chain from a random
+start was seen to be thrown far away in its first hundred steps, and to take long to come back (one
+chain, by its training loss and held-out training images; other values were not searched).
 What is not fixed here (length of the blur, step size, variances) is chosen on the last
 ``validation`` training images, by draws from half a run, in two rounds:
 

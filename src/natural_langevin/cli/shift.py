@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from natural_langevin import data as datasets
-from natural_langevin.cli import table
+from natural_langevin.cli.console import terminal
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.experiments.shift import table as figures
 from natural_langevin.experiments.shift.methods import METHODS, Settings
@@ -63,4 +63,4 @@ def shift(
         shown.add_column(name, justify="right" if name else "left")
     for row in figures.rows(results):
         shown.add_row(*row)
-    table.console().print(shown)
+    terminal().print(shown)

@@ -65,7 +65,7 @@ def _line(name: str, method: str, table: Mapping[str, list[Mapping[str, Any]]]) 
         quality = f"{100 * mean(scores('accuracy')):.1f} %"
     else:
         quality = spread(scores("rmse"), 1)
-    data = f"{name.replace('_', ' ')} ({len(table[method])} splits)"
+    data = f"{name.replace('_', ' ')} ({len(table[method])} split{'s' if len(table[method]) > 1 else ''})"
     seconds = mean([row["cpu_seconds"] for row in table[method]])
     return (
         f"| {data} | {NAMES[method]} | {cell('nll')} | {paired('nll')} | {quality} | "
@@ -84,5 +84,7 @@ def spread(values: list[float], digits: int, *, sign: str = "") -> str:
     >>> spread([1.0, 2.0, 3.0], 2)
     '2.00 ± 0.58'
     """
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return f"{mean(values):{sign}.{digits}f} ± {error:.{digits}f}"
+    text = f"{mean(values):{sign}.{digits}f}"
+    if len(values) < 2:
+        return text
+    return f"{text} ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"

@@ -234,7 +234,9 @@ def test_memory_counts_at_least_the_state(results):
     # theta, mean and J_ii for 650 parameters, J_0i for the 608 weights; for each of four chains the
     # step at which it diverged, and one step counter: 4 and 8 bytes.
     assert found["state_bytes_per_parameter"] == (4 * (3 * 650 + 608) + 8 + 8 / 4) / 650
-    assert found["beyond_activations_bytes_per_parameter"] > found["state_bytes_per_parameter"]
+    # What a chain takes at this batch; how much of it would be left at batch 0 is extrapolated, and
+    # a peak of several causes is not linear in it at so small a size.
+    assert found["bytes_per_chain"] >= 650 * found["state_bytes_per_parameter"]
 
 
 def test_the_profiler_sees_a_temporary():

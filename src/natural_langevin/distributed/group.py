@@ -232,8 +232,10 @@ def _check(messages: Sequence[_Message]) -> None:
         )
 
 
-def said(error: BaseException) -> str:
-    """An error as one rank tells it to the others, of bounded length."""
+def said(error: BaseException | None) -> str:
+    """An error as one rank tells it to the others, of bounded length; "" where there is none."""
+    if error is None:
+        return ""
     name = type(error).__name__
     return bounded(f"{name}: {error}", 1000) if str(error) else name
 

@@ -78,10 +78,14 @@ class Agreement:
         with waiting(f"step {described.get('step')} of the optimizer", first, groups):
             totals = shards.total([float(v) for v in values], first, groups)
             samples, squares, broken, ranks, failed, skipped, hashes, squared = totals
-            if failed:
-                self._name_failure(mine.failure, groups)
-            if int(hashes) ** 2 != int(ranks) * int(squared):
+            told = shards.gathered(said(mine.failure), groups) if failed else {}
+            if not failed and int(hashes) ** 2 != int(ranks) * int(squared):
                 _name_difference(described, groups)
+        if mine.failure is not None:  # outside of ``waiting``: all ranks know it already
+            raise mine.failure
+        if failed:
+            names = "; ".join(f"rank {rank} failed: {text}" for rank, text in told.items() if text)
+            raise GroupError(f"{names}. No rank took this step; the parameters are as they were")
         self._steps += 1
         if skipped:
             return None
@@ -107,14 +111,6 @@ class Agreement:
         if self._steps % EVERY == 0 and not shards.any_sharded(sampled.values()):
             found |= {f"the check sum of {k!r}": v for k, v in checksums(sampled).items()}
         return found
-
-    def _name_failure(self, own: Exception | None, groups: list[Any]) -> None:
-        text = "" if own is None else said(own)
-        everybody = shards.gathered(text, groups)
-        if own is not None:
-            raise own
-        failed = "; ".join(f"rank {rank} failed: {t}" for rank, t in everybody.items() if t)
-        raise GroupError(f"{failed}. No rank took this step; the parameters are as they were")
 
 
 def _name_difference(described: Mapping[str, Any], groups: list[Any]) -> None:

@@ -30,6 +30,7 @@ from natural_langevin.data.streams import (
     SharedBatches,
     Stream,
     Subsets,
+    SymmetricSweeps,
     as_stream,
     check_finite,
     split_pair,
@@ -53,6 +54,7 @@ from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.weighting import draw_weights
 from natural_langevin.sampling import (
+    density,
     notices,
     planning,
     recipe,
@@ -84,6 +86,7 @@ from natural_langevin.sampling.validation import (
     check_training,
     known_step_size,
     outputs_of_few,
+    warn_if_epochs,
     warn_if_saturated,
     warn_if_stiff,
     whole_number,
@@ -93,6 +96,8 @@ from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_
 
 log = logging.getLogger("natural_langevin")
 
+#: Data that say themselves which rows come when: they are taken as they are.
+ORDERED = (DataLoader, SharedBatches, Subsets, SymmetricSweeps)
 #: Where dynamics that tune their step size begin.
 TUNED_FROM = 0.1
 #: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
@@ -161,9 +166,10 @@ class Langevin:
             prior = recipe.prior() if self._by_recipe else priors.Gaussian(variance=0.1)
         if init is None:
             init = "auto" if self._by_recipe else "model"
-        if preconditioner is None:
-            quasi_diagonal = preconditioners.QuasiDiagonalFisher
-            preconditioner = recipe.metric() if self._by_recipe else quasi_diagonal()
+        if self._by_recipe:
+            preconditioner = recipe.metric(preconditioner)
+        elif preconditioner is None:
+            preconditioner = preconditioners.QuasiDiagonalFisher()
         usual = recipe.dynamics() if self._by_recipe else Overdamped()
         self.dynamics = usual if dynamics is None else dynamics
         check_arguments(model, likelihood, prior, preconditioner, init, self.dynamics)
@@ -204,7 +210,7 @@ class Langevin:
                 sharing=preconditioner.sharing,
                 microbatch=microbatch,
                 clip=clip,
-                peers=self.mesh.data,
+                data_parallel=self.mesh.data,
             ),
             preconditioner=preconditioner,
             prior=priors.of_chains(self._prior, self.chain_ids),
@@ -222,9 +228,7 @@ class Langevin:
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()
-        check_step_memory(
-            self._dynamics, network.trainable(), len(self.chain_ids), self.device
-        )
+        check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
     @classmethod
@@ -269,7 +273,7 @@ class Langevin:
 
     def _of_features(self, data: Any) -> tuple[Langevin, Any] | None:
         """The last layer's own sampler, and its data, where nothing else is sampled."""
-        if self._options is None or isinstance(data, DataLoader | SharedBatches | Subsets):
+        if self._options is None or isinstance(data, ORDERED):
             return None
         x, y = self._in_tensors(data)
         found = trained.split_off(self.model, self.signature, x.to(self.device))
@@ -512,7 +516,8 @@ class Langevin:
                 config["ess"] = target.ess
             target.say(config["steps"], steps, seconds)
             config["execution"] = engine.way
-            table = self._rates_table(0, steps, step_size, burn_in=burn_in)  # of all chains
+            # Of all chains, as far as the run went.
+            table = self._rates_table(0, config["steps"], step_size, burn_in=burn_in)
             weights = draw_weights(table.step_size, burn_in, thin)
             if weights is not None:
                 config["draw_weights"] = weights
@@ -550,9 +555,7 @@ class Langevin:
         x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
         outputs = outputs_of_few(self._dynamics.gradients.network, self.init().params, x)
         fitted = self._by_recipe and self._start == "model"
-        notices.notice(
-            self.model, self.likelihood, self.signature, (x, y), outputs, fitted=fitted
-        )
+        notices.notice(self.model, self.likelihood, self.signature, (x, y), outputs, fitted=fitted)
 
     def _set_prior(self, prior: priors.PriorLike) -> None:
         trainable = self._dynamics.gradients.network.trainable()
@@ -598,7 +601,7 @@ class Langevin:
 
     def _in_tensors(self, data: Any) -> Any:
         """Data in memory as (x, y); those that come in batches as they are."""
-        if isinstance(data, DataLoader | SharedBatches | Subsets):
+        if isinstance(data, ORDERED):
             return data
         return self.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
 
@@ -680,6 +683,7 @@ class Langevin:
             batch_size=len(stream.example()[0]), num_data=num_data,
             adapts=rates.adapts_from(min(burn_in, steps - 1)),
         )  # fmt: skip
+        warn_if_epochs(self.dynamics, stream)
         if isinstance(self.dynamics, Overdamped):
             warn_if_stiff(self.preconditioner, self._prior, float(kept.max()), num_data)
         mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)
@@ -716,30 +720,13 @@ class Langevin:
         (*shape)} of all sampled parameters, for a number; with a leading axis, for one each. The
         prior is the first chain's. It can be differentiated."""
         x, y = (t.to(self.device) for t in self.signature.split(data))
-        shapes = {k: p.shape[1:] for k, p in self.init().params.items()}
-        if set(weights) != set(shapes):
-            raise ValueError(f"weights must hold exactly {sorted(shapes)}, got {sorted(weights)}")
-        alone = {weights[k].ndim == len(shape) for k, shape in shapes.items()}
-        if len(alone) > 1 or any(weights[k].shape[-len(s) or None :] != s for k, s in shapes.items()):
-            got = {k: tuple(w.shape) for k, w in weights.items()}
-            raise ValueError(
-                f"weights must have the shapes {({k: tuple(s) for k, s in shapes.items()})}, each "
-                f"with the same leading axis or none, got {got}"
-            )
-        one = alone == {True}
-        theta = {k: w[None] if one else w for k, w in weights.items()}
-        count = len(next(iter(theta.values())))
-        first = torch.zeros(count, dtype=torch.long, device=self.device)
-        prior = priors.of_chains(self._prior, first)
-        learned = {k: v[0] for k, v in self.init().likelihood.items()}
-        network, share = self._dynamics.gradients.network, (self.num_data or len(x)) / len(x)
-        rows = []
-        for row in range(count):
-            outputs = network.call({k: w[row] for k, w in theta.items()}, x.clone())
-            rows.append(-share * self.likelihood.log_loss(outputs, y, learned).sum())
-        total = torch.stack([prior[k].log_density(w) for k, w in theta.items()]).sum(0)
-        found = torch.stack(rows) + total
-        return found[0] if one else found
+        state = self.init()
+        first = {k: v[0] for k, v in state.likelihood.items()}
+        shapes = {k: p.shape[1:] for k, p in state.params.items()}
+        return density.log_density(
+            self._dynamics.gradients.network.call, self.likelihood, self._prior, shapes, weights,
+            (x, y), learned=first, share=(self.num_data or len(x)) / len(x),
+        )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""

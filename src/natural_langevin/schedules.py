@@ -112,18 +112,26 @@ class linear_average:
 class warm_start:
     """``value`` times ``factor`` at first, ``value`` from ``steps`` on, and in between in a line.
 
+    With ``rise``, the first so many steps begin near 0 and grow: a metric that has seen one or two
+    small minibatches may throw a chain so far that what it learns there keeps it there.
+
     >>> eta = warm_start(0.1, factor=3.0, steps=10)
     >>> round(eta(0), 3), round(eta(5), 3), eta(10), eta(10_000)
     (0.3, 0.2, 0.1, 0.1)
+    >>> eta = warm_start(0.1, factor=3.0, steps=10, rise=5)
+    >>> round(eta(0), 3), round(eta(4), 3), round(eta(5), 3)
+    (0.06, 0.22, 0.2)
     """
 
     value: Value
     factor: float
     steps: int
+    rise: int = 0
 
     def __call__(self, step: int) -> Value:
         left = max(0.0, 1 - step / self.steps) if self.steps else 0.0
-        return self.value * (1 + (self.factor - 1) * left)
+        grown = min(1.0, (step + 1) / self.rise) if self.rise else 1.0
+        return self.value * ((1 + (self.factor - 1) * left) * grown)
 
 
 @dataclass(frozen=True)
@@ -152,9 +160,13 @@ def tabulate(
     """Values at steps ``start .. stop - 1`` for every chain: float64, shape (stop - start, chains).
 
     This is where rates enter the sampler, so this is where they are checked: every value must be
-    a number, finite and in [low, high], and a per-chain tensor must have one value per chain.
+    a number, finite and in [low, high], and a per-chain tensor must have one value per chain. A
+    schedule may have a method ``table(start, stop)``, (stop - start, chains), to be quick.
     """
     schedule = as_schedule(rate)
+    whole = getattr(schedule, "table", None)
+    if whole is not None:
+        return _checked(whole(start, stop).double(), name, start, low, high)
     if isinstance(schedule, constant) and stop > start + 1:
         one = tabulate(rate, start, start + 1, name=name, chains=chains, low=low, high=high)
         return one.expand(stop - start, -1)
@@ -178,6 +190,10 @@ def tabulate(
         table = torch.tensor([float(v) for v in values], dtype=torch.float64)[:, None].expand(
             -1, chains
         )
+    return _checked(table, name, start, low, high)
+
+
+def _checked(table: Tensor, name: str, start: int, low: float, high: float) -> Tensor:
     bad = ~(torch.isfinite(table) & (table >= low) & (table <= high))
     if bad.any():
         row, chain = (int(i) for i in bad.nonzero()[0])

@@ -35,6 +35,7 @@ LEFT = {
     "sbc": [],
     "uci": ["yacht.json"],
     "fidelity": ["fidelity.json"],
+    "shift": ["shift.json"],
 }
 
 

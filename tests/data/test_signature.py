@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -122,7 +121,7 @@ class Output:
     hidden: Tensor
 
 
-NamedOutput = collections.namedtuple("NamedOutput", "loss logits")  # noqa: PYI024
+NamedOutput = collections.namedtuple("NamedOutput", "loss logits")
 
 
 class Wrapped(nn.Module):
@@ -163,7 +162,9 @@ def test_outputs_that_hold_no_logits_are_refused_with_the_remedy() -> None:
 
 def test_a_log_loss_sees_outputs_as_they_are() -> None:
     x, _, y = rows()
-    loss = likelihoods.LogLoss(lambda o, y: nn.functional.cross_entropy(o["a"], y, reduction="none"))
+    loss = likelihoods.LogLoss(
+        lambda o, y: nn.functional.cross_entropy(o["a"], y, reduction="none")
+    )
     model = Wrapped(lambda o: {"a": o, "b": o})
     sampler = Langevin(model, loss, step_size=0.01, chains=2)
     assert sampler.sample((x, y), **RUN).draws > 0  # type: ignore[arg-type]
@@ -202,7 +203,10 @@ def test_whole_numbers_are_targets_of_a_regression_too() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (lambda x, i, y: (pd.DataFrame({"a": ["u"] * 60, "b": x[:, 0]}), y), r"\['a'\] hold no num"),
+        (
+            lambda x, i, y: (pd.DataFrame({"a": ["u"] * 60, "b": x[:, 0]}), y),
+            r"\['a'\] hold no num",
+        ),
         (lambda x, i, y: (x, pd.Series(["u", "v"] * 30)), "number its classes"),
         (lambda x, i, y: {"x": x, "index": i}, "needs its targets under one of"),
         (lambda x, i, y: ((x, i[:10]), y), "same number of samples"),

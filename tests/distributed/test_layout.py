@@ -9,7 +9,7 @@ from natural_langevin import Langevin, likelihoods, priors
 from natural_langevin.distributed import GroupError, Layout
 from natural_langevin.distributed.layout import automatic, own_chains
 from natural_langevin.distributed.reduction import DataGroup
-from natural_langevin.statistics.peers import Part, at_its_rows
+from natural_langevin.statistics.data_parallel import Part, at_its_rows
 
 
 @pytest.mark.parametrize("chains", range(1, 13))

@@ -1,5 +1,6 @@
 """Figures in the documentation are those of the committed results."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -44,6 +45,17 @@ def test_what_it_buys_is_the_results(label, method, estimate):
     page = (ROOT / "docs" / "why.md").read_text(encoding="utf-8")
     (line,) = [text for text in page.splitlines() if text.startswith(f"| {label} |")]
     assert line.endswith(f"| {nll:.4f} | {accuracy:.2f} % |")
+
+
+def test_the_reference_posteriors_are_the_results():
+    path = ROOT / "benchmarks" / "posteriordb.py"
+    spec = importlib.util.spec_from_file_location("posteriordb", path)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    cells = json.loads((ROOT / "results" / "posteriordb.json").read_text())["cells"]
+    page = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+    first, last = program.MARKS
+    assert page.split(first)[1].split(last)[0] == program.table(cells)
 
 
 def test_results_name_their_configuration_seeds_and_machine():

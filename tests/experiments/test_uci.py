@@ -54,7 +54,7 @@ def test_it_goes_on_where_it_was_and_refuses_other_settings(tmp_path):
 
 def test_the_table_counts_splits_and_the_page_has_its_place(tmp_path):
     rows = [
-        {"table": "yacht", "split": k, "log_likelihood": -1.0 - k, "rmse": 0.5, "seconds": 3.0}
+        {"table": "yacht", "split": k, "log_likelihood": -1.0 - k, "rmse": 0.5, "cpu_seconds": 3.0}
         for k in range(2)
     ]
     text = table.markdown({"rows": rows})

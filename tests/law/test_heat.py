@@ -17,8 +17,10 @@ from monte_carlo import assert_normal
 from scipy.linalg import solve_discrete_lyapunov
 from test_linear_regression import gaussian_prior
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from natural_langevin import Langevin, preconditioners
+from natural_langevin.data import SharedBatches
 from natural_langevin.dynamics import Integrator, Overdamped, State, Underdamped
 from natural_langevin.preconditioners import FullFisher, Preconditioner, QuasiDiagonalFisher
 
@@ -134,3 +136,22 @@ def test_what_cannot_be_corrected_is_refused() -> None:
 def test_no_kernel_computes_the_corrected_step() -> None:
     for integrator in (Overdamped(correct_heat=True), Underdamped(correct_heat=True)):
         assert integrator.kernels == frozenset()
+
+
+def test_shuffled_epochs_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    problem = make_problem(num_data=SIZE)
+    loader = DataLoader(
+        TensorDataset(problem.x, problem.y), batch_size=BATCH,
+        sampler=RandomSampler(range(SIZE), replacement=True),
+    )  # fmt: skip
+    both = (problem.x, problem.y)
+    cases = [(both, BATCH, True), (both, SIZE, False), (SharedBatches(loader), BATCH, False)]
+    for source, batch, said in cases:
+        sampler = problem.sampler(
+            QuasiDiagonalFisher(), gaussian_prior(problem), 2, step_size=0.01,
+            dynamics=Overdamped(correct_heat=True),
+        )  # fmt: skip
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "natural_langevin"):
+            sampler.prepare(source, steps=5, batch_size=batch)
+        assert ("parts of one shuffled epoch" in caplog.text) == said

@@ -28,11 +28,10 @@ def regression(sigma: float = 0.3) -> tuple[Langevin, Posterior]:
         model, likelihoods.Gaussian(sigma=sigma), prior=priors.Gaussian(2.0), chains=4,
         step_size=0.08,
     )  # fmt: skip
-    return sampler, sampler.sample(
-        line(), 1500, batch_size=40, burn_in=300, thin=6, progress=False
-    )
+    return sampler, sampler.sample(line(), 1500, batch_size=40, burn_in=300, thin=6, progress=False)
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of ArviZ with a new pandas
 def test_groups_for_loo_and_compare() -> None:
     x, y = line()
     _, posterior = regression()

@@ -83,7 +83,12 @@ def test_tensorboard_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path) -> No
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     board = TensorBoard(tmp_path, temperature_every=2)
     small_run.sampler().sample(small_run.data(), 120, callback=board, **RUN)
-    assert {name for name, _, _ in written} == {"loss/chain 0", "loss/chain 1", "kept", "temperature"}
+    assert {name for name, _, _ in written} == {
+        "loss/chain 0",
+        "loss/chain 1",
+        "kept",
+        "temperature",
+    }
     assert [step for name, _, step in written if name == "temperature"] == [100]
     assert flushed == [True]
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin import Langevin, likelihoods, models, priors
+from natural_langevin import Langevin, likelihoods, models, preconditioners, priors, schedules
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.sampling import prior_scale, recipe
 from natural_langevin.sampling.curvature import steepest
@@ -172,3 +172,22 @@ def test_before_a_run_the_recipe_chooses_at_once() -> None:
     own = linear(dynamics=Overdamped(), step_size="auto")
     with pytest.raises(ValueError, match="call it first"):
         own.prepare((x, y), steps=5, batch_size=20)
+
+
+def test_a_metric_of_ones_own_is_averaged_over_the_burn_in_too() -> None:
+    """Frozen at its last few batches, it made eight schools' tau many times too wide. A rate that
+    is given stays, and so does everything where the step size is given."""
+    model, gaussian = nn.Linear(1, 1), likelihoods.Gaussian(sigma=1.0)
+    average, own = schedules.linear_average(), preconditioners.FullFisher(ema_rate=0.1)
+    assert Langevin(
+        model, gaussian, preconditioner=preconditioners.FullFisher()
+    ).preconditioner.decay == average  # fmt: skip
+    assert Langevin(model, gaussian, preconditioner=own).preconditioner is own
+    plain = preconditioners.FullFisher()
+    assert Langevin(model, gaussian, preconditioner=plain, step_size=0.1).preconditioner is plain
+
+
+def test_the_first_steps_are_small() -> None:
+    """One minibatch's metric at four times the step threw chains 40 standard deviations away."""
+    eta = recipe.Choice(0.1, 1.0, 0.0, "").schedule_of(400)
+    assert [round(eta(t), 3) for t in (0, 9, 19, 80, 399)] == [0.02, 0.183, 0.329, 0.1, 0.1]

@@ -95,7 +95,9 @@ def test_draws_that_would_not_fit_are_thinned() -> None:
     assert planning.extended(usual, 5000, 7, 2**20) == recipe.Length(5000, 600, 7)
 
 
-@pytest.mark.parametrize("nonsense", ["ess", "ess:", "ess:-4", "ess:0", "rhat:1.01", 400, "ess:nan"])
+@pytest.mark.parametrize(
+    "nonsense", ["ess", "ess:", "ess:-4", "ess:0", "rhat:1.01", 400, "ess:nan"]
+)
 def test_nonsense_is_refused_with_the_remedy(nonsense) -> None:
     with pytest.raises(ValueError, match=r'such as until="ess:400", got'):
         run(steps=10, until=nonsense)

@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from numpy.testing import assert_allclose
 from scipy import sparse
 from sklearn.base import clone
@@ -69,7 +68,8 @@ def test_probabilities_follow_the_order_of_the_labels(classifier, blobs):
 def test_probabilities_are_the_posteriors_own(classifier, blobs):
     X, _ = blobs
     assert isinstance(classifier.posterior_, Posterior)
-    x = torch.as_tensor((X - X.mean(0)) / X.std(0))
+    x = classifier.network_inputs(X)
+    assert_allclose(x, (X - X.mean(0)) / X.std(0), rtol=1e-9)
     assert_allclose(classifier.predict_proba(X), classifier.posterior_.predict(x).mean, rtol=1e-9)
     assert classifier.n_iter_ == 80
     assert classifier.posterior_.chains == 2
@@ -89,7 +89,7 @@ def test_deviations_hold_noise_and_disagreement(friedman, regressor):
     """Mean and variance of the mixture over networks, by the law of total variance."""
     X, _ = friedman
     posterior, y = regressor.posterior_, friedman[1]
-    x = torch.as_tensor((X - X.mean(0)) / X.std(0))
+    x = regressor.network_inputs(X)
     means = posterior.predict(x).samples[..., 0].numpy() * y.std() + y.mean()
     sigma = posterior.sigma.numpy() * y.std()
     mean, std = regressor.predict(X, return_std=True)
@@ -189,11 +189,15 @@ def test_without_folds_a_pilot_chooses_the_step_size(blobs):
     [
         ("activation", "sine", "one of .*'relu'.*got 'sine'"),
         ("preconditioner", "adam", "one of .*'qdop'.*got 'adam'"),
-        ("prior_variance", -1, 'positive number or "auto" or "learned" or "fan_in", got -1'),
+        (
+            "prior_variance",
+            -1,
+            'positive number or "auto" or "learned" or "fan_in" or "unit_fan_in", got -1',
+        ),
         (
             "prior_variance",
             "wide",
-            'positive number or "auto" or "learned" or "fan_in", got .wide.',
+            'positive number or "auto" or "learned" or "fan_in" or "unit_fan_in", got .wide.',
         ),
         ("step_size", "Auto", 'must be "auto", a number or a schedule, got .Auto.'),
         ("hidden_layer_sizes", None, "positive integers .* got None"),
@@ -275,3 +279,56 @@ def test_the_command_line_and_the_estimator_give_one_answer(tmp_path):
     mean, std = model.predict(frame[["area"]], return_std=True)
     assert_allclose(found["mean"], mean, rtol=1e-6)
     assert_allclose(found["sd"], std, rtol=1e-5)
+
+
+def test_several_labels_per_row():
+    """Two labels that the first column decides, and one that is noise."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 2))
+    y = np.stack([X[:, 0] > 0, X[:, 0] < 0.5, rng.random(300) < 0.3], axis=1).astype(int)
+    model = NaturalLangevinClassifier((16,), steps=400, chains=2, random_state=0).fit(X, y)
+    p = model.predict_proba(X)
+    assert p.shape == model.predict(X).shape == (300, 3)
+    assert (model.predict(X)[:, :2] == y[:, :2]).mean() > 0.93
+    # The noise has the share that it has, within three standard errors.
+    assert p[:, 2].mean() == pytest.approx(y[:, 2].mean(), abs=3 * np.sqrt(0.21 / 300))
+    draws = model.sample_y(X, 50)
+    assert draws.shape == (300, 3, 50)
+    assert set(np.unique(draws)) == {0, 1}
+    assert_allclose(draws.mean(-1).mean(0), p.mean(0), atol=0.02)
+    with pytest.raises(ValueError, match="several labels"):
+        model.predict_set(X)
+
+
+def test_partial_dependence_has_the_slope_and_its_uncertainty():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3))
+    y = 2 * X[:, 0] + 0.1 * rng.normal(size=300)
+    model = NaturalLangevinRegressor((16,), steps=600, chains=2, folds=2, random_state=0).fit(X, y)
+    found = model.partial_dependence(X, 0, values=[-1.0, 0.0, 1.0, 6.0])
+    assert_allclose(found.mean[:3, 0], [-2, 0, 2], atol=0.2)
+    width = (found.high - found.low)[:, 0]
+    assert (width > 0).all()
+    assert width[3] > 3 * width[1]  # where there are no data, networks disagree
+    flat = model.partial_dependence(X, "x1")
+    assert len(flat.values) == 20
+    assert np.ptp(flat.mean) < 0.4
+    with pytest.raises(ValueError, match="no column in use"):
+        model.partial_dependence(X, "x9")
+
+
+def test_permutation_importance_names_the_column_that_matters(blobs):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"kind": rng.choice(["a", "b"], size=200), "noise": rng.normal(size=200)})
+    y = np.where(frame["kind"] == "a", "yes", "no")
+    model = NaturalLangevinClassifier((8,), steps=300, chains=2, folds=2, random_state=0)
+    model.fit(frame[:100], y[:100])
+    found = model.permutation_importance(frame[100:], y[100:])
+    assert found.names == ("kind", "noise")
+    assert found.mean[0] > 5 * found.error[0] > 0
+    assert abs(found.mean[1]) < 0.2 * found.mean[0]
+    levels = model.partial_dependence(frame, "kind")
+    assert levels.values == ["a", "b"]
+    assert levels.mean[0, 1] > 0.8 > 0.2 > levels.mean[1, 1]  # classes "no", "yes"
+    with pytest.raises(ValueError, match="none of"):
+        model.permutation_importance(frame[:2], ["yes", "maybe"])

@@ -17,7 +17,14 @@ from torch.testing import assert_close
 from natural_langevin import models
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
-from natural_langevin.tabular.candidates import STEP_SIZES, Candidate, candidates
+from natural_langevin.tabular.candidates import (
+    SMALLER,
+    STEP_SIZES,
+    TRIES,
+    Candidate,
+    candidates,
+    prior_of,
+)
 from natural_langevin.tabular.crossvalidation import Problem, split
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks, Predictive
@@ -28,19 +35,27 @@ from natural_langevin.tabular.weighing import HeldOut, weigh
 SMALL = {"hidden_layer_sizes": (8,), "steps": 30, "chains": 2, "random_state": 0}
 
 
+def offered(classes=True, rows=100, **given) -> list[Candidate]:
+    return candidates(Settings(**given).of_rows(rows), classes=classes)
+
+
 def test_what_the_user_sets_is_not_left_open():
-    described = [(c.variance, c.temperature, c.step_size) for c in candidates(Settings())]
-    large, small = STEP_SIZES["qdop"]
-    warm = [(variance, 1, size) for variance in ("learned", "fan_in") for size in (large, small)]
-    assert described == [*warm, (3, 0.3, small), (3, 0.03, small)]
-    own = {c.temperature for c in candidates(Settings(prior_variance=2.0))}
+    described = [(c.variance, c.temperature, c.step_size) for c in offered()]
+    size = STEP_SIZES["qdop"]
+    small = SMALLER * size
+    assert described == [
+        ("fan_in", 1, size), ("learned", 1, size), (3, 0.3, small), (3, 0.03, small)
+    ]  # fmt: skip
+    assert {c.step_size for c in offered(rows=1000)} == {small}  # two hidden layers
+    own = {c.temperature for c in offered(prior_variance=2.0)}
     assert own == {1.0, 0.3, 0.03}  # the posterior itself is among them
-    fixed = Settings(prior_variance=2.0, temperature=0.5, step_size=0.2, preconditioner="sgld")
-    assert candidates(fixed) == [Candidate(2.0, 0.5, 0.2, automatic=False)]
-    assert {c.temperature for c in candidates(Settings(temperature=1.0))} == {1.0}
-    learned = Settings(prior_variance="learned", step_size=0.1)
-    assert {c.variance for c in candidates(learned)} == {"learned"}
-    assert {c.temperature for c in candidates(Settings(), cold=False)} == {1.0}
+    fixed = offered(prior_variance=2.0, temperature=0.5, step_size=0.2, preconditioner="sgld")
+    assert fixed == [Candidate(2.0, 0.5, 0.2, automatic=False)]
+    assert {c.temperature for c in offered(temperature=1.0)} == {1.0}
+    assert {c.variance for c in offered(prior_variance="learned")} == {"learned"}
+    numbers = offered(classes=False)
+    assert [c.variance for c in numbers] == ["unit_fan_in", "fan_in", "learned"]
+    assert {c.temperature for c in numbers} == {1.0}
 
 
 @pytest.mark.parametrize("count", [12, 61, 3000])
@@ -55,12 +70,12 @@ def test_folds_are_apart_of_one_size_and_hold_every_class(count):
 
 
 CLASSES = Outcome("classification", "categorical", classes=3)
-OFFERED = candidates(Settings())
+OFFERED = offered()
 
 
 def problem(**changes) -> Problem:
     x, labels = make_blobs(40, 2, centers=3, random_state=0)
-    settings = Settings(hidden=(6,), steps=30, chains=2)
+    settings = Settings(hidden=(6,), steps=30, chains=2).of_rows(40)
     given = {"x": torch.as_tensor(x / 5), "y": torch.as_tensor(labels)} | changes
     return Problem(CLASSES, settings, **given)
 
@@ -71,8 +86,8 @@ def test_held_out_rows_have_no_part_in_what_is_said_of_them():
     folds = split(40, 4, 0, here.y.numpy())
     labels = here.y.clone()
     labels[folds[0]] = (labels[folds[0]] + 1) % 3
-    found, other = (p.held_out(OFFERED, folds) for p in (here, problem(y=labels)))
-    assert list(found.networks) == list(range(6))
+    found, other = (p.held_out(OFFERED, folds)[0] for p in (here, problem(y=labels)))
+    assert list(found.networks) == list(range(4))
     for k in found.networks:
         assert found.networks[k][0].outputs.shape[1:] == (10, 3)
         assert_close(other.networks[k][0].outputs, found.networks[k][0].outputs)
@@ -85,17 +100,18 @@ def test_repeated_rows_stay_in_their_fold():
     labels = here.y.clone()
     labels[folds[0]] = (labels[folds[0]] + 1) % 3
     other = problem(y=labels, counts=here.counts)
-    one, two = (p.held_out(OFFERED[:1], folds).networks[0][0].outputs for p in (here, other))
+    one, two = (p.held_out(OFFERED[:1], folds)[0].networks[0][0].outputs for p in (here, other))
     assert_close(one, two)
 
 
 def test_a_candidate_that_diverges_is_left_out():
     """The chains of those after it move up, and are still taken for theirs."""
-    wild = Candidate(3.0, 1.0, 1e60, automatic=True)
+    wild = Candidate(3.0, 1.0, 1e30, automatic=True)
     here = problem()
     folds = split(40, 4, 0, here.y.numpy())
-    alone = here.held_out([OFFERED[4], OFFERED[5], OFFERED[5]], folds)
-    held_out = here.held_out([OFFERED[4], wild, OFFERED[5]], folds)
+    alone, _ = here.held_out([OFFERED[2], OFFERED[3], OFFERED[3]], folds)
+    held_out, tried = here.held_out([OFFERED[2], wild, OFFERED[3]], folds)
+    assert tried[1].step_size == pytest.approx(1e30 * SMALLER ** (TRIES - 1))
     assert list(held_out.networks) == [0, 2]
     for k in (0, 2):  # chains at the same places, beside others
         for fold in range(4):
@@ -106,6 +122,22 @@ def test_a_candidate_that_diverges_is_left_out():
     assert sum(weighed.weight) == pytest.approx(1)
     with pytest.raises(DivergenceError, match="smaller step_size"):
         here.held_out([wild], folds)
+
+
+def test_a_candidate_that_diverges_gets_a_smaller_step_size(monkeypatch):
+    here = problem()
+    folds = split(40, 4, 0, here.y.numpy())
+    whole = Problem._of_group
+
+    def diverging(self, offered, group, *others):
+        stable = [k for k in group if offered[k].step_size < 0.001]
+        return whole(self, offered, stable, *others) if stable else {}
+
+    monkeypatch.setattr(Problem, "_of_group", diverging)
+    held_out, found = here.held_out([OFFERED[0], OFFERED[2]], folds)
+    assert [one.step_size for one in found] == [0.0009, 0.0009]
+    assert found[0] == replace(OFFERED[0], step_size=0.0009)
+    assert list(held_out.networks) == [0, 1]
 
 
 def test_weights_and_scale_of_classes():
@@ -151,7 +183,8 @@ def test_weights_and_scale_of_numbers():
 def test_predictions_are_the_weighted_mixture_of_the_posteriors():
     X, y = make_blobs(60, 3, centers=3, cluster_std=4, random_state=0)
     model = NaturalLangevinClassifier(**SMALL).fit(X, y)
-    x = torch.as_tensor((X - X.mean(0)) / X.std(0))
+    x = model.network_inputs(X)
+    assert_allclose(x, (X - X.mean(0)) / X.std(0), rtol=1e-9)
     mixture = sum(
         w * p.predict(x).mean for w, p in zip(model.weights_, model.posteriors_, strict=True)
     )
@@ -164,7 +197,7 @@ def test_predictions_are_the_weighted_mixture_of_the_posteriors():
     best = max(model.choice_, key=lambda one: one["weight"])
     assert model.reason_.startswith(f"{best['weight']:.0%} prior variance ")
     assert f"temperature {best['temperature']:g}, step size {best['step_size']:g}" in model.reason_
-    assert "4 folds, 6 candidates" in model.reason_
+    assert "4 folds, 4 candidates" in model.reason_
 
 
 #: Of scikit-learn's checks (test_estimators runs all of them without folds): those that fit
@@ -193,13 +226,13 @@ def test_what_diverges_on_all_the_data_counts_no_more(monkeypatch, caplog):
     X, y = make_blobs(60, 3, centers=3, cluster_std=4, random_state=0)
     posterior = Problem.posterior
 
-    def some_fail(self: Problem, candidate: Candidate):
+    def some_fail(self: Problem, candidate: Candidate, chains: int):
         if candidate.variance == "learned":
             raise DivergenceError("for the test")
-        return posterior(self, candidate)
+        return posterior(self, candidate, chains)
 
     monkeypatch.setattr(Problem, "posterior", some_fail)
-    model = NaturalLangevinClassifier(**SMALL).fit(X, y)
+    model = NaturalLangevinClassifier(**SMALL | {"steps": 60}).fit(X, y)
     assert model.weights_.sum() == pytest.approx(1)
     assert all(one["weight"] == 0 for one in model.choice_ if one["prior_variance"] == "learned")
     assert "diverged on all the data, and is left out" in caplog.text
@@ -217,15 +250,18 @@ def test_by_default_nothing_is_chosen_by_hand():
     """Iris, with the defaults but for the number of steps."""
     X, y = load_iris(return_X_y=True)
     model = NaturalLangevinClassifier(steps=60, random_state=0).fit(X[::2], y[::2])
-    assert len(model.choice_) == 6
+    assert len(model.choice_) == 4
     assert model.score(X[1::2], y[1::2]) > 0.9
 
 
 def test_the_variance_of_a_layer_goes_by_its_inputs():
     network = models.mlp(5, 2, (7,))
-    prior = Candidate("fan_in", 1.0, 0.1, automatic=True).prior(network)
+    wide, unit = (Candidate(v, 1.0, 0.1, automatic=True) for v in ("fan_in", "unit_fan_in"))
+    prior = prior_of([wide, wide], network)
     variances = [prior[name].variance for name, _ in network.named_parameters()]
     assert variances == [3 / 5, 3, 3 / 7, 3]
+    both = prior_of([wide, unit], network)
+    assert both["0.weight"].variance.tolist() == [3 / 5, 1 / 5]
 
 
 def mixture(outcome: Outcome, outputs, variance=None, weights=(0.25, 0.75), scale=1.0):
@@ -292,7 +328,7 @@ def test_noise_that_depends_on_the_inputs_is_noticed():
     y = 100 + 10 * (x + spread * torch.tensor(rng.normal(size=(400, 1))))
     learned = learn(x, y, "regression", QUICK)
     assert learned.outcome.noise == "varying"
-    assert "noise that depends on the inputs (held-out NLL" in learned.reason
+    assert learned.reason.startswith("noise that depends on the inputs")
     ends = torch.tensor([[-1.5], [1.5]]).double()
     small, large = learned.predictive(ends).std
     assert large > 5 * small  # in truth e^3 = 20 times

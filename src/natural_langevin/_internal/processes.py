@@ -23,7 +23,7 @@ class Processes(Protocol):
     world: int
     chains: int
     own: range
-    #: Whom this process shares minibatches with (``statistics.peers``); None: it has them alone.
+    #: Whom this process shares minibatches with (``statistics.data_parallel``); None: nobody.
     data: Any
 
     @property

@@ -16,6 +16,7 @@ from natural_langevin.cli import (
     report,
     reproduce,
     sbc,
+    shift,
     train,
     uci,
 )
@@ -59,3 +60,4 @@ app.command(name="bench")(bench.bench)
 app.command(name="sbc")(sbc.sbc)
 app.command(name="uci")(uci.uci)
 app.command(name="fidelity")(fidelity.fidelity)
+app.command(name="shift")(shift.shift)

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from torch import Tensor
 
-from natural_langevin.cli import sure, tell
+from natural_langevin.cli import run_summary, uncertainty
 from natural_langevin.cli.console import terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
@@ -57,8 +57,8 @@ def evaluate(
             raise DataError(f"{label} has no rows with a target: add at least one")
         if json is not None:
             write_json(json, found)
-    sure.answer(found, console)
-    tell.scores(found, console)
+    uncertainty.show(found, console)
+    run_summary.scores(found, console)
 
 
 def _batches(run: Run, source: Source) -> Iterator[tuple[Tensor, Tensor]]:

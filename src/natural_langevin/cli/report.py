@@ -119,7 +119,7 @@ def _run_page(folder: Path) -> dict[str, Any]:
 
 
 def _posterior_page(folder: Path, model: str | None, data: str | None) -> dict[str, Any]:
-    words = plain.read_words(folder)
+    manifest = plain.read_manifest(folder)
     command = ["natural-langevin", "report", str(folder)]
     quality: dict[str, Any] = {"rows": 0}
     if model is not None:
@@ -130,9 +130,12 @@ def _posterior_page(folder: Path, model: str | None, data: str | None) -> dict[s
         raise RunFolderError("--data needs --model: the folder holds the weights, not the network")
     return {
         "title": f"Posterior in {folder.resolve().name}",
-        "byline": f"saved by natural-langevin {words.get('version')}"
+        "byline": f"saved by natural-langevin {manifest.get('version')}"
         + ("" if model else " · for losses and diagnosis give --model, for scores --data too"),
         "command": shlex.join(command),
         "quality": quality,
-        "about": {"Configuration": words["config"], "Likelihood": {"": words.get("likelihood")}},
+        "about": {
+            "Configuration": manifest["config"],
+            "Likelihood": {"": manifest.get("likelihood")},
+        },
     }

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import typer
 
 from natural_langevin import DivergenceError
-from natural_langevin.cli import sure, tell
+from natural_langevin.cli import run_summary, uncertainty
 from natural_langevin.cli.console import echo, terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import UsageError, one_line_errors
@@ -124,7 +124,7 @@ def train(
             out = open_default_folder(Path("runs") / Path(data).stem, prepared.run, resume=resume)
         else:
             open_folder(out, prepared.run, resume=resume)
-        tell.found(prepared, console)
+        run_summary.data(prepared, console)
         try:
             with _without_advice():
                 quality = fit(prepared, out, device=chosen)
@@ -140,11 +140,11 @@ def train(
             raise typer.Exit(INTERRUPTED) from None
         if not is_rank_zero():
             return
-        tell.chosen(quality, console)
-        sure.answer(quality, console)
-        sure.picture(quality, out, tell.title(prepared.run), console)
-    tell.scores(quality, console)
-    tell.next_commands(out, console)
+        run_summary.choice(quality, console)
+        uncertainty.show(quality, console)
+        uncertainty.picture(quality, out, run_summary.title(prepared.run), console)
+    run_summary.scores(quality, console)
+    run_summary.next_commands(out, console)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.digits import digits
 from natural_langevin.data.errors import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.data.images import fashion_mnist, mnist
-from natural_langevin.data.streams import SharedBatches, Subsets
+from natural_langevin.data.streams import SharedBatches, Subsets, SymmetricSweeps
 
 __all__ = [
     "NAMES",
@@ -19,6 +19,7 @@ __all__ = [
     "Dataset",
     "SharedBatches",
     "Subsets",
+    "SymmetricSweeps",
     "cifar10",
     "digits",
     "fashion_mnist",

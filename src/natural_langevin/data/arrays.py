@@ -36,8 +36,9 @@ def refuse_text(part: Any) -> None:
         )
     if wrong:
         raise TypeError(
-            f"a {type(part).__name__} of texts or objects cannot be learned from: number its classes first, such "
-            "as y.astype('category').cat.codes or numpy.unique(y, return_inverse=True)[1]"
+            f"a {type(part).__name__} of texts or objects cannot be learned from: number its "
+            "classes first, such as y.astype('category').cat.codes or "
+            "numpy.unique(y, return_inverse=True)[1]"
         )
 
 

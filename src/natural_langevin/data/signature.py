@@ -79,7 +79,7 @@ class Signature:
                 )
             inputs = {k: v for k, v in item.items() if k != found[0]}
             return self.inputs(inputs), self._targets(item[found[0]])
-        if isinstance(item, tuple | list) and not isinstance(item, Tensor):
+        if isinstance(item, tuple | list):
             parts = [part for part in item if part is not None]
             if len(parts) == 2 and isinstance(parts[0], Mapping | tuple | list):
                 return self.inputs(parts[0]), self._targets(parts[1])
@@ -223,8 +223,11 @@ class Signature:
                 f"the inputs {wrong or list(inputs)} hold no tensors: encode them first, or leave "
                 "them out"
             )
-        order = {name: k for k, name in enumerate(self._names)}
-        return self._pack(sorted(named.items(), key=lambda pair: order.get(pair[0], len(order))))
+        order = [
+            *filter(named.__contains__, self._names),
+            *(k for k in named if k not in self._names),
+        ]
+        return self._pack([(name, named[name]) for name in order])
 
     def _by_keyword(self, named: Mapping[str, Any]) -> bool:
         """Whether a dictionary's entries are arguments; otherwise it is one itself."""

@@ -1,16 +1,21 @@
 """Diagnostics: has a chain converged, does it explore, and is its noise the right size?
 
-Imports likelihoods, priors, preconditioners and dynamics; posterior and up import it.
+Imports data, likelihoods, priors, statistics, preconditioners, dynamics, execution and metrics;
+posterior and up import it.
 
 * ``function_space``: R-hat, effective sample size, distances between chains (ArviZ)
 * ``kinetic``: effective temperature of a step, noise against drift; minibatch noise
 * ``configurational``: temperature of the samples; the step-size bias indicator
 * ``halved``: a run against the same at half the step size
+* ``exact_reference``: a posterior against Metropolis-adjusted chains (``fidelity``)
 * ``limits``: what the diagnostics look like when nothing is wrong
+* ``advice``: what to do next, and never what was done already
 * ``verdicts``: all of it in words, with what to do
 """
 
+from natural_langevin.diagnostics.advice import Advice
 from natural_langevin.diagnostics.configurational import Configurational
+from natural_langevin.diagnostics.exact_reference import Fidelity, fidelity
 from natural_langevin.diagnostics.function_space import (
     Mixing,
     import_arviz,
@@ -23,13 +28,16 @@ from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.diagnostics.verdicts import Diagnosis, diagnose
 
 __all__ = [
+    "Advice",
     "Configurational",
     "Diagnosis",
+    "Fidelity",
     "Halved",
     "Kinetic",
     "Mixing",
     "Reading",
     "diagnose",
+    "fidelity",
     "import_arviz",
     "mixing",
     "some_components",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from natural_langevin.diagnostics.advice import Advice
 from natural_langevin.diagnostics.configurational import Configurational
 from natural_langevin.diagnostics.function_space import (
     Array,
@@ -34,7 +35,11 @@ class Diagnosis:
     chain), over ``healthy`` chains; ``parameters`` summarises the parameters asked for. The two
     temperatures are None where they were not measured. ``halved`` compares with a run at half the
     step size, by "predictions" and by tensor. ``shared``: the chains saw the same minibatches;
-    ``adapting``: the metric followed the chain while draws were kept.
+    ``adapting``: the metric followed the chain while draws were kept. ``advice`` knows what the run
+    has done already. ``scores``: of predictions for held-out data, where there were some.
+
+    Two questions, one after the other: has the posterior converged (``verdicts``), and are the
+    predictions usable (``scores.verdicts``)? Predictions may be, long before every chain agrees.
     """
 
     mixing: Mixing
@@ -49,6 +54,14 @@ class Diagnosis:
     halved: dict[str, Halved] = field(default_factory=dict)
     shared: bool = False
     adapting: bool = False
+    advice: Advice = field(default_factory=Advice)
+    scores: Any = None
+
+    @property
+    def usable(self) -> bool | None:
+        """Whether the predictions for held-out data beat a blind guess and a single network, and
+        are calibrated; None without such data."""
+        return None if self.scores is None else not self.scores.verdicts
 
     @property
     def chains(self) -> int:
@@ -74,7 +87,7 @@ class Diagnosis:
     def verdicts(self) -> list[str]:
         """What was found and what to do about it, one paragraph each; empty when all is well."""
         found = [
-            f"Chain {chain} diverged at step {step}: use a smaller step size or more damping."
+            f"Chain {chain} diverged at step {step}: {self.advice.smaller()}."
             for chain, step in self.diverged.items()
         ]
         return [
@@ -96,14 +109,14 @@ class Diagnosis:
                 f"The chains disagree (R-hat {np.median(self.rhat):.3f} in the median and up to "
                 f"{self.rhat.max():.3f}; of so many draws, chains that agree stay below "
                 f"{limit:.3g}): "
-                "run longer, raise burn_in, or pool more chains and treat them as an ensemble."
+                f"{self.advice.longer()}, or pool more chains and treat them as an ensemble."
             )
         found += self._outlier_verdict()
         if float(np.median(self.ess)) < ess_limit(self.chains, self.draws):
             found.append(
                 f"The draws are strongly correlated (median effective sample size "
-                f"{np.median(self.ess):.0f} of {self.chains * self.draws}): run longer, or use "
-                "a larger step size or a Fisher preconditioner."
+                f"{np.median(self.ess):.0f} of {self.chains * self.draws}): "
+                f"{self.advice.faster()}."
             )
         return found
 
@@ -153,8 +166,10 @@ class Diagnosis:
         if k.minibatch is not None and k.minibatch > BIAS_LIMIT * self.temperature:
             found.append(
                 f"Minibatch noise adds up to {k.minibatch:.2g} to the temperature "
-                f"{self.temperature:g}: use a smaller step size (it falls in proportion) or a "
-                "larger batch."
+                f"{self.temperature:g}, so variances of weights that the data determine, and the "
+                f"epistemic part of predictions, are up to {k.minibatch / self.temperature:.0%} "
+                f"too large: {self.advice.smaller()} (it falls in proportion), or "
+                f"{self.advice.larger_batch()}."
             )
         return found
 
@@ -174,20 +189,19 @@ class Diagnosis:
         ]
         return found[:4]
 
-    @staticmethod
-    def _heat(who: str, reading: Reading, *, sigmas: float) -> list[str]:
+    def _heat(self, who: str, reading: Reading, *, sigmas: float) -> list[str]:
         if not reading.known:
             return []
         if reading.value - sigmas * reading.error > 1 + BIAS_LIMIT:
             return [
                 f"{who} too hot, {reading} times their temperature: a bias of the step "
-                "size or of minibatch noise. Use a smaller step size or a larger batch."
+                f"size or of minibatch noise; {self.advice.smaller()}, or "
+                f"{self.advice.larger_batch()}."
             ]
         if reading.value + sigmas * reading.error < 1 - BIAS_LIMIT:
             return [
                 f"{who} too cold, {reading} times their temperature: the chains have "
-                "not spread over the posterior yet. Run longer, or use a larger step size or a "
-                "Fisher preconditioner."
+                f"not spread over the posterior yet: {self.advice.faster()}."
             ]
         return []
 
@@ -199,7 +213,7 @@ class Diagnosis:
                 found.append(
                     f"The draws of {who} are too wide: variances are {one.ratio} times those at "
                     f"half the step size, so {100 * one.excess:.3g} % above those of small steps. "
-                    "Use a smaller step size or a larger batch."
+                    f"As a remedy, {self.advice.smaller()}, or {self.advice.larger_batch()}."
                 )
             elif one.shifted:
                 found.append(
@@ -242,7 +256,7 @@ class Diagnosis:
         tau = self.mixing.autocorrelation_time
         steps = "" if self.thin is None else f", or {tau * self.thin:.0f} steps"
         lines = [
-            f"{self.chains} chains of {self.draws} draws.",
+            f"Has the posterior converged? {self.chains} chains of {self.draws} draws.",
             f"Predictions: {self.mixing}; autocorrelation time {tau:.1f} draws{steps}.",
         ]
         if self.chains > 1:
@@ -261,7 +275,12 @@ class Diagnosis:
             lines.append(
                 _temperature("Temperature of the samples", self.configurational.temperature)
             )
-        return "\n".join([*lines, *(self.verdicts or ["Nothing suspicious was found."])])
+        lines += self.verdicts or ["Nothing suspicious was found."]
+        if self.scores is not None:
+            answer = "yes" if self.usable else "not as they are"
+            lines.append(f"Are the predictions usable? {answer}; on held-out data:")
+            lines.append(str(self.scores))
+        return "\n".join(lines)
 
 
 def _temperature(what: str, reading: Reading) -> str:
@@ -283,6 +302,8 @@ def diagnose(
     halved: dict[str, Halved] | None = None,
     shared: bool = False,
     adapting: bool = False,
+    advice: Advice = Advice(),  # noqa: B008 - immutable
+    scores: Any = None,
 ) -> Diagnosis:
     """From predictions of the healthy chains on probe inputs, (chain, draw, ...), and the
     parameters to look at, each (chain, draw, ...)."""
@@ -302,4 +323,6 @@ def diagnose(
         halved=halved or {},
         shared=shared,
         adapting=adapting,
+        advice=advice,
+        scores=scores,
     )

@@ -26,8 +26,9 @@ Minibatches that are parts of one shuffled epoch, as of data in memory, are not 
 errors cancel over the epoch, and a chain that moves little within it is heated far less than this
 says. A linear regression at eta = B / N, full J, 200 data in tens, mean square in units of the
 posterior's: independent minibatches 1.49, corrected 1.02; shuffled epochs 1.18, corrected 0.69. So
-the correction is for independent minibatches, such as a DataLoader's whose sampler is
-``RandomSampler(replacement=True)``; with shuffled epochs it leaves a chain too cold.
+the correction is for independent minibatches: given to ``step``, or of a DataLoader whose sampler
+is ``RandomSampler(replacement=True)``, shared by the chains (``data.SharedBatches``). With shuffled
+epochs it leaves a chain too cold, and ``sample`` warns.
 """
 
 from __future__ import annotations

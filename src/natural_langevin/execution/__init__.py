@@ -1,5 +1,5 @@
 """Execution: how steps are run, eagerly, compiled, as a CUDA graph or by kernels of our own.
 
-Imports data, likelihoods, priors, statistics, preconditioners and dynamics; sampling and up import
-it.
+Imports data, likelihoods, priors, statistics, preconditioners and dynamics; diagnostics and up
+import it.
 """

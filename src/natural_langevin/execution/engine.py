@@ -66,7 +66,7 @@ class Engine:
         self.rates, self._data = rates, StepData(stream, rates, num_data)
         self._fuse = fuse and mode != "eager"
         #: Told when the step is compiled, which takes a while; whoever shows progress listens.
-        self.say: Callable[[str], None] = lambda text: None
+        self.notify: Callable[[str], None] = lambda text: None
         self._ready = False
         self._executor: Executor | None = None
         #: The step in place; None: ``pure_step``.
@@ -132,7 +132,7 @@ class Engine:
             if self._executor is not None:
                 return
         if self.mode == "compiled":
-            self.step = Attempt(self._compiled_step(state), lambda text: self.say(text))
+            self.step = Attempt(self._compiled_step(state), lambda text: self.notify(text))
         else:
             self.step = self._fused_step(state)
             if self.step is None and device.type == "cuda":

@@ -7,6 +7,6 @@ Imports posterior, sampling and optim; nothing imports it.
 
 * ``natural_langevin.integrations.tensorboard.TensorBoard`` for ``Langevin.sample(callback=...)``
 
-The first two keep iterates by burn-in and thinning, go on from the framework's own checkpoints, and hand out
-a ``Posterior``. Each module needs its package; importing this one needs neither.
+The first two keep iterates by burn-in and thinning, go on from the framework's own checkpoints, and
+hand out a ``Posterior``. Each module needs its package; importing this one needs none.
 """

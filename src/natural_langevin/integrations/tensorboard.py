@@ -1,6 +1,6 @@
 """TensorBoard: a run as curves while it is under way.
 
-    sampler.sample(data, callback=TensorBoard("runs/first"))
+sampler.sample(data, callback=TensorBoard("runs/first"))
 """
 
 from __future__ import annotations

@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from natural_langevin.likelihoods.predictive import Mixture
-from natural_langevin.metrics import classification, regression, selective
+from natural_langevin.metrics import blind, classification, regression, selective
 
-#: Central intervals whose coverage a regression is scored by.
+#: Central intervals whose coverage a regression is scored by, and the one that is judged.
 LEVELS = (0.5, 0.9, 0.95)
+INTERVAL = 0.9
+#: A gap between what is claimed and what is true that is worth a word, beyond its error.
+GAP = 0.05
+#: Nats per sample by which one network may do better: it was chosen on the samples it is scored on.
+WORSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class ClassificationScores:
     risk_coverage_area: float
     ood_auroc: float | None
     nll_error: float | None = None  # Monte-Carlo standard error, from the draws' correlation
+    blind_nll: float | None = None  # of the labels' frequencies, without looking at the inputs
+    single_nll: float | None = None  # of the one network that does best on these very samples
 
     @staticmethod
     def of(
@@ -46,13 +53,27 @@ class ClassificationScores:
             ),
             risk_coverage_area=selective.risk_coverage(-confidence, predicted != y).area,
             ood_auroc=None if outside is None else selective.ood_auroc(inside, outside),
+            blind_nll=blind.classes(y, probabilities.shape[1]),
         )
+
+    @property
+    def verdicts(self) -> list[str]:
+        """Why the predictions are not to be used as they are, and what to do; empty: they are."""
+        found = _against_others(self.nll, self.nll_error, self.blind_nll, self.single_nll)
+        # The gap of a perfectly calibrated forecast is not 0 either: about 1 / sqrt(count).
+        if self.calibration_error > GAP + 2 / self.count**0.5:
+            found.append(
+                f"Confidence and accuracy are {self.calibration_error:.3f} apart on average: "
+                "rescale with metrics.TemperatureScaling, fitted on held-out samples."
+            )
+        return found
 
     def __str__(self) -> str:
         error = (self.accuracy * (1 - self.accuracy) / self.count) ** 0.5
         rows = [
             ("accuracy", f"{self.accuracy:.2%}", f"± {error:.2%}, one standard error"),
             ("negative log-likelihood", f"{self.nll:.4f}", _nll_words(self.nll_error)),
+            *_other_rows(self.blind_nll, self.single_nll),
             ("Brier score", f"{self.brier:.4f}", "0 to 2; lower is better"),
             ("calibration error", f"{self.calibration_error:.4f}",
              "mean gap between confidence and accuracy"),
@@ -60,7 +81,8 @@ class ClassificationScores:
             ("risk–coverage area", f"{self.risk_coverage_area:.4f}",
              "error rate, averaged over how many samples are answered"),
         ]  # fmt: skip
-        return _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
+        table = _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
+        return "\n".join([table, *self.verdicts])
 
 
 @dataclass(frozen=True)
@@ -75,6 +97,8 @@ class RegressionScores:
     risk_coverage_area: float
     ood_auroc: float | None
     nll_error: float | None = None  # Monte-Carlo standard error, from the draws' correlation
+    blind_nll: float | None = None  # of one distribution for all samples: see ``metrics.blind``
+    single_nll: float | None = None  # of the one network that does best on these very samples
 
     @staticmethod
     def of(law: Mixture, y: Tensor, *, outside: Tensor | None) -> RegressionScores:
@@ -96,12 +120,29 @@ class RegressionScores:
             },
             risk_coverage_area=selective.risk_coverage(inside, squared).area,
             ood_auroc=None if outside is None else selective.ood_auroc(inside, outside),
+            blind_nll=(blind.counts if law.is_discrete else blind.numbers)(y),
         )
+
+    @property
+    def verdicts(self) -> list[str]:
+        """Why the predictions are not to be used as they are, and what to do; empty: they are."""
+        found = _against_others(self.nll, self.nll_error, self.blind_nll, self.single_nll)
+        level, inside = INTERVAL, self.coverage[INTERVAL]
+        error = (level * (1 - level) / self.count) ** 0.5
+        if abs(inside - level) > GAP + 3 * error:
+            wide = "wide" if inside > level else "narrow"
+            found.append(
+                f"Intervals of {level:.0%} hold {inside:.0%} of the targets, so they are too "
+                f"{wide}: give the likelihood another noise level, such as Gaussian(sigma="
+                '"rmse"), or widths from metrics.ConformalIntervals on held-out samples.'
+            )
+        return found
 
     def __str__(self) -> str:
         rows = [
             ("root mean squared error", f"{self.rmse:.4g}", "in the units of y"),
             ("negative log-likelihood", f"{self.nll:.4f}", _nll_words(self.nll_error)),
+            *_other_rows(self.blind_nll, self.single_nll),
             ("CRPS", f"{self.crps:.4g}", "in the units of y; an absolute error for distributions"),
             *(
                 (f"inside {level:.0%} intervals", f"{found:.1%}",
@@ -111,7 +152,37 @@ class RegressionScores:
             ("risk–coverage area", f"{self.risk_coverage_area:.4g}",
              "squared error, averaged over how many samples are answered"),
         ]  # fmt: skip
-        return _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
+        table = _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
+        return "\n".join([table, *self.verdicts])
+
+
+def _against_others(
+    nll: float, error: float | None, blind_nll: float | None, single_nll: float | None
+) -> list[str]:
+    """Not better than guessing, or than one network: beyond the Monte-Carlo error."""
+    sure = 2 * (error if error is not None and math.isfinite(error) else 0.0)
+    found = []
+    if blind_nll is not None and nll - sure > blind_nll:
+        found.append(
+            f"The predictions are worse than a blind guess ({nll:.3f} against {blind_nll:.3f} nats "
+            "per sample): look at the scale of inputs and targets, at whether the rows of x and y "
+            "belong together, and at posterior.diagnose(x)."
+        )
+    elif single_nll is not None and nll - sure > single_nll + WORSE:
+        found.append(
+            f"One network alone predicts better ({single_nll:.3f} against {nll:.3f} nats per "
+            "sample), so some draws are poor: posterior.diagnose(x) says whether chains have not "
+            'converged; sample(data, until="ess:400") goes on until they say more.'
+        )
+    return found
+
+
+def _other_rows(blind_nll: float | None, single_nll: float | None) -> list[tuple[str, str, str]]:
+    known = {
+        "  of a blind guess": (blind_nll, "one distribution for all, without looking at inputs"),
+        "  of one network": (single_nll, "the best of the draws on these very samples"),
+    }
+    return [(k, f"{v:.4f}", words) for k, (v, words) in known.items() if v is not None]
 
 
 def _nll_words(error: float | None) -> str:

@@ -29,8 +29,7 @@ def mlp(
     sizes = [inputs, *hidden, outputs]
     layers: list[nn.Module] = []
     for index, (fan_in, fan_out) in enumerate(pairwise(sizes)):
-        # skip_init leaves the global generator alone.
-        layers.append(nn.utils.skip_init(nn.Linear, fan_in, fan_out))
+        layers.append(_empty_linear(fan_in, fan_out))
         if index < len(hidden):
             layers.append(activation())
             if dropout:
@@ -43,6 +42,15 @@ def mlp(
         for name, parameter in network.named_parameters():
             parameter.copy_(start[name][0])
     return network
+
+
+def _empty_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A layer whose numbers are still to be written: the global generator is left alone. (torch's
+    skip_init does the same, and loads its distributed tensors for it, which takes a second.)"""
+    layer = nn.Linear(inputs, outputs, device="meta")
+    layer.weight = nn.Parameter(torch.empty(outputs, inputs))
+    layer.bias = nn.Parameter(torch.empty(outputs))
+    return layer
 
 
 def fan_in_init(params: dict[str, Tensor], *, chain: Tensor, seed: int) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from natural_langevin.optim.shadow import Arguments
+from natural_langevin.optim.network_copy import Arguments
 from natural_langevin.statistics.plan import Plan
 from natural_langevin.statistics.tape import CallKey, is_real
 

@@ -26,7 +26,7 @@ from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
 from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
-from natural_langevin.optim.shadow import Arguments, Cotangent, Shadow, shadow_copy
+from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.statistics import (
     Gradients,
@@ -41,7 +41,7 @@ from natural_langevin.statistics import samples as per_sample
 from natural_langevin.statistics.moments import CHUNK_NUMBERS, Moments
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.rules import Units
-from natural_langevin.statistics.rules.tapped import Tapped
+from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
 from natural_langevin.statistics.tape import CallKey, Tape, is_real
@@ -65,26 +65,29 @@ class Fisher:
         copied = self._copied(model)
         refuse_dropout(model)
         prepare_model(copied, log)
-        self.shadow, self.cotangent = Shadow(copied), Cotangent()
+        self.network_copy, self.cotangent = NetworkCopy(copied), Cotangent()
         self.gradients = Gradients(
-            self.shadow, self.cotangent, requests=self.requests, sharing=preconditioner.sharing
+            self.network_copy,
+            self.cotangent,
+            requests=self.requests,
+            sharing=preconditioner.sharing,
         )
-        self.units = self.shadow.units()
-        self._opaque = {n for n, m in copied.named_modules() if isinstance(m, Tapped)}
+        self.units = self.network_copy.units()
+        self._opaque = {n for n, m in copied.named_modules() if isinstance(m, RewrittenLayer)}
         self._plans: dict[Any, tuple[bool, Plan | None, frozenset[str]]] = {}
         self._checked = False
         self.group: Any = None  # of the ranks that run replicas of the model
         self.draw: Any = None  # given by whoever knows how to draw labels from the model
-        layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.shadow.owned)
+        layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.network_copy.owned)
         self.capture = Capture(model, list(layers), self._plan_for, self._finished)
         self.forget()
 
     def _copied(self, model: nn.Module) -> nn.Module:
-        return shadow_copy(model)
+        return copy_network(model)
 
     def _like(self) -> Tensor:
         """A tensor of the precision and on the device of all others."""
-        return next(iter(self.shadow.trainable().values()))
+        return next(iter(self.network_copy.trainable().values()))
 
     def forget(self) -> None:
         """Drops all that was gathered since the last step."""
@@ -110,8 +113,8 @@ class Fisher:
         kind = (arguments.kind, self.model.training)
         if kind not in self._plans:
             refuse_dropout(self.model)
-            self.shadow.follow(self.model)
-            prepare_model(self.shadow.model, log)
+            self.network_copy.follow(self.model)
+            prepare_model(self.network_copy.model, log)
             self._plans[kind] = self._rehearsed(arguments)
         alone, plan, wanted = self._plans[kind]
         return arguments.first_alone() if alone else arguments, plan, wanted
@@ -140,10 +143,10 @@ class Fisher:
         with (
             torch.random.fork_rng(devices=list(devices)),  # the user's generators stay as they are
             torch.autocast(arguments.every_row.device.type, enabled=False),
-            self.shadow.called_with(arguments),
+            self.network_copy.called_with(arguments),
         ):
-            params, distrusted = self.shadow.trainable(), self.gradients._distrusted
-            return make_plan(self.shadow, params, arguments.every_row, distrusted)
+            params, distrusted = self.network_copy.trainable(), self.gradients._distrusted
+            return make_plan(self.network_copy, params, arguments.every_row, distrusted)
 
     def _accept(self, plan: Plan) -> None:
         """Every plan can be followed here."""
@@ -184,9 +187,9 @@ class Fisher:
         scale = size * self._to_order_one(self._of_outputs(one.root))
         with (
             torch.autocast(one.arguments.every_row.device.type, enabled=False),
-            self.shadow.called_with(one.arguments),
+            self.network_copy.called_with(one.arguments),
         ):
-            params, rows = self.shadow.trainable(), one.arguments.every_row
+            params, rows = self.network_copy.trainable(), one.arguments.every_row
             replayable = self._set_cotangent(one, scale)
             if "samples" in self.requests:
                 if not replayable:
@@ -225,7 +228,7 @@ class Fisher:
     def sample_units(self, sampled: Collection[str]) -> Units:
         """The units among the parameters that are sampled, which statistics follow from now on."""
         kept: Units = {}
-        for b, ws in self.shadow.units().items():
+        for b, ws in self.network_copy.units().items():
             own = tuple(w for w in ws if w in sampled)
             if b in sampled and (own or not ws):
                 kept[b] = own
@@ -248,7 +251,7 @@ class Fisher:
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
         with _transforming(whole, "freeze it with requires_grad_(False)"):
             return layer_statistics(
-                self.shadow, plan, self.groups(params), recorded,
+                self.network_copy, plan, self.groups(params), recorded,
                 sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,
             )  # fmt: skip
 
@@ -275,7 +278,7 @@ class Fisher:
             one.plan = self._make_plan(one.arguments)
 
     def _loss(self, p: Params, x: Tensor, y: Tensor) -> Tensor:
-        return self.cotangent.log_loss(self.shadow.call(p, x), y, {}).sum()
+        return self.cotangent.log_loss(self.network_copy.call(p, x), y, {}).sum()
 
     def _set_cotangent(self, one: Pass, scale: Tensor) -> bool:
         """Whether all gradients came through outputs that have one row per sample."""
@@ -338,8 +341,8 @@ class Fisher:
     ) -> None:
         """Runs a layer that torch computes in one kernel again, from plain operations, to find
         what went into its inner maps and the gradients of what came out of them."""
-        module, like = self.shadow.model.get_submodule(name), self._like()
-        names, params = self.shadow.names_within(name), self.shadow.trainable()
+        module, like = self.network_copy.model.get_submodule(name), self._like()
+        names, params = self.network_copy.names_within(name), self.network_copy.trainable()
         own = {k: params[full] for k, full in names.items()}
         records = [r for key, r in one.calls.items() if key[0] == name]
         keys = [k for k in plan.traces if k[0] == name or k[0].startswith(f"{name}.")]
@@ -349,7 +352,7 @@ class Fisher:
 
         def outputs(epsilons: Tensors) -> tuple[list[list[Tensor]], Tensors]:
             found = []
-            with self.shadow.taping(Tape(epsilons)) as tape:
+            with self.network_copy.taping(Tape(epsilons)) as tape:
                 for record in records:
                     args, kwargs = record.arguments(f"layer {name!r}", like.dtype)
                     with vectorised(like):

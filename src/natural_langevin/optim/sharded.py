@@ -3,8 +3,8 @@
 Every rank runs its own part of the minibatch. FSDP2 gathers a layer's parameters while it runs, and
 reduces gradients onto the shards. A layer's statistics are formed from the rank's own samples, one
 layer at a time, and reduced onto the shards in the same way: no rank ever holds those of two layers
-in full. The shadow has no parameters at all (they are on the meta device), so the network can be
-rehearsed but not run again: every layer needs a rule.
+in full. The copy of the network has no parameters at all (they are on the meta device), so it can
+be rehearsed but not run again: every layer needs a rule.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import Pass
 from natural_langevin.optim.fisher import Fisher
-from natural_langevin.optim.shadow import Arguments
+from natural_langevin.optim.network_copy import Arguments
 from natural_langevin.statistics import Params
 from natural_langevin.statistics.moments import (
     CHUNK_NUMBERS,
@@ -50,11 +50,11 @@ class ShardedFisher(Fisher):
     def _make_plan(self, arguments: Arguments) -> Plan:
         leaves = [x.to("meta") if isinstance(x, Tensor) else x for x in arguments.leaves]
         with (
-            _meta_buffers(self.shadow.model),
-            self.shadow.called_with(arguments._replace(leaves=leaves)),
+            _meta_buffers(self.network_copy.model),
+            self.network_copy.called_with(arguments._replace(leaves=leaves)),
         ):
             rows = torch.arange(arguments.size, device="meta")
-            return make_plan(self.shadow, self.shadow.trainable(), rows, frozenset())
+            return make_plan(self.network_copy, self.network_copy.trainable(), rows, frozenset())
 
     def _accept(self, plan: Plan) -> None:
         inside = [key[0] for key in plan.traces if self._inside_opaque(key[0])]
@@ -84,8 +84,8 @@ class ShardedFisher(Fisher):
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
         result: Moments = {}
         groups, shapes = self.groups(params), {k: p.shape for k, p in params.items()}
-        for layers in _sharing(self.shadow.owned, plan.ruled):
-            gradients = ruled_gradients(self.shadow, replace(plan, ruled=layers), recorded)
+        for layers in _sharing(self.network_copy.owned, plan.ruled):
+            gradients = ruled_gradients(self.network_copy, replace(plan, ruled=layers), recorded)
             found = layer_moments(
                 gradients, groups, shapes, samples=len(rows),
                 sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,

@@ -26,7 +26,7 @@ from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, LogLoss, State
 from natural_langevin.likelihoods.predictive import said
 from natural_langevin.posterior.prediction import combined, one_tensor
-from natural_langevin.statistics.capture import Places
+from natural_langevin.statistics.capture import ParameterSlots
 
 log = logging.getLogger("natural_langevin")
 
@@ -48,7 +48,7 @@ class Served(nn.Module):
     ) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)
-        self._places = Places(self.model)
+        self._slots = ParameterSlots(self.model)
         self._signature = Signature(self.model, raw=isinstance(likelihood, LogLoss))
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(False)
@@ -67,7 +67,7 @@ class Served(nn.Module):
         networks = {k: getattr(self, f"networks_{i}") for i, k in enumerate(self._names)}
 
         def one(params: dict[str, Tensor]) -> Tensor:
-            return one_tensor(self._signature.call(partial(self._places.call, params), x))
+            return one_tensor(self._signature.call(partial(self._slots.call, params), x))
 
         if self.side_by_side:
             outputs = vmap(one)(networks)

@@ -41,7 +41,7 @@ from natural_langevin.posterior.prediction import (
 )
 from natural_langevin.priors import Prior, PriorLike, resolve
 from natural_langevin.statistics import plain_copy, prepare_model, vectorised, with_parameters
-from natural_langevin.statistics.capture import Places
+from natural_langevin.statistics.capture import ParameterSlots
 from natural_langevin.statistics.vectorised import MODEL_LOCK
 from natural_langevin.types import Params
 
@@ -84,7 +84,7 @@ class Posterior:
         self.config = config or {}
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
         self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
-        self._model, self._places = model, Places(model)
+        self._model, self._slots = model, ParameterSlots(model)
         self.signature = Signature(
             model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss),
             several=self.config.get("inputs", 0),
@@ -282,6 +282,10 @@ class Posterior:
     ) -> ClassificationScores | RegressionScores:
         """Scores on labelled data; ``print`` them. Needs torchmetrics (the extra ``metrics``).
 
+        Beside the negative log-likelihood stand that of a blind guess, which does not look at the
+        inputs, and of the best single network; ``verdicts`` say, on data that were held out,
+        whether the predictions are usable.
+
         ``ood``: inputs of another kind; how well epistemic uncertainty tells them from ``x`` is
         scored too. Binary targets, and the positions of a sequence, count as samples each.
         """
@@ -300,8 +304,10 @@ class Posterior:
         elsewhere = not self.shards.whole
         if estimate != "ensemble" or scores.count != len(y) or elsewhere:
             return scores
-        error = monte_carlo.log_score(self.log_likelihood(x, y, chains=chains)).error
-        return dataclasses.replace(scores, nll_error=error)
+        each = self.log_likelihood(x, y, chains=chains)
+        single = -float(each.double().mean(-1).max())
+        error = monte_carlo.log_score(each).error
+        return dataclasses.replace(scores, nll_error=error, single_nll=single)
 
     def log_likelihood(
         self,
@@ -441,6 +447,7 @@ class Posterior:
         max_draws: int = 100,
         chains: Chains = None,
         halved: Posterior | None = None,
+        held_out: Any = None,
     ) -> diagnostics.Diagnosis:
         """Has the chain converged, does it explore, is its noise right? ``print`` the answer.
 
@@ -450,8 +457,10 @@ class Posterior:
         run measured. With the training ``data`` (x, y), also the temperature of the samples, on
         ``batch_size`` random data for each of at most ``max_draws`` draws; a loaded posterior
         needs the ``prior`` again for it. ``halved``: a posterior of the same sampler at half the
-        step size, which shows the bias of the step in predictions and in every tensor. Needs ArviZ
-        (the extra ``diagnostics``).
+        step size, which shows the bias of the step in predictions and in every tensor.
+        ``held_out``: (x, y) that the run has not seen; whether predictions are usable is then said
+        too, apart from whether the posterior has converged. Needs ArviZ (the extra
+        ``diagnostics``).
         """
         pooled = self.chosen(chains)
         predictions = self.followed(x, chains)
@@ -473,6 +482,10 @@ class Posterior:
             halved=None if halved is None else self._against(halved, x, predictions, pooled),
             shared=bool(self.config.get("shared_batches")),
             adapting=bool(self.config.get("adapting")),
+            advice=diagnostics.Advice(self.config),
+            scores=None
+            if held_out is None
+            else self.evaluate(*self.signature.split(held_out), chains=chains),
         )
 
     def followed(self, x: Tensor, chains: Chains) -> Tensor:
@@ -530,7 +543,7 @@ class Posterior:
 
     def _call(self, params: Params, x: Tensor) -> Any:
         with vectorised(x):
-            return self.signature.call(partial(self._places.call, params), x)
+            return self.signature.call(partial(self._slots.call, params), x)
 
     def to_arviz(self, x: Inputs | None = None, *, data: Any = None, seed: int = 0) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter

@@ -102,6 +102,7 @@ class InMemory:
         return self._samples
 
     def first(self, count: int) -> Params:
+        """The draws so far: the first ``count`` of every chain."""
         return {name: value[:, :count] for name, value in self._samples.items()}
 
     def close(self) -> None:
@@ -223,6 +224,7 @@ class InFolder:
         return header == self._plan.header and path.stat().st_size == self._plan.size
 
     def first(self, count: int) -> Params:
+        """The draws so far: the first ``count`` of every chain."""
         return {name: value[:, :count] for name, value in OnDisk(self.path, self._specs).items()}
 
     def finished(self) -> Params:

@@ -9,11 +9,12 @@ Every tensor has a leading chain axis; trees are dicts by parameter name.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
 
@@ -159,6 +160,7 @@ class AveragedPreconditioner(Preconditioner):
                 f"({self.decay!r} and {self.ema_rate!r}): give ema_rate alone"
             )
         rate = self.ema_rate if self.decay is None else self.decay
+        self.rate_is_open = rate is None
         self.decay = self.ema_rate = schedules.inverse_sqrt() if rate is None else rate
         self.damping = check_damping(self.damping)
         _one_of("adapt", self.adapt, "burn-in", "always")
@@ -166,6 +168,14 @@ class AveragedPreconditioner(Preconditioner):
             raise TypeError(f"fresh must be True or False, got {self.fresh!r}")
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise ValueError(f"every must be a whole number of steps from 1 on, got {self.every!r}")
+
+    def with_rate(self, rate: Rate) -> Self:
+        """The same metric, averaged at this rate where the user left it open."""
+        if not self.rate_is_open:
+            return self
+        other = copy.copy(self)
+        other.decay = other.ema_rate = rate
+        return other
 
     def __repr__(self) -> str:
         """The first settings always, the others where they are not the default's."""

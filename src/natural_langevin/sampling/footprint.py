@@ -43,6 +43,11 @@ def check_step_memory(
 ) -> None:
     """ValueError where state and temporaries of one step cannot fit."""
     weights = chains * sum(p.nbytes for p in params.values())
+    # A dense metric has a row per parameter: where even that fits, nothing is laid out on meta,
+    # whose functions take half a second to load.
+    largest = weights * (sum(p.numel() for p in params.values()) + 8)
+    if ON_CPU * largest <= capacity.in_memory(device):
+        return
     state = state_bytes(dynamics, params, chains)
     needed = ON_CPU * (state + weights) if device.type == "cpu" else 2 * state + weights
     there = capacity.in_memory(device)

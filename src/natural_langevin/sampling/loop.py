@@ -85,7 +85,7 @@ class Watcher(Protocol):
 class Stepper(Protocol):
     """What advances the chains: an ``Engine``, or something around one."""
 
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
 
     def run(self, state: Any, start: int, count: int) -> tuple[Any, Info]:
         """``count`` updates from ``state``, which has seen ``start``."""
@@ -122,7 +122,7 @@ def run(
         Progress(title, plan.steps, shown=progress and processes.first) as bar,
         _interrupts(saved) as interrupted,
     ):
-        engine.say = bar.say
+        engine.notify = bar.say
         while done < plan.steps and not ended:
             stop = plan.stop(done)
             with processes.waiting(f"the steps up to {stop}"):

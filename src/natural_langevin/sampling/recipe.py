@@ -1,8 +1,9 @@
 """The recipe: everything that ``Langevin(model, likelihood).sample(data)`` leaves open.
 
 Dynamics. Underdamped, integrator BAOAB, friction 0.1: its bias is of second order in the step.
-Metric. Quasi-diagonal, averaged with gamma_t = 2 / (t + 2), which weighs batch t by t: frozen after
-burn-in, it must stand for all of the posterior, not for the last few batches.
+Metric. Quasi-diagonal, or the user's; a Fisher metric whose rate is open is averaged with
+gamma_t = 2 / (t + 2), which weighs batch t by t: frozen after burn-in, it must stand for all of the
+posterior, not for the last few batches.
 Batch. A fifth of the data, between 100 and 500: with N/B batches the noise of a minibatch adds
 
     heat = eta N rho / (2 B a)
@@ -16,7 +17,8 @@ metric there (see ``curvature``). Then
 
 the first for the integrator (it is stable up to 4 / lambda, and lambda grows when chains move on
 under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of heat. The first
-fifth of burn-in starts at four times eta, to travel. After it eta is constant: longer is better.
+fifth of burn-in goes up to four times eta, to travel, and rises to it while the metric has seen few
+batches. After it eta is constant: longer is better.
 Steps. 150 relaxation times a / eta of the directions that only the prior sees, a third of it
 burn-in; at least 2,000, and at most what ``MOST_WORK`` multiply-adds allow. About 200 draws of
 every chain are kept.
@@ -44,6 +46,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine
+from natural_langevin.preconditioners.base import FisherPreconditioner
 from natural_langevin.sampling.curvature import steepest
 
 log = logging.getLogger("natural_langevin")
@@ -66,9 +69,14 @@ def dynamics() -> Underdamped:
     return Underdamped(friction=FRICTION, integrator="baoab")
 
 
-def metric() -> preconditioners.QuasiDiagonalFisher:
-    """The metric where the user leaves it open."""
-    return preconditioners.QuasiDiagonalFisher(decay=schedules.linear_average())
+def metric(
+    given: preconditioners.Preconditioner | None = None,
+) -> preconditioners.Preconditioner:
+    """The metric where the user leaves it open, or the rate of the one that is given."""
+    chosen = preconditioners.QuasiDiagonalFisher() if given is None else given
+    if isinstance(chosen, FisherPreconditioner):
+        return chosen.with_rate(schedules.linear_average())
+    return chosen
 
 
 def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
@@ -132,8 +140,10 @@ class Choice:
     prior_scale: PriorScale | None = None
 
     def schedule_of(self, burn_in: int) -> schedules.Schedule:
-        """eta_t of a run: larger at first, constant from a fifth of burn-in on."""
-        return schedules.warm_start(self.step_size, factor=4.0, steps=burn_in // 5)
+        """eta_t of a run: larger at first, constant from a fifth of burn-in on. A quarter of that
+        fifth it rises, while the metric has seen few batches."""
+        warm = burn_in // 5
+        return schedules.warm_start(self.step_size, factor=4.0, steps=warm, rise=warm // 4)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and words, for ``posterior.config["recipe"]``."""

@@ -43,8 +43,8 @@ def chosen(model: nn.Module, parameters: str | Iterable[str]) -> nn.Module:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(
-                f'parameters must be "last", "all" or patterns of parameter names, got {pattern!r}, '
-                f"which matches none of {names}"
+                f'parameters must be "last", "all" or patterns of parameter names, got '
+                f"{pattern!r}, which matches none of {names}"
             )
     for name, p in model.named_parameters():
         p.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))

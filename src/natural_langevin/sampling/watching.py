@@ -40,10 +40,14 @@ class Watching:
         report = self._engine.dynamics.integrator.report(state)  # type: ignore[attr-defined]
         self._callback(
             Look(
-                step=done, steps=self._steps, loss=info.loss.detach().cpu(), kept=kept,
-                diverged=state.diverged.detach().cpu(), acceptance=report.get("acceptance"),
+                step=done,
+                steps=self._steps,
+                loss=info.loss.detach().cpu(),
+                kept=kept,
+                diverged=state.diverged.detach().cpu(),
+                acceptance=report.get("acceptance"),
                 measure=lambda: self._temperature(state),
-            )  # fmt: skip
+            )
         )
 
     def ends(self, state: Any, done: int, kept: int) -> bool:

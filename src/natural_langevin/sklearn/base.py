@@ -21,6 +21,12 @@ from torch import Tensor
 
 from natural_langevin.data.table import Table, from_frame, need_pandas
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.tabular.explain import (
+    Importance,
+    PartialDependence,
+    partial_dependence,
+    permutation_importance,
+)
 from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.recipe import Learned, learn
 from natural_langevin.tabular.settings import SettingError, Settings
@@ -38,29 +44,32 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     frame whose columns may hold words, dates and missing cells. What was filled, encoded or left
     out is in ``features_.notices`` and in the log.
 
-    ``hidden_layer_sizes``: units of every hidden layer; ``activation``: "relu", "tanh" or "silu".
-    ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out) or "fan_in" (3
-    divided by a layer's inputs).
+    ``hidden_layer_sizes``: units of every hidden layer ("auto": one layer of 50 below 500 rows, two
+    from there on); ``activation``: "relu", "tanh" or "silu".
+    ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out), "fan_in" (3
+    divided by a layer's inputs) or "unit_fan_in" (1 divided by them).
     ``temperature``: "auto" or a number. Below 1 with a learned variance, weights may vanish.
     ``step_size``: "auto", or a number or schedule (see ``Langevin``).
     ``folds``: of the cross-validation that weighs what "auto" leaves open and corrects how sure
     the predictions are. 0: none; then "auto" is a learned variance at temperature 1, with a step
     size from a short pilot run.
     ``preconditioner``: "qdop", "dop", "rmsprop" or "sgld".
-    ``steps``, ``chains``, ``batch_size``: of a run; the first half is burn-in.
+    ``steps`` ("auto": 2,000, more beyond 10,000 rows), ``batch_size``: of a run, whose first half
+    is burn-in; ``chains``: of the last runs together.
     ``random_state``: a number for the same result every time. ``verbose``: whether progress is
     shown; None, on a terminal.
 
     Fitted: ``choice_`` (the candidates, with held-out NLL and weight), ``reason_`` (in words),
     ``scale_`` (below 1: surer than the networks by themselves), ``posteriors_`` and ``weights_``
-    (of the candidates that count, on encoded inputs), ``posterior_`` (of the largest weight),
+    (of the candidates that count), ``posterior_`` (of the largest weight; its networks are given
+    ``network_inputs(X)``),
     ``features_`` (how columns became inputs), ``n_iter_``, ``n_features_in_``,
     ``feature_names_in_``.
     """
 
     def __init__(
         self,
-        hidden_layer_sizes: Sequence[int] = Settings.hidden,
+        hidden_layer_sizes: Sequence[int] | str = Settings.hidden,
         *,
         activation: str = Settings.activation,
         prior_variance: float | str = Settings.prior_variance,
@@ -71,9 +80,9 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         task: str = "auto",
         noise: str = Settings.noise,
         log: bool | str = Settings.log,
-        steps: int = Settings.steps,
+        steps: int | str = Settings.steps,
         chains: int = Settings.chains,
-        batch_size: int = Settings.batch_size,
+        batch_size: int | str = Settings.batch_size,
         random_state: int | np.random.RandomState | None = None,
         device: str | None = None,
         verbose: bool | None = None,
@@ -104,7 +113,9 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     #: What ``task`` may be; the first is "auto".
     _tasks: tuple[str, ...] = ()
 
-    def _learn(self, table: Table, y: Tensor, weight: Array | None, *, classes: int = 0) -> None:
+    def _learn(
+        self, table: Table, y: Tensor, weight: Array | None, *, classes: int = 0, task: str = ""
+    ) -> None:
         """Encodes the columns and follows the recipe."""
         if self.task not in ("auto", *self._tasks):
             raise ValueError(f"task must be one of {('auto', *self._tasks)}, got {self.task!r}")
@@ -117,7 +128,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         self.learned_: Learned = learn(
             self.features_.encode(table).x,
             y,
-            self._tasks[0] if self.task == "auto" else self.task,
+            task or (self._tasks[0] if self.task == "auto" else self.task),
             settings,
             classes=classes,
             sample_weight=weight,
@@ -126,7 +137,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         )
         self.posteriors_ = self.learned_.posteriors
         self.weights_ = self.learned_.weights.numpy()
-        self.scale_, self.n_iter_ = self.learned_.scale, settings.steps
+        self.scale_, self.n_iter_ = self.learned_.scale, self.learned_.settings.updates
         self.choice_, self.reason_ = self.learned_.choice, self.learned_.reason
         log.info("%s: %s", type(self).__name__, self.reason_)
 
@@ -142,6 +153,25 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         except SettingError as error:
             name = "hidden_layer_sizes" if error.name == "hidden" else error.name
             raise ValueError(f"{name} {error.problem}") from None
+
+    def partial_dependence(self, X: Any, feature: str | int, **options: Any) -> PartialDependence:
+        """How the prediction depends on one column, with what the networks disagree on: see
+        ``tabular.explain.partial_dependence``."""
+        table = self._table(X)
+        name = feature if isinstance(feature, str) else table.names[feature]
+        return partial_dependence(self.learned_, self.features_, table, name, **options)
+
+    def permutation_importance(self, X: Any, y: Any, **options: Any) -> Importance:
+        """What is lost of ln p(y) where a column is shuffled, with its standard error: see
+        ``tabular.explain.permutation_importance``."""
+        table = self._table(X)
+        return permutation_importance(
+            self.learned_, self.features_, table, self._targets(y), **options
+        )
+
+    def _targets(self, y: Any) -> Tensor:
+        """As ``learn`` takes them."""
+        raise NotImplementedError
 
     @property
     def posterior_(self) -> Posterior:
@@ -175,15 +205,24 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         weight = _check_sample_weight(sample_weight, table.frame, ensure_non_negative=True)
         return table, y, weight
 
-    def _inputs(self, X: Any) -> Tensor:
+    def _table(self, X: Any) -> Table:
+        """New rows, as scikit-learn checks them."""
         check_is_fitted(self, "learned_")
         if is_frame(X):
-            return self.features_.encode(from_frame(X)).x
+            return from_frame(X)
         X = validate_data(
             self, X, reset=False, accept_sparse="csr", dtype=np.float64,
             ensure_all_finite="allow-nan",
         )  # fmt: skip
-        return self.features_.encode(self._numbers(X)).x
+        return self._numbers(X)
+
+    def _inputs(self, X: Any) -> Tensor:
+        table = self._table(X)
+        return self.features_.encode(table).x
+
+    def network_inputs(self, X: Any) -> Tensor:
+        """(n, inputs) as ``posterior_`` and its networks take them."""
+        return self.learned_.inputs(self._inputs(X))
 
     def _numbers(self, X: Any) -> Table:
         """Dense or sparse numbers as a table: standardised columns are dense either way."""

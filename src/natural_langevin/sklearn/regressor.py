@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
+from torch import Tensor
 
 from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
 from natural_langevin.tabular.predictive import Predictive
@@ -45,6 +46,10 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
         self._flat = y.ndim == 1
         self._learn(table, torch.as_tensor(y.reshape(len(y), -1)), weight)
         return self
+
+    def _targets(self, y: Any) -> Tensor:
+        y = np.asarray(y, dtype=np.float64)
+        return torch.as_tensor(y.reshape(len(y), -1))
 
     def predict_dist(self, X: Any) -> Predictive:
         """The predictive distribution of every row: ``mean``, ``std``, ``quantile``, ``interval``,

@@ -7,10 +7,17 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-NAMES = {"ours": "Natural Langevin, defaults", "mlp": "scikit-learn MLP, tuned"}
+NAMES = {
+    "ours": "Natural Langevin, defaults",
+    "mlp": "MLP, tuned",
+    "forest": "random forest",
+    "boosting": "histogram gradient boosting",
+    "process": "Gaussian process",
+    "ensemble": "deep ensemble of equal cost",
+}
 HEAD = [
-    "| data | method | NLL | minus rival's, split by split | accuracy or RMSE | calibration error "
-    "| minus rival's | fit, CPU s |",
+    "| data | method | NLL | ours minus it, split by split | accuracy or RMSE | calibration error "
+    "| ours minus it | CPU s |",
     "|---|---|---|---|---|---|---|---|",
 ]
 
@@ -26,38 +33,43 @@ def with_table(page: str, results: Mapping[str, Any]) -> str:
 
 def markdown(results: Mapping[str, Any]) -> str:
     """One row per data set and method: means over splits ± standard error; best bold."""
+    by: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}
+    for row in results["rows"]:
+        by.setdefault(row["dataset"], {}).setdefault(row["method"], {})[row["split"]] = row
     lines = list(HEAD)
-    for row in sorted(results["rows"], key=lambda row: (row["dataset"], row["method"] != "ours")):
-        lines.append(_line(row, results["rows"]))
+    for name in sorted(by):
+        # The splits that every method has: a run that was cut off compares like with like.
+        common = sorted(set.intersection(*(set(found) for found in by[name].values())))
+        table = {m: [found[k] for k in common] for m, found in by[name].items()}
+        lines += [_line(name, method, table) for method in NAMES if method in table and common]
     return "\n".join(lines)
 
 
-def _line(row: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> str:
-    scores = row["scores"]
-    rivals = [other for other in rows if other["dataset"] == row["dataset"]]
+def _line(name: str, method: str, table: Mapping[str, list[Mapping[str, Any]]]) -> str:
+    def scores(score: str, of: str = method) -> list[float]:
+        return [row["scores"][score] for row in table[of]]
 
-    def cell(score: str, digits: int) -> str:
-        text = spread(scores[score], digits)
-        best = min(mean(other["scores"][score]) for other in rivals)
-        return f"**{text}**" if mean(scores[score]) == best else text
-
-    quality = (
-        f"{100 * mean(scores['accuracy']):.1f} %"
-        if "accuracy" in scores
-        else spread(scores["rmse"], 1)
-    )
+    def cell(score: str) -> str:
+        text = spread(scores(score), 3)
+        best = min(mean(scores(score, other)) for other in table)
+        return f"**{text}**" if mean(scores(score)) == best else text
 
     def paired(score: str) -> str:
-        """The difference of every split from the rival's own: the splits' difficulty cancels."""
-        if row["method"] != "ours" or len(rivals) < 2:
+        """The difference of every split from ours: the splits' difficulty cancels."""
+        if method == "ours":
             return ""
-        (rival,) = (other["scores"][score] for other in rivals if other is not row)
-        return spread([a - b for a, b in zip(scores[score], rival, strict=True)], 3, sign="+")
+        both = zip(scores(score, "ours"), scores(score), strict=True)
+        return spread([a - b for a, b in both], 3, sign="+")
 
+    if "accuracy" in table[method][0]["scores"]:
+        quality = f"{100 * mean(scores('accuracy')):.1f} %"
+    else:
+        quality = spread(scores("rmse"), 1)
+    data = f"{name.replace('_', ' ')} ({len(table[method])} split{'s' if len(table[method]) > 1 else ''})"
+    seconds = mean([row["cpu_seconds"] for row in table[method]])
     return (
-        f"| {row['dataset'].replace('_', ' ')} | {NAMES[row['method']]} | {cell('nll', 3)} | "
-        f"{paired('nll')} | {quality} | {cell('calibration', 3)} | {paired('calibration')} | "
-        f"{mean(row['fit_seconds']):.0f} |"
+        f"| {data} | {NAMES[method]} | {cell('nll')} | {paired('nll')} | {quality} | "
+        f"{cell('calibration')} | {paired('calibration')} | {seconds:.1f} |"
     )
 
 
@@ -72,5 +84,7 @@ def spread(values: list[float], digits: int, *, sign: str = "") -> str:
     >>> spread([1.0, 2.0, 3.0], 2)
     '2.00 ± 0.58'
     """
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return f"{mean(values):{sign}.{digits}f} ± {error:.{digits}f}"
+    text = f"{mean(values):{sign}.{digits}f}"
+    if len(values) < 2:
+        return text
+    return f"{text} ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"

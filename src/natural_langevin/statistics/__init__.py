@@ -26,6 +26,7 @@ from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.accumulation import accumulated, clipped, joined
 from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.data_parallel import DataParallel, Part, at_its_rows
 from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Settled, Statistics
 from natural_langevin.statistics.moments import (
     CHUNK_NUMBERS,
@@ -35,7 +36,6 @@ from natural_langevin.statistics.moments import (
     split_rows,
     unit_rows,
 )
-from natural_langevin.statistics.peers import Part, Peers, at_its_rows
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.prepare import plain_copy, prepare_model, with_parameters
 from natural_langevin.statistics.requests import (
@@ -64,11 +64,38 @@ from natural_langevin.statistics.statistics import Recorded, layer_statistics
 from natural_langevin.statistics.vectorised import vectorised
 
 __all__ = [
-    "RULES", "Call", "DeferredCall", "Evaluation", "Gradients", "Group", "Network", "Outer",
-    "Params", "Part", "Peers", "Request", "Requests", "Rule", "SampleGradient", "Scatter",
-    "Sharing", "Stacked", "Statistics", "Sum", "grouped", "own_units", "plain_copy", "positions",
-    "prepare_model", "register_rule", "restore_layers", "row_units", "split_rows", "unit_rows",
-    "vectorised", "with_parameters",
+    "RULES",
+    "Call",
+    "DataParallel",
+    "DeferredCall",
+    "Evaluation",
+    "Gradients",
+    "Group",
+    "Network",
+    "Outer",
+    "Params",
+    "Part",
+    "Request",
+    "Requests",
+    "Rule",
+    "SampleGradient",
+    "Scatter",
+    "Sharing",
+    "Stacked",
+    "Statistics",
+    "Sum",
+    "grouped",
+    "own_units",
+    "plain_copy",
+    "positions",
+    "prepare_model",
+    "register_rule",
+    "restore_layers",
+    "row_units",
+    "split_rows",
+    "unit_rows",
+    "vectorised",
+    "with_parameters",
 ]  # fmt: skip
 
 Deferred = dict[str, tuple[Tensor, ...]]  # a, delta, and delta of drawn labels where they differ
@@ -105,14 +132,14 @@ class Gradients:
         sharing: Sharing = "exact",
         microbatch: int | None = None,
         clip: float | None = None,
-        peers: Peers | None = None,
+        data_parallel: DataParallel | None = None,
     ) -> None:
         """``microbatch``: at most this many samples of a chain at once (see ``accumulation``).
         ``clip``: the largest norm of a chain's gradient; statistics stay as they are.
-        ``peers``: the processes that each take a part of every minibatch (see ``peers``)."""
+        ``data_parallel``: processes that each take a part of every minibatch."""
         self.network, self.likelihood = network, likelihood
         self.requests, self.targets, self.sharing = check_requests(requests), targets, sharing
-        self.microbatch, self.clip, self.peers = microbatch, clip, peers
+        self.microbatch, self.clip, self.data_parallel = microbatch, clip, data_parallel
         self._numbers = CHUNK_NUMBERS
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._distrusted: frozenset[str] = frozenset()
@@ -136,8 +163,8 @@ class Gradients:
         """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""
         if not self._watching:
             return
-        if self.peers is not None:
-            x = x[self.peers.part(len(x)).rows]
+        if self.data_parallel is not None:
+            x = x[self.data_parallel.part(len(x)).rows]
         first = {name: value[0] for name, value in params.items()}
         for part in x.split(self.microbatch or len(x)):
             if tuple(part.shape) not in self._plans:
@@ -149,7 +176,7 @@ class Gradients:
 
         From here on their calls are on tape whatever the preconditioner needs. Gradients that are
         clipped, gathered in pieces or formed in reduced precision are deferred to nobody."""
-        whole = self.microbatch is None and self.peers is None
+        whole = self.microbatch is None and self.data_parallel is None
         if not whole or self.clip is not None or self.network.dtype is not None:
             return []
         if not self._watching:
@@ -188,10 +215,12 @@ class Gradients:
         self._wanted = self.requests if statistics else frozenset()
         self._numbers = max(1, CHUNK_NUMBERS // len(first))  # of one chain's temporary tensors
         rate = (step + 1).to(first.dtype).rsqrt()
-        if self.peers is None:
+        if self.data_parallel is None:
             found = self._evaluate(params, likelihood, batch, key, rate, chain_axis, deferred)
         else:
-            found = self._with_peers(params, likelihood, batch, key, rate, chain_axis, self.peers)
+            found = self._in_parallel(
+                params, likelihood, batch, key, rate, chain_axis, self.data_parallel
+            )
         if self.clip is not None:
             found.gradient = vmap(partial(clipped, limit=self.clip))(found.gradient)
         return found
@@ -218,7 +247,7 @@ class Gradients:
         handed = {name: DeferredCall(*call) for name, call in calls.items()}
         return Evaluation(loss, gradient, Statistics(**found), state, handed)
 
-    def _with_peers(
+    def _in_parallel(
         self,
         params: Params,
         state: LikelihoodState,
@@ -226,27 +255,27 @@ class Gradients:
         key: Tensor,
         rate: Tensor,
         chain_axis: bool,
-        peers: Peers,
+        group: DataParallel,
     ) -> Evaluation:
-        """The same when every peer evaluates a part of the batch: what single samples say is
+        """The same when every process evaluates a part of the batch: what single samples say is
         added up. What the likelihood learns from all outputs is settled beforehand, like in
         ``_in_pieces``."""
         x, y = batch
-        part = peers.part(x.shape[1 if chain_axis else 0])
+        part = group.part(x.shape[1 if chain_axis else 0])
         own = (x[:, part.rows], y[:, part.rows]) if chain_axis else (x[part.rows], y[part.rows])
         if state:
             data = 0 if chain_axis else None
             outputs = vmap(self.network.call, in_dims=(0, data))(params, own[0])
-            everybody = peers.add_up(at_its_rows(outputs, part, axis=1))
+            everybody = group.add_up(at_its_rows(outputs, part, axis=1))
             update = vmap(self.likelihood.update, in_dims=(0, 0, data, None))
             state = update(state, everybody, y, rate)
         if self.from_layers and self.microbatch is None:
-            return self._overlapped(params, state, own, key, chain_axis, part, peers)
+            return self._overlapped(params, state, own, key, chain_axis, part, group)
         here = self._evaluate(params, state, own, key, rate, chain_axis, part=part)
         found = dict(vars(here.statistics))
         samples = at_its_rows(found.pop("samples"), part, axis=1)
         means = pytree.tree_map(part.share, (here.loss, here.gradient, found))
-        (loss, gradient, found), samples = peers.add_up((means, samples))
+        (loss, gradient, found), samples = group.add_up((means, samples))
         return Evaluation(loss, gradient, Statistics(samples=samples, **found), state)
 
     def _overlapped(
@@ -257,7 +286,7 @@ class Gradients:
         key: Tensor,
         chain_axis: bool,
         part: Part,
-        peers: Peers,
+        group: DataParallel,
     ) -> Evaluation:
         """The gradient is on its way while the statistics are computed."""
         data = 0 if chain_axis else None
@@ -272,9 +301,9 @@ class Gradients:
         loss, gradient, tape = vmap(backward, in_dims=(0, 0, data, data, 0))(
             params, state, *own, key
         )
-        under_way = peers.start(pytree.tree_map(part.share, (loss, gradient)))
+        under_way = group.start(pytree.tree_map(part.share, (loss, gradient)))
         moments = vmap(self._moments, in_dims=(0, 0, data, 0, 0, 0))(params, state, own[0], *tape)
-        found = peers.add_up(pytree.tree_map(part.share, moments))
+        found = group.add_up(pytree.tree_map(part.share, moments))
         loss, gradient = under_way()
         return Evaluation(loss, gradient, Statistics(**found), state)
 

@@ -14,14 +14,14 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.data.signature import Signature
 from natural_langevin.statistics.rules import RULES, Rule, Units, own_units
-from natural_langevin.statistics.rules.tapped import Tapped
+from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.tape import CallKey, Epsilons, Tape, is_real
 from natural_langevin.statistics.vectorised import vectorised
 
 Params = dict[str, Tensor]
 
 
-class Places:
+class ParameterSlots:
     """Where a network keeps its parameters: every (module, attribute) once, whatever its names.
 
     ``functional_call`` finds tied weights by itself, but where one submodule has two names it
@@ -60,7 +60,7 @@ class Network:
         self.rules: dict[str, Rule] = {}  # of the layers that have one
         self.owned: dict[str, dict[str, str]] = {}  # layer -> own name -> full name, trainable
         self._tape: Tape | None = None
-        self.places = Places(model)
+        self.slots = ParameterSlots(model)
 
     def trainable(self) -> Params:
         """Parameters with ``requires_grad``, detached, by name (a tied one once)."""
@@ -76,7 +76,7 @@ class Network:
             # A forward that somebody replaced is not what the rule knows.
             if type(module) in RULES and "forward" not in vars(module):
                 self.rules[name] = RULES[type(module)]
-            if isinstance(module, Tapped):
+            if isinstance(module, RewrittenLayer):
                 module.tape_of = self._tape_of(name)
                 continue
             # First of all hooks: a user's own hook may change the output afterwards.
@@ -104,9 +104,9 @@ class Network:
         """The outputs; recorded where a tape is running."""
         if self.dtype is None:
             with vectorised(x):
-                return self.signature.call(partial(self.places.call, params), x)
+                return self.signature.call(partial(self.slots.call, params), x)
         with vectorised(x), self.reduced(x):
-            outputs = self.signature.call(partial(self.places.call, params), x)
+            outputs = self.signature.call(partial(self.slots.call, params), x)
         return pytree.tree_map(lambda o: o.to(self.dtype) if is_real(o) else o, outputs)
 
     @property

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.statistics.capture import Network, Params
 from natural_langevin.statistics.rules import Call
-from natural_langevin.statistics.rules.tapped import Tapped
+from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.tape import CallKey, Tape, Trace, is_real
 
 
@@ -111,7 +111,7 @@ def make_plan(network: Network, params: Params, x: Tensor, distrusted: frozenset
             continue
         if _rule_applies(network, name, [(traces[k], inputs[k], outputs[k]) for k in keys]):
             ruled.append(name)
-        elif isinstance(network.model.get_submodule(name), Tapped):
+        elif isinstance(network.model.get_submodule(name), RewrittenLayer):
             whole |= set(own.values())  # what is on tape are its inner maps, not its arguments
         else:
             replayed.append(name)

@@ -91,7 +91,7 @@ def _measure(
     plain.requests = frozenset({"second", "cross"})  # of the gradients that all others come from
     plain.targets = "data"  # drawn labels would be another sum
     plain.sharing = "exact"  # the approximation starts from the same pieces
-    plain.clip = plain.peers = None  # every process checks for itself
+    plain.clip = plain.data_parallel = None  # every process checks for itself
     plain.prepare(params, x)
     return plain(
         {name: value[:1] for name, value in params.items()},

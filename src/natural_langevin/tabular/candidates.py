@@ -9,36 +9,38 @@ timid, and a wide prior at a low temperature does better. Held-out data tell whi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from natural_langevin import priors
 from natural_langevin.tabular.settings import AUTO, Settings
 
-#: Prior variances offered: every layer's own, integrated out; WIDE divided by a layer's inputs
-#: (biases: WIDE); WIDE for all.
+#: Of every weight, or divided by a layer's inputs (then it is that of a bias).
 WIDE = 3.0
-VARIANCES: Sequence[float | str] = ("learned", "fan_in", WIDE)
-#: Temperatures offered with them. Under a learned variance cold chains would fall into the peak
-#: of the prior's density, where all weights vanish.
-TEMPERATURES = {"learned": (1.0,), "fan_in": (1.0,)}
-COLD = (0.3, 0.03)
-#: Step sizes, by preconditioner. Those of the Fisher metrics are nearly free of units.
-STEP_SIZES = {
-    "qdop": (0.01, 0.003),
-    "dop": (0.01, 0.003),
-    "rmsprop": (0.03, 0.01, 0.003, 0.001),
-    "sgld": (0.3, 0.03, 0.003),
+FAN_IN = {"unit_fan_in": 1.0, "fan_in": WIDE}
+#: Offered for numbers and for classes, the first one to compare other things with. Under a learned
+#: variance (every layer's own, integrated out) cold chains would fall into the peak of the prior's
+#: density, where all weights vanish.
+VARIANCES: Mapping[bool, Sequence[float | str]] = {
+    False: ("unit_fan_in", "fan_in", "learned"),
+    True: ("fan_in", "learned", WIDE),
 }
+COLD = (0.3, 0.03)
+#: The first step size tried, by preconditioner; of a network of several hidden layers it is a third
+#: of it, as it is of a cold chain, which gains nothing by a larger one. Those of the Fisher metrics
+#: are nearly free of units. Where a chain diverges, a third is tried, so often:
+STEP_SIZES = {"qdop": 0.01, "dop": 0.01, "rmsprop": 0.01, "sgld": 0.03}
+SMALLER, TRIES = 0.3, 4
 #: Where nothing is compared and there are too few data for a pilot run.
 STEP_SIZE_OF_FEW = 0.005
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """``variance``: of a Gaussian prior, or "learned" or "fan_in".
+    """``variance``: of a Gaussian prior, or "learned", or of FAN_IN.
 
     ``step_size`` is the user's own, or, where ``automatic``, the first of a falling schedule."""
 
@@ -47,17 +49,15 @@ class Candidate:
     step_size: Any
     automatic: bool
 
-    def prior(self, network: nn.Module) -> priors.Prior | Mapping[str, priors.Prior]:
-        """The prior that ``variance`` stands for, on this network's parameters."""
-        if self.variance == "learned":
-            return priors.NormalInverseGamma()
-        if self.variance == "fan_in":
-            return {
-                name: priors.Gaussian(variance=WIDE / (p.shape[1] if p.ndim > 1 else 1))
-                for name, p in network.named_parameters()
-                if p.requires_grad
-            }
-        return priors.Gaussian(variance=float(self.variance))
+    def variance_of(self, parameter: Tensor) -> float:
+        """Of a Gaussian prior."""
+        if not isinstance(self.variance, str):
+            return float(self.variance)
+        return FAN_IN[self.variance] / (parameter.shape[1] if parameter.ndim > 1 else 1)
+
+    def smaller(self) -> Candidate:
+        """With the next smaller step size."""
+        return replace(self, step_size=float(f"{SMALLER * self.step_size:.2g}"))
 
     def __str__(self) -> str:
         named = isinstance(self.variance, str)
@@ -74,25 +74,39 @@ class Candidate:
         }
 
 
-def candidates(settings: Settings, *, cold: bool = True) -> list[Candidate]:
+def prior_of(runs: Sequence[Candidate], network: nn.Module) -> Any:
+    """The prior of chains that have these candidates, one each: all "learned", or all Gaussian."""
+    if runs[0].variance == "learned":
+        return priors.NormalInverseGamma()
+    found = {}
+    for name, p in network.named_parameters():
+        if p.requires_grad:
+            variances = [one.variance_of(p) for one in runs]
+            same = len(set(variances)) == 1
+            value = variances[0] if same else torch.tensor(variances, dtype=torch.float64)
+            found[name] = priors.Gaussian(variance=value)
+    return found
+
+
+def candidates(settings: Settings, *, classes: bool = True) -> list[Candidate]:
     """All that the user's settings leave open; what is not "auto" is as it was given.
 
-    ``cold``: whether wide priors at low temperatures are among them, for classes. With a variance
-    of the user's own, temperature 1, the posterior itself, is offered too."""
+    ``classes``: wide priors at low temperatures are among them. With a variance of the user's own,
+    temperature 1, the posterior itself, is offered too."""
     variance, temperature = settings.prior_variance, settings.temperature
-    step_size, preconditioner = settings.step_size, settings.preconditioner
-    automatic = isinstance(step_size, str) and step_size == "auto"
+    automatic = isinstance(settings.step_size, str) and settings.step_size == AUTO
     found = []
-    wide = VARIANCES if cold else VARIANCES[:-1]
-    for v in wide if variance == "auto" else (variance,):
-        offered = TEMPERATURES.get(str(v), COLD if variance == "auto" else (1.0, *COLD))
+    for v in VARIANCES[classes] if variance == AUTO else (variance,):
+        offered: Sequence[float] = (1.0,)
+        if not isinstance(v, str) and classes:
+            offered = COLD if variance == AUTO else (1.0, *COLD)
         for t in offered if isinstance(temperature, str) else (temperature,):
-            sizes: Sequence[Any] = (step_size,)
+            step_size: Any = settings.step_size
             if automatic:
-                sizes = STEP_SIZES[preconditioner]
-            if automatic and t < 1 and preconditioner in ("qdop", "dop"):
-                sizes = sizes[1:]  # a cold chain gains nothing by the larger one
-            found += [Candidate(v, t, size, automatic) for size in sizes]
+                step_size = STEP_SIZES[settings.preconditioner]
+                if t < 1 or len(settings.layers) > 1:
+                    step_size = SMALLER * step_size
+            found.append(Candidate(v, float(t), step_size, automatic))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -16,19 +17,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from natural_langevin import schedules
+from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.streams import Subsets
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.trials import trial
-from natural_langevin.tabular.candidates import Candidate
+from natural_langevin.tabular.candidates import TRIES, Candidate, prior_of
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks
 from natural_langevin.tabular.settings import PRECONDITIONERS, Settings
 from natural_langevin.tabular.weighing import HeldOut
 
+#: Rows that a network is asked for to see whether it is sound.
+SOUND_ROWS = 500
 #: Networks evaluated at once.
 AT_ONCE = 64
 #: Second order in the step: at the same cost it goes ten times as far as the overdamped step.
@@ -44,13 +47,19 @@ class Warming:
     period: int
 
     def __call__(self, step: int) -> Tensor:
-        falling: Tensor = schedules.polynomial(self.sizes, offset=self.period)(step)  # type: ignore[assignment]
-        return falling * min(1.0, (step + 1) / self.period)
+        return self.table(step, step + 1)[0]
+
+    def table(self, start: int, stop: int) -> Tensor:
+        """(step, chain)."""
+        ratio = torch.arange(start, stop, dtype=torch.float64)[:, None] / self.period
+        rising = (ratio + 1 / self.period).clamp_max(1.0)
+        return self.sizes.double() * rising * (1 + ratio) ** (-1 / 3)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything of a fit that does not depend on the candidate. ``y``: as it is sampled.
+    """Everything of a fit that does not depend on the candidate. ``x``: what the networks are
+    given (``view`` says how it came about, in words); ``y``: as it is sampled.
 
     ``counts`` (n,), where rows have weights: how often each is repeated, ``num_data`` data in all.
     ``checkpoint``: a folder; the same problem goes on from what it holds."""
@@ -64,37 +73,80 @@ class Problem:
     device: str | None = None
     progress: bool = False
     checkpoint: str | os.PathLike[str] | None = None
+    view: str = ""
 
     @property
     def network(self) -> nn.Module:
         """A fresh network for these inputs and this outcome."""
         return self.outcome.network(self.x.shape[1], self.settings)
 
-    def posterior(self, candidate: Candidate) -> Posterior:
-        """All data, ``chains`` chains."""
-        runs, rows = [candidate] * self.settings.chains, self._repeated
+    def posterior(self, candidate: Candidate, chains: int) -> Posterior:
+        """All data, so many chains."""
+        rows = self._repeated
         title = f"learning from all rows ({candidate})"
         data = (self.x[rows], self.y[rows])
-        return self._run(runs, data, len(rows), self.settings.seed, title, f"all {candidate}")
+        return self._run(
+            [candidate] * chains, data, len(rows), title, f"all {candidate}",
+            steps=self.settings.updates, seed=self.settings.seed,
+        )  # fmt: skip
+
+    def sound(self, posterior: Posterior) -> Tensor:
+        """The numbers of the networks that explain the training rows about as well as the others.
+
+        A network whose ln p is a nat per row below that of the better ones (their upper quartile)
+        is no draw of the posterior, under which it has e^-n of their density: its chain ran away
+        without becoming infinite."""
+        rows = self._repeated
+        some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), SOUND_ROWS)).long()]
+        said = networks(posterior, self.network, self.x[some])
+        fit = said.law(self.outcome).log_prob(self.y[some])
+        fit = fit.flatten(2).sum(-1) if fit.ndim > 2 else fit
+        fit = fit.double().mean(1).nan_to_num(nan=-math.inf)
+        fine = (fit >= fit.quantile(0.75) - 1) & fit.isfinite()
+        return fine.nonzero().flatten()
 
     def held_out(
         self, offered: Sequence[Candidate], folds: Sequence[Tensor], what: str = "candidates"
-    ) -> HeldOut:
-        """What networks that have not seen a fold's rows say of them, for every candidate.
+    ) -> tuple[HeldOut, list[Candidate]]:
+        """What networks that have not seen a fold's rows say of them, for every candidate; and the
+        candidates, with smaller step sizes where chains diverged.
 
-        The folds are chains: one run for every prior, whatever else its candidates differ by."""
+        The folds are chains, and so are the candidates: those with a Gaussian prior are one run."""
         found: dict[int, list[Networks]] = {}
-        variances = list(dict.fromkeys(c.variance for c in offered))
-        for number, variance in enumerate(variances, start=1):
-            group = [k for k, c in enumerate(offered) if c.variance == variance]
-            title = f"comparing {what} on held-out rows, {number} of {len(variances)}"
-            found |= self._of_group(offered, group, folds, title)
+        tried = list(offered)
+        for learned in (False, True):
+            group = [k for k, c in enumerate(tried) if (c.variance == "learned") == learned]
+            for attempt in range(TRIES):
+                group = [k for k in group if k not in found]
+                if not group:
+                    break
+                title = f"comparing {what} on held-out rows"
+                ran = self._of_group(tried, group, folds, title)
+                last = attempt == TRIES - 1
+                found |= {k: v for k, v in ran.items() if last or not self._astray(v, folds)}
+                for k in group:
+                    if k not in found and tried[k].automatic and not last:
+                        tried[k] = tried[k].smaller()
         if not found:
             raise DivergenceError(
                 "no candidate ran to its end in cross-validation: give a smaller step_size"
             )
         rows = torch.cat(list(folds))
-        return HeldOut(rows, {k: found[k] for k in sorted(found)})
+        return HeldOut(rows, {k: found[k] for k in sorted(found)}), tried
+
+    def _astray(self, said: list[Networks], folds: Sequence[Tensor]) -> bool:
+        """Whether a chain ran away without becoming infinite: of some fold it says something worse,
+        by more than a nat per row, than a guess that looks at no input."""
+        if not (self.outcome.classes or self.outcome.real):
+            return False
+        blind = math.log(self.outcome.classes or 1) or 1.42 * len(self.outcome.mean)
+        for one, fold in zip(said, folds, strict=True):
+            fit = one.law(self.outcome).log_prob(self.y[fold])
+            fit = fit.flatten(2).sum(-1) if fit.ndim > 2 else fit
+            fit = torch.logsumexp(fit.double(), 0).mean() - math.log(len(fit))
+            if not float(fit) > -blind - 1:
+                return True
+        return False
 
     def _of_group(
         self, offered: Sequence[Candidate], group: list[int], folds: Sequence[Tensor], title: str
@@ -106,9 +158,15 @@ class Problem:
         own_rows = torch.stack([seen[f][:size] for _, f in chains])
         data = Subsets(self.x[rows], self.y[rows], own_rows)
         runs = [offered[k] for k, _ in chains]
-        name = f"folds {self.outcome.noise} {self.outcome.log} {'; '.join(map(str, runs[::each]))}"
+        name = (
+            f"folds {self.outcome.noise} {self.outcome.log} {self.view} {self.settings.activation} "
+            f"{'; '.join(map(str, runs[::each]))}"
+        )
         try:
-            run = self._run(runs, data, size, self.settings.seed + 1, title, name)
+            run = self._run(
+                runs, data, size, title, name,
+                steps=math.ceil(self.settings.updates / 2), seed=self.settings.seed + 1,
+            )  # fmt: skip
         except DivergenceError:
             return {}
         running = [chains[c] for c in run.healthy]
@@ -128,20 +186,28 @@ class Problem:
         return rows if self.counts is None else rows.repeat_interleave(self.counts)
 
     def _run(
-        self, runs: Sequence[Candidate], data: Any, rows: int, seed: int, title: str, name: str
+        self,
+        runs: Sequence[Candidate],
+        data: Any,
+        rows: int,
+        title: str,
+        name: str,
+        *,
+        steps: int,
+        seed: int,
     ) -> Posterior:
-        """One chain for every entry of ``runs``, which have one prior."""
+        """One chain for every entry of ``runs``; their priors are all learned or all Gaussian."""
         first, settings, network = runs[0], self.settings, self.network
         step_size: Any = first.step_size
         if first.automatic:
             sizes = torch.tensor([c.step_size for c in runs], dtype=torch.float64)
-            step_size = Warming(sizes, max(1, settings.steps // 10))
+            step_size = Warming(sizes, max(1, steps // 10))
         total = len(self.x) if self.counts is None else int(self.counts.sum())
         num_data = max(1, round((self.num_data or total) * rows / total))
         sampler = Langevin(
             network,
             self.outcome.likelihood,
-            prior=first.prior(network),
+            prior=prior_of(runs, network),
             preconditioner=PRECONDITIONERS[settings.preconditioner](),
             step_size=step_size,
             temperature=torch.tensor([c.temperature for c in runs], dtype=torch.float64),
@@ -157,15 +223,16 @@ class Problem:
             label = "".join(c if c.isalnum() else "-" for c in name)[:60]
             digest = hashlib.sha256(name.encode()).hexdigest()[:12]  # long names begin alike
             folder = Path(self.checkpoint) / f"{label}-{digest}"
-        with trial() if first.automatic else nullcontext():
+        burn_in = steps // 2
+        with trial() if first.automatic else nullcontext(), proven_network():
             return sampler.sample(
                 data,
-                settings.steps,
-                batch_size=min(settings.batch_size, rows),
-                burn_in=settings.burn_in,
-                thin=settings.thin,
+                steps,
+                batch_size=min(settings.batch, rows),
+                burn_in=burn_in,
+                thin=math.ceil((steps - burn_in) / settings.draws),
                 checkpoint=folder,
-                every=max(1, settings.steps // 10),
+                every=max(1, steps // 10),
                 progress=title if self.progress else False,
             )
 
@@ -177,7 +244,8 @@ def networks(
     chains = posterior.healthy if chains is None else list(chains)
     if not chains:
         raise DivergenceError("every chain diverged: there is nothing to predict with")
-    stacked = {k: s[chains].flatten(0, 1) for k, s in posterior.samples.items()}
+    everywhere = posterior.shards.everywhere  # several processes have some of the chains each
+    stacked = {k: everywhere(s)[chains].flatten(0, 1) for k, s in posterior.samples.items()}
     like = next(iter(stacked.values()))
     network, x = network.to(like.device), x.to(like)
 

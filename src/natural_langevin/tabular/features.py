@@ -3,8 +3,7 @@
 Numbers are standardised with mean and (population) standard deviation of the *training* rows and
 filled with 0 where they are missing, beside an input that says so; dates become days and phases;
 categories of K levels become K inputs of 0 or 1. Columns that say nothing are left out: constant
-ones, copies of others, and names of rows. All statistics are parameters of the ColumnTransformer:
-the JSON is the whole of it, and nothing is pickled.
+ones, copies of others, and names of rows. The JSON is the whole of it, and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from natural_langevin.data.errors import DataError
-from natural_langevin.data.table import Table, need_pandas, short
+from natural_langevin.data.table import Table, short
 from natural_langevin.tabular import columns
 from natural_langevin.tabular.columns import MISSING_LEVEL, OTHER, Category, Column, Date, Number
 
@@ -73,7 +72,6 @@ class Features:
 
     def encode(self, table: Table) -> Encoded:
         """float64 inputs. No row is refused: what cannot be used is said in ``notes``."""
-        pd = need_pandas()
         self.check_columns(table.label, table.names)
         usable, notes = np.ones(len(table), dtype=bool), [""] * len(table)
         read: dict[Any, Any] = {}
@@ -105,34 +103,27 @@ class Features:
             said = "every cell is missing" if nothing[row] else f"{notes[row]}no cell is left"
             notes[row] = f"{said}, not predicted"
         usable &= ~empty
-        frame = pd.DataFrame({str(k): v for k, v in read.items()}, index=table.frame.index)
-        x = self._transformer(list(read)).fit_transform(frame) if len(frame) else np.empty((0, 0))
-        x = np.asarray(x, dtype=np.float64).reshape(len(table), self.width)
+        x = self._matrix(read, len(table))
         x[~usable] = 0.0
         return Encoded(torch.from_numpy(x), usable, [note.removesuffix("; ") for note in notes])
 
-    def _transformer(self, keys: list[Any]) -> Any:
-        """Everything that it would learn is given: fitting it only checks the shapes."""
-        from sklearn.compose import ColumnTransformer
-        from sklearn.impute import MissingIndicator, SimpleImputer
-        from sklearn.preprocessing import OneHotEncoder
-
-        categories = [p for p in self.parts if isinstance(p, Category)]
-        flags = [str(k) for k in keys if isinstance(k, tuple) and k[1] == "missing"]
-        numbers = [str(k) for k in keys if isinstance(k, tuple) and k[1] != "missing"]
-        levels = [np.array(part.levels, dtype=object) for part in categories]
-        mean = SimpleImputer(strategy="constant", fill_value=0.0, keep_empty_features=True)
-        return ColumnTransformer(
-            [
-                ("numbers", mean, numbers),
-                ("missing", MissingIndicator(features="all"), flags),
-                (
-                    "categories",
-                    OneHotEncoder(categories=levels, handle_unknown="ignore", sparse_output=False),
-                    [part.name for part in categories],
-                ),
-            ]
-        )
+    def _matrix(self, read: Mapping[Any, Any], rows: int) -> NDArray[np.float64]:
+        """(rows, width): numbers and phases, then what is missing, then categories."""
+        values = {k: v for k, v in read.items() if isinstance(k, tuple)}
+        numbers = [
+            np.nan_to_num(np.asarray(v, dtype=np.float64), nan=0.0)
+            for (_, piece), v in values.items() if piece != "missing"
+        ]  # fmt: skip
+        flags = [
+            v.isna().to_numpy(np.float64) for (_, piece), v in values.items() if piece == "missing"
+        ]
+        levels = []
+        for part in self.parts:
+            if isinstance(part, Category):
+                place = {level: k for k, level in enumerate(part.levels)}
+                codes = read[part.name].astype(object).map(place).to_numpy(np.float64)
+                levels += [(codes == k).astype(np.float64) for k in range(len(part.levels))]
+        return np.column_stack([*numbers, *flags, *levels]) if rows else np.empty((0, self.width))
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for run.json."""

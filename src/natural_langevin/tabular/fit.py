@@ -81,7 +81,8 @@ def prepare(
         standardise=not data.pixels,
         named=data.named,
     )
-    check_size([features.width, *settings.hidden, len(target.classes) or 1])
+    settings = settings.of_rows(len(train))
+    check_size([features.width, *settings.layers, len(target.classes) or 1])
     run = Run(
         source=source,
         rows=(len(train), 0 if held_out is None else len(held_out)),

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from natural_langevin import likelihoods, models
 from natural_langevin.data.errors import DataError
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.tabular.settings import ACTIVATIONS, AUTO, MOST_PARAMETERS, Settings
+from natural_langevin.tabular.settings import AUTO, MOST_PARAMETERS, Settings
 
 #: Noise that a task may have, the simplest first; of those with a choice, held-out rows choose.
 KINDS = {
     "classification": ("categorical",),
     "ordinal": ("ordinal",),
+    "multilabel": ("bernoulli",),
     "regression": ("constant", "varying"),
     "count": ("poisson", "overdispersed"),
 }
@@ -49,12 +50,18 @@ class Outcome:
         kinds: dict[str, Callable[[], Likelihood]] = {
             "categorical": likelihoods.Categorical,
             "ordinal": lambda: likelihoods.Ordinal(self.classes),
+            "bernoulli": likelihoods.Bernoulli,
             "constant": lambda: likelihoods.Gaussian(sigma="rmse"),
             "varying": likelihoods.HeteroscedasticGaussian,
             "poisson": likelihoods.Poisson,
             "overdispersed": likelihoods.NegativeBinomial,
         }
         return kinds[self.noise]()
+
+    @property
+    def real(self) -> bool:
+        """Whether targets are real numbers, which are sampled on a scale of their own."""
+        return self.task == "regression"
 
     @property
     def outputs(self) -> int:
@@ -65,19 +72,19 @@ class Outcome:
         return self.classes or len(self.mean) * (2 if twice else 1)
 
     def network(self, inputs: int, settings: Settings) -> nn.Module:
-        """In float64: overhead, not arithmetic, is what small networks cost."""
-        check_size([inputs, *settings.hidden, self.outputs])
+        """Untrained."""
+        check_size([inputs, *settings.layers, self.outputs])
         found = models.mlp(
-            inputs, self.outputs, settings.hidden, activation=ACTIVATIONS[settings.activation],
+            inputs, self.outputs, settings.layers, activation=settings.function,
             seed=settings.seed,
         )  # fmt: skip
         if self.task == "count":  # rates start at the average count
             found = nn.Sequential(found, _shift(self.mean, self.outputs))
-        return found.double()
+        return found.to(settings.dtype)
 
     def encode(self, y: Tensor) -> Tensor:
         """Targets (n,) of classes, or (n, target) in their own units, as they are sampled."""
-        if self.classes or self.task == "count":
+        if self.classes or not self.real:
             return y
         values = y.log() if self.log else y
         return (values - y.new_tensor(self.mean)) / y.new_tensor(self.scale)
@@ -132,6 +139,8 @@ def outcomes(
     kinds = KINDS[task] if settings.noise == AUTO else (settings.noise,)
     if unknown := [kind for kind in kinds if kind not in KINDS[task]]:
         raise DataError(f"noise must be one of {KINDS[task]}, got {unknown[0]!r}")
+    if task == "multilabel":
+        return [Outcome(task, "bernoulli", mean=(0.0,) * y.shape[1], scale=(1.0,) * y.shape[1])]
     if task == "count":
         mean = (share * y).sum(0).clamp_min(1e-3).log()
         return [Outcome(task, kind, mean=tuple(mean.tolist())) for kind in kinds]

@@ -30,6 +30,10 @@ class OnePosterior:
 
     best: Posterior
 
+    def inputs(self, x: Tensor) -> Tensor:
+        """What the network is given: x itself."""
+        return x
+
     def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean prediction and epistemic uncertainty of every row."""
         p = self.best.predict(x, keep_samples=False)
@@ -51,16 +55,16 @@ def is_posterior(folder: Path) -> bool:
     return (folder / "posterior.json").is_file()
 
 
-def read_words(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """The JSON beside the samples: configuration, likelihood and version."""
     path = folder / "posterior.json"
     try:
-        words = read_json(path)
+        manifest = read_json(path)
     except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot read {path}: {error}: save the posterior again") from None
-    if not isinstance(words, dict) or not isinstance(words.get("config"), dict):
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("config"), dict):
         raise RunFolderError(f"{path} is damaged: save the posterior again")
-    return words
+    return manifest
 
 
 def import_model(name: str) -> nn.Module:

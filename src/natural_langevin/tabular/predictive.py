@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributions import Distribution, Normal
+from torch.distributions import Bernoulli, Distribution, Normal
 
 from natural_langevin.likelihoods.mixtures import check_level
 from natural_langevin.tabular.outcome import Outcome
@@ -34,6 +34,12 @@ class Networks:
 
     outputs: Tensor
     variance: Tensor | None
+
+    def of(self, numbers: Tensor) -> Networks:
+        """Some of them."""
+        return Networks(
+            self.outputs[numbers], None if self.variance is None else self.variance[numbers]
+        )
 
     def law(self, outcome: Outcome, scale: float = 1.0) -> Distribution:
         """p(u | x, theta) of every network on the sampled scale, (network, n, target)."""
@@ -106,7 +112,7 @@ class Predictive:
         """y with P(Y <= y) = level; of counts the smallest with P(Y <= y) >= level."""
         check_level(level)
         low, high = self._bracket()
-        whole = self._outcome.task == "count"
+        whole = not self._outcome.real
         while bool((self._cdf(high) < level).any()):
             high = torch.where(self._cdf(high) < level, 2 * high + 1, high)
         for _ in range(HALVINGS):
@@ -130,15 +136,28 @@ class Predictive:
         variance = law.variance.expand_as(law.mean).numpy()[chosen, rows]
         if isinstance(law, Normal):
             return self._shaped(self._own(torch.from_numpy(rng.normal(mean, np.sqrt(variance)))))
+        if self._outcome.noise == "bernoulli":
+            drawn = (rng.random(mean.shape) < mean).astype(np.float64)
+            return self._shaped(torch.from_numpy(drawn))
         if self._outcome.noise == "overdispersed":  # a Poisson whose rate is a gamma variable
             excess = variance - mean
             mean = rng.gamma(mean**2 / excess, excess / mean)
         return self._shaped(torch.from_numpy(rng.poisson(mean).astype(np.float64)))
 
+    @property
+    def weights(self) -> Array:
+        """(network,): how much each network counts."""
+        return self._weights.numpy()
+
+    @property
+    def network_means(self) -> Array:
+        """E[y] of every network: (network, n), or (network, n, target)."""
+        return self._shaped(self._moments()[0])
+
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Every network's mean and variance, (network, n, target), in the target's own units."""
         mean, variance = self._law.mean, self._law.variance.expand_as(self._law.mean)
-        if self._outcome.task == "count":
+        if not self._outcome.real:
             return mean, variance
         mean, variance = self._mean + self._scale * mean, self._scale**2 * variance
         if not self._outcome.log:
@@ -154,7 +173,7 @@ class Predictive:
 
     def _sampled(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """u on the sampled scale and ln |du/dy|; -inf where a logarithm does not exist."""
-        if self._outcome.task == "count":
+        if not self._outcome.real:
             return y, torch.zeros_like(y)
         jacobian = -self._scale.log().expand_as(y)
         if self._outcome.log:
@@ -169,6 +188,8 @@ class Predictive:
     def _cdf(self, u: Tensor) -> Tensor:
         if isinstance(self._law, Normal):
             below = torch.special.ndtr((u - self._law.loc) / self._law.scale)
+        elif isinstance(self._law, Bernoulli):
+            below = torch.where(u < 0, 0.0, torch.where(u < 1, 1 - self._law.probs, 1.0))
         else:
             below = self._law.cdf(u.expand_as(self._law.mean))
         return self._average(below)

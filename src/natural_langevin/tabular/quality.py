@@ -31,7 +31,7 @@ def quality(
     scores, probes, rows = scorer(predictor, target), list[Tensor](), 0
     for x, y in batches:
         scores.add(x, y)
-        probes.append(x[: max(0, PROBES - rows)])
+        probes.append(predictor.inputs(x[: max(0, PROBES - rows)]))
         rows += len(x)
     head = {
         "format": FORMAT,

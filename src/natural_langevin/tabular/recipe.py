@@ -1,10 +1,12 @@
 """The recipe behind the estimators, the command line and the library: one table, one answer.
 
 1. Where the target may be seen in several ways (noise of one size or depending on the inputs; the
-   target or its logarithm), each runs on the folds of a cross-validation, which are chains of one
-   run; the larger density of held-out rows decides.
-2. Every candidate (prior, temperature, step size) runs on the folds; what is held out gives the
-   candidates their weights, and one number that makes the mixture sharper or wider.
+   target or its logarithm) or the inputs (as they are, drawn in, decorrelated), each runs on the
+   folds of a cross-validation, which are chains of one run; the larger density of held-out rows
+   decides.
+2. Every candidate (prior and temperature, with a step size at which no chain diverges) runs on the
+   folds; what is held out gives the candidates their weights, and one number that makes the mixture
+   sharper or wider.
 3. Those that count run on all the data. Their weighted mixture predicts.
 """
 
@@ -33,10 +35,12 @@ from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.tabular import crossvalidation
 from natural_langevin.tabular.candidates import Candidate, candidates, single
 from natural_langevin.tabular.crossvalidation import Problem, networks
+from natural_langevin.tabular.inputs import Inputs, fit_inputs, plain_inputs
 from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.predictive import Networks, Predictive
-from natural_langevin.tabular.settings import Settings
-from natural_langevin.tabular.weighing import Weighed, densities, weigh
+from natural_langevin.tabular.settings import AUTO, Settings
+from natural_langevin.tabular.views import Trials, View
+from natural_langevin.tabular.weighing import Weighed, weigh
 
 log = logging.getLogger("natural_langevin")
 
@@ -49,14 +53,16 @@ REPETITIONS, MOST_REPEATED = 10, 2_000_000
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """Posteriors with weights, and how to read their networks' outputs.
+    """Posteriors with weights, what their networks are given, and how to read their outputs.
 
+    ``sound``: of every posterior the networks that count (``Problem.sound``), nearly always all.
     ``choice``: every candidate with its held-out NLL and weight; ``reason``: the same in words."""
 
     outcome: Outcome
     settings: Settings
-    inputs: int
+    inputs: Inputs
     posteriors: list[Posterior]
+    sound: list[Tensor]
     weights: Tensor
     scale: float
     strangeness: Tensor
@@ -113,9 +119,37 @@ class Learned:
         shares_of_all = torch.cat(shares).double()
         return Predictive(self.outcome, law, shares_of_all / shares_of_all.sum(), flat=flat)
 
+    def log_prob(self, x: Tensor, y: Tensor) -> Tensor:
+        """ln p of the targets (as ``learn`` takes them) of these rows: (n,)."""
+        found = []
+        for part, own in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+            if self.outcome.classes:
+                p = self.probabilities(part)[torch.arange(len(own)), own]
+                found.append(p.clamp_min(torch.finfo(p.dtype).tiny).log())
+            else:
+                found.append(torch.as_tensor(self.predictive(part, flat=False).log_prob(own)))
+        return torch.cat(found)
+
+    def network_means(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What every network expects: its weight (network,), and class probabilities or means of
+        targets (network, n, k). Without the scale of held-out rows."""
+        if not self.outcome.classes:
+            found = self.predictive(x, flat=False)
+            return torch.as_tensor(found.weights), torch.as_tensor(found.network_means)
+        said = [part.law(self.outcome).probs for part in self._networks(x)]  # type: ignore[attr-defined]
+        weights = [
+            torch.full((len(p),), float(w) / len(p), dtype=torch.float64)
+            for w, p in zip(self.weights, said, strict=True)
+        ]
+        return torch.cat(weights), torch.cat(said).double()
+
     def _networks(self, x: Tensor) -> list[Networks]:
-        network = self.outcome.network(self.inputs, self.settings)
-        return [networks(posterior, network, x) for posterior in self.posteriors]
+        network = self.outcome.network(self.inputs.width, self.settings)
+        x = self.inputs(x)
+        return [
+            networks(posterior, network, x).of(sound)
+            for posterior, sound in zip(self.posteriors, self.sound, strict=True)
+        ]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Posteriors in folders 0, 1, ..., and learned.json, which is written last."""
@@ -125,7 +159,8 @@ class Learned:
         value = {
             "outcome": self.outcome.to_json(),
             "settings": self.settings.to_json(),
-            "inputs": self.inputs,
+            "inputs": self.inputs.to_json(),
+            "sound": [numbers.tolist() for numbers in self.sound],
             "weights": self.weights.tolist(),
             "scale": self.scale,
             "strangeness": [round(value, 9) for value in self.strangeness.tolist()],
@@ -141,12 +176,15 @@ class Learned:
         folder = Path(folder)
         value = without_checksum(read_json(folder / "learned.json"))
         outcome = Outcome.from_json(value["outcome"])
-        settings, inputs = Settings.from_json(value["settings"]), int(value["inputs"])
+        settings, inputs = (
+            Settings.from_json(value["settings"]), Inputs.from_json(value["inputs"])
+        )  # fmt: skip
         weights = torch.tensor(value["weights"], dtype=torch.float64)
-        network = outcome.network(inputs, settings).to(device)
+        network = outcome.network(inputs.width, settings).to(device)
         posteriors = [Posterior.load(folder / str(k), network) for k in range(len(weights))]
         return Learned(
-            outcome, settings, inputs, posteriors, weights, float(value["scale"]),
+            outcome, settings, inputs, posteriors, list(map(torch.tensor, value["sound"])),
+            weights, float(value["scale"]),
             torch.tensor(value["strangeness"], dtype=torch.float64), value["choice"],
             str(value["reason"]),
         )  # fmt: skip
@@ -176,29 +214,48 @@ def learn(
     >>> learned.predictive(x[:2]).mean.shape
     (2,)
     """
-    settings = settings or Settings()
+    settings = (settings or Settings()).of_rows(len(x))
     weights = None if sample_weight is None else torch.as_tensor(sample_weight).double()
     offered = outcomes(task, y, settings, classes=classes, weights=weights)
     count, num_data = _repetitions(weights)
     folds = settings.folds_of(len(x))
     rows = _fold_rows(y, folds, settings, offered[0])
+    seen = x if count is None else x.repeat_interleave(count, dim=0)
 
-    def problem(outcome: Outcome) -> Problem:
-        return Problem(
-            outcome, settings, x, outcome.encode(y), count, num_data, device, progress, checkpoint
-        )
+    def view(outcome: Outcome, inputs: Inputs, settings: Settings = settings) -> View:
+        y_sampled = outcome.encode(y)
+        y_sampled = y_sampled if outcome.classes else y_sampled.to(settings.dtype)
+        problem = Problem(
+            outcome, settings, inputs(x), y_sampled, count, num_data, device, progress, checkpoint,
+            str(inputs),
+        )  # fmt: skip
+        return View(problem, inputs)
 
+    plain = plain_inputs(x.shape[1], settings.dtype)
     if not folds:
         one = single(settings, few=len(x) < step_size_search.FEWEST_DATA)
-        learned = _on_all_data(problem(offered[0]), [one], Weighed([None], [1.0], 1.0))
+        learned = _on_all_data(view(offered[0], plain), [one], Weighed([None], [1.0], 1.0))
         return replace(learned, reason=f"{one} (no cross-validation)")
-    outcome, seen = offered[0], ""
-    if len(offered) > 1:
-        outcome, seen = _best_outcome(offered, rows, y, problem)
-    chosen, every = problem(outcome), candidates(settings, cold=bool(outcome.classes))
-    weighed = weigh(chosen.held_out(every, rows), outcome, y, len(every))
+    every = candidates(settings, classes=bool(offered[0].classes))
+    trials = Trials(every[0], rows, y)
+    if not offered[0].classes:
+        for outcome in offered:
+            trials.run(view(outcome, plain))
+        drawn_in = fit_inputs(seen, settings.dtype)
+        if str(drawn_in):
+            trials.run(view(trials.best.outcome, drawn_in))
+        decorrelated = trials.best.inputs.decorrelated(seen)
+        if decorrelated is not None:
+            trials.run(view(trials.best.outcome, decorrelated))
+        if settings.activation == AUTO:
+            smooth = replace(settings, activation="tanh")
+            trials.run(view(trials.best.outcome, trials.best.inputs, smooth))
+    chosen, held_out, every = trials.rest(every, view(offered[0], plain))
+    outcome = chosen.problem.outcome
+    weighed = weigh(held_out, outcome, y, len(every))
     learned = _on_all_data(chosen, every, weighed)
-    return replace(learned, reason=f"{seen}{_reason(learned, every, weighed, folds)}")
+    reason = f"{trials.reason}{_reason(learned, every, weighed, folds)}"
+    return replace(learned, reason=reason)
 
 
 def _fold_rows(y: Tensor, folds: int, settings: Settings, outcome: Outcome) -> list[Tensor]:
@@ -208,54 +265,16 @@ def _fold_rows(y: Tensor, folds: int, settings: Settings, outcome: Outcome) -> l
     return crossvalidation.split(len(y), folds, settings.seed, labels, settings.held_out)
 
 
-def _best_outcome(
-    offered: Sequence[Outcome], rows: list[Tensor], y: Tensor, problem: Any
-) -> tuple[Outcome, str]:
-    """The way to see the target under which held-out rows have the largest density."""
-    found: list[tuple[float, Outcome]] = []
-    for outcome in offered:
-        own: Problem = problem(outcome)
-        every = candidates(own.settings, cold=False)
-        trial = [one for one in every if one.variance == every[0].variance]
-        try:
-            held_out = own.held_out(trial, rows, describe(outcome))
-        except DivergenceError:
-            continue
-        density = densities(held_out, outcome, y[held_out.rows])
-        found.append((float(density.mean(0).max()), outcome))
-    if not found:
-        raise DivergenceError("no kind of noise ran to its end: give a smaller step_size")
-    best = max(found, key=lambda pair: pair[0])
-    others = [f"; {describe(o)} {-d:.4g}" for d, o in found if o is not best[1]]
-    words = f"{describe(best[1])} (held-out NLL {-best[0]:.4g}{''.join(others)}); "
-    return best[1], words
-
-
-def describe(outcome: Outcome) -> str:
-    """In words.
-
-    >>> describe(Outcome("regression", "varying", log=True))
-    'noise that depends on the inputs, logarithm of the target'
-    """
-    noise = {
-        "constant": "noise of one size",
-        "varying": "noise that depends on the inputs",
-        "poisson": "Poisson counts",
-        "overdispersed": "overdispersed counts",
-        "categorical": "classes",
-        "ordinal": "ordered classes",
-    }[outcome.noise]
-    return noise + (", logarithm of the target" if outcome.log else "")
-
-
-def _on_all_data(problem: Problem, offered: Sequence[Candidate], weighed: Weighed) -> Learned:
-    """A run for every candidate that counts; one that diverges counts no more."""
+def _on_all_data(view: View, offered: Sequence[Candidate], weighed: Weighed) -> Learned:
+    """A run for every candidate that counts, of chains in proportion to its weight (two at least);
+    one that diverges counts no more."""
     runs: dict[int, Posterior] = {}
+    problem, chains = view.problem, view.problem.settings.chains
     for k, weight in enumerate(weighed.weight):
         if not weight:
             continue
         try:
-            runs[k] = problem.posterior(offered[k])
+            runs[k] = problem.posterior(offered[k], max(min(2, chains), round(weight * chains)))
         except DivergenceError:
             if not any(weighed.weight[k + 1 :]) and not runs:
                 raise
@@ -267,8 +286,12 @@ def _on_all_data(problem: Problem, offered: Sequence[Candidate], weighed: Weighe
         candidate.as_dict() | {"nll": nll, "weight": shares.get(k, 0.0)}
         for k, (candidate, nll) in enumerate(zip(offered, weighed.nll, strict=True))
     ]
+    sound = [problem.sound(posterior) for posterior in runs.values()]
+    for posterior, numbers in zip(runs.values(), sound, strict=True):
+        if left_out := len(posterior.healthy) * posterior.draws - len(numbers):
+            log.info("%d networks ran away from the training rows, and are left out", left_out)
     return Learned(
-        problem.outcome, problem.settings, problem.x.shape[1], list(runs.values()), weights,
+        problem.outcome, problem.settings, view.inputs, list(runs.values()), sound, weights,
         weighed.scale, weighed.strangeness, choice, "",
     )  # fmt: skip
 

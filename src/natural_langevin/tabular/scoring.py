@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +33,10 @@ class Predictor(Protocol):
     @property
     def best(self) -> Posterior:
         """The posterior to diagnose."""
+
+    @property
+    def inputs(self) -> Callable[[Tensor], Tensor]:
+        """What its networks are given of encoded columns."""
 
     def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Class probabilities (n, class) and the epistemic part of their entropy (n,)."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from natural_langevin import preconditioners
@@ -24,10 +25,21 @@ PRECONDITIONERS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
     "rmsprop": preconditioners.RMSProp,
     "sgld": preconditioners.Euclidean,
 }
+#: Prior variances with a name (see ``candidates``).
+NAMED_VARIANCES = ("learned", "fan_in", "unit_fan_in")
+#: Fewer rows than this are sampled in float64 and as whole batches, where it costs nothing.
+TINY = 150
 #: 400 MB for every network that is kept; beyond it, a table is not what one has.
 MOST_PARAMETERS = 100_000_000
 #: Rows that a fold must have at least; with fewer there is no cross-validation.
 FEWEST_PER_FOLD = 3
+#: Hidden units of a layer, and rows from which there are two layers of them.
+UNITS, DEEP_FROM = 50, 500
+#: Updates of a run up to LONGER_FROM rows; beyond, as the square root of their number, up to MOST.
+STEPS, LONGER_FROM, MOST_STEPS = 2000, 10_000, 20_000
+#: Rows of a minibatch, and from MANY rows on, where two folds tell as much as four.
+BATCH, LARGE_BATCH = 100, 250
+MANY, FOLDS_OF_MANY = 5000, 2
 
 
 class SettingError(ValueError):
@@ -42,42 +54,55 @@ class SettingError(ValueError):
 class Settings:
     """Everything that decides a run besides its data.
 
-    ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out) or "fan_in" (3
-    divided by a layer's inputs). ``temperature``, ``step_size``: "auto" or a number (the step size
-    also a schedule). ``noise``: of a regression or count, "auto" or a name of ``outcome.KINDS``;
-    ``log``: whether a positive target is sampled as its logarithm, "auto" or a bool. What is "auto"
-    is chosen by rows held out in ``folds`` folds; with 0 it is a learned variance, temperature 1,
-    and the first kind of noise.
+    ``hidden``: units of every hidden layer; "auto" is one layer of 50 below 500 rows and two from
+    there on. ``activation``: "auto" is ReLU for classes; for numbers held-out rows choose between
+    ReLU and tanh. ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out),
+    "fan_in" (3 divided by a layer's inputs) or "unit_fan_in" (1 divided by them). ``temperature``,
+    ``step_size``: "auto" or a number (the step size also a schedule). ``noise``: of a regression
+    or count, "auto" or a name of ``outcome.KINDS``; ``log``: whether a positive target is sampled
+    as its logarithm, "auto" or a bool. What is "auto" is chosen by rows held out in ``folds``
+    folds; with 0 it is a learned variance, temperature 1, and the first kind of noise.
 
-    ``steps``, ``chains``, ``batch_size``: of the last run; its first half is burn-in and ``draws``
-    networks are kept of every chain. ``chains_per_fold``: of the cross-validation, which takes as
-    many steps and holds out at most ``held_out`` rows in every fold."""
+    ``steps`` ("auto": 2,000, and more beyond 10,000 rows), ``batch_size`` ("auto": 100 to 250),
+    ``chains`` (of all candidates together): of the last runs; their first half is burn-in and
+    ``draws`` networks are kept of every chain. ``chains_per_fold``: of the cross-validation, which
+    takes half as many steps and holds out at most ``held_out`` rows in every fold. ``precision``:
+    "auto" is float64 below 150 rows and float32 from there on."""
 
-    hidden: tuple[int, ...] = (50,)
-    activation: str = "relu"
+    hidden: tuple[int, ...] | str = AUTO
+    activation: str = AUTO
     preconditioner: str = "qdop"
     prior_variance: float | str = AUTO
     temperature: float | str = AUTO
     step_size: Any = AUTO
     noise: str = AUTO
     log: bool | str = AUTO
-    steps: int = 2000
+    steps: int | str = AUTO
     chains: int = 8
-    batch_size: int = 256
+    batch_size: int | str = AUTO
     draws: int = 25
     folds: int = 4
-    chains_per_fold: int = 2
-    held_out: int = 500
+    chains_per_fold: int = 1
+    held_out: int = 1000
+    precision: str = AUTO
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden", _sizes(self.hidden))
-        for name, table in (("activation", ACTIVATIONS), ("preconditioner", PRECONDITIONERS)):
+        if not (isinstance(self.hidden, str) and self.hidden == AUTO):
+            object.__setattr__(self, "hidden", _sizes(self.hidden))
+        tables = {
+            "activation": {*ACTIVATIONS, AUTO},
+            "preconditioner": set(PRECONDITIONERS),
+            "precision": {"float32", "float64", AUTO},
+        }
+        for name, table in tables.items():
             if getattr(self, name) not in table:
                 raise SettingError(
                     name, f"must be one of {sorted(table)}, got {getattr(self, name)!r}"
                 )
-        _positive_or("prior_variance", self.prior_variance, AUTO, "learned", "fan_in")
+        _positive_or(
+            "prior_variance", self.prior_variance, AUTO, "learned", "fan_in", "unit_fan_in"
+        )
         _positive_or("temperature", self.temperature, AUTO)
         size = self.step_size
         if not callable(size) and (isinstance(size, str) or not isinstance(size, Iterable)):
@@ -89,6 +114,8 @@ class Settings:
                 ) from None
         for name in ("steps", "chains", "batch_size", "draws", "chains_per_fold", "held_out"):
             value = getattr(self, name)
+            if name in ("steps", "batch_size") and isinstance(value, str) and value == AUTO:
+                continue
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
                 raise SettingError(name, f"must be a positive integer, got {value!r}")
         folds: Any = self.folds
@@ -98,24 +125,69 @@ class Settings:
         if not 0 <= self.seed < 2**63:
             raise SettingError("seed", f"must be a number from 0 to 2**63 - 1, got {self.seed}")
 
-    @property
-    def burn_in(self) -> int:
-        """The first half of the steps."""
-        return self.steps // 2
+    def of_rows(self, rows: int) -> Settings:
+        """With the network and the length of a run that suit so many rows, where they are "auto".
+
+        >>> Settings().of_rows(100).hidden, Settings().of_rows(40_000).steps
+        ((50,), 4000)
+        """
+        hidden: Any = self.hidden
+        if hidden == AUTO:
+            hidden = (UNITS,) if rows < DEEP_FROM else (UNITS, UNITS)
+        steps = self.steps
+        if steps == AUTO:
+            longer = STEPS * math.sqrt(max(1.0, rows / LONGER_FROM))
+            steps = min(MOST_STEPS, round(longer / 100) * 100)
+        batch = self.batch_size
+        if batch == AUTO:
+            batch = BATCH if rows < MANY else LARGE_BATCH
+            batch = TINY if rows < TINY else batch
+        precision = self.precision
+        if precision == AUTO:
+            precision = "float64" if rows < TINY else "float32"
+        return replace(self, hidden=hidden, steps=steps, batch_size=batch, precision=precision)
 
     @property
-    def thin(self) -> int:
-        """So that about ``draws`` iterates of every chain are kept."""
-        return math.ceil((self.steps - self.burn_in) / self.draws)
+    def layers(self) -> tuple[int, ...]:
+        """Units of the hidden layers, once they are known (``of_rows``)."""
+        if isinstance(self.hidden, str):
+            raise TypeError('hidden is "auto": ask of_rows(n) first')
+        return self.hidden
+
+    @property
+    def batch(self) -> int:
+        """Rows of a minibatch, once they are known (``of_rows``)."""
+        if isinstance(self.batch_size, str):
+            raise TypeError('batch_size is "auto": ask of_rows(n) first')
+        return self.batch_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of networks and inputs."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def function(self) -> type[nn.Module]:
+        """The activation; "auto" begins with ReLU."""
+        return ACTIVATIONS["relu" if self.activation == AUTO else self.activation]
+
+    @property
+    def updates(self) -> int:
+        """Steps of a run, once they are known (``of_rows``)."""
+        if isinstance(self.steps, str):
+            raise TypeError('steps is "auto": ask of_rows(n) first')
+        return self.steps
 
     def folds_of(self, rows: int) -> int:
-        """How many folds there will be: fewer, or none, where there are too few data."""
+        """How many folds there will be: fewer, or none, where there are too few data, and two where
+        there are many."""
         fewer = min(int(self.folds), rows // FEWEST_PER_FOLD)
+        fewer = min(fewer, FOLDS_OF_MANY) if rows >= MANY else fewer
         return fewer if fewer > 1 else 0
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for run.json."""
-        return asdict(self) | {"hidden": list(self.hidden), "step_size": _plain(self.step_size)}
+        return asdict(self) | {"hidden": _listed(self.hidden), "step_size": _plain(self.step_size)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Settings:
@@ -125,6 +197,10 @@ class Settings:
             if str(field.type) == "int" and type(getattr(found, field.name)) is not int:
                 raise TypeError(f"{field.name} is {getattr(found, field.name)!r}")
         return found
+
+
+def _listed(hidden: Any) -> Any:
+    return hidden if isinstance(hidden, str) else list(hidden)
 
 
 def _plain(step_size: Any) -> Any:

@@ -71,6 +71,16 @@ def weigh(held_out: HeldOut, outcome: Outcome, targets: Tensor, count: int) -> W
     return _weighed(list(held_out.networks), at_one, weights, scale, strange, count)
 
 
+def best_scale(held_out: HeldOut, outcome: Outcome, y: Tensor) -> float:
+    """Mean ln p of the held-out rows' targets ``y`` at the scale that suits them best."""
+    scales = SCALES[::4] if outcome.task == "regression" else [1.0]
+    return max(
+        float(densities(held_out, outcome, y, scale).max(1).values.mean())
+        - (math.log(scale) / DEVIATION) ** 2 / 2 / len(y)
+        for scale in scales
+    )
+
+
 def _levels(
     held_out: HeldOut, outcome: Outcome, y: Tensor, weights: Tensor, scale: float
 ) -> Tensor:

@@ -78,7 +78,7 @@ def train(bench: Bench, part: str, networks: list[Network], *, final: bool) -> T
     template = {k: p.detach().to(device) for k, p in bench.network().named_parameters()}
     state = descent.init(models.fan_in_init(template, chain=chain, seed=protocol.seed))
     engine = Engine(descent, stream, rates, stream.num_data, mode=choose_mode(bench.compile))
-    engine.say = bench.say
+    engine.notify = bench.say
     config = {"part": part, "networks": [list(n) for n in networks]} | protocol.as_dict()
     ran = advance(
         engine, state, _Nothing(), steps=steps, burn_in=steps, thin=1000,

@@ -168,13 +168,13 @@ def overdamped(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 PARTS = {
-    "select": Part(select, (), 30.0),
+    "select": Part(select, (), 40.0),
     "refine": Part(refine, ("select",), 30.0),
-    "final": Part(final, ("select", "refine"), 80.0),
-    "baselines-select": Part(baselines_select, ("refine",), 12.0),
-    "baselines": Part(baselines_final, ("baselines-select",), 45.0),
-    "overdamped-select": Part(overdamped_select, ("refine",), 12.0),
-    "overdamped": Part(overdamped, ("overdamped-select",), 25.0),
+    "final": Part(final, ("select", "refine"), 90.0),
+    "baselines-select": Part(baselines_select, ("refine",), 25.0),
+    "baselines": Part(baselines_final, ("baselines-select",), 40.0),
+    "overdamped-select": Part(overdamped_select, ("refine",), 25.0),
+    "overdamped": Part(overdamped, ("overdamped-select",), 35.0),
 }
 
 

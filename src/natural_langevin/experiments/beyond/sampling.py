@@ -102,9 +102,12 @@ def sampler(bench: Bench, settings: Sequence[Setting], dynamics: Integrator) -> 
         likelihoods.Categorical(),
         prior=prior,
         # Steps this long, from a random start, diverge where a rare pixel's weight meets a metric
-        # that has not seen it yet. After burn-in, where the metric stands still, it is all one.
+        # that has not seen it yet: hence ``fresh``, which once the metric stands still is all one.
         preconditioner=preconditioners.QuasiDiagonalFisher(
-            fresh=True, adapt=protocol.adapt, decay=schedules.linear_average()
+            fresh=True,
+            adapt=protocol.adapt,
+            damping=protocol.damping,
+            decay=schedules.linear_average(),
         ),
         dynamics=dynamics,
         step_size=schedules.polynomial(etas, offset=protocol.offset),
@@ -136,7 +139,7 @@ def sample(
     engine, state = one.prepare(
         views(x, y, lengths), steps=steps, batch_size=protocol.batch_size, burn_in=burn_in
     )
-    engine.say = bench.say
+    engine.notify = bench.say
     draws = (steps - burn_in) // protocol.thin
     scorer = BlurredScorer(one.model, {"scored": (scored_x, scored_y)}, lengths)
     collector = _Both(

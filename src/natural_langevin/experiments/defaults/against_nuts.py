@@ -61,12 +61,11 @@ def reference(problem: Problem, scale: float, folder: Path, **lengths: int) -> d
         drawn = nuts.sample(problem, {k: 2 * scale / f for k, f in fan_in.items()}, **lengths)
         found = nuts.summary(problem, drawn)
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(
-            file, **{k: np.asarray(v) for k, v in found.items()},
-            seconds=time.perf_counter() - began, **lengths,
-        )  # fmt: skip
-    with np.load(file) as kept:
-        return {k: kept[k] for k in kept.files}
+        kept: dict[str, Any] = {k: np.asarray(v) for k, v in found.items()}
+        kept |= {"seconds": time.perf_counter() - began, **lengths}
+        np.savez_compressed(file, **kept)
+    with np.load(file) as stored:
+        return {k: stored[k] for k in stored.files}
 
 
 def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[str, Any]:

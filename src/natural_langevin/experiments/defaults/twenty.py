@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +73,10 @@ def _halves(x: Any, y: Any, *, image: bool = False) -> Problem:
     return _problem(x[a], y[a], x[b], y[b], image=image)
 
 
+def _loaded(function: Callable[..., Any], **options: Any) -> Problem:
+    return _halves(*function(**options))
+
+
 def _uci(name: str) -> Problem:
     x, y, x_test, y_test = split(load(name), 0)
     some = np.random.default_rng(0).permutation(len(x))[:MOST]
@@ -83,13 +88,13 @@ def problems() -> Iterator[tuple[str, Callable[[], Problem]]]:
     from sklearn import datasets  # for developers
 
     for name in ("iris", "wine", "breast_cancer", "digits", "diabetes"):
-        yield name, lambda n=name: _halves(*getattr(datasets, f"load_{n}")(return_X_y=True))
+        yield name, partial(_loaded, getattr(datasets, f"load_{name}"), return_X_y=True)
     yield (
         "digits as images",
         lambda: _halves(*datasets.load_digits(return_X_y=True), image=True),
     )
     for name in TABLES:
-        yield f"uci {name}", lambda n=name: _uci(n)
+        yield f"uci {name}", partial(_uci, name)
     made: dict[str, Callable[[], Any]] = {
         "friedman 1": lambda: datasets.make_friedman1(1500, noise=1.0, random_state=0),
         "friedman 2": lambda: datasets.make_friedman2(900, noise=50.0, random_state=0),
@@ -102,11 +107,11 @@ def problems() -> Iterator[tuple[str, Callable[[], Problem]]]:
         ),
     }
     for name, function in made.items():
-        yield name, lambda f=function: _halves(*f())
+        yield name, partial(_loaded, function)
 
 
 def _calibration_error(scores: Any) -> float:
-    """Of classes as usual; of numbers, the mean distance of intervals' coverage from their level."""
+    """Of classes as usual; of numbers, the mean distance of intervals' coverage from its level."""
     if hasattr(scores, "calibration_error"):
         return float(scores.calibration_error)
     return float(np.mean([abs(found - level) for level, found in scores.coverage.items()]))

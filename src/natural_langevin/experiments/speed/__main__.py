@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from natural_langevin.experiments.speed.command import measure_and_show
 from natural_langevin.experiments.speed.settings import BenchError, Settings
@@ -25,9 +26,11 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
-    given = vars(parser.parse_args(words))
+    given: dict[str, Any] = vars(parser.parse_args(words))
     out = given.pop("out")
-    settings = Settings(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    for name in ("sections", "networks", "only", "chains"):
+        given[name] = tuple(given[name])
+    settings = Settings(**given)
     try:
         measure_and_show(settings, out=out, picture=out.with_suffix(".png"))
     except BenchError as error:

@@ -49,11 +49,11 @@ class TimedEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._warm = engine, False
         self.clock = torch.zeros(2, dtype=torch.float64)
-        self.say: Callable[[str], None] = lambda text: None
+        self.notify: Callable[[str], None] = lambda text: None
 
     def run(self, state: Any, start: int, count: int) -> tuple[Any, Any]:
         """``count`` updates, with their time added to the clock."""
-        self._engine.say = self.say
+        self._engine.notify = self.notify
         started = time.monotonic()
         state, info = self._engine.run(state, start, count)
         if info.loss.is_cuda:

@@ -54,9 +54,9 @@ from natural_langevin.statistics.rules.recurrent import (
     cell_gradients,
     recurrent_gradients,
 )
-from natural_langevin.statistics.rules.tapped import (
+from natural_langevin.statistics.rules.rewritten import (
     REWRITTEN,
-    Tapped,
+    RewrittenLayer,
     restore_layers,
     rewrite_layers,
 )
@@ -97,6 +97,6 @@ def register_rule(kind: type[nn.Module], rule: Rule) -> None:
     if not isinstance(rule, Rule):
         raise TypeError(f"expected Rule(gradients, units), got {rule!r}")
     kind = REWRITTEN.get(kind, kind)
-    if issubclass(kind, Tapped):
+    if issubclass(kind, RewrittenLayer):
         raise TypeError(f"{kind.__name__} is taken apart into its inner maps, which have a rule")
     RULES[kind] = rule

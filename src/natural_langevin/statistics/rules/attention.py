@@ -23,11 +23,11 @@ from natural_langevin.statistics.rules.base import (
     Sum,
     positions,
 )
-from natural_langevin.statistics.rules.tapped import Tap, Tapped, rewrites
+from natural_langevin.statistics.rules.rewritten import CallRecorder, RewrittenLayer, rewrites
 
 
 @rewrites(nn.MultiheadAttention)
-class MultiheadAttention(Tapped, nn.MultiheadAttention):
+class MultiheadAttention(RewrittenLayer, nn.MultiheadAttention):
     """torch's attention from plain operations; the arguments mean the same."""
 
     def forward(
@@ -65,7 +65,7 @@ class MultiheadAttention(Tapped, nn.MultiheadAttention):
 
     def _projections(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Queries, keys and values after their linear maps: (B, T, E) each."""
-        tap, same = Tap(self), self._qkv_same_embed_dim
+        tap, same = CallRecorder(self), self._qkv_same_embed_dim
         separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         weights = self.in_proj_weight.chunk(3) if same else separate
         biases: Any = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)

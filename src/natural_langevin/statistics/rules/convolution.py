@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from natural_langevin.statistics.rules.base import Call, Outer, SampleGradient, Sum, Units
-from natural_langevin.statistics.rules.tapped import rewrites
+from natural_langevin.statistics.rules.rewritten import rewrites
 
 
 def convolution_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:

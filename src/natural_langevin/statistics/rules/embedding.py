@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin.statistics.rules.base import Call, SampleGradient, Scatter
-from natural_langevin.statistics.rules.tapped import rewrites
+from natural_langevin.statistics.rules.rewritten import rewrites
 
 
 def embedding_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:

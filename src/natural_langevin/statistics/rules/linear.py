@@ -16,7 +16,7 @@ from natural_langevin.statistics.rules.base import (
     Sum,
     positions,
 )
-from natural_langevin.statistics.rules.tapped import rewrites
+from natural_langevin.statistics.rules.rewritten import rewrites
 
 
 def linear_gradients(module: nn.Module, call: Call) -> dict[str, SampleGradient]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from natural_langevin import models
 from natural_langevin.models.residual import by_channel
 from natural_langevin.statistics.rules.base import Call, SampleGradient, Sum
-from natural_langevin.statistics.rules.tapped import Tap, Tapped, rewrites
+from natural_langevin.statistics.rules.rewritten import CallRecorder, RewrittenLayer, rewrites
 
 
 def layer_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
@@ -81,12 +81,12 @@ class GroupNorm(_FullPrecision, nn.GroupNorm): ...
 
 
 @rewrites(models.FilterResponseNorm)
-class FilterResponseNorm(Tapped, models.FilterResponseNorm):
+class FilterResponseNorm(RewrittenLayer, models.FilterResponseNorm):
     """Which pixels are below the threshold depends on the parameters, of which a rule knows
     nothing: both arguments of the maximum are on tape."""
 
     def forward(self, x: Tensor) -> Tensor:
-        tap = Tap(self)
+        tap = CallRecorder(self)
         y = tap.add(x, self.affine(x))
         threshold = tap.add(None, by_channel(self.threshold, x).expand_as(y))
         tap.close()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from natural_langevin.statistics.rules.base import Call, Outer, SampleGradient, Sum, positions
-from natural_langevin.statistics.rules.tapped import Tap, Tapped, rewrites
+from natural_langevin.statistics.rules.rewritten import CallRecorder, RewrittenLayer, rewrites
 
 State = tuple[Tensor, ...]  # (h,), or (h, c) of an LSTM: (B, H) each
 
@@ -37,7 +37,7 @@ def cell(mode: str, x: Tensor, h: Tensor, state: State) -> State:
     return ((x + h).relu() if mode == "RNN_RELU" else (x + h).tanh(),)
 
 
-class _Recurrent(Tapped, nn.Module):
+class _Recurrent(RewrittenLayer, nn.Module):
     """The forward pass of nn.RNN, nn.LSTM and nn.GRU. No subclass of these: torch.compile refuses
     whatever is one, without looking at what it computes."""
 
@@ -52,7 +52,7 @@ class _Recurrent(Tapped, nn.Module):
         batched = input.ndim == 3
         x = input[None] if not batched else input if self.batch_first else input.transpose(0, 1)
         states = self._start(x, hx, batched)
-        tap, last = Tap(self), []
+        tap, last = CallRecorder(self), []
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(1 + self.bidirectional):
@@ -81,7 +81,9 @@ class _Recurrent(Tapped, nn.Module):
             start.append(x.new_zeros(count, x.shape[0], self.hidden_size))
         return start
 
-    def _scan(self: Any, tap: Tap, name: str, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def _scan(
+        self: Any, tap: CallRecorder, name: str, x: Tensor, state: State
+    ) -> tuple[Tensor, State]:
         """One layer in one direction over x (B, T, I): the states h (B, T, H) and the last."""
         bias_x, bias_h = (getattr(self, f"bias_{k}_{name}", None) for k in ("ih", "hh"))
         gates = tap.add(x, F.linear(x, getattr(self, f"weight_ih_{name}"), bias_x))
@@ -144,7 +146,7 @@ def _maps(
 # Cells: one step ----------------------------------------------------------------------------------
 
 
-class _Cell(Tapped):
+class _Cell(RewrittenLayer):
     """The forward pass of nn.RNNCell, nn.LSTMCell and nn.GRUCell."""
 
     mode = ""
@@ -155,7 +157,7 @@ class _Cell(Tapped):
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
             hx = (zeros, zeros) if mode == "LSTM" else zeros
         state = tuple(hx) if mode == "LSTM" else (hx,)
-        tap = Tap(self)
+        tap = CallRecorder(self)
         x = tap.add(input, F.linear(input, self.weight_ih, self.bias_ih))
         h = tap.add(state[0], F.linear(state[0], self.weight_hh, self.bias_hh))
         tap.close()

@@ -114,7 +114,7 @@ class NativeMLP:
 
     def _check_settings(self) -> None:
         gradients = self.dynamics.gradients
-        if gradients.microbatch is not None or gradients.peers is not None:
+        if gradients.microbatch is not None or gradients.data_parallel is not None:
             raise UnsupportedError("minibatches in pieces")
         if gradients.clip is not None or gradients.network.dtype is not None:
             raise UnsupportedError("clipped gradients or reduced precision")
@@ -176,6 +176,8 @@ class NativeMLP:
     # Data ----------------------------------------------------------------------------------------
 
     def _take_stream(self, stream: InMemory) -> None:
+        if not stream.shuffled:
+            raise UnsupportedError("another order of the data than shuffled epochs")
         run = self._run
         run.batch, run.num_rows, run.shuffled = stream.batch_size, stream.num_data, 1
         run.data_origin = self._keep(stream.origin)

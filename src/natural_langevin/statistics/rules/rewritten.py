@@ -48,7 +48,7 @@ def restore_layers(model: nn.Module) -> None:
                 module._init_flat_weights()  # torch's own list of the parameters
 
 
-class Tap:
+class CallRecorder:
     """One call of a rewritten layer: a zero is added to what each of its inner maps gives."""
 
     def __init__(self, module: Any) -> None:
@@ -84,7 +84,7 @@ class Tap:
             self.tape.record(self._key, self._inputs, self._outputs)
 
 
-class Tapped:
+class RewrittenLayer:
     """Mixed into the rewritten layers whose inner maps have a rule."""
 
     #: Set by the network that records: the running tape and the layer's name.

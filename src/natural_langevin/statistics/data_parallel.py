@@ -1,13 +1,13 @@
-"""Peers: processes that each evaluate a part of every minibatch, with the same parameters.
+"""Data parallelism: processes that each evaluate a part of every minibatch, at one theta.
 
 Everything that is learned from a minibatch is a mean over its samples (the loss, the gradient, the
-second moments, the bias rows), so with n_r samples at peer r and B in all
+second moments, the bias rows), so with n_r samples at process r and B in all
 
     mean over the minibatch = sum_r (n_r / B) mean over the part of r.
 
 What is kept sample by sample (gradients for the full Fisher matrix, outputs from which a likelihood
 learns) is put at its own rows among zeros: the same sum then puts the parts together. An empty part
-(fewer samples than peers) adds zeros. This file says what is exchanged; ``distributed`` knows how.
+(fewer samples than processes) adds zeros. What is exchanged is here; ``distributed`` knows how.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Part(NamedTuple):
         return mean * ((self.stop - self.start) / self.total)
 
 
-class Peers(Protocol):
+class DataParallel(Protocol):
     """What evaluating a minibatch together needs."""
 
     def part(self, total: int) -> Part:
         """The part of a minibatch of ``total`` samples that is evaluated here."""
 
     def add_up(self, tree: Any) -> Any:
-        """The sum of all peers' trees, bit for bit the same at every peer."""
+        """The sum of all processes' trees, bit for bit the same at each."""
 
     def start(self, tree: Any) -> Callable[[], Any]:
         """The same, begun now; the result is what the returned function gives."""

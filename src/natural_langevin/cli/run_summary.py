@@ -44,7 +44,7 @@ MOST_NOTICES = 25
 WIDE = 96
 
 
-def found(prepared: Prepared, console: Console) -> None:
+def data(prepared: Prepared, console: Console) -> None:
     """What the data are, and what will be done with them."""
     run = prepared.run
     lines = Table.grid(padding=(0, 2))
@@ -111,7 +111,7 @@ def _inputs(run: Run) -> str:
 
 
 def _network(run: Run) -> str:
-    sizes = "-".join(map(str, [run.features.width, *run.settings.hidden]))
+    sizes = "-".join(map(str, [run.features.width, *run.settings.layers]))
     return f"{sizes} units, {run.settings.activation}"
 
 
@@ -124,7 +124,7 @@ def _sampler(run: Run) -> str:
     )
 
 
-def chosen(quality: Mapping[str, Any], console: Console) -> None:
+def choice(quality: Mapping[str, Any], console: Console) -> None:
     """What held-out rows chose, and why."""
     if quality.get("reason"):
         console.print(f"\n[bold]Chosen[/]  {escape(quality['reason'])}", highlight=False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from natural_langevin.cli import sure
+from natural_langevin.cli import uncertainty
 from natural_langevin.report.picture import draw, write_picture
 from natural_langevin.report.schema import ResultsError
 from natural_langevin.tabular.scoring import answers
@@ -47,7 +47,7 @@ NUMBERS = {
 def shown(quality, width: int, encoding: str = "utf-8", **options) -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
     console = Console(file=file, width=width, **options)
-    sure.answer(quality, console)
+    uncertainty.show(quality, console)
     file.flush()
     return file.buffer.getvalue().decode(encoding)
 
@@ -176,6 +176,6 @@ def test_without_matplotlib_the_rest_is_said(monkeypatch, tmp_path):
 
     monkeypatch.setattr(picture, "new_figure", missing)
     console = Console(file=io.StringIO(), width=200)
-    sure.picture(CLASSES, tmp_path, "title", console)
+    uncertainty.picture(CLASSES, tmp_path, "title", console)
     assert "natural-langevin[report]" in console.file.getvalue()
     assert not list(tmp_path.iterdir())

@@ -22,7 +22,7 @@ SHOWN = 9
 NARROW = 64
 
 
-def answer(quality: Mapping[str, Any], console: Console) -> None:
+def show(quality: Mapping[str, Any], console: Console) -> None:
     """Print how sure the posterior is on labelled rows: sentences, then bars or intervals."""
     words = sentences(quality)
     if not words:

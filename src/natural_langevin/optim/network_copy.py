@@ -1,4 +1,4 @@
-"""The shadow: a copy of the user's network, with the user's own parameters, that may be rehearsed.
+"""A copy of the user's network, with the user's own parameters, that may be rehearsed.
 
 Statistics are captured from the user's own forward and backward pass. What cannot be read off it
 is asked of a copy that holds the very same parameters: which axis of every tensor is the batch,
@@ -95,7 +95,7 @@ class Cotangent(Likelihood):
         return torch.stack(terms).sum(0)
 
 
-class Shadow(Network):
+class NetworkCopy(Network):
     """A network of row numbers."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -120,7 +120,7 @@ class Shadow(Network):
         assert self.arguments is not None
         args, kwargs = self.arguments.rows(x)
         with vectorised(x):
-            return self.places.call(params, args, kwargs)
+            return self.slots.call(params, args, kwargs)
 
     def follow(self, model: nn.Module) -> None:
         """Takes over the modes and buffers that ``model`` has by now."""
@@ -130,7 +130,7 @@ class Shadow(Network):
                 ours._buffers[name] = None if value is None else value.detach().clone()
 
 
-def shadow_copy(model: nn.Module) -> nn.Module:
+def copy_network(model: nn.Module) -> nn.Module:
     """A copy that shares all parameters, and nothing else."""
     refuse_model(model)
     if type(model).__name__ == "OptimizedModule":

@@ -1,0 +1,90 @@
+"""Data in memory: every chain's own minibatches, as pure functions of (seed, chain, step)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from natural_langevin import random
+from natural_langevin._internal.fingerprints import fingerprint
+from natural_langevin.data.checks import Batch, check_pair
+
+
+class InMemory:
+    """Tensors x (N, ...) and y (N, ...) on the sampler's device.
+
+    ``rows`` (chain, n): the rows that each chain sees; all of them where it is None. ``all_rows``:
+    those of the whole run, where other processes have chains of it too."""
+
+    chain_axis = True
+    unknown = wrong = ""
+    #: Whether epoch e is permutation number e of the chain's stream: other orders say False.
+    shuffled = True
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        batch_size: int,
+        chain: Tensor,
+        seed: int,
+        device: torch.device,
+        rows: Tensor | None = None,
+        all_rows: Tensor | None = None,
+    ) -> None:
+        check_pair(x, y)
+        if len(x) == 0:
+            raise ValueError("the dataset is empty: give at least one sample")
+        count = len(x) if rows is None else rows.shape[1]
+        if not 1 <= batch_size <= count:
+            raise ValueError(
+                f"batch_size must be between 1 and the number of samples {count}, got {batch_size}"
+            )
+        self.x, self.y = x.to(device), y.to(device)
+        self.rows = None if rows is None else rows.to(device)
+        self._all_rows = self.rows if all_rows is None else all_rows
+        self.num_data, self.batch_size = count, batch_size
+        self.batches_per_epoch = count // batch_size
+        # A tensor: compiled code must not depend on how many data there are.
+        self._batches = torch.tensor(self.batches_per_epoch, device=device)
+        self.origin = random.origin(seed, random.DATA, chain.to(device))
+        self._epoch, self._order = -1, torch.empty(0)
+
+    @property
+    def targets(self) -> Tensor:
+        """All labels: (N, ...)."""
+        return self.y
+
+    def example(self) -> Batch:
+        """A batch without chain axis, for shapes and checks."""
+        return self.x[: self.batch_size], self.y[: self.batch_size]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the data, to recognise them when a run is resumed."""
+        rows = {} if self._all_rows is None else {"rows": self._all_rows}
+        return fingerprint({"x": self.x, "y": self.y} | rows)
+
+    def order(self, epoch: int) -> Tensor:
+        """The chains' data in the order of this epoch: (chain, num_data)."""
+        if epoch != self._epoch:
+            order = random.permutation(random.stream(self.origin, epoch), self.num_data)
+            self._order = order if self.rows is None else self.rows.gather(1, order)
+            self._epoch = epoch
+        return self._order
+
+    def gather(self, order: Tensor, step: Tensor) -> Batch:
+        """x (chain, B, ...) and y (chain, B, ...) of this step, given its epoch's ``order``.
+
+        ``step`` stays on the device, so that a compiled or captured step can ask for its batch."""
+        start = (step % self._batches) * self.batch_size
+        index = order[:, start + torch.arange(self.batch_size, device=order.device)]
+        if self.x is self.y:  # unsupervised: gather once
+            y = self.y[index]
+            return y, y
+        return self.x[index], self.y[index]
+
+    def batch(self, step: int) -> Batch:
+        """The same, from the step's number alone."""
+        order = self.order(step // self.batches_per_epoch)
+        return self.gather(order, torch.tensor(step, device=order.device))

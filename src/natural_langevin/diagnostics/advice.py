@@ -1,0 +1,59 @@
+"""What to do next: an argument that exists, and is not what the run has done already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Advice:
+    """From a run's ``posterior.config``; of an empty one, in general words."""
+
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def chosen(self) -> float | None:
+        """The step size, where the recipe chose it."""
+        found = self.run.get("recipe")
+        return float(found["step_size"]) if isinstance(found, Mapping) else None
+
+    @property
+    def _auto(self) -> bool:
+        return "recipe" in self.run or "pilot" in self.run
+
+    def longer(self) -> str:
+        """For chains that have not mixed."""
+        steps, missed = self.run.get("steps"), self.run.get("limit") not in (None, "ess")
+        if "until" in self.run and missed:
+            return f"raise the limit that ended the run ({self.run['limit']}=), at least threefold"
+        if steps is None:
+            return "run longer"
+        if "until" in self.run:
+            return f"run longer, steps={3 * steps}, or until= with a larger target"
+        return f'run longer, steps={3 * steps} or until="ess:400"'
+
+    def faster(self) -> str:
+        """For draws that are correlated: longer, or further per step."""
+        if self._auto:
+            return self.longer()
+        return f"{self.longer()}, or leave step_size out, so that it is chosen"
+
+    def smaller(self) -> str:
+        """For a step that is too large: a number, where it is known."""
+        eta = self.chosen
+        if eta is not None:
+            return f"give step_size={eta / 4:.2g}, a quarter of what was chosen"
+        if self._auto:
+            return 'give step_size= a quarter of posterior.config["pilot"]["step_sizes"]'
+        return "use a smaller step size"
+
+    def larger_batch(self) -> str:
+        """For gradients that are too noisy."""
+        size, rows = self.run.get("batch_size"), self.run.get("num_data")
+        if size is None or rows is None:
+            return "a larger batch"
+        if size >= rows:
+            return "nothing else: the batch is all of the data"
+        return f"batch_size={int(min(4 * size, rows))}"

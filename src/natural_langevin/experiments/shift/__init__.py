@@ -1,0 +1,4 @@
+"""Shifted and foreign inputs: does a network know less where it should?
+
+Imports everything below it; cli imports it.
+"""

@@ -1,0 +1,136 @@
+"""What the networks are given of the encoded columns: long tails drawn in, and maybe decorrelated.
+
+Encoded columns have mean 0 and deviation 1, but one of amounts or ages may reach far to one side,
+and columns that say nearly the same leave directions of tiny variance in which the target may vary
+all the same. So every column goes through the transform of Yeo & Johnson (2000),
+
+    v = ((1 + x)^p - 1) / p  for x >= 0,   v = -((1 - x)^(2 - p) - 1) / (2 - p)  for x < 0,
+
+whose power p (logarithms at 0 and at 2; kept between these, so that v grows without bound) makes
+the training rows most like a Gaussian; and *decorrelated* inputs are the principal components of v,
+each of variance 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Components of less than this share of the largest variance are rounding, and are left out.
+LEAST_VARIANCE = 1e-9
+#: More inputs than this are not decorrelated: the matrix would be most of what is stored.
+MOST_INPUTS = 200
+#: Rows that the powers are found from, and steps of the grid that is searched.
+ROWS, POWERS = 5000, 41
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """``power`` (width,), 1 for a column that stays as it is; ``mean``, ``scale``: of v;
+    ``rotation`` (width, inputs): of decorrelated inputs; ``dtype``: of what comes out."""
+
+    power: Tensor
+    mean: Tensor
+    scale: Tensor
+    rotation: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Inputs of the network, (n, inputs)."""
+        v = self._standardised(x)
+        return (v if self.rotation is None else v @ self.rotation).to(self.dtype)
+
+    def _standardised(self, x: Tensor) -> Tensor:
+        return (yeo_johnson(x.double(), self.power) - self.mean) / self.scale
+
+    def __str__(self) -> str:
+        drawn_in = "drawn in" if bool((self.power != 1).any()) else ""
+        return " and ".join(
+            filter(None, (drawn_in, "" if self.rotation is None else "decorrelated"))
+        )
+
+    @property
+    def width(self) -> int:
+        """Inputs of the network."""
+        return len(self.power) if self.rotation is None else self.rotation.shape[1]
+
+    def decorrelated(self, x: Tensor) -> Inputs | None:
+        """The same with principal components of these training rows; None where they would be no
+        others: one column, too many, or fewer rows than columns."""
+        if not 1 < len(self.power) <= min(MOST_INPUTS, len(x) - 1):
+            return None
+        v = self._standardised(x)
+        v = v - v.mean(0)
+        variance, directions = torch.linalg.eigh(v.T @ v / len(v))
+        kept = variance > LEAST_VARIANCE * variance.max()
+        if not bool(kept.any()):
+            return None
+        return replace(self, rotation=directions[:, kept] / variance[kept].sqrt())
+
+    def to_json(self) -> dict[str, Any]:
+        found = {name: getattr(self, name).tolist() for name in ("power", "mean", "scale")}
+        found["rotation"] = None if self.rotation is None else self.rotation.tolist()
+        return found | {"double": self.dtype == torch.float64}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Inputs:
+        found: dict[str, Any] = {
+            name: None if v is None else torch.tensor(v, dtype=torch.float64)
+            for name, v in value.items()
+            if name != "double"
+        }
+        return Inputs(**found, dtype=torch.float64 if value["double"] else torch.float32)
+
+
+def plain_inputs(width: int, dtype: torch.dtype = torch.float32) -> Inputs:
+    """The encoded columns as they are."""
+    one = torch.ones(width, dtype=torch.float64)
+    return Inputs(one, torch.zeros_like(one), one, dtype=dtype)
+
+
+def fit_inputs(x: Tensor, dtype: torch.dtype = torch.float32) -> Inputs:
+    """From the encoded training rows (n, width). Columns of two values, such as categories, stay.
+
+    >>> x = torch.linspace(-2, 4, 50).double().exp()[:, None]
+    >>> float(fit_inputs(x / x.std()).power)
+    0.0
+    """
+    x = x.double()
+    some = x[:: max(1, len(x) // ROWS)]
+    grid = torch.linspace(0, 2, POWERS, dtype=torch.float64)
+    # ln of the Gaussian likelihood of v, at its best mean and variance, and the Jacobian's part
+    jacobian = (some.sign() * some.abs().log1p()).sum(0)
+    fits = torch.stack(
+        [
+            -len(some) / 2 * yeo_johnson(some, p).var(0, correction=0).clamp_min(1e-300).log()
+            + (p - 1) * jacobian
+            for p in grid
+        ]
+    )
+    power = grid[fits.argmax(0)] if len(x) else torch.ones(x.shape[1], dtype=torch.float64)
+    two = torch.tensor([len(column.unique()) <= 2 for column in some.T], dtype=torch.bool)
+    power = torch.where(two, 1.0, power)
+    v = yeo_johnson(x, power)
+    deviation = v.std(0, correction=0)
+    moved = (power != 1) & (deviation > 0)
+    mean, scale = torch.where(moved, v.mean(0), 0.0), torch.where(moved, deviation, 1.0)
+    return Inputs(power, mean, scale, dtype=dtype)
+
+
+def yeo_johnson(x: Tensor, power: Tensor) -> Tensor:
+    """v of the module's formula; ``power`` of every column, or of all.
+
+    >>> yeo_johnson(torch.tensor([-3.0, 0.0, 3.0]), torch.tensor(1.0)).tolist()
+    [-3.0, 0.0, 3.0]
+    """
+    power = power.expand_as(x)
+    log = x.abs().log1p()
+    exponent = torch.where(x >= 0, power, 2 - power)
+    # expm1(p l) / p is l at p = 0
+    tiny = exponent < 1e-6
+    grown = torch.expm1(exponent * log) / torch.where(tiny, 1.0, exponent)
+    return x.sign() * torch.where(tiny, log, grown)

@@ -1,0 +1,60 @@
+"""Advice names arguments that exist, and never what has been done; two questions, two answers."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+import small_run
+from natural_langevin import Langevin
+from natural_langevin.diagnostics import Advice
+
+RECIPE = {"recipe": {"step_size": 0.02}, "steps": 2000, "limit": "steps"}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {},
+        RECIPE,
+        RECIPE | {"until": "ess:400"},
+        RECIPE | {"until": "ess:400", "limit": "ess"},
+        {"pilot": {}, "steps": 100, "limit": "steps", "batch_size": 10, "num_data": 60},
+        {"steps": 100, "limit": "seconds", "batch_size": 60, "num_data": 60},
+    ],
+)
+def test_every_argument_that_is_named_exists(run: dict[str, object]) -> None:
+    advice = Advice(run)
+    texts = [advice.longer(), advice.faster(), advice.smaller(), advice.larger_batch()]
+    known = {
+        *inspect.signature(Langevin).parameters,
+        *inspect.signature(Langevin.sample).parameters,
+    }
+    assert set(re.findall(r"(\w+)=", " ".join(texts))) <= known
+
+
+def test_what_was_done_is_not_advised() -> None:
+    auto = Advice(RECIPE)
+    assert "chosen" not in auto.faster()
+    assert "step_size=0.005" in auto.smaller()
+    assert "leave step_size out" in Advice({"steps": 100}).faster()
+    missed = Advice(RECIPE | {"until": "ess:400"})
+    assert "until=" not in missed.longer()
+    assert "(steps=)" in missed.longer()
+    assert Advice({"batch_size": 100, "num_data": 250}).larger_batch() == "batch_size=250"
+    assert "all of the data" in Advice({"batch_size": 60, "num_data": 60}).larger_batch()
+
+
+def test_convergence_and_usability_are_two_answers() -> None:
+    x, y = small_run.data()
+    posterior = small_run.sample(40, burn_in=10)  # far too short
+    found = posterior.diagnose(x, held_out=(x, y))
+    assert found.verdicts
+    assert found.usable is (not found.scores.verdicts)
+    text = str(found)
+    assert text.startswith("Has the posterior converged?")
+    assert "Are the predictions usable?" in text
+    assert f"steps={3 * 40}" in text
+    assert posterior.diagnose(x).usable is None

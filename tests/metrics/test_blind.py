@@ -1,0 +1,80 @@
+"""The blind guess, and whether predictions are usable: against it, and against one network."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import small_run
+from natural_langevin import Langevin, likelihoods, models
+from natural_langevin.metrics import blind
+
+
+def test_each_kind_against_its_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = 3 + 2 * torch.randn(20_000, 2, generator=generator)
+    wanted = math.log(2 * math.pi * math.e * 4)  # two components of entropy ln(2 pi e 4) / 2
+    assert blind.numbers(y) == pytest.approx(wanted, abs=0.02)
+    rates = torch.full((20_000, 1), 3.0)
+    poisson = torch.poisson(rates, generator=generator)
+    law = torch.distributions.Poisson(3.0)
+    assert blind.counts(poisson) == pytest.approx(float(-law.log_prob(poisson).mean()), abs=0.01)
+    wide = torch.poisson(
+        rates * torch.rand(20_000, 1, generator=generator) * 4, generator=generator
+    )
+    over = -torch.distributions.Poisson(wide.mean()).log_prob(wide).mean()
+    assert blind.counts(wide) < float(over) - 0.1  # a Poisson distribution is too narrow
+    labels = torch.tensor([0] * 30 + [1] * 10)
+    assert blind.classes(labels, 3) == pytest.approx(
+        -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    )
+
+
+def test_evaluate_says_what_a_blind_guess_and_one_network_score() -> None:
+    x, y = small_run.data()
+    posterior = small_run.sample(400, burn_in=200, sampler={"step_size": 0.02})
+    scores = posterior.evaluate(x, y)
+    assert scores.blind_nll == pytest.approx(blind.classes(y, 2))
+    each = -posterior.log_likelihood(x, y).mean(-1)
+    assert scores.single_nll == pytest.approx(float(each.min()), rel=1e-5)
+    assert "of a blind guess" in str(scores)
+    assert "of one network" in str(scores)
+
+
+def test_verdicts_of_classes() -> None:
+    x, y = small_run.data()
+    good = dataclasses.replace(
+        small_run.sample(100).evaluate(x, y), nll=0.2, nll_error=0.01, blind_nll=0.69,
+        single_nll=0.25, calibration_error=0.03,
+    )  # fmt: skip
+    assert good.verdicts == []
+    [guess] = dataclasses.replace(good, nll=0.75).verdicts
+    assert "worse than a blind guess (0.750 against 0.690" in guess
+    [poor] = dataclasses.replace(good, nll=0.4).verdicts
+    assert "One network alone predicts better (0.250 against 0.400" in poor
+    assert dataclasses.replace(good, nll=0.4, nll_error=0.1).verdicts == []
+    [gap] = dataclasses.replace(good, calibration_error=0.4).verdicts
+    assert "0.400 apart" in gap
+    assert "metrics.TemperatureScaling" in gap
+
+
+def test_verdicts_of_numbers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 1, generator=generator)
+    y = x + 0.3 * torch.randn(200, 1, generator=generator)
+    model = models.mlp(1, 1, ())
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), (1.0, 0.0), strict=True):
+            p.fill_(value)
+    found = []
+    for sigma in (0.3, 0.05):
+        sampler = Langevin(model, likelihoods.Gaussian(sigma=sigma), step_size=1e-2, chains=2)
+        posterior = sampler.sample((x, y), 60, batch_size=100, burn_in=20, progress=False)
+        found.append(posterior.evaluate(x, y))
+    assert found[0].verdicts == []
+    texts = " ".join(found[1].verdicts)
+    assert "too narrow" in texts
+    assert "worse than a blind guess" in texts

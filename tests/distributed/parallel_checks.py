@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from typer.testing import CliRunner
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
+from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.cli.app import app
-from natural_langevin.data.streams import fingerprint
 from natural_langevin.distributed import Group, Layout
 from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.experiments import runner

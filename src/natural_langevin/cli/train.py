@@ -53,7 +53,7 @@ def train(
         False, "--decimal-comma", help="1,234 is less than two [default: found]."
     ),
     hidden: str | None = typer.Option(
-        None, metavar="SIZES", help="Hidden layers, such as 50 or 100,100 [default: 50]."
+        None, metavar="SIZES", help="Hidden layers, such as 50 or 100,100 [default: by rows]."
     ),
     steps: int | None = typer.Option(
         None, metavar="N", help=f"Updates of every run, at least 8 [default: {Settings.steps}]."

@@ -65,7 +65,8 @@ def _line(name: str, method: str, table: Mapping[str, list[Mapping[str, Any]]]) 
         quality = f"{100 * mean(scores('accuracy')):.1f} %"
     else:
         quality = spread(scores("rmse"), 1)
-    data = f"{name.replace('_', ' ')} ({len(table[method])} split{'s' if len(table[method]) > 1 else ''})"
+    count = len(table[method])
+    data = f"{name.replace('_', ' ')} ({count} split{'s' if count > 1 else ''})"
     seconds = mean([row["cpu_seconds"] for row in table[method]])
     return (
         f"| {data} | {NAMES[method]} | {cell('nll')} | {paired('nll')} | {quality} | "

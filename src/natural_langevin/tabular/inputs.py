@@ -72,12 +72,14 @@ class Inputs:
         return replace(self, rotation=directions[:, kept] / variance[kept].sqrt())
 
     def to_json(self) -> dict[str, Any]:
+        """As plain values, for learned.json."""
         found = {name: getattr(self, name).tolist() for name in ("power", "mean", "scale")}
         found["rotation"] = None if self.rotation is None else self.rotation.tolist()
         return found | {"double": self.dtype == torch.float64}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Inputs:
+        """As ``to_json`` wrote it."""
         found: dict[str, Any] = {
             name: None if v is None else torch.tensor(v, dtype=torch.float64)
             for name, v in value.items()

@@ -25,6 +25,7 @@ class View:
 
     @property
     def outcome(self) -> Outcome:
+        """What is sampled of the target."""
         return self.problem.outcome
 
     def __str__(self) -> str:
@@ -63,6 +64,7 @@ class Trials:
 
     @property
     def best(self) -> View:
+        """The view of the largest held-out density so far."""
         return self._best.view
 
     @property

@@ -19,8 +19,6 @@ from torch import nn
 
 from natural_langevin.experiments.defaults.small import Problem
 
-jax.config.update("jax_enable_x64", True)
-
 ACTIVATIONS = {nn.Tanh: jnp.tanh, nn.ReLU: jax.nn.relu}
 Weights = dict[str, Any]
 
@@ -59,7 +57,16 @@ def sample(
     problem: Problem, variances: Mapping[str, float], *, chains: int = 4, warmup: int = 500,
     draws: int = 500, seed: int = 0,
 ) -> np.ndarray:  # fmt: skip
-    """Outputs of the drawn networks on the test inputs: (chain, draw, n, outputs)."""
+    """Outputs of the drawn networks on the test inputs: (chain, draw, n, outputs). In float64, for
+    which the rest of the process keeps its own setting."""
+    with jax.enable_x64(True):
+        return _sample(problem, variances, chains=chains, warmup=warmup, draws=draws, seed=seed)
+
+
+def _sample(
+    problem: Problem, variances: Mapping[str, float], *, chains: int, warmup: int, draws: int,
+    seed: int,
+) -> np.ndarray:  # fmt: skip
     network = problem.network()
     shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
     x, y, x_test = (jnp.asarray(t.numpy()) for t in (problem.x, problem.y, problem.x_test))
@@ -94,7 +101,11 @@ def sample(
 
 def summary(problem: Problem, outputs: np.ndarray) -> dict[str, Any]:
     """Test NLL of the averaged densities, mean prediction and its sd over networks."""
+    with jax.enable_x64(True):
+        return _summary(problem, outputs)
 
+
+def _summary(problem: Problem, outputs: np.ndarray) -> dict[str, Any]:
     def nll(out: np.ndarray) -> float:
         y = jnp.asarray(problem.y_test.numpy())
         logp = jax.vmap(lambda o: log_likelihood(problem, o, y))(jnp.asarray(out))

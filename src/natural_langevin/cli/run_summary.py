@@ -15,6 +15,7 @@ from rich.table import Table
 from natural_langevin.tabular.columns import Category, Date, Number
 from natural_langevin.tabular.fit import Prepared
 from natural_langevin.tabular.run import Run
+from natural_langevin.tabular.settings import AUTO
 
 NAMES = {
     "accuracy": "accuracy",
@@ -112,7 +113,10 @@ def _inputs(run: Run) -> str:
 
 def _network(run: Run) -> str:
     sizes = "-".join(map(str, [run.features.width, *run.settings.layers]))
-    return f"{sizes} units, {run.settings.activation}"
+    function = run.settings.activation
+    if function == AUTO:  # held-out rows choose, for numbers and counts
+        function = "relu" if run.target.classes else "relu or tanh"
+    return f"{sizes} units, {function}"
 
 
 def _sampler(run: Run) -> str:

@@ -59,7 +59,8 @@ def test_folds_and_candidates_are_native_chains(kind, activation, monkeypatch):
     held_out, _ = here.held_out(offered, split(60, 3, 0, labels))
     assert list(held_out.networks) == list(range(len(offered)))
     run = here.posterior(offered[0], 2)
-    assert plans == [True] * 3  # Gaussian candidates, the learned variance, all rows
+    assert len(plans) >= 3  # Gaussian candidates, the learned variance, all rows; and retries
+    assert all(plans)
     assert run.config["execution"] == "native"
 
 

@@ -104,6 +104,7 @@ except KeyboardInterrupt:
 
 
 @needs_compiler
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_is_noticed() -> None:
     """Within a second of its own time; a busy machine may be slower to answer."""
     process = start(LONG)

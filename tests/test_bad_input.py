@@ -115,7 +115,7 @@ DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lambda: sample((X, Y), batch_size=0), ValueError, ["batch_size", "1 and", "got 0"]),
     "arrays of text": (
         lambda: sample((X.numpy().astype(str), Y.numpy())),
-        TypeError, ["ndarray", "torch.as_tensor"]),
+        TypeError, ["ndarray", "number its classes"]),
     "dictionary": (lambda: sample({"x": X}), TypeError, ["dict", "(x, y)"]),
     "functional dropout": (
         lambda: sample((X, Y), model=Random(lambda x: F.dropout(x, training=True))),

@@ -33,7 +33,8 @@ def run(families: dict[str, tuple[str, ...]]) -> tuple[dict[str, Any], str]:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "counting", "-p", "no:xdist", *names],
             cwd=TESTS.parent,
-            env=os.environ
+            # Under pytest-xdist this is a run of its own all the same.
+            env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
             | {
                 "ATTACK_COUNTS": str(counts),
                 "OMP_NUM_THREADS": "1",

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from natural_langevin import Langevin, Posterior, likelihoods
 from natural_langevin.data.signature import Signature
+from natural_langevin.sampling import prior_scale
 
 RUN = {"steps": 60, "batch_size": 20, "progress": False}
 
@@ -80,8 +81,9 @@ def test_every_way_of_giving_several_inputs_is_the_same_run() -> None:
     assert first.log_likelihood({"x": x, "index": index}, y).shape == (2, first.draws, 60)
 
 
-def test_nothing_said() -> None:
+def test_nothing_said(monkeypatch) -> None:
     """Pilot and trial of the prior's scale see the inputs as the run does."""
+    monkeypatch.setattr(prior_scale, "EAGER_STEPS", 60)
     x, index, y = rows()
     sampler = Langevin(TwoInputs(), likelihoods.Categorical(), chains=2)
     found = sampler.sample((x.numpy(), index.numpy(), y.numpy()), **RUN)  # type: ignore[arg-type]

@@ -36,7 +36,10 @@ def regression() -> dict[float, Any]:
     return found
 
 
-@pytest.mark.parametrize(("temperature", "heat"), [(0.25, "too cold"), (1.0, ""), (4.0, "too hot")])
+@pytest.mark.parametrize(
+    ("temperature", "heat"),
+    [pytest.param(0.25, "too cold", marks=pytest.mark.thorough), (1.0, ""), (4.0, "too hot")],
+)
 def test_numbers_and_the_temperature_of_a_gaussian_posterior(
     regression: dict[Any, Any], temperature: float, heat: str
 ) -> None:

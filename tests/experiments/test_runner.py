@@ -185,6 +185,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_numbers(finished, tmp_path):
     assert not list((out / "stages").glob("*checkpoint*"))
 
 
+@pytest.mark.thorough  # stages shared out by torchrun: tests/distributed/test_parallel.py
 def test_stages_side_by_side_give_the_same_numbers(finished, tmp_path, toy):
     _, one_by_one = finished
     out = tmp_path / "run"

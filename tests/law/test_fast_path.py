@@ -16,11 +16,19 @@ STEPS = 140
 FAST = ["euclidean", "rmsprop", "qdop"]
 #: ``compile`` -> the way that it takes.
 WAYS = [(True, "c++ kernels, compiled"), ("auto", "native")]
+THOROUGH = (pytest.mark.thorough,)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # raised inside inductor
-@pytest.mark.parametrize("case", FAST)
-@pytest.mark.parametrize(("compile", "way"), WAYS)
+@pytest.mark.parametrize(
+    ("compile", "way", "case"),
+    [
+        # One compiled metric every time; the others are compiled by the thorough tests.
+        pytest.param(*way, case, marks=THOROUGH if way[0] is True and case != "qdop" else ())
+        for way in WAYS
+        for case in FAST
+    ],
+)
 def test_the_fast_path_samples_the_posterior(compile: bool | str, way: str, case: str) -> None:
     preconditioner, eta = CASES[case]
     eta, batch_size = eta if case == "rmsprop" else eta / 2, 12  # as in test_posterior

@@ -25,7 +25,7 @@ def bounded(text: str, limit: int = LONGEST) -> str:
     """At most ``limit`` characters: the beginning and the end, where the remedy stands.
 
     >>> bounded("a" * 50 + "b" * 50, 40)
-    'aaaaaaaa ... (60 characters more) ... bbb'
+    'aaaaaaa ... (60 characters more) ... bbb'
     """
     if len(text) <= limit:
         return text

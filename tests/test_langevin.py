@@ -323,3 +323,11 @@ def test_compiled_equals_eager(classes: Data, caplog: pytest.LogCaptureFixture) 
     for k in eager.samples:
         torch.testing.assert_close(eager.samples[k], compiled.samples[k], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(eager.mean[k], compiled.mean[k], rtol=1e-4, atol=1e-5)
+
+
+def test_few_rows_are_one_batch() -> None:
+    """A step size of one's own, 30 rows, nothing else said."""
+    x = torch.rand(30, 2)
+    sampler = Langevin(nn.Linear(2, 2), likelihoods.Categorical(), step_size=1e-3)
+    found = sampler.sample((x, (x.sum(1) > 1).long()), steps=5, progress=False)
+    assert found.config["batch_size"] == 30

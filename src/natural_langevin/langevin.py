@@ -34,6 +34,7 @@ from natural_langevin.data.streams import (
     as_stream,
     check_finite,
     split_pair,
+    usual_batch,
 )
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed.layout import Layout
@@ -423,7 +424,9 @@ class Langevin:
                     seconds=seconds, until=wanted is not None,
                 )  # fmt: skip
             steps, burn_in, thin = lengths.steps, lengths.burn_in, lengths.thin
-        batch_size = whole_number("batch_size", 100 if batch_size is None else batch_size)
+        batch_size = whole_number(
+            "batch_size", usual_batch(data) if batch_size is None else batch_size
+        )
         if steps is None and seconds is not None and wanted is None:
             steps = planning.steps_within(self, seconds, data, batch_size)
         if steps is None:
@@ -614,7 +617,7 @@ class Langevin:
             )
             self._settled = (choice.schedule_of(0), size)
         if self._settled is None:
-            return None, 100 if batch_size is None else batch_size
+            return None, usual_batch(data) if batch_size is None else batch_size
         return self._settled[0], self._settled[1] if batch_size is None else batch_size
 
     @exclusive
@@ -654,12 +657,12 @@ class Langevin:
         """Everything ``sample`` does before its first step: an engine on this data, and a state.
 
         Where the sampler's step size is "auto" and none is given, it is the one that its last run
-        chose, or is chosen now; the batch size likewise, otherwise 100. With ``adapt="burn-in"``
-        the metric stands still from step ``burn_in`` on; without burn-in it never does."""
+        chose, or is chosen now; the batch size likewise, otherwise 100 or all. The metric stands
+        still from step ``burn_in`` on with ``adapt="burn-in"``; without burn-in it never does."""
         data = self._in_tensors(data)
         if step_size is None:
             step_size, batch_size = self._settle(data, batch_size)
-        batch_size = 100 if batch_size is None else batch_size
+        batch_size = usual_batch(data) if batch_size is None else batch_size
         steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
         dynamics, state = self._dynamics, self.init()
         if isinstance(data, Subsets) and len(data.rows) != self.chains:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,6 +212,19 @@ def test_another_configuration_is_refused_by_name(finished, toy):
     with pytest.raises(RunError, match="seeds"):
         run(request(out, seeds=3, resume=True))
     assert sorted(p.name for p in (out / "stages").iterdir()) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"{}", b"\xff\xfe", b"null"])
+def test_a_damaged_stage_file_is_named_with_the_remedy(finished, tmp_path, content):
+    whole, _ = finished
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    stage = sorted((out / "stages").glob("*.json"))[0]
+    stage.write_bytes(content)
+    with pytest.raises(RunError, match=r"is damaged.*--resume") as error:
+        results.assemble(out, seconds=1.0)
+    assert str(stage.parent) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,11 @@ def regression() -> dict[float, Any]:
 
 @pytest.mark.parametrize(
     ("temperature", "heat"),
-    [pytest.param(0.25, "too cold", marks=pytest.mark.thorough), (1.0, ""), (4.0, "too hot")],
+    [
+        pytest.param(0.25, "too cold", marks=pytest.mark.thorough),
+        (1.0, ""),
+        pytest.param(4.0, "too hot", marks=pytest.mark.thorough),
+    ],
 )
 def test_numbers_and_the_temperature_of_a_gaussian_posterior(
     regression: dict[Any, Any], temperature: float, heat: str

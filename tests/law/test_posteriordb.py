@@ -17,9 +17,9 @@ from posteriordb_models import Error, at_the_defaults, load
 from natural_langevin import preconditioners
 
 CASES = [
-    ("arK", preconditioners.FullFisher, None),
+    pytest.param("arK", preconditioners.FullFisher, None, marks=pytest.mark.thorough),
     ("mesquite", preconditioners.UnitFisher, None),
-    ("sblrc", preconditioners.DiagonalFisher, None),
+    pytest.param("sblrc", preconditioners.DiagonalFisher, None, marks=pytest.mark.thorough),
     ("eight schools", preconditioners.DiagonalFisher, None),
     ("sblrc", preconditioners.QuasiDiagonalFisher, 50),
 ]

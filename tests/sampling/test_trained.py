@@ -36,7 +36,7 @@ def network() -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("parameters", ["last", "all"])
+@pytest.mark.parametrize("parameters", ["last", pytest.param("all", marks=pytest.mark.thorough)])
 def test_predictions_are_not_worse_than_the_trained_networks(
     network: nn.Module, parameters: str
 ) -> None:

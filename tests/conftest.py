@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator
 
@@ -25,6 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _fixed_seed() -> None:
     """For the layers that tests make: the library itself never looks at the global generator."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Commands set it for their own process, which is ours here."""
+    logger = logging.getLogger("natural_langevin")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture

@@ -183,6 +183,6 @@ def test_sigterm_writes_a_checkpoint_first(tmp_path, caplog):
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.safetensors"]
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="natural_langevin"):
         assert_same(small_run.sample(), small_run.sample(checkpoint=tmp_path))
     assert "resuming at step 5" in caplog.text

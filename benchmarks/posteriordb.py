@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT / "tests" / "law"))
 from posteriordb_models import MODELS, at_the_defaults  # noqa: E402
 
 from natural_langevin import __version__  # noqa: E402
+from natural_langevin._internal.pages import with_part  # noqa: E402
 from natural_langevin.experiments.origin import origin  # noqa: E402
 
 METRICS = [
@@ -40,7 +41,6 @@ METRICS = [
     "Euclidean",
 ]  # fmt: skip
 BATCHES = {"all": 1, "quarter": 4}
-MARKS = "<!-- posteriordb:begin -->\n", "<!-- posteriordb:end -->"
 
 
 def cell(name: str, metric: str, batch: str, chains: int, steps: int | None) -> dict[str, Any]:
@@ -116,9 +116,8 @@ def main() -> None:
     _run(options)
     if options.page is not None:
         cells = json.loads(options.out.read_text())["cells"]
-        before, rest = options.page.read_text(encoding="utf-8").split(MARKS[0])
-        after = rest.split(MARKS[1])[1]
-        page = before + MARKS[0] + table(cells) + MARKS[1] + after
+        page = options.page.read_text(encoding="utf-8")
+        page = with_part(page, "posteriordb", table(cells).rstrip("\n"))
         options.page.write_text(page, encoding="utf-8")
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 from families import FAMILIES, QUICK
 
+from natural_langevin._internal.pages import with_part
+
 TESTS = Path(__file__).parents[1]
 
 
@@ -77,9 +79,7 @@ def page(text: str, rows: dict[str, Any]) -> str:
     """The text with the counts between its markers."""
     lines = ["| family | tried | survived |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {row['tried']:,} | {row['survived']:,} |" for name, row in rows.items()]
-    begin, end = "<!-- attack:begin -->\n", "<!-- attack:end -->"
-    head, _, rest = text.partition(begin)
-    return head + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    return with_part(text, "attack", "\n".join(lines))
 
 
 def main() -> int:

@@ -74,7 +74,7 @@ def test_what_has_no_end_is_not_waited_for(classes, tmp_path, monkeypatch, name)
         ("report", path),
         ("predict", path, path),
     ):
-        one_line(run(*words))
+        assert one_line(run(*words))
 
 
 def test_a_pipe_that_somebody_writes_to_is_read(classes, table, tmp_path):

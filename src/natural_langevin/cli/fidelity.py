@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.table import Table
 
-from natural_langevin.cli.console import terminal
+from natural_langevin.cli.console import echo
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.cli.figures import publish, show
 from natural_langevin.data import DataError
-from natural_langevin.experiments.fidelity import table as figures
+from natural_langevin.experiments.fidelity import table
 from natural_langevin.experiments.fidelity.chain import Settings
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS
 from natural_langevin.experiments.fidelity.problem import cifar, synthetic
@@ -58,16 +58,7 @@ def fidelity(
             out,
             settings=settings,
             names=contenders or tuple(CONTENDERS),
-            say=lambda line: typer.echo(line, err=True),
+            say=lambda line: echo(line, err=True),
         )
-        if page is not None:
-            text = page.read_text(encoding="utf-8")
-            page.write_text(figures.with_table(text, results), encoding="utf-8")
-        if plot is not None:
-            figures.plot(results, plot)
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", *figures.COLUMNS):
-        shown.add_column(name, justify="right" if name else "left")
-    for row in figures.rows(results):
-        shown.add_row(*row)
-    terminal().print(shown)
+        publish(table, results, page, plot)
+    show(table.COLUMNS, table.rows(results))

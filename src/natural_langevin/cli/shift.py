@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.table import Table
 
 from natural_langevin import data as datasets
-from natural_langevin.cli.console import terminal
+from natural_langevin.cli.console import echo
 from natural_langevin.cli.errors import one_line_errors
-from natural_langevin.experiments.shift import table as figures
+from natural_langevin.cli.figures import publish, show
+from natural_langevin.experiments.shift import table
 from natural_langevin.experiments.shift.methods import METHODS, Settings
 from natural_langevin.experiments.shift.run import ShiftError, run
 
@@ -51,16 +51,7 @@ def shift(
             foreign=foreign,
             names=methods or tuple(METHODS),
             data_dir=data_dir or None,
-            say=lambda line: typer.echo(line, err=True),
+            say=lambda line: echo(line, err=True),
         )
-        if page is not None:
-            text = page.read_text(encoding="utf-8")
-            page.write_text(figures.with_table(text, results), encoding="utf-8")
-        if plot is not None:
-            figures.plot(results, plot)
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", *figures.columns(results)):
-        shown.add_column(name, justify="right" if name else "left")
-    for row in figures.rows(results):
-        shown.add_row(*row)
-    terminal().print(shown)
+        publish(table, results, page, plot)
+    show(table.columns(results), table.rows(results))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from natural_langevin.cli.console import echo, terminal
+from natural_langevin.cli.console import echo
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
-from natural_langevin.experiments.uci import table as figures
+from natural_langevin.cli.figures import publish, show
+from natural_langevin.experiments.uci import table
 from natural_langevin.experiments.uci.data import TABLES
 from natural_langevin.experiments.uci.run import UciError, run
 from natural_langevin.tabular.recipe import settings_from
@@ -39,7 +38,6 @@ def uci(
 
         natural-langevin uci yacht --splits 1 --steps 60 --out yacht.json
     """
-    console = terminal()
     with one_line_errors(UciError):
         results = run(
             tables or list(TABLES),
@@ -50,18 +48,5 @@ def uci(
             progress=True,
             say=lambda line: echo(line, err=True),
         )
-        if page is not None:
-            text = page.read_text(encoding="utf-8")
-            page.write_text(figures.with_table(text, results), encoding="utf-8")
-        if plot is not None:
-            figures.plot(results, plot)
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    shown.add_column("test log-likelihood")
-    for name in TABLES:
-        shown.add_column(name, justify="right", no_wrap=True)
-    for label, values in figures.PUBLISHED.items():
-        shown.add_row(label, *(f"{value:.2f}" for value in values))
-    for label, score, digits in ((figures.OURS, "log_likelihood", 2), ("  RMSE", "rmse", 3)):
-        own = figures.cells(results, score, digits)
-        shown.add_row(escape(label), *(own.get(name, "") for name in TABLES))
-    console.print(shown)
+        publish(table, results, page, plot)
+    show(list(TABLES), table.rows(results), "test log-likelihood")

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from natural_langevin._internal.pages import with_part
+
 NAMES = {
     "ours": "Natural Langevin, defaults",
     "mlp": "MLP, tuned",
@@ -22,13 +24,9 @@ HEAD = [
 ]
 
 
-BEGIN, END = "<!-- table:begin -->\n", "<!-- table:end -->"
-
-
 def with_table(page: str, results: Mapping[str, Any]) -> str:
-    """The page's text with the table between its markers."""
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + markdown(results) + "\n" + END + rest.split(END)[1]
+    """The page's text with the table in its place."""
+    return with_part(page, "table", markdown(results))
 
 
 def markdown(results: Mapping[str, Any]) -> str:

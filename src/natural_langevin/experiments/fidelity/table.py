@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.pages import markdown, with_part
 from natural_langevin.experiments.fidelity.run import PUBLISHED
 
-BEGIN, END = "<!-- fidelity begin -->\n", "<!-- fidelity end -->"
 COLUMNS = (
     "agreement", "total variation", "accuracy", "NLL", "calibration error", "seconds", "epochs",
     "draws",
@@ -35,16 +35,9 @@ def rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return found
 
 
-def markdown(results: Mapping[str, Any]) -> str:
-    """The table of a page."""
-    lines = [f"| | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows(results))])
-
-
 def with_table(page: str, results: Mapping[str, Any]) -> str:
-    """The page's text with the table between its markers."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}{markdown(results)}\n{END}{rest.split(END)[1]}"
+    """The page's text with the table in its place."""
+    return with_part(page, "fidelity", markdown(COLUMNS, rows(results)))
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:

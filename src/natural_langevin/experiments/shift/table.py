@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.pages import markdown, with_part
 from natural_langevin.experiments.shift.corruptions import STRENGTHS
-
-BEGIN, END = "<!-- shift begin -->\n", "<!-- shift end -->"
 
 
 def columns(results: Mapping[str, Any]) -> list[str]:
@@ -35,17 +34,9 @@ def rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return found
 
 
-def markdown(results: Mapping[str, Any]) -> str:
-    """The table of a page."""
-    names = columns(results)
-    lines = [f"| | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows(results))])
-
-
 def with_table(page: str, results: Mapping[str, Any]) -> str:
-    """The page's text with the table between its markers."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}{markdown(results)}\n{END}{rest.split(END)[1]}"
+    """The page's text with the table in its place."""
+    return with_part(page, "shift", markdown(columns(results), rows(results)))
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:

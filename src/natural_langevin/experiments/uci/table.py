@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.pages import markdown, with_part
 from natural_langevin.experiments.uci.data import TABLES
 
 #: Test log-likelihoods (means over splits) as their papers give them: Lakshminarayanan et al. 2017,
@@ -18,7 +19,6 @@ PUBLISHED = {
     "tuned MC dropout (2018)": (-2.40, -2.93, -1.21, 1.14, 4.45, -2.80, -2.87, -0.93, -1.25),
 }
 OURS = "Natural Langevin, defaults"
-BEGIN, END = "<!-- uci:begin -->\n", "<!-- uci:end -->"
 
 
 def cells(results: Mapping[str, Any], score: str, digits: int) -> dict[str, str]:
@@ -36,26 +36,25 @@ def cells(results: Mapping[str, Any], score: str, digits: int) -> dict[str, str]
     return found
 
 
-def markdown(results: Mapping[str, Any]) -> str:
-    """Rows are methods, columns tables."""
-    lines = [f"| | {' | '.join(TABLES)} |", "|---|" + "---|" * len(TABLES)]
-    for label, values in PUBLISHED.items():
-        lines.append(f"| {label} | {' | '.join(f'{value:.2f}' for value in values)} |")
+def rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Title and cells, one for every table: the published ones, then ours."""
+    found: list[tuple[str, ...]] = [
+        (label, *(f"{value:.2f}" for value in values)) for label, values in PUBLISHED.items()
+    ]
     for label, score, digits in (
-        (f"**{OURS}**", "log_likelihood", 2),
+        (OURS, "log_likelihood", 2),
         ("RMSE", "rmse", 3),
         ("CPU seconds per fit", "cpu_seconds", 1),
     ):
         own = cells(results, score, digits)
         if own:
-            lines.append(f"| {label} | {' | '.join(own.get(name, '') for name in TABLES)} |")
-    return "\n".join(lines)
+            found.append((label, *(own.get(name, "") for name in TABLES)))
+    return found
 
 
 def with_table(page: str, results: Mapping[str, Any]) -> str:
-    """The page's text with the table between its markers."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}{markdown(results)}\n{END}{rest.split(END)[1]}"
+    """The page's text with the table in its place."""
+    return with_part(page, "uci", markdown(list(TABLES), rows(results)))
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:

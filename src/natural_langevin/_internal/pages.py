@@ -1,0 +1,28 @@
+"""Tables on pages: Markdown, and the place between a page's markers where results go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A title and cells in every row.
+
+    >>> print(markdown(["NLL"], [("ours", "0.1")]))
+    | | NLL |
+    |---|---|
+    | ours | 0.1 |
+    """
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def with_part(page: str, name: str, content: str) -> str:
+    """The page's text with ``content`` between its markers of this name.
+
+    >>> with_part("a <!-- x:begin -->\\nold\\n<!-- x:end --> b", "x", "new")
+    'a <!-- x:begin -->\\nnew\\n<!-- x:end --> b'
+    """
+    begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+    before, rest = page.split(begin)
+    return f"{before}{begin}{content}\n{end}{rest.split(end)[1]}"

@@ -1,0 +1,32 @@
+"""What commands that make a page's table have in common: page, picture and terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from natural_langevin.cli.console import terminal
+
+
+def publish(module: Any, results: Mapping[str, Any], page: Path | None, plot: Path | None) -> None:
+    """Into the page and the picture, where they were asked for; ``module`` makes both."""
+    if page is not None:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(module.with_table(text, results), encoding="utf-8")
+    if plot is not None:
+        module.plot(results, plot)
+
+
+def show(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    """The same rows in the terminal."""
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    shown.add_column(title)
+    for name in columns:
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*map(escape, row))
+    terminal().print(shown)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from natural_langevin.preconditioners import (
     DiagonalFisher,
+    EigenKroneckerFisher,
     Euclidean,
     FullFisher,
     KroneckerFisher,
@@ -49,6 +50,8 @@ METRICS: dict[str, tuple[Preconditioner, float]] = {
     "quasi model": (QuasiDiagonalFisher(targets="model", damping=0.0), 0.05),
     "unit": (UnitFisher(damping=0.0), 0.05),
     "kronecker": (KroneckerFisher(damping=0.0), 0.05),
+    "kronecker refreshed": (KroneckerFisher(damping=0.0, refresh=3), 0.05),
+    "eigen": (EigenKroneckerFisher(damping=0.0, refresh=3), 0.05),
     "kronecker model": (KroneckerFisher(targets="model", damping=0.0), 0.05),
     # The paper's order: J without damping is singular (softmax outputs are redundant), and only the
     # batch's own J has its gradient in range.
@@ -56,14 +59,18 @@ METRICS: dict[str, tuple[Preconditioner, float]] = {
     "full model": (FullFisher(targets="model", damping=0.0, fresh=True), 0.05),
 }
 CHANGES = [*INPUT_CHANGES, "sigmoid to tanh", *OUTPUT_CHANGES]
-MIXED = {"mixed", "outputs mixed"}
-#: Affine maps of single activities; of all inputs of a unit; of a layer's inputs and outputs.
+ROTATIONS = {"rotated", "outputs rotated"}
+SIMILAR = "outputs rotated and scaled"
+MIXED = {"mixed", "outputs mixed", SIMILAR} | ROTATIONS
+#: Rotations; affine maps of single activities; of all inputs of a unit; of a layer's inputs and
+#: outputs.
 INVARIANT: dict[str, set[str]] = {
-    "euclidean": set(),
+    "euclidean": ROTATIONS,
+    "eigen": ROTATIONS | {SIMILAR},
     "rmsprop": set(),
     "diagonal": {"rescaled", "outputs rescaled"},
     "quasi": set(CHANGES) - MIXED,
-    "unit": set(CHANGES) - {"outputs mixed"},
+    "unit": set(CHANGES) - {"outputs mixed", "outputs rotated", SIMILAR},
     "kronecker": set(CHANGES),
     "full": set(CHANGES),
 }

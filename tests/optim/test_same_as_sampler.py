@@ -44,6 +44,8 @@ METRICS = {
     "kronecker, model": (
         preconditioners.KroneckerFisher(damping=1e-2, targets="model", sharing="reduce"), 1e-3,
     ),
+    "kronecker, refreshed": (preconditioners.KroneckerFisher(damping=1e-2, refresh=4), 1e-3),
+    "eigen": (preconditioners.EigenKroneckerFisher(damping=1e-2, refresh=4), 1e-3),
     "full": (preconditioners.FullFisher(damping=1e-2), 1e-3),
     "full, model": (preconditioners.FullFisher(damping=1e-2, targets="model"), 1e-3),
 }  # fmt: skip

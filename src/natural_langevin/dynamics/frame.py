@@ -135,6 +135,7 @@ class LangevinDynamics:
             step=state.step,
             deferred=deferred,
             statistics=kind.adapts,
+            basis=self.preconditioner.basis(state.metric) if kind.adapts else {},
         )
         found.size = batch[0].shape[1 if chain_axis else 0]
         return found
@@ -163,6 +164,8 @@ class LangevinDynamics:
             new = self.preconditioner.update(
                 state.metric, evaluation.gradient, evaluation.statistics, rates.decay
             )
+        if rates.kind.refreshes:
+            new = self.preconditioner.refreshed(new, first=rates.kind.first)
         used = new if self.fresh(rates.kind) else state.metric
         return new, self.factor(used, state.params, num_data)
 

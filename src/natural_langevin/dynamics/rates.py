@@ -1,9 +1,9 @@
 """Rates: what the schedules say at a step, and the table of them along a run.
 
 A row of the table holds eta_t of every chain, gamma_t and mu_t. This file is the one place that
-knows how a row is laid out. Two things are known to the host beforehand, so that a step need not do
-work whose result nobody reads: whether the metric takes this batch in (gamma_t > 0), and whether
-the metric has seen a batch before.
+knows how a row is laid out. Some things are known to the host beforehand, so that a step need not
+do work whose result nobody reads: whether the metric takes this batch in (gamma_t > 0), whether it
+has seen a batch before, and whether what it finds only now and then is due.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Kind(NamedTuple):
     adapts: bool = True  # gamma_t > 0: the metric takes this batch in
     first: bool = False  # there is no earlier metric: this batch's own is applied
     tunes: bool = False  # the integrator may change its step size (``Integrator.tunes``)
+    refreshes: bool = False  # the metric's eigenvectors are due (``Preconditioner.refreshed``)
 
 
 class Rates(NamedTuple):
@@ -37,9 +38,13 @@ class Rates(NamedTuple):
 class RatesTable:
     """The rates of steps ``start``, ``start`` + 1, ...: ``values`` has a row for each."""
 
-    def __init__(self, values: Tensor, *, start: int = 0, tuned: int = 0) -> None:
-        """``tuned``: in so many first steps the integrator may change its step size."""
-        self.values, self.start, self.tuned = values, start, tuned
+    def __init__(
+        self, values: Tensor, *, start: int = 0, tuned: int = 0, refresh_steps: int = 0
+    ) -> None:
+        """``tuned``: in so many first steps the integrator may change its step size.
+        ``refresh_steps``: see ``Preconditioner``."""
+        self.values, self.start = values, start
+        self.tuned, self.refresh_steps = tuned, refresh_steps
 
     @staticmethod
     def build(
@@ -51,6 +56,7 @@ class RatesTable:
         stop: int,
         chains: int,
         tuned: int = 0,
+        refresh_steps: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> RatesTable:
@@ -69,7 +75,7 @@ class RatesTable:
             ),
         ]  # fmt: skip
         values = torch.cat(columns, dim=1).to(dtype=dtype, device=device)
-        return RatesTable(values, start=start, tuned=tuned)
+        return RatesTable(values, start=start, tuned=tuned, refresh_steps=refresh_steps)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -83,7 +89,9 @@ class RatesTable:
         """The same for these chains."""
         shared = self.values[:, -2:]
         values = torch.cat([self.step_size[:, ids], shared], dim=1)
-        return RatesTable(values, start=self.start, tuned=self.tuned)
+        return RatesTable(
+            values, start=self.start, tuned=self.tuned, refresh_steps=self.refresh_steps
+        )
 
     @cached_property
     def _adapts(self) -> list[bool]:
@@ -93,7 +101,12 @@ class RatesTable:
     def kind(self, step: int) -> Kind:
         """What kind of step this is."""
         adapts = self._adapts[step - self.start]
-        return Kind(adapts, first=adapts and step == 0, tunes=step < self.tuned)
+        return Kind(
+            adapts,
+            first=adapts and step == 0,
+            tunes=step < self.tuned,
+            refreshes=adapts and self.refresh_steps > 0 and step % self.refresh_steps == 0,
+        )
 
     def adapts_from(self, step: int) -> bool:
         """Whether the metric takes in any batch from this step on."""

@@ -40,6 +40,8 @@ from natural_langevin.preconditioners import (
 )
 
 EXACT, CHANGED = 1e-8, 0.05
+#: EK-FAC is close to K-FAC, which is invariant under all of them: a few per cent are lost.
+CHANGED_EIGEN = 0.01
 
 METRICS: dict[str, tuple[Preconditioner, float]] = {
     "euclidean": (Euclidean(), 1.0),
@@ -76,8 +78,18 @@ INVARIANT: dict[str, set[str]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("metric", METRICS)
+#: Rotations are for the metrics that have them in their group, and one that has not.
+ROTATED = {"euclidean", "quasi", "unit", "kronecker", "eigen"}
+PAIRS = [
+    (metric, change)
+    for metric in METRICS
+    for change in CHANGES
+    if (change not in {*ROTATIONS, SIMILAR} or metric in ROTATED)
+    and (metric != "kronecker refreshed" or change in MIXED)
+]
+
+
+@pytest.mark.parametrize(("metric", "change"), PAIRS)
 def test_invariance(metric: str, change: str) -> None:
     """The paper's table of invariance groups, and ours, one number per entry.
 
@@ -88,7 +100,7 @@ def test_invariance(metric: str, change: str) -> None:
     if change in INVARIANT[metric.split()[0]]:
         assert number < EXACT
     else:
-        assert number > CHANGED
+        assert number > (CHANGED_EIGEN if metric == "eigen" else CHANGED)
 
 
 @pytest.mark.parametrize("change", ["affine", "rescaled"])

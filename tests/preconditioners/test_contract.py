@@ -26,6 +26,8 @@ from oracle import (
     build,
     chains_of,
     cross_entropy,
+    dense,
+    flat,
     kronecker_loop,
     per_sample_loop,
 )
@@ -88,26 +90,6 @@ def first_step(name: str, targets: str | None, dtype: torch.dtype) -> Run:
         fisher.append(per_sample_loop(model, cross_entropy, x[c], labels, own))
         factors.append(kronecker_loop(model, cross_entropy, x[c], labels, own))
     return Run(preconditioner, sampler, (x, y), before, after, data, fisher, factors)
-
-
-def flat(tree: Params, start: int = 0) -> Tensor:
-    """Axes from ``start`` on flattened, parameters side by side."""
-    return torch.cat([v.flatten(start) for v in tree.values()], dim=-1).double()
-
-
-def dense(linear, like: Params) -> Tensor:
-    """The matrix of a linear map on trees, column by column: float64, (chain, P, P)."""
-    sizes = [p[0].numel() for p in like.values()]
-    columns = []
-    for basis in torch.eye(sum(sizes)):
-        parts = basis.split(sizes)
-        tree = {
-            k: e.to(p).reshape(p.shape[1:]).expand_as(p)
-            for (k, p), e in zip(like.items(), parts, strict=True)
-        }
-        image = linear(tree)
-        columns.append(flat({k: image[k] for k in like}, 1))
-    return torch.stack(columns, dim=-1)
 
 
 def expected_inverse(name: str, run: Run, chain: int) -> tuple[Tensor, Tensor]:

@@ -162,7 +162,11 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch) -> None:
     def run(**checkpoint: object) -> Posterior:
         metric = EigenKroneckerFisher(refresh=3, adapt="always")
         sampler = Langevin(
-            network(), likelihoods.Categorical(), preconditioner=metric, chains=CHAINS, compile=False,
+            network(),
+            likelihoods.Categorical(),
+            preconditioner=metric,
+            chains=CHAINS,
+            compile=False,
         )
         return sampler.sample(
             (x, y), 13, batch_size=6, burn_in=3, thin=2, progress=False, **checkpoint

@@ -107,7 +107,7 @@ class NoseHoover(Integrator):
     ) -> Tensor:
         """Half a step of x."""
         count = sum(p[0].numel() for p in s.values())
-        square = torch.stack([p.square().flatten(1).sum(1) for p in s.values()]).sum(0)
+        square = torch.stack([p.square().reshape(len(p), -1).sum(1) for p in s.values()]).sum(0)
         hot = on.temperature > 0
         kinetic = square * num_data / (count * torch.where(hot, on.temperature, 1.0))
         return x + torch.where(hot, kinetic - eta, 0.0) / 2

@@ -94,7 +94,7 @@ def horseshoe(
     ...                    prior=sparse.prior | {"*": priors.Gaussian(1.0)})
 
     ``posterior.network(chain, draw)[0].weight`` is w. Load such a posterior with ``sparse.model``.
-    Statistics of these parameters come from the network run sample by sample ([layers](layers.md)).
+    Statistics of these parameters come from the network run sample by sample, which costs more.
     """
     check_number_or_vector("scale", float(scale), positive=True)
     if slab is not None:

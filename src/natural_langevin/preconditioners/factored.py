@@ -71,13 +71,16 @@ class Eigenbasis(NamedTuple):
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, not below zero, and eigenvectors of (chain, n, n). A chain that is not finite
-    has the identity's vectors: torch would refuse all chains for it, and it stops as diverged."""
+    """Eigenvalues, not below zero, and eigenvectors of (chain, n, n), whose largest entries are
+    positive: signs are LAPACK's whim, and the noise of a step would depend on them.
+
+    A chain that is not finite has the identity's vectors: torch would refuse all chains for it,
+    and it stops as diverged."""
     finite = torch.isfinite(matrix).all(-1).all(-1)[:, None, None]
-    values, vectors = torch.linalg.eigh(
-        torch.where(finite, matrix, identity(matrix.shape[-1], matrix[:, 0, 0]))
-    )
-    return values.clamp_min(0), vectors
+    safe = torch.where(finite, matrix, identity(matrix.shape[-1], matrix[:, 0, 0]))
+    values, vectors = torch.linalg.eigh(safe)
+    largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
+    return values.clamp_min(0), vectors * torch.where(largest < 0, -1.0, 1.0).to(vectors.dtype)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

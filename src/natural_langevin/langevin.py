@@ -82,6 +82,7 @@ from natural_langevin.sampling.validation import (
     check_memory,
     check_parameters,
     check_sample_dtype,
+    check_stages,
     check_temperature,
     check_thinning,
     check_training,
@@ -436,10 +437,11 @@ class Langevin:
                 "the most that may be taken"
             )
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
+        explores = schedules.stages(self.step_size)
         thin, draws = check_thinning(
-            steps, burn_in, whole_number("thin", 1 if thin is None else thin), keep
+            steps, burn_in, whole_number("thin", 1 if thin is None else thin), keep, explores
         )
-        plan = RunPlan(steps, burn_in, thin, check_every(every))
+        plan = RunPlan(steps, burn_in, thin, check_every(every), explores=explores)
         where, params = stores.location(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
@@ -521,7 +523,7 @@ class Langevin:
             config["execution"] = engine.way
             # Of all chains, as far as the run went.
             table = self._rates_table(0, config["steps"], step_size, burn_in=burn_in)
-            weights = draw_weights(table.step_size, burn_in, thin)
+            weights = draw_weights(table.step_size, burn_in, thin, explores)
             if weights is not None:
                 config["draw_weights"] = weights
             for name, values in self.dynamics.report(state).items():
@@ -679,7 +681,8 @@ class Langevin:
         if not isinstance(stream, InMemory):
             stream.check = batch_check(dynamics.gradients, state.params)
         rates = self._rates_table(0, steps, step_size, burn_in=burn_in)
-        kept = rates.step_size[min(burn_in, steps - 1) :]
+        check_stages(self.dynamics, rates)
+        kept = rates.sampled(min(burn_in, steps - 1))
         warn_if_saturated(kept)
         self.dynamics.check(
             dynamics, step_size=kept.max(0).values[self.chain_ids],

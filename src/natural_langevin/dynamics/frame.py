@@ -181,7 +181,12 @@ class LangevinDynamics:
 
     def noise_scale(self, rates: Rates, num_data: float | Tensor, share: float = 1.0) -> Tensor:
         """sqrt(2 eta T / N), with ``share`` under the root: (chain,)."""
-        return torch.sqrt(2 * share * rates.step_size * self.temperature / num_data)
+        tau = self.temperature_at(rates.kind)
+        return torch.sqrt(2 * share * rates.step_size * tau / num_data)
+
+    def temperature_at(self, kind: Kind) -> Tensor:
+        """T of every chain at such a step: 0 where it explores (``schedules.cyclical``)."""
+        return torch.zeros_like(self.temperature) if kind.explores else self.temperature
 
     def standard_normal(self, like: Params, step: Tensor, draw: int = 0) -> Params:
         """z ~ N(0, Id), addressed by (seed, chain, step, draw, tensor, element).

@@ -19,7 +19,7 @@ from natural_langevin._internal import capacity
 from natural_langevin._internal.proven import is_proven
 from natural_langevin._internal.tensorfile import Spec, size_in_bytes
 from natural_langevin.data.streams import Loader, Stream
-from natural_langevin.dynamics import Integrator, Overdamped, State
+from natural_langevin.dynamics import Integrator, Overdamped, RatesTable, State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.preconditioners import (
     Euclidean,
@@ -390,22 +390,42 @@ def check_given(**counts: Any) -> None:
     check_run(given.get("steps", max(burn_in, 0) + max(thin, 1)), burn_in, thin)
 
 
-def check_thinning(steps: int, burn_in: int, thin: int, keep: Any) -> tuple[int, int]:
-    """The thinning to use, and how many iterates it keeps: at most ``keep``.
+def check_thinning(
+    steps: int, burn_in: int, thin: int, keep: Any, explores: schedules.Stages | None = None
+) -> tuple[int, int]:
+    """The thinning to use, and how many iterates it keeps: at most ``keep``, and none of the steps
+    that explore.
 
     A run that dropped every second sample whenever it held more than ``keep``, and went on with
     twice the thinning, would end with burn_in + t, burn_in + 2t, ... for t = thin, 2 thin, 4 thin,
     ... Since the steps are known, that last t is used from the start."""
-    kept = check_run(steps, burn_in, thin)
-    if keep is None:
-        return thin, kept
-    keep = whole_number("keep", keep)
-    if keep < 1:
+
+    def count(thin: int) -> int:
+        ends = range(burn_in + thin, steps + 1, thin)
+        return len(ends) if explores is None else sum(not explores(k - 1) for k in ends)
+
+    check_run(steps, burn_in, thin)
+    keep = None if keep is None else whole_number("keep", keep)
+    if keep is not None and keep < 1:
         raise ValueError(f"keep must be a positive integer, got {keep}")
-    while kept > keep:
+    while keep is not None and count(thin) > keep:
         thin *= 2
-        kept = (steps - burn_in) // thin
-    return thin, kept
+    if not count(thin):
+        raise ValueError(
+            f"every iterate that thin={thin} would keep of {steps} steps after burn_in={burn_in} "
+            "is of an exploration stage: use a smaller thin, or steps that are whole cycles"
+        )
+    return thin, count(thin)
+
+
+def check_stages(dynamics: Integrator, rates: RatesTable) -> None:
+    """A Metropolis test needs one temperature."""
+    if rates.explores is not None and dynamics.tunes:
+        raise ValueError(
+            f"{dynamics!r} accepts and refuses at one temperature, and the step size's schedule "
+            "has exploration stages at temperature 0: use dynamics.Overdamped() or Underdamped(), "
+            "or exploration=0"
+        )
 
 
 def check_sample_dtype(value: Any, model_dtype: torch.dtype) -> torch.dtype:

@@ -33,6 +33,8 @@ class State(NamedTuple):
     likelihood: dict[str, Tensor]  # what the likelihood learns, (chain,) each
     diverged: Tensor  # (chain,) int64: the update whose result had a non-finite loss, or -1
     own: Any = ()  # what the integrator itself carries on: a NamedTuple of its file
+    anchor: Any = ()  # where gradients are compared with all data's (``control_variates.Anchor``)
+    swaps: Any = ()  # how often chains have swapped (``sampling.exchange.Swaps``)
 
     @property
     def chains(self) -> int:

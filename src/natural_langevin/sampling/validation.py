@@ -19,7 +19,7 @@ from natural_langevin._internal import capacity
 from natural_langevin._internal.proven import is_proven
 from natural_langevin._internal.tensorfile import Spec, size_in_bytes
 from natural_langevin.data.streams import Loader, Stream
-from natural_langevin.dynamics import Integrator, Overdamped, RatesTable, State
+from natural_langevin.dynamics import Integrator, LangevinDynamics, Overdamped, RatesTable, State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.preconditioners import (
     Euclidean,
@@ -108,7 +108,13 @@ def check_counts(chains: Any, num_data: Any, seed: Any) -> tuple[int, float | No
 
 
 def check_training(
-    microbatch: Any, autocast: Any, clip: Any, preconditioner: Preconditioner
+    microbatch: Any,
+    autocast: Any,
+    clip: Any,
+    preconditioner: Preconditioner,
+    control_variates: Any,
+    dynamics: Integrator,
+    likelihood: Likelihood,
 ) -> dict[str, Any]:
     """The settings of the gradient that are not left at their defaults, in words."""
     if microbatch is not None:
@@ -129,8 +135,47 @@ def check_training(
         or not 0 < float(clip) < math.inf
     ):
         raise ValueError(f"clip must be a positive number or None, got {clip!r}")
-    settings = {"microbatch": microbatch, "autocast": autocast and str(autocast), "clip": clip}
+    _check_anchors(control_variates, clip, dynamics, likelihood)
+    settings = {
+        "microbatch": microbatch, "autocast": autocast and str(autocast), "clip": clip,
+        "control_variates": control_variates,
+    }  # fmt: skip
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _check_anchors(every: Any, clip: Any, dynamics: Integrator, likelihood: Likelihood) -> None:
+    """``control_variates``, and what does not go with them."""
+    if every is None:
+        return
+    if whole_number("control_variates", every) < 1:
+        raise ValueError(
+            f"control_variates must be a positive number of steps between two anchors, got {every}"
+            ": about num_data / batch_size is good, None is without"
+        )
+    name = f"control_variates={every}"
+    if clip is not None:
+        raise ValueError(
+            f"{name} needs gradients that add up, and clip={clip!r} cuts some: leave one out"
+        )
+    if getattr(dynamics, "correct_heat", False):
+        raise ValueError(
+            f"{name} leaves little of the minibatches' noise, and correct_heat=True would take all "
+            "of it away once more: leave one out"
+        )
+    if likelihood.init(1, dtype=torch.float32, device=torch.device("cpu")):
+        raise ValueError(
+            f"{name} needs a likelihood that stays the same, and {likelihood!r} learns from every "
+            "batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
+        )
+
+
+def refuse_anchors(what: str, dynamics: LangevinDynamics) -> None:
+    """Whoever does not see all data cannot make an anchor."""
+    if dynamics.control_variates:
+        raise ValueError(
+            f"control_variates={dynamics.control_variates} needs all data in memory, which {what} "
+            "does not show: give the tensors (x, y) to sample(), or leave it out"
+        )
 
 
 def check_parameters(model: nn.Module) -> list[nn.Parameter]:

@@ -1,11 +1,11 @@
 """Replica exchange: it crosses a barrier that one chain never does, and leaves every law as it is.
 
-The bimodal target has one weight w: relu(w x) with x = 1 in five rows and x = -1 in five others, all
-of which are to be c. Its energy is, up to a constant,
+The bimodal target has one weight w: relu(w x) with x = 1 in seven rows and x = -1 in seven others,
+all of which are to be c. Its energy is, up to a constant,
 
-    U(w) = 5/(2 sigma^2) [(relu(w) - c)^2 + (relu(-w) - c)^2] + (w - m)^2 / (2 v),
+    U(w) = 7/(2 sigma^2) [(relu(w) - c)^2 + (relu(-w) - c)^2] + (w - m)^2 / (2 v),
 
-wells at c and -c, which the prior's mean m makes unequal, and between them a barrier of 9.65. The
+wells at c and -c, which the prior's mean m makes unequal, and between them a barrier of about 13.5. The
 wells' weights are found by quadrature.
 """
 
@@ -18,7 +18,6 @@ import pytest
 import torch
 from gaussian_law import make_problem, whiten
 from monte_carlo import assert_normal, assert_within
-from small_run import assert_same, data, network, sampler
 from test_linear_regression import gaussian_prior
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -28,8 +27,9 @@ from natural_langevin.data import Subsets
 from natural_langevin.dynamics import Adjusted, Underdamped
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.exchange import ReplicaExchange, ladders, log_ratio
+from small_run import assert_same, data, network, sampler
 
-ROWS, WELL, SIGMA, MEAN = 5, 1.0, 0.5, 0.15
+ROWS, WELL, SIGMA, MEAN = 7, 1.0, 0.5, 0.4
 LADDERS = 16
 RUNGS = (1.0, 2.5, 7.0)
 
@@ -42,12 +42,12 @@ def bimodal(exchange: int | None) -> Posterior:
     x = torch.tensor([[1.0], [-1.0]]).repeat(ROWS, 1)
     found = Langevin(
         net, likelihoods.Gaussian(sigma=SIGMA), prior=priors.Gaussian(variance=1.0, mean=MEAN),
-        preconditioner=preconditioners.Euclidean(), step_size=0.1, seed=3,
+        preconditioner=preconditioners.Euclidean(), step_size=0.14, seed=0,
         dynamics=Underdamped(0.3, "baoab"), chains=LADDERS * len(RUNGS),
         temperature=torch.tensor(RUNGS).repeat_interleave(LADDERS),
     )  # fmt: skip
     return found.sample(
-        (x, torch.full_like(x, WELL)), 2400, batch_size=2 * ROWS, burn_in=600, thin=20,
+        (x, torch.full_like(x, WELL)), 2400, batch_size=2 * ROWS, burn_in=400, thin=20,
         exchange=exchange, progress=False,
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def test_alone_no_chain_crosses_and_swaps_get_the_weights_of_both_wells() -> Non
     error = right.std() / math.sqrt(LADDERS)
     exact = weight_of_the_right_well()
     print(f"right well: {right.mean():.3f} +- {error:.3f}, exactly {exact:.3f}")
-    assert error < 0.03
+    assert error < 0.04  # enough to tell it from one half
     assert_within((right.mean() - exact)[None], error[None])
     rates = swapped.config["exchange"]["rates"]
     assert len(rates) == LADDERS * (len(RUNGS) - 1)
@@ -79,15 +79,16 @@ def test_alone_no_chain_crosses_and_swaps_get_the_weights_of_both_wells() -> Non
 @pytest.mark.parametrize("hot", [1 + 1e-12, 4.0])
 def test_every_rung_keeps_its_law(hot: float) -> None:
     """Between equal temperatures every swap is accepted, between others some; BAOAB has no bias on
-    a Gaussian target, so that every rung's exact law is the posterior's at its temperature."""
-    problem, count = make_problem(num_data=24), 192
+    a Gaussian target, so that every rung's exact law is the posterior's at its temperature. With a
+    swap before every step, momentum that did not follow would make it a sixth narrower."""
+    problem, count = make_problem(num_data=24), 512
     tau = torch.tensor([1.0, hot], dtype=torch.float64).repeat_interleave(count)
     found = problem._replace(temperature=tau).sampler(
         preconditioners.FullFisher(), gaussian_prior(problem), 2 * count, step_size=0.3,
         dynamics=Underdamped(0.6, "baoab"), mean_rate=None,
     )  # fmt: skip
     posterior = found.sample(
-        (problem.x, problem.y), 100, batch_size=24, burn_in=10, thin=90, exchange=3, progress=False
+        (problem.x, problem.y), 60, batch_size=24, burn_in=2, thin=58, exchange=1, progress=False
     )
     rates = torch.tensor(posterior.config["exchange"]["rates"])
     assert len(rates) == count
@@ -95,7 +96,10 @@ def test_every_rung_keeps_its_law(hot: float) -> None:
     mean, covariance = problem.posterior()
     theta = torch.cat([posterior.samples[k].flatten(1) for k in ("weight", "bias")], dim=1)
     for rung, t in ((theta[:count], 1.0), (theta[count:], hot)):
-        assert_normal(whiten(rung, mean, t * covariance))
+        z = whiten(rung, mean, t * covariance)
+        print(f"temperature {t:g}: mean square {z.square().mean():.3f}")
+        assert_normal(z)
+        assert_within(z.square().mean()[None] - 1, torch.tensor([(2 / z.numel()) ** 0.5]))
 
 
 def test_the_energy_is_that_of_all_data_and_the_ratio_that_of_the_densities() -> None:
@@ -128,7 +132,7 @@ def test_swaps_move_weights_alone_and_a_stopped_chain_is_left_out() -> None:
     new = swaps(state, 8)  # an even turn: chains 0 and 1
     for a, b in ((state.params, new.params), (state.anchor.params, new.anchor.params)):
         assert torch.equal(a["0.weight"][[1, 0, 2]], b["0.weight"])
-    assert new.own is state.own
+    assert torch.equal(new.own.momentum["0.weight"][2], state.own.momentum["0.weight"][2])
     assert new.mean is state.mean
     assert new.metric is state.metric
     assert new.swaps.proposed.tolist() == [1, 0, 0]

@@ -27,6 +27,7 @@ thermostats, NeurIPS 2014.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,6 +101,21 @@ class NoseHoover(Integrator):
             metric=metric,
             likelihood=evaluation.likelihood,
             own=Thermostat(s, x),
+        )
+
+    def relocated(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        change: Callable[[], Params],
+        rates: Rates,
+        num_data: float | Tensor,
+    ) -> Thermostat:
+        """s, too, stands half a kick before the momentum that is independent of theta."""
+        s, x = state.own
+        kick = on.factor(state.metric, s, num_data).transpose(change())
+        return Thermostat(
+            {k: s[k] + per_chain(rates.step_size, y) * y / 2 for k, y in kick.items()}, x
         )
 
     def _thermostat(

@@ -9,11 +9,13 @@ before every ``every``-th step chains i and j, neighbours on a ladder, swap thet
     min(1, exp[(1 / T_i - 1 / T_j) (E_i - E_j)])
 
 which leaves the product of all chains' targets as it is (Geyer 1991; Earl & Deem 2005). A chain
-keeps its temperature, its metric, its momentum and its running mean: momentum is independent of
-theta in equilibrium, so that theta alone need travel. Pairs (0, 1), (2, 3), ... and (1, 2), ... of
-rungs take turns, by which replicas travel along the ladder rather than diffuse (Okabe et al. 2001;
-Syed et al. 2022). Chains of equal temperature belong to different ladders, which never touch, so
-that they remain independent and R-hat compares what it should.
+keeps its temperature, its metric, its running mean and its momentum, which is independent of theta
+in equilibrium: theta alone travels. (Most integrators carry that momentum on before half a kick by
+theta's gradient; without exchanging that half too, by ``Integrator.relocated``, variances come out
+4 to 20 % too small.) Pairs (0, 1), (2, 3), ... and (1, 2), ... of rungs take turns, by which
+replicas travel along the ladder rather than diffuse (Okabe et al. 2001; Syed et al. 2022). Chains
+of equal temperature belong to different ladders, which never touch, so that they remain independent
+and R-hat compares what it should.
 
 E is computed from all data, also where steps take minibatches: swaps are exact, one pass over the
 data each. What minibatches and step size do to a chain between swaps stays what it was (see
@@ -37,10 +39,11 @@ from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine
-from natural_langevin.execution.full_data import mean_loss
+from natural_langevin.execution.full_data import mean_gradient, mean_loss
 from natural_langevin.priors import Prior
 from natural_langevin.sampling.step_size_search import like_chains
 from natural_langevin.sampling.validation import whole_number
+from natural_langevin.statistics import Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -140,10 +143,19 @@ class ReplicaExchange:
         if not bool(accept.any()):
             return state._replace(swaps=swaps)
         rows = source[own].to(state.step.device)
-        params, anchor = pytree.tree_map(
-            lambda p: self._processes.all_rows(p)[rows], (state.params, state.anchor)
-        )
-        return state._replace(params=params, anchor=anchor, swaps=swaps)
+
+        def from_others(tree: Any) -> Any:
+            return pytree.tree_map(lambda t: self._processes.all_rows(t)[rows], tree)
+
+        def change() -> Params:
+            g = mean_gradient(self._dynamics, state, self._stream)
+            v = self._dynamics.posterior_gradient(state.params, g, self._engine.num_data)
+            return pytree.tree_map(torch.sub, from_others(v), v)
+
+        rates, num_data = self._engine.rates.row(step), self._engine.num_data
+        moved = self._dynamics.integrator.relocated(self._dynamics, state, change, rates, num_data)
+        params, anchor = from_others((state.params, state.anchor))
+        return state._replace(params=params, anchor=anchor, own=moved, swaps=swaps)
 
     def describe(self) -> dict[str, Any]:
         """For ``posterior.config["exchange"]``, before the run."""

@@ -5,8 +5,8 @@ all of which are to be c. Its energy is, up to a constant,
 
     U(w) = 7/(2 sigma^2) [(relu(w) - c)^2 + (relu(-w) - c)^2] + (w - m)^2 / (2 v),
 
-wells at c and -c, which the prior's mean m makes unequal, and between them a barrier of about 13.5. The
-wells' weights are found by quadrature.
+wells at c and -c, which the prior's mean m makes unequal, and between them a barrier of about 13.5.
+The wells' weights are found by quadrature.
 """
 
 from __future__ import annotations

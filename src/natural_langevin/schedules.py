@@ -169,7 +169,7 @@ def stages(step_size: object) -> Stages | None:
     (True, True)
     """
     found = getattr(step_size, "explores", None)
-    return found if found is not None and getattr(step_size, "exploration", 1) else None
+    return found if found is not None and getattr(step_size, "exploration", True) else None
 
 
 def as_schedule(rate: Value | Schedule) -> Schedule:

@@ -49,8 +49,8 @@ def plan(
     if batch_size is None:
         batch_size = recipe.batch_size(len(x))
     if sampler._start == "auto":
-        sampler._start = starts.better(sampler, (x[: recipe.ROWS], y[: recipe.ROWS]))
-        sampler._downhill = sampler._start == "fan_in"
+        rows = x[: recipe.ROWS], y[: recipe.ROWS]
+        sampler._start, sampler._downhill = starts.better(sampler, rows)
     scale = known.prior_scale if known else None
     if sampler._scale_open and scale is None and isinstance(data, tuple | list | TensorDataset):
         scale = _prior_scale(sampler, (x, y), batch_size)

@@ -14,7 +14,7 @@ be made in pieces.
 ``passed``: means within .1 sd and sds within 5 %, beyond three Monte-Carlo errors.
 ``within``: the smallest share of a quantity's variance that is within chains. Far below 1, chains
 have not explored in time, and a failure says that and not that the metric is biased: a diagonal
-metric needs as many steps more as weights are correlated. ``verdicts``: what the run says of itself.
+metric needs as many steps more as weights are correlated. ``verdicts``: what the run says itself.
 """
 
 from __future__ import annotations

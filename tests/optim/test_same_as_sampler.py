@@ -58,11 +58,12 @@ def batches(count: int, size: int = 6) -> list[tuple[Tensor, Tensor]]:
 
 
 #: Drawn labels do not depend on the layers: the mixed network is run with the data's own.
+#: Its two tokens leave null spaces in A, whose eigenvectors hang on rounding: none that are kept.
 CASES = [
     (n, m)
     for n in NETWORKS
     for m in METRICS
-    if n == "linear" or not {"model", "refreshed"} & set(m.split(", "))
+    if n == "linear" or not {"model", "refreshed", "eigen"} & set(m.split(", "))
 ]
 
 

@@ -22,24 +22,26 @@ from natural_langevin.types import Params
 FITTED, RANDOM_STARTS = 0.5, 5
 
 
-def better(sampler: Any, data: tuple[Tensor, Tensor]) -> str:
-    """ "model" or "fan_in" for chains whose start is open.
+def better(sampler: Any, data: tuple[Tensor, Tensor]) -> tuple[str, bool]:
+    """ "model" or "fan_in" for chains whose start is open, and whether to go downhill from there.
 
     A trained network fits every sample better by its own input than by its neighbour's; a random
     one, or one that always says the same, does not. Where targets say little about inputs it is
-    better by less than half, but then by more than that than random weights."""
+    better by less than half, but then by more than that than random weights; so may a random one
+    be by luck, and downhill does no harm."""
     model = sampler._start_of(sampler._dynamics, sampler.chain_ids[:1])  # "auto" is the model
     x, y = data
     own, others = (
         float(losses(sampler, model.params, (v, y))[0]) for v in (x.clone(), x.roll(1, 0))
     )
     if own < others - FITTED * abs(others):
-        return "model"
+        return "model", False
     numbers = torch.arange(RANDOM_STARTS, device=sampler.device)
     trainable = sampler._dynamics.gradients.network.trainable()
     random = models.fan_in_init(trainable, chain=numbers, seed=sampler.seed)
     usual = median(losses(sampler, random, data).tolist())
-    return "model" if own < others and own < usual - FITTED * abs(usual) else "fan_in"
+    weakly = own < others and own < usual - FITTED * abs(usual)
+    return "model" if weakly else "fan_in", True
 
 
 def losses(sampler: Any, params: Params, data: tuple[Tensor, Tensor]) -> Tensor:

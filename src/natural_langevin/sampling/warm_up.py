@@ -5,8 +5,8 @@ lowers the loss by at most eta / a nats per sample (a the friction), however hig
 gradients of the way there stay in the metric's average. So the first steps are RMSProp with
 momentum, without noise: its steps have a length of their own, which falls along a cosine. They are
 repeated, twice as many each time, until that lowers the loss by less than ``ENOUGH`` nats per
-sample (once only where steps are run eagerly, or cost much). Every chain sees its own rows alone;
-burn-in comes after it, with all noise.
+sample (``DEAR_ENOUGH`` where steps are run eagerly, or cost much). Every chain sees its own rows
+alone; burn-in comes after it, with all noise.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from natural_langevin.preconditioners import RMSProp
 from natural_langevin.statistics import Gradients
 from natural_langevin.types import Params
 
-ROUNDS, ENOUGH, FRICTION, MEMORY = (300, 600, 1200, 2400), 0.1, 0.1, 0.05
+ROUNDS, ENOUGH, DEAR_ENOUGH = (300, 600, 1200, 2400), 0.1, 1.0
+FRICTION, MEMORY = 0.1, 0.05
 #: The length of a step in every weight at first, for networks of up to ``SMALL`` weights.
 LENGTH, SMALL = 0.02, 1000
-#: Multiply-adds of a round after which there is no other.
+#: Multiply-adds of a round that is dear.
 MOST_WORK = 1e11
 
 
@@ -49,6 +50,7 @@ def descend(
     downhill = dataclasses.replace(
         moves, integrator=Underdamped(friction=FRICTION), gradients=gradients,
         preconditioner=metric, temperature=torch.zeros_like(moves.temperature), keep_mean=False,
+        control_variates=None,
     )  # fmt: skip
     first = next(iter(state.params.values()))
     weights = sum(p[0].numel() for p in state.params.values())
@@ -67,7 +69,8 @@ def descend(
             likelihood=_where(better, end.likelihood, state.likelihood)
         )
         dear = 6.0 * weights * len(first) * stream.batch_size * steps > MOST_WORK
-        if engine.way == "eager" or dear or not bool((loss < before - ENOUGH).any()):
+        enough = DEAR_ENOUGH if dear or engine.way == "eager" else ENOUGH
+        if not bool((loss < before - enough).any()):
             break
         before = torch.minimum(loss, before)
     return state

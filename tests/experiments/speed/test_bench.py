@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import statistics
@@ -41,6 +42,17 @@ def toy(**changes):
 
 def silent(line: str) -> None:
     pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hasty_compiler():
+    """What is compiled here runs for milliseconds: XLA need not make it fast."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    gc.freeze()  # jax has many objects, and benchmarks collect garbage before every repeat
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ be made in pieces.
 ``passed``: means within .1 sd and sds within 5 %, beyond three Monte-Carlo errors.
 ``within``: the smallest share of a quantity's variance that is within chains. Far below 1, chains
 have not explored in time, and a failure says that and not that the metric is biased: a diagonal
-metric needs as many steps more as weights are correlated.
+metric needs as many steps more as weights are correlated. ``verdicts``: what the run says itself.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def cell(name: str, metric: str, batch: str, chains: int, steps: int | None) -> 
         "sd": max(abs(e.sd) for e in found.values()),
         "sd_error": max(e.sd_error for e in found.values()),
         "within": min(within.values()),
+        "verdicts": posterior.diagnose(model.x).verdicts,
         "passed": len(healthy) == chains and all(
             abs(e.mean) < 0.1 + 3 * e.mean_error and abs(e.sd) < 0.05 + 3 * e.sd_error
             for e in found.values()
@@ -79,7 +80,7 @@ def cell(name: str, metric: str, batch: str, chains: int, steps: int | None) -> 
 
 def table(cells: list[dict[str, Any]]) -> str:
     """Models and batches by metric: the largest error of a mean, in sd, and that of an sd."""
-    names = ["QDOP (default)" if m == "default" else f"`{m}`" for m in METRICS]
+    names = ["default" if m == "default" else f"`{m}`" for m in METRICS]
     lines = ["| model, batch | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
     known = {(c["model"], c["batch"], c["metric"]): c for c in cells}
     for name in MODELS:
@@ -98,7 +99,8 @@ def _shown(found: dict[str, Any] | None) -> str:
     if found["healthy"] < found["chains"]:
         return f"{found['chains'] - found['healthy']} of {found['chains']} chains diverge"
     text = f"{found['mean']:.2f} ± {found['mean_error']:.2f}, {100 * found['sd']:.1f} %"
-    return text if found["passed"] else f"**{text}** ({found['within']:.2f} within)"
+    said = ", said" if found["verdicts"] else ""
+    return text if found["passed"] else f"**{text}** ({found['within']:.2f} within{said})"
 
 
 def main() -> None:

@@ -63,6 +63,7 @@ from natural_langevin.sampling import (
     step_size_search,
     temperature_probe,
     trained,
+    warm_up,
 )
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.footprint import check_step_memory
@@ -168,7 +169,7 @@ class Langevin:
         if init is None:
             init = "auto" if self._by_recipe else "model"
         if self._by_recipe:
-            preconditioner = recipe.metric(preconditioner)
+            preconditioner = recipe.averaged(preconditioner or recipe.metric(model))
         elif preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
         usual = recipe.dynamics() if self._by_recipe else Overdamped()
@@ -221,6 +222,7 @@ class Langevin:
             keep_mean=mean_rate is not None,
         )
         self._start, self._step_checked = init, 0  # batch size of the last check
+        self._downhill = False  # whether chains go downhill before their burn-in
         #: What step_size="auto" turned out to be, and the batch size it was chosen for.
         self._settled: tuple[StepSize, int] | None = None
         self._noticed = False
@@ -453,6 +455,17 @@ class Langevin:
             engine, state = self.prepare(
                 data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
             )
+            if self._downhill and self.mesh.data is None:
+                stream = engine.stream
+                if not isinstance(stream, InMemory):
+                    x, y, _ = recipe.rows_of(data, self.num_data, self.signature.split)
+                    stream = InMemory(
+                        x, y, batch_size=min(batch_size, len(x)), chain=self.chain_ids,
+                        seed=self.seed, device=self.device,
+                    )  # fmt: skip
+                state = warm_up.descend(
+                    self._dynamics, state, stream, engine.num_data, mode=choose_mode(self.compile)
+                )
         self._notice(engine.stream)
         config = self.describe() | {
             "steps": steps,

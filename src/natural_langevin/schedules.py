@@ -96,16 +96,23 @@ class cyclical:
 
 
 @dataclass(frozen=True)
-class linear_average:
-    """2 / (step + 2): as the rate of a moving average, it weighs batch t in proportion to t.
+class polynomial_average:
+    """(p + 1) / (step + p + 1): as the rate of a moving average, it weighs batch t like t^p, so
+    that the beginning is forgotten and the last (p + 1)-th part counts most.
 
-    >>> gamma = linear_average()
+    >>> gamma = polynomial_average(1)
     >>> gamma(0), gamma(2)
     (1.0, 0.5)
     """
 
+    power: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not self.power >= 0:
+            raise ValueError(f"power must be at least 0 (the plain average), got {self.power!r}")
+
     def __call__(self, step: int) -> float:
-        return 2 / (step + 2)
+        return (self.power + 1) / (step + self.power + 1)
 
 
 @dataclass(frozen=True)

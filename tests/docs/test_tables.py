@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from natural_langevin._internal.pages import with_part
 from natural_langevin.report import load_results, markdown_table
 
 ROOT = Path(__file__).parents[2]
@@ -54,8 +55,7 @@ def test_the_reference_posteriors_are_the_results():
     spec.loader.exec_module(program)
     cells = json.loads((ROOT / "results" / "posteriordb.json").read_text())["cells"]
     page = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
-    first, last = program.MARKS
-    assert page.split(first)[1].split(last)[0] == program.table(cells)
+    assert with_part(page, "posteriordb", program.table(cells).rstrip("\n")) == page
 
 
 def test_results_name_their_configuration_seeds_and_machine():

@@ -196,23 +196,25 @@ MODELS: dict[str, tuple[str, Callable[[dict[str, Any]], Model]]] = {
 }
 
 
-def load(name: str) -> Model:
-    """In float64, with the network near the mode: what is tested is where chains stay."""
+def load(name: str, *, at_mode: bool = True) -> Model:
+    """In float64, with the network near the mode where only its neighbourhood is tested."""
     file, make = MODELS[name]
     found = json.loads((FOLDER / f"{file}.json").read_text())
     model = make(found["data"])
     model.reference = found["reference"]
     model.network.double()
-    _to_mode(model)
+    if at_mode:
+        _to_mode(model)
     return model
 
 
 def at_the_defaults(
     name: str, metric: str = "default", *, chains: int, parts: int = 1, **length: Any
 ) -> tuple[Model, Posterior]:
-    """A run by the recipe, with batches of all data or one of so many ``parts``; ``length``: what
-    of ``steps``, ``burn_in`` and ``thin`` is given."""
-    model = load(name)
+    """A run by the recipe from where the network happens to be, with batches of all data or one of
+    so many ``parts``; ``length``: what of ``steps``, ``burn_in`` and ``thin`` is given."""
+    torch.manual_seed(0)
+    model = load(name, at_mode=False)
     own = {} if metric == "default" else {"preconditioner": getattr(preconditioners, metric)()}
     posterior = model.sampler(chains=chains, **own).sample(
         (model.x, model.y), batch_size=len(model.x) // parts, progress=False, **length

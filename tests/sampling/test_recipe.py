@@ -45,6 +45,51 @@ def test_a_posterior_in_closed_form_is_sampled_with_nothing_said() -> None:
     assert "baoab" in posterior.config["dynamics"]
 
 
+@pytest.mark.parametrize("metric", [None, preconditioners.DiagonalFisher()])
+def test_chains_that_begin_far_away_arrive(metric: preconditioners.Preconditioner | None) -> None:
+    """The noise is a hundredth of the targets' size: Langevin steps alone, whose metric remembers
+    the gradients of the way, left chains where they had begun."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 5, generator=generator)
+    weights = torch.tensor([[1.0], [-2.0], [0.5], [3.0], [0.0]])
+    y = x @ weights + 0.03 * torch.randn(300, 1, generator=generator)
+    model = models.mlp(5, 1, (), seed=0)
+    sampler = Langevin(model, likelihoods.Gaussian(sigma=0.03), preconditioner=metric)
+    posterior = sampler.sample((x, y), progress=False)
+    assert sampler._start == "fan_in"
+    design = torch.cat([x, torch.ones(300, 1)], 1).double()
+    covariance = torch.linalg.inv(design.T @ design / 0.03**2)
+    mean = (covariance @ design.T @ y.double() / 0.03**2)[:, 0]
+    draws = torch.cat([v.flatten(2) for v in posterior.samples.values()], 2).flatten(0, 1).double()
+    sd = covariance.diagonal().sqrt()
+    # About 200 effective draws, and the prior, whose variance is 50,000 times the posterior's.
+    assert ((draws.mean(0) - mean).abs() < 5 * sd / 200**0.5).all()
+    assert ((draws.std(0) / sd - 1).abs() < 5 / (2 * 200) ** 0.5).all()
+
+
+def test_the_metric_follows_the_number_of_weights() -> None:
+    """Few of them have a dense matrix, of a unit's weights where all layers are linear."""
+    assert isinstance(recipe.metric(nn.Linear(4, 2)), preconditioners.UnitFisher)
+    assert isinstance(recipe.metric(nn.Conv1d(1, 2, 3)), preconditioners.FullFisher)
+    assert isinstance(recipe.metric(nn.Linear(40, 1)), preconditioners.QuasiDiagonalFisher)
+
+
+def test_a_model_that_fits_a_little_is_where_chains_start() -> None:
+    """A fifth of the variance explained: shuffled inputs raise the loss by a few per cent, but
+    random weights, of targets that are not scaled, several times."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 1, generator=generator)
+    y = 87 + 9 * x + 18 * torch.randn(300, 1, generator=generator)
+    fitted, fresh = nn.Linear(1, 1), nn.Linear(1, 1)
+    with torch.no_grad():
+        fitted.weight.fill_(9.0)
+        fitted.bias.fill_(87.0)
+    for model, start in ((fitted, "model"), (fresh, "fan_in")):
+        sampler = Langevin(model, likelihoods.Gaussian(sigma=18.0))
+        sampler.prepare((x, y), steps=1)
+        assert sampler._start == start
+
+
 def test_curvature_is_that_of_the_dense_matrix() -> None:
     """A linear model: H = x x^T / (N sigma^2) + 1 / (N variance), C from the sampler's metric."""
     x, y = line()
@@ -178,7 +223,7 @@ def test_a_metric_of_ones_own_is_averaged_over_the_burn_in_too() -> None:
     """Frozen at its last few batches, it made eight schools' tau many times too wide. A rate that
     is given stays, and so does everything where the step size is given."""
     model, gaussian = nn.Linear(1, 1), likelihoods.Gaussian(sigma=1.0)
-    average, own = schedules.linear_average(), preconditioners.FullFisher(ema_rate=0.1)
+    average, own = schedules.polynomial_average(), preconditioners.FullFisher(ema_rate=0.1)
     assert Langevin(
         model, gaussian, preconditioner=preconditioners.FullFisher()
     ).preconditioner.decay == average  # fmt: skip

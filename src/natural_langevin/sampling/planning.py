@@ -17,14 +17,11 @@ from torch.utils.data import TensorDataset
 
 from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
-from natural_langevin.sampling import prior_scale, recipe, step_size_search, trials
+from natural_langevin.sampling import prior_scale, recipe, starts, step_size_search, trials
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.until import MOST, thinning
 
 log = logging.getLogger("natural_langevin")
-
-#: A network has learned something where shuffled inputs raise its loss by this part.
-FITTED = 0.5
 
 
 def plan(
@@ -52,7 +49,8 @@ def plan(
     if batch_size is None:
         batch_size = recipe.batch_size(len(x))
     if sampler._start == "auto":
-        sampler._start = _better_start(sampler, (x, y))
+        rows = x[: recipe.ROWS], y[: recipe.ROWS]
+        sampler._start, sampler._downhill = starts.better(sampler, rows)
     scale = known.prior_scale if known else None
     if sampler._scale_open and scale is None and isinstance(data, tuple | list | TensorDataset):
         scale = _prior_scale(sampler, (x, y), batch_size)
@@ -115,27 +113,8 @@ def _pilot(
         moves, sampler._start_of(moves, ids), data,
         lambda eta, start, stop: sampler._rates_table(start, stop, eta, chains=len(ids)),
         num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
-        mode=choose_mode(sampler.compile),
+        mode=choose_mode(sampler.compile), downhill=sampler._downhill,
     )  # fmt: skip
-
-
-def _better_start(sampler: Any, data: tuple[Tensor, Tensor]) -> str:
-    """Where chains begin: at the model, if it has learned something, otherwise at random weights.
-
-    A trained network fits every sample better by its own input than by its neighbour's; a random
-    one, or one that always says the same, does not."""
-    x, y = (t[: recipe.ROWS].to(sampler.device) for t in data)
-    network, likelihood = sampler._dynamics.gradients.network, sampler.likelihood
-    state = sampler._start_of(sampler._dynamics, sampler.chain_ids[:1])  # "auto" is the model
-    learned = {k: v[0] for k, v in state.likelihood.items()}
-
-    def loss(inputs: Tensor) -> float:
-        with torch.no_grad():
-            outputs = network.call({k: p[0] for k, p in state.params.items()}, inputs)
-            return float(likelihood.log_loss(outputs, y, learned).mean())
-
-    own, others = loss(x.clone()), loss(x.roll(1, 0))
-    return "model" if own < others - FITTED * abs(others) else "fan_in"
 
 
 def _prior_scale(
@@ -167,6 +146,7 @@ def _prior_scale(
         temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
         seed=sampler.seed, device=sampler.device, compile=sampler.compile, parallel=None,
     )  # fmt: skip
+    compared._downhill = sampler._downhill
     compared.signature.adopt(sampler.signature)
     half = steps // 2
     try:

@@ -1,9 +1,11 @@
 """The recipe: everything that ``Langevin(model, likelihood).sample(data)`` leaves open.
 
 Dynamics. Underdamped, integrator BAOAB, friction 0.1: its bias is of second order in the step.
-Metric. Quasi-diagonal, or the user's; a Fisher metric whose rate is open is averaged with
-gamma_t = 2 / (t + 2), which weighs batch t by t: frozen after burn-in, it must stand for all of the
-posterior, not for the last few batches.
+Metric. Quasi-diagonal; of at most ``FEW_WEIGHTS`` weights the full Fisher matrix, or its blocks of
+a unit's weights where all layers are linear (the same for a linear model), since correlated inputs
+slow a diagonal metric down; or the user's. A Fisher metric whose rate is open is averaged with
+gamma_t = 4 / (t + 4), which weighs batch t by t^3: frozen after burn-in, it must stand for all of
+the posterior, not for the last few batches, and not for the way there.
 Batch. A fifth of the data, between 100 and 500: with N/B batches the noise of a minibatch adds
 
     heat = eta N rho / (2 B a)
@@ -35,7 +37,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import preconditioners, priors, schedules
@@ -47,11 +49,14 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine
 from natural_langevin.preconditioners.base import FisherPreconditioner
+from natural_langevin.sampling import warm_up
 from natural_langevin.sampling.curvature import steepest
 
 log = logging.getLogger("natural_langevin")
 
 FRICTION = 0.1
+#: Up to here a dense matrix costs no more than a diagonal one: operator calls are what is paid for.
+FEW_WEIGHTS = 40
 #: eta lambda, and the heat of minibatches.
 STEEPNESS, HEAT = 0.1, 0.1
 FIRST_STEP, LARGEST_STEP, FALLBACK_STEP = 1e-2, 0.3, 1e-3
@@ -69,14 +74,22 @@ def dynamics() -> Underdamped:
     return Underdamped(friction=FRICTION, integrator="baoab")
 
 
-def metric(
-    given: preconditioners.Preconditioner | None = None,
-) -> preconditioners.Preconditioner:
-    """The metric where the user leaves it open, or the rate of the one that is given."""
-    chosen = preconditioners.QuasiDiagonalFisher() if given is None else given
-    if isinstance(chosen, FisherPreconditioner):
-        return chosen.with_rate(schedules.linear_average())
-    return chosen
+def averaged(given: preconditioners.Preconditioner) -> preconditioners.Preconditioner:
+    """A metric with the recipe's rate, where it is a Fisher metric whose rate is open."""
+    if isinstance(given, FisherPreconditioner):
+        return given.with_rate(schedules.polynomial_average())
+    return given
+
+
+def metric(model: nn.Module) -> preconditioners.Preconditioner:
+    """The metric where the user leaves it open."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if sum(p.numel() for p in trainable) > FEW_WEIGHTS:
+        return preconditioners.QuasiDiagonalFisher()
+    layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    if all(isinstance(m, nn.Linear) for m in layers):
+        return preconditioners.UnitFisher()
+    return preconditioners.FullFisher()
 
 
 def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
@@ -195,10 +208,12 @@ def choose(
     ids: Tensor,
     seed: int,
     mode: Any,
+    downhill: bool = False,
 ) -> Choice:
     """The step size, by a pilot of the chains ``ids`` from ``state`` on ``data`` in memory.
 
-    ``rates`` gives the table of (step size, first step, last step), all of them adapting."""
+    ``rates`` gives the table of (step size, first step, last step), all of them adapting.
+    ``downhill``: whether chains begin as in ``warm_up``."""
     x, y = data
     stream = InMemory(
         x, y, batch_size=min(batch, len(x)), chain=ids, seed=seed, device=moves.temperature.device
@@ -206,6 +221,8 @@ def choose(
     some = tuple(t[:ROWS].to(moves.temperature.device) for t in (stream.x, stream.y))
     eta, lam, done = FIRST_STEP, math.nan, 0
     moves.prepare(state.params, stream.example()[0])
+    if downhill:
+        state = warm_up.descend(moves, state, stream, num_data, mode=mode)
     for stop in PILOT_STEPS:
         engine = Engine(moves, stream, rates(eta, 0, stop), num_data, mode=mode)
         state, _ = engine.run(state, done, stop - done)

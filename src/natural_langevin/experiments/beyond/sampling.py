@@ -107,7 +107,7 @@ def sampler(bench: Bench, settings: Sequence[Setting], dynamics: Integrator) -> 
             fresh=True,
             adapt=protocol.adapt,
             damping=protocol.damping,
-            decay=schedules.linear_average(),
+            decay=schedules.polynomial_average(1),
         ),
         dynamics=dynamics,
         step_size=schedules.polynomial(etas, offset=protocol.offset),

@@ -80,13 +80,14 @@ def section(settings: Any, say: Say) -> dict[str, Any]:
 def rivals() -> list[Rival]:
     """Ours, the recipe among them, and the peers."""
     overdamped, metric = dynamics.Overdamped(), preconditioners
+    averaged = recipe.averaged(metric.QuasiDiagonalFisher())
     return [
         Rival("Euclidean (SGLD)", partial(ours, moves=overdamped, metric=metric.Euclidean()),
               (1e-3, 3e-3, 1e-2), ours=True),
         Rival("QDOP", partial(ours, moves=overdamped, metric=metric.QuasiDiagonalFisher()),
               (3e-4, 1e-3, 3e-3), ours=True),
         Rival("QDOP, underdamped (the recipe)",
-              partial(ours, moves=recipe.dynamics(), metric=recipe.metric()),
+              partial(ours, moves=recipe.dynamics(), metric=averaged),
               (1e-4, 3e-4, 1e-3), ours=True),
         Rival("blackjax SGLD", peers.blackjax_sgld, (1e-3, 3e-3, 1e-2)),
         Rival("jax SGLD", peers.jax_sgld, (1e-3, 3e-3, 1e-2)),
@@ -141,7 +142,8 @@ def reference(
 ) -> tuple[Layers, float, float]:  # fmt: skip
     """Draws to start from, and the loss of a run on from there at a quarter of the step size."""
     began = time.perf_counter()
-    settings: Any = {"moves": recipe.dynamics(), "metric": recipe.metric()}
+    qdop = recipe.averaged(preconditioners.QuasiDiagonalFisher())
+    settings: Any = {"moves": recipe.dynamics(), "metric": qdop}
     count = sizes["start"]
     long = ours(
         task, CHAINS, step_size=START_STEP, start=None, burn_in=count // 2, steps=count, **settings

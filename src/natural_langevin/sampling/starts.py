@@ -1,0 +1,59 @@
+"""Where the chains of a run by the recipe begin.
+
+At the model where it has learned something. Otherwise every chain at random weights of its own,
+N(0, 1/fan_in), from where it first goes downhill (``warm_up``).
+
+``sampler`` is a ``Langevin``.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natural_langevin import models
+from natural_langevin.types import Params
+
+#: A network has learned something where shuffled inputs, or random weights, raise its loss by this
+#: part.
+FITTED, RANDOM_STARTS = 0.5, 5
+
+
+def better(sampler: Any, data: tuple[Tensor, Tensor]) -> tuple[str, bool]:
+    """ "model" or "fan_in" for chains whose start is open, and whether to go downhill from there.
+
+    A trained network fits every sample better by its own input than by its neighbour's; a random
+    one, or one that always says the same, does not. Where targets say little about inputs it is
+    better by less than half, but then by more than that than random weights; so may a random one
+    be by luck, and downhill does no harm."""
+    model = sampler._start_of(sampler._dynamics, sampler.chain_ids[:1])  # "auto" is the model
+    x, y = data
+    own, others = (
+        float(losses(sampler, model.params, (v, y))[0]) for v in (x.clone(), x.roll(1, 0))
+    )
+    if own < others - FITTED * abs(others):
+        return "model", False
+    numbers = torch.arange(RANDOM_STARTS, device=sampler.device)
+    trainable = sampler._dynamics.gradients.network.trainable()
+    random = models.fan_in_init(trainable, chain=numbers, seed=sampler.seed)
+    usual = median(losses(sampler, random, data).tolist())
+    weakly = own < others and own < usual - FITTED * abs(usual)
+    return "model" if weakly else "fan_in", True
+
+
+def losses(sampler: Any, params: Params, data: tuple[Tensor, Tensor]) -> Tensor:
+    """-ln p(y | x) per sample for every chain, (chain,)."""
+    x, y = (t.to(sampler.device) for t in data)
+    network, likelihood = sampler._dynamics.gradients.network, sampler.likelihood
+    first = next(iter(params.values()))
+    learned = likelihood.init(1, dtype=first.dtype, device=first.device)
+    found = []
+    with torch.no_grad():
+        for chain in range(len(first)):
+            outputs = network.call({k: p[chain] for k, p in params.items()}, x)
+            loss = likelihood.log_loss(outputs, y, {k: v[0] for k, v in learned.items()})
+            found.append(loss.mean().double())
+    return torch.stack(found)

@@ -1,0 +1,81 @@
+"""Chains that begin at random weights first go downhill, as an optimiser would.
+
+A Fisher metric of observed gradients is no guide far from the posterior: since J >= g g^T, a step
+lowers the loss by at most eta / a nats per sample (a the friction), however high it is, and the
+gradients of the way there stay in the metric's average. So the first steps are RMSProp with
+momentum, without noise: its steps have a length of their own, which falls along a cosine. They are
+repeated, twice as many each time, until that lowers the loss by less than ``ENOUGH`` nats per
+sample (``DEAR_ENOUGH`` where steps are run eagerly, or cost much). Every chain sees its own rows
+alone; burn-in comes after it, with all noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natural_langevin import schedules
+from natural_langevin.data.streams import InMemory
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.dynamics.underdamped import Underdamped
+from natural_langevin.execution.engine import Engine
+from natural_langevin.preconditioners import RMSProp
+from natural_langevin.statistics import Gradients
+from natural_langevin.types import Params
+
+ROUNDS, ENOUGH, DEAR_ENOUGH = (300, 600, 1200, 2400), 0.1, 1.0
+FRICTION, MEMORY = 0.1, 0.05
+#: The length of a step in every weight at first, for networks of up to ``SMALL`` weights.
+LENGTH, SMALL = 0.02, 1000
+#: Multiply-adds of a round that is dear.
+MOST_WORK = 1e11
+
+
+def descend(
+    moves: LangevinDynamics, state: State, stream: InMemory, num_data: float, *, mode: Any
+) -> State:
+    """The state of ``moves`` at the end of the way down from ``state``. A chain stays where it was
+    before a round that did not lower its loss."""
+    metric = RMSProp(fresh=True)  # so that no step is longer than MEMORY^(-1/2) lengths
+    whole = moves.gradients
+    gradients = Gradients(
+        whole.network, whole.likelihood, requests=metric.requests, targets=metric.targets,
+        sharing=metric.sharing, microbatch=whole.microbatch, clip=whole.clip,
+    )  # fmt: skip
+    downhill = dataclasses.replace(
+        moves, integrator=Underdamped(friction=FRICTION), gradients=gradients,
+        preconditioner=metric, temperature=torch.zeros_like(moves.temperature), keep_mean=False,
+    )  # fmt: skip
+    first = next(iter(state.params.values()))
+    weights = sum(p[0].numel() for p in state.params.values())
+    eta = FRICTION * LENGTH * min(1.0, (SMALL / weights) ** 0.25)
+    before = torch.full((len(first),), torch.inf, dtype=first.dtype, device=first.device)
+    for steps in ROUNDS:
+        rates = RatesTable.build(
+            schedules.cyclical(eta, steps), lambda step: max(MEMORY, 1 / (step + 1)),
+            stop=steps, chains=len(first), dtype=first.dtype, device=first.device,
+        )  # fmt: skip
+        engine = Engine(downhill, stream, rates, num_data, mode=mode)
+        end, info = engine.run(downhill.init(state.params), 0, steps)
+        loss = info.loss.masked_fill(end.diverged >= 0, torch.inf)
+        better = loss < before
+        state = moves.init(_where(better, end.params, state.params))._replace(
+            likelihood=_where(better, end.likelihood, state.likelihood)
+        )
+        dear = 6.0 * weights * len(first) * stream.batch_size * steps > MOST_WORK
+        enough = DEAR_ENOUGH if dear or engine.way == "eager" else ENOUGH
+        if not bool((loss < before - enough).any()):
+            break
+        before = torch.minimum(loss, before)
+    return state
+
+
+def _where(chains: Tensor, new: Params, old: Params) -> Params:
+    return {
+        k: torch.where(chains.reshape(-1, *(1,) * (v.ndim - 1)), v, old[k]) for k, v in new.items()
+    }

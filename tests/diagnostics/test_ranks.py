@@ -34,10 +34,16 @@ def test_they_are_those_of_arviz(chains: int, draws: int) -> None:
     columns = [values[:, :, k] for k in range(values.shape[2])]
     expected = [float(arviz.ess(c)) for c in columns]
     np.testing.assert_allclose(ranks.ess(values), expected, rtol=1e-9)
+    expected = [float(arviz.mcse(c, method="mean")) for c in columns]
+    np.testing.assert_allclose(ranks.error_of_mean(values), expected, rtol=1e-9)
     if chains > 1:
         with np.errstate(divide="ignore", invalid="ignore"):  # ArviZ on chains that are stuck
             expected = [float(arviz.rhat(c)) for c in columns]
         np.testing.assert_allclose(ranks.rhat(values), expected, rtol=1e-9)
+
+
+def test_three_draws_say_nothing_about_the_error() -> None:
+    assert np.isnan(ranks.error_of_mean(np.random.default_rng(0).normal(size=(2, 3, 1)))).all()
 
 
 def test_numbers_that_stand_still_are_as_good_as_all_their_draws() -> None:

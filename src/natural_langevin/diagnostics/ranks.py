@@ -37,6 +37,15 @@ def ess(values: Array) -> Array:
     return _ess(_normal_scores(_split(values)))
 
 
+def error_of_mean(values: Array) -> Array:
+    """Monte-Carlo standard error sd / sqrt(ESS), with the ESS of the draws and not of their ranks;
+    of fewer than four draws it is not known."""
+    if values.shape[1] < 4:
+        return np.full(values.shape[2], np.nan)
+    found: Array = values.std(axis=(0, 1), ddof=1) / np.sqrt(_ess(_split(values)))
+    return found
+
+
 def _split(values: Array) -> Array:
     half = values.shape[1] // 2
     return np.concatenate([values[:, :half], values[:, -half:]])

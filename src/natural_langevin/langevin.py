@@ -52,7 +52,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.likelihoods import LogLoss
 from natural_langevin.posterior import networks, stores
-from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.posterior import Posterior, pooled_chains
 from natural_langevin.posterior.weighting import draw_weights
 from natural_langevin.sampling import (
     density,
@@ -66,6 +66,7 @@ from natural_langevin.sampling import (
     warm_up,
 )
 from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.exchange import ReplicaExchange
 from natural_langevin.sampling.footprint import check_step_memory
 from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
@@ -83,11 +84,13 @@ from natural_langevin.sampling.validation import (
     check_memory,
     check_parameters,
     check_sample_dtype,
+    check_stages,
     check_temperature,
     check_thinning,
     check_training,
     known_step_size,
     outputs_of_few,
+    refuse_anchors,
     warn_if_epochs,
     warn_if_saturated,
     warn_if_stiff,
@@ -138,6 +141,7 @@ class Langevin:
         microbatch: int | None = None,
         autocast: torch.dtype | None = None,
         clip: float | None = None,
+        control_variates: int | None = None,
         parallel: str | Layout | DeviceMesh | None = "auto",
     ) -> None:
         """``mean_rate`` is mu_t of the running mean; None keeps none, and ``posterior.mean`` is the
@@ -155,7 +159,9 @@ class Langevin:
         ``microbatch``: every chain's minibatch in pieces of at most so many samples, for less
         memory and the same result. ``autocast``: torch.bfloat16 or torch.float16 for the forward
         pass. ``clip``: the largest norm of a chain's likelihood gradient; the chain then no longer
-        samples the posterior where gradients are longer. ``parallel``: under ``torchrun``, "auto"
+        samples the posterior where gradients are longer. ``control_variates``: minibatch gradients
+        are corrected by those of all data at an anchor that moves every so many steps (SVRG, see
+        ``dynamics.control_variates``). ``parallel``: under ``torchrun``, "auto"
         spreads the chains over the processes and shares their minibatches where there are more
         processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
         process for itself. ``chains`` and values per chain are always those of all processes."""
@@ -184,7 +190,9 @@ class Langevin:
         if isinstance(self.mesh, ProcessMesh):
             self.device = self.mesh.device
         self.model.to(self.device)
-        self._training = check_training(microbatch, autocast, clip, preconditioner)
+        self._training = check_training(
+            microbatch, autocast, clip, preconditioner, control_variates, self.dynamics, likelihood
+        )
         self.likelihood, self.preconditioner = likelihood, preconditioner
         self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
         choose_mode(compile)
@@ -220,6 +228,7 @@ class Langevin:
             noise=random.origin(self.seed, random.NOISE, self.chain_ids),
             labels=random.origin(self.seed, random.LABELS, self.chain_ids),
             keep_mean=mean_rate is not None,
+            control_variates=control_variates,
         )
         self._start, self._step_checked = init, 0  # batch size of the last check
         self._downhill = False  # whether chains go downhill before their burn-in
@@ -330,6 +339,7 @@ class Langevin:
 
         The first batch that a sampler sees here is checked like the data of ``sample``."""
         refuse_autocast(self.device)
+        refuse_anchors("step()", self._dynamics)
         if self.num_data is None:
             raise ValueError(
                 "step() cannot see how many data there are: give Langevin(..., num_data=N). "
@@ -375,6 +385,7 @@ class Langevin:
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
         callback: Callback | None = None,
+        exchange: int | None = None,
         progress: bool | str = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
@@ -394,6 +405,11 @@ class Langevin:
 
         ``callback`` is shown the run every 50 steps (``sampling.look.Look``: losses, temperature,
         acceptance); ``integrations.tensorboard.TensorBoard(folder)`` is one.
+
+        ``exchange=k``: before every k-th step chains of neighbouring ``temperature`` propose to
+        swap their weights (``sampling.exchange``), on data in memory. Predictions then use the
+        chains at temperature 1, and ``posterior.config["exchange"]`` has the swap rate of every
+        pair.
 
         ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
         (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
@@ -438,10 +454,11 @@ class Langevin:
                 "the most that may be taken"
             )
         steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
+        explores = schedules.stages(self.step_size)
         thin, draws = check_thinning(
-            steps, burn_in, whole_number("thin", 1 if thin is None else thin), keep
+            steps, burn_in, whole_number("thin", 1 if thin is None else thin), keep, explores
         )
-        plan = RunPlan(steps, burn_in, thin, check_every(every))
+        plan = RunPlan(steps, burn_in, thin, check_every(every), explores=explores)
         where, params = stores.location(store), self.init().params
         dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
         specs = networks.specs(params, draws, dtype)
@@ -479,11 +496,20 @@ class Langevin:
             "shared_batches": not engine.stream.chain_axis,
             "adapting": engine.rates.kind(steps - 1).adapts,
         }
+        swaps = None
+        if exchange is not None:
+            swaps = ReplicaExchange(
+                engine, self.mesh, self._temperature, self._prior,
+                every=exchange, burn_in=burn_in, seed=self.seed,
+            )  # fmt: skip
+            engine.pauses.append(swaps)
+            state, config["exchange"] = swaps.begin(state), swaps.describe()
         if self._owner.signature.several:
             config["inputs"] = self._owner.signature.several
         if until is not None:
             config["until"] = until
-            if len(set(config["alike"])) > 1:
+            pooled = pooled_chains(config, range(self.chains))
+            if len({config["alike"][c] for c in pooled}) > 1:
                 raise ValueError(
                     f"until={until!r} needs chains of one posterior, and these differ in "
                     "temperature or prior: give steps="
@@ -532,9 +558,11 @@ class Langevin:
                 config["ess"] = target.ess
             target.say(config["steps"], steps, seconds)
             config["execution"] = engine.way
+            if swaps is not None:
+                config["exchange"] = swaps.report(state)
             # Of all chains, as far as the run went.
             table = self._rates_table(0, config["steps"], step_size, burn_in=burn_in)
-            weights = draw_weights(table.step_size, burn_in, thin)
+            weights = draw_weights(table.step_size, burn_in, thin, explores)
             if weights is not None:
                 config["draw_weights"] = weights
             for name, values in self.dynamics.report(state).items():
@@ -687,12 +715,15 @@ class Langevin:
             data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed,
             device=self.device, split=self.signature.split,
         )  # fmt: skip
+        if not isinstance(stream, InMemory):
+            refuse_anchors("a DataLoader", dynamics)
         num_data = self._number_of_data(stream)
         check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
         if not isinstance(stream, InMemory):
             stream.check = batch_check(dynamics.gradients, state.params)
         rates = self._rates_table(0, steps, step_size, burn_in=burn_in)
-        kept = rates.step_size[min(burn_in, steps - 1) :]
+        check_stages(self.dynamics, rates)
+        kept = rates.sampled(min(burn_in, steps - 1))
         warn_if_saturated(kept)
         self.dynamics.check(
             dynamics, step_size=kept.max(0).values[self.chain_ids],

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 # What a stream is for. Streams of different purposes never share a key.
-NOISE, INIT, DATA, LABELS, HELD_OUT = range(5)
+NOISE, INIT, DATA, LABELS, HELD_OUT, EXCHANGE = range(6)
 
 #: Normals are made in blocks of this many.
 BLOCK = 32

@@ -18,6 +18,8 @@ from torch import Tensor
 
 Value = float | Tensor
 Schedule = Callable[[int], Value]
+#: Which steps of a run explore: see ``stages``.
+Stages = Callable[[int], bool]
 
 
 @dataclass(frozen=True)
@@ -78,21 +80,38 @@ class polynomial:
 class cyclical:
     """initial (1 + cos(pi (step mod period) / period)) / 2: warm restarts every ``period`` steps.
 
-    Each cycle starts at ``initial``, explores, and falls towards 0 (Zhang et al. 2020).
+    Each cycle starts at ``initial``, explores, and falls towards 0. With ``exploration`` it has the
+    two stages of cyclical SG-MCMC (Zhang et al. 2020, arXiv 1902.03932): in its first
+    round(exploration period) steps the temperature is 0 and no iterate is kept, so that chains
+    descend, by large steps, into a mode that may be another than before; in the others T and what
+    is kept are as ever.
 
-    >>> eta = cyclical(0.1, period=100)
+    >>> eta = cyclical(0.1, period=100, exploration=0.8)
     >>> eta(0), round(eta(50), 12), eta(100)
     (0.1, 0.05, 0.1)
+    >>> eta.explores(79), eta.explores(80), eta.explores(100)
+    (True, False, True)
     """
 
     initial: Value
     period: int
+    exploration: float = 0.0
 
     def __post_init__(self) -> None:
         _positive("period", self.period)
+        if not 0 <= self.exploration < 1 or round(self.exploration * self.period) >= self.period:
+            raise ValueError(
+                "exploration must be a share of the cycle, at least 0 and below 1, that leaves "
+                f"steps to sample in, got {self.exploration!r} of period={self.period!r}: give "
+                "0.8, for example"
+            )
 
     def __call__(self, step: int) -> Value:
         return self.initial * (0.5 * (1.0 + math.cos(math.pi * (step % self.period) / self.period)))
+
+    def explores(self, step: int) -> bool:
+        """Whether this step belongs to the exploration stage of its cycle."""
+        return step % self.period < round(self.exploration * self.period)
 
 
 @dataclass(frozen=True)
@@ -147,6 +166,17 @@ class inverse_sqrt:
 
     def __call__(self, step: int) -> Value:
         return 1.0 / math.sqrt(step + 1)
+
+
+def stages(step_size: object) -> Stages | None:
+    """Which steps explore, at temperature 0 and with nothing kept: what the step size's schedule
+    says by a method ``explores(step)``; None where none does.
+
+    >>> stages(0.1) is None, stages(cyclical(0.1, 100)) is None
+    (True, True)
+    """
+    found = getattr(step_size, "explores", None)
+    return found if found is not None and getattr(step_size, "exploration", True) else None
 
 
 def as_schedule(rate: Value | Schedule) -> Schedule:

@@ -21,13 +21,14 @@ from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.cli.app import app
 from natural_langevin.distributed import Group, Layout
 from natural_langevin.distributed.reduction import DataGroup
+from natural_langevin.dynamics import Underdamped
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1.protocol import PRESETS
 from natural_langevin.sampling import prior_scale, recipe, temperature_probe, warm_up
 
 DOUBLE = torch.float64
 #: Options that belong to ``sample``; all others are the sampler's.
-OF_RUN = ("batch_size", "burn_in", "thin", "store", "checkpoint", "every")
+OF_RUN = ("batch_size", "burn_in", "thin", "store", "checkpoint", "every", "exchange")
 
 
 def network(kind: str = "dense", dtype: torch.dtype = DOUBLE) -> nn.Module:
@@ -98,6 +99,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "preconditioner": QUASI(targets="model"), "temperature": 0.1,
     },
     "clipped": {"clip": 0.05},
+    "control variates": {"control_variates": 2},
     "in pieces": {"microbatch": 2, "preconditioner": QUASI(targets="model")},
     "fewer samples than processes": {"batch_size": 1},
     "chains with a batch each": {"chains": 2, "step_size": torch.tensor([5e-4, 1e-4])},
@@ -326,6 +328,25 @@ def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
     found["files again"] = len(list(target.glob("[!.]*")))
     found["refused"] = refusals(spread)
     return found
+
+
+def check_exchanged(group: Group, folder: Path) -> dict[str, Any]:
+    """A ladder of three temperatures that reaches over both processes, with momentum and anchors:
+    the same swaps as on one, also after a checkpoint."""
+    options = {"chains": 3, "temperature": torch.tensor([1.0, 1.2, 1.5]), "exchange": 3}
+    options |= {"dynamics": Underdamped(0.3), "control_variates": 4, "step_size": 5e-3}
+    length = {"steps": 30, "burn_in": 6, "thin": 4}
+    alone = run(None, classes(), **length, **options)
+    spread = run("auto", classes(), **length, **options, checkpoint=folder, every=7)
+    again = run("auto", classes(), **length, **options, checkpoint=folder, every=7)
+    own = spread.shards.processes.own
+    rows = slice(own.start, own.stop)
+    return {
+        "draws": max(largest_difference(one, alone, rows) for one in (spread, again)),
+        "same": alone.config["exchange"] == spread.config["exchange"] == again.config["exchange"],
+        "rates": alone.config["exchange"]["rates"],
+        "pooled": spread.chosen(None),
+    }
 
 
 def loaded_answers(posterior: Posterior) -> dict[str, Any]:

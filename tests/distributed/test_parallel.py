@@ -10,7 +10,7 @@ TWO = [
     "shared_minibatches", "loader", "single_steps", "spread_chains", "chains_in_a_folder",
     "a_checkpoint", "auto_step_size", "diverging", "all_diverging", "other_data", "other_weights",
     "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
-    "traced", "exchange_compiled",
+    "traced", "exchange_compiled", "exchanged",
 ]  # fmt: skip
 COMPILER = "torch._inductor.compile_fx"
 FOUR = ["spread_chains", "loader", "single_steps"]
@@ -63,6 +63,14 @@ def test_batches_of_a_loader_are_shared_too(processes, request):
 def test_single_steps(two, four):
     for found in (two["single_steps"], two["after_all_that"], four["single_steps"]):
         assert all(d < 1e-12 for d in values(found))
+
+
+def test_swaps_between_processes_are_those_within_one(two):
+    for found in values(two["exchanged"]):
+        assert found["draws"] < 1e-12
+        assert found["same"]
+        assert found["pooled"] == [0]
+        assert all(0 < rate <= 1 for rate in found["rates"])
 
 
 @pytest.mark.parametrize(

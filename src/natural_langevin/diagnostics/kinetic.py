@@ -119,7 +119,11 @@ def measure(
     chain_axis: bool,
     seed: int = 0,
 ) -> Replicates:
-    """One step per batch, from ``state`` on, which is not changed."""
+    """One step per batch, from ``state`` on, which is not changed.
+
+    Of dynamics with control variates the noise is measured on plain gradients, and what minibatches
+    add is not: that of plain ones would not be theirs."""
+    reduced, state = bool(state.anchor), state._replace(anchor=())
     generator = torch.Generator(state.step.device).manual_seed(seed)
     temperature, eta = dynamics.temperature.double().cpu(), rates.step_size.cpu()
     none = nothing(list(state.params))
@@ -134,6 +138,8 @@ def measure(
         weights = _rough_diagonal(C, state, generator)
         sums = _step_sums(dynamics, state, new, batch, rates, num_data, C, weights, chain_axis,
                           generator)  # fmt: skip
+        if reduced:
+            sums[..., _HEAT] = torch.nan
         finite = torch.isfinite(sums[..., : _TRACE + 1]).flatten(1).all(1)
         running = (new.diverged < 0).cpu() & finite & (eta > 0)
         lost = sums[..., _ROUNDING].sum(1) > 0.01 * temperature * sums[..., _TRACE].sum(1)

@@ -239,6 +239,15 @@ class Diagnosis:
             )
         return found
 
+    def _swaps(self) -> list[str]:
+        """How often neighbouring temperatures swapped, where they did."""
+        found, tau = self.advice.run.get("exchange"), self.advice.run.get("temperature")
+        if not found or not tau:
+            return []
+        pairs = zip(found["pairs"], found["rates"], strict=True)
+        said = ", ".join(f"{tau[c]:g} and {tau[d]:g} {rate:.0%}" for (c, d), rate in pairs)
+        return [f"Swaps between temperatures: {said} of the proposals."]
+
     def trace_plot(self, *, count: int = 4) -> Any:
         """The numbers that mix worst, along the draws: a matplotlib figure. Healthy traces of
         different chains lie on top of each other and show no trend."""
@@ -264,6 +273,7 @@ class Diagnosis:
                 f"Distance between chains: up to {self.distances.max():.2f} standard deviations."
             )
         lines += [f"Parameter {name}: {found}." for name, found in self.parameters.items()]
+        lines += self._swaps()
         if self.kinetic is None:
             lines.append(
                 "Effective temperature of a step: not measured in a run this short; "

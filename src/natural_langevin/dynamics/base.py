@@ -8,6 +8,7 @@ gives to ``Langevin(dynamics=...)``: options and equations, nothing of a network
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -33,6 +34,8 @@ class State(NamedTuple):
     likelihood: dict[str, Tensor]  # what the likelihood learns, (chain,) each
     diverged: Tensor  # (chain,) int64: the update whose result had a non-finite loss, or -1
     own: Any = ()  # what the integrator itself carries on: a NamedTuple of its file
+    anchor: Any = ()  # where gradients are compared with all data's (``control_variates.Anchor``)
+    swaps: Any = ()  # how often chains have swapped (``sampling.exchange.Swaps``)
 
     @property
     def chains(self) -> int:
@@ -121,6 +124,18 @@ class Integrator:
     ) -> State:
         """The state after the step, from what a minibatch says at ``before``."""
         raise NotImplementedError
+
+    def relocated(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        change: Callable[[], Params],
+        rates: Rates,
+        num_data: float | Tensor,
+    ) -> Any:
+        """``state.own`` where somebody has put chains elsewhere between two steps, with ``change``
+        in v: what is carried on must go with the new theta as it went with the old one."""
+        return state.own
 
     def innovation(self, old: State, new: State) -> tuple[Params, float] | None:
         """What a step added: Delta = -eta C v + sqrt(2 h eta T / N) C^{1/2} xi, and the share h.

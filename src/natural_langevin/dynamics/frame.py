@@ -35,6 +35,7 @@ from natural_langevin.dynamics.base import (
     select,
     still_running,
 )
+from natural_langevin.dynamics.control_variates import Anchor, corrected
 from natural_langevin.dynamics.rates import Kind, Rates
 from natural_langevin.preconditioners import (
     Damping,
@@ -63,6 +64,8 @@ class LangevinDynamics:
     noise: Tensor  # (chain,) int64: origin of the chains' noise streams
     labels: Tensor  # (chain,) int64: origin of the streams that draw labels from the model
     keep_mean: bool = True  # whether a running mean of theta is kept
+    #: Steps between two anchors of the gradients (``control_variates``); None: plain gradients.
+    control_variates: int | None = None
 
     #: Where in a chain's noise stream every parameter's draws begin, and where all of them end.
     starts: dict[str, int] = field(init=False)
@@ -84,6 +87,7 @@ class LangevinDynamics:
         """The state before the first update, from starting points (chain, *shape)."""
         first = next(iter(params.values()))
         chains = first.shape[0]
+        still = [{k: torch.zeros_like(p) for k, p in params.items()} for _ in range(2)]
         return State(
             step=torch.zeros((), dtype=torch.int64, device=first.device),
             params=params,
@@ -94,6 +98,7 @@ class LangevinDynamics:
             ),
             diverged=torch.full((chains,), -1, dtype=torch.int64, device=first.device),
             own=self.integrator.init(params),
+            anchor=Anchor(*still) if self.control_variates else (),
         )
 
     def step(
@@ -137,7 +142,17 @@ class LangevinDynamics:
             statistics=kind.adapts,
         )
         found.size = batch[0].shape[1 if chain_axis else 0]
-        return found
+        if not state.anchor:
+            return found
+        there = self.gradient(state, state.anchor.params, batch, chain_axis=chain_axis)
+        return corrected(found, there, state.anchor)
+
+    def gradient(self, state: State, params: Params, batch: Batch, *, chain_axis: bool) -> Params:
+        """The batch's mean loss gradient at ``params``, and nothing else."""
+        return self.gradients(
+            params, state.likelihood, batch,
+            chain_axis=chain_axis, key=self._no_key, step=state.step, statistics=False,
+        ).gradient  # fmt: skip
 
     def prepare(self, params: Params, x: Tensor) -> None:
         """Traces the network on a batch like ``x``. Idempotent."""
@@ -145,8 +160,10 @@ class LangevinDynamics:
 
     @property
     def kernels(self) -> frozenset[str]:
-        """The integrator's; a subclass of this frame, which may move otherwise, has none."""
-        return kernels_of(self.integrator) if type(self) is LangevinDynamics else frozenset()
+        """The integrator's; a subclass of this frame, which may move otherwise, has none, and
+        none computes two gradients."""
+        plain = type(self) is LangevinDynamics and not self.control_variates
+        return kernels_of(self.integrator) if plain else frozenset()
 
     # What integrators are made of -----------------------------------------------------------------
 
@@ -160,9 +177,8 @@ class LangevinDynamics:
         """J_{t+1}, and the factor of the C that this step applies."""
         new = state.metric
         if rates.kind.adapts:
-            new = self.preconditioner.update(
-                state.metric, evaluation.gradient, evaluation.statistics, rates.decay
-            )
+            g = evaluation.minibatch_gradient or evaluation.gradient
+            new = self.preconditioner.update(state.metric, g, evaluation.statistics, rates.decay)
         used = new if self.fresh(rates.kind) else state.metric
         return new, self.factor(used, state.params, num_data)
 
@@ -181,7 +197,12 @@ class LangevinDynamics:
 
     def noise_scale(self, rates: Rates, num_data: float | Tensor, share: float = 1.0) -> Tensor:
         """sqrt(2 eta T / N), with ``share`` under the root: (chain,)."""
-        return torch.sqrt(2 * share * rates.step_size * self.temperature / num_data)
+        tau = self.temperature_at(rates.kind)
+        return torch.sqrt(2 * share * rates.step_size * tau / num_data)
+
+    def temperature_at(self, kind: Kind) -> Tensor:
+        """T of every chain at such a step: 0 where it explores (``schedules.cyclical``)."""
+        return torch.zeros_like(self.temperature) if kind.explores else self.temperature
 
     def standard_normal(self, like: Params, step: Tensor, draw: int = 0) -> Params:
         """z ~ N(0, Id), addressed by (seed, chain, step, draw, tensor, element).

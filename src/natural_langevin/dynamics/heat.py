@@ -61,7 +61,7 @@ def corrected_noise(
 ) -> Params:
     """What is injected in place of sqrt(2 ``share`` eta T / N) A z."""
     theta, eta = state.params, rates.step_size
-    total = 2 * share * eta * on.temperature / num_data
+    total = 2 * share * eta * on.temperature_at(rates.kind) / num_data
     heat = torch.minimum(eta.square() * _inverse_size(batch_size, num_data), total)
     one, two = (on.standard_normal(theta, state.step, draw) for draw in range(2))
     damping = on.damping(theta, num_data)

@@ -27,6 +27,7 @@ thermostats, NeurIPS 2014.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,11 +87,11 @@ class NoseHoover(Integrator):
         s = {k: s[k] - per_chain(eta, s[k]) * kick[k] for k in s}
         r = C.forward(s)
         half = {k: theta[k] + r[k] / 2 for k in theta}
-        x = self._thermostat(on, x, s, eta, num_data)
+        x = self._thermostat(on, x, s, rates, num_data)
         z, scale = on.standard_normal(theta, state.step), self._scale(on, x, rates, num_data)
         kept = torch.exp(-x)
         s = {k: per_chain(kept, s[k]) * s[k] + per_chain(scale, z[k]) * z[k] for k in s}
-        x = self._thermostat(on, x, s, eta, num_data)
+        x = self._thermostat(on, x, s, rates, num_data)
         r = C.forward(s)
         moved = {k: half[k] + r[k] / 2 for k in theta}
         return state._replace(
@@ -102,15 +103,31 @@ class NoseHoover(Integrator):
             own=Thermostat(s, x),
         )
 
+    def relocated(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        change: Callable[[], Params],
+        rates: Rates,
+        num_data: float | Tensor,
+    ) -> Thermostat:
+        """s, too, stands half a kick before the momentum that is independent of theta."""
+        s, x = state.own
+        kick = on.factor(state.metric, s, num_data).transpose(change())
+        return Thermostat(
+            {k: s[k] + per_chain(rates.step_size, y) * y / 2 for k, y in kick.items()}, x
+        )
+
     def _thermostat(
-        self, on: LangevinDynamics, x: Tensor, s: Params, eta: Tensor, num_data: float | Tensor
+        self, on: LangevinDynamics, x: Tensor, s: Params, rates: Rates, num_data: float | Tensor
     ) -> Tensor:
         """Half a step of x."""
         count = sum(p[0].numel() for p in s.values())
         square = torch.stack([p.square().flatten(1).sum(1) for p in s.values()]).sum(0)
-        hot = on.temperature > 0
-        kinetic = square * num_data / (count * torch.where(hot, on.temperature, 1.0))
-        return x + torch.where(hot, kinetic - eta, 0.0) / 2
+        tau = on.temperature_at(rates.kind)
+        hot = tau > 0
+        kinetic = square * num_data / (count * torch.where(hot, tau, 1.0))
+        return x + torch.where(hot, kinetic - rates.step_size, 0.0) / 2
 
     def _scale(
         self, on: LangevinDynamics, x: Tensor, rates: Rates, num_data: float | Tensor

@@ -23,6 +23,7 @@ class Kind(NamedTuple):
     adapts: bool = True  # gamma_t > 0: the metric takes this batch in
     first: bool = False  # there is no earlier metric: this batch's own is applied
     tunes: bool = False  # the integrator may change its step size (``Integrator.tunes``)
+    explores: bool = False  # the temperature is 0 at this step (``schedules.stages``)
 
 
 class Rates(NamedTuple):
@@ -37,9 +38,17 @@ class Rates(NamedTuple):
 class RatesTable:
     """The rates of steps ``start``, ``start`` + 1, ...: ``values`` has a row for each."""
 
-    def __init__(self, values: Tensor, *, start: int = 0, tuned: int = 0) -> None:
-        """``tuned``: in so many first steps the integrator may change its step size."""
-        self.values, self.start, self.tuned = values, start, tuned
+    def __init__(
+        self,
+        values: Tensor,
+        *,
+        start: int = 0,
+        tuned: int = 0,
+        explores: schedules.Stages | None = None,
+    ) -> None:
+        """``tuned``: in so many first steps the integrator may change its step size;
+        ``explores``: which steps are at temperature 0."""
+        self.values, self.start, self.tuned, self.explores = values, start, tuned, explores
 
     @staticmethod
     def build(
@@ -68,8 +77,12 @@ class RatesTable:
                 name="mean_rate", chains=1, high=1.0,
             ),
         ]  # fmt: skip
+        explores = schedules.stages(step_size)
+        if explores is not None:  # the running mean, too, is of what is sampled
+            still = torch.tensor([explores(step) for step in range(start, stop)])[:, None]
+            columns[2] = torch.where(still, 0.0, columns[2])
         values = torch.cat(columns, dim=1).to(dtype=dtype, device=device)
-        return RatesTable(values, start=start, tuned=tuned)
+        return RatesTable(values, start=start, tuned=tuned, explores=explores)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -83,7 +96,21 @@ class RatesTable:
         """The same for these chains."""
         shared = self.values[:, -2:]
         values = torch.cat([self.step_size[:, ids], shared], dim=1)
-        return RatesTable(values, start=self.start, tuned=self.tuned)
+        return RatesTable(values, start=self.start, tuned=self.tuned, explores=self.explores)
+
+    def sampled(self, start: int) -> Tensor:
+        """eta_t of the steps from ``start`` on whose iterates may be kept, (step, chain); of all,
+        where none may."""
+        explores, rows = self.explores, range(start - self.start, len(self))
+        kept = [k for k in rows if explores is None or not explores(self.start + k)]
+        return self.step_size[kept or list(rows)] if explores else self.step_size[rows.start :]
+
+    def same_stage(self, step: int, count: int) -> int:
+        """How many of the ``count`` steps from this one on come before the stage changes."""
+        if self.explores is None:
+            return count
+        here = self.explores(step)
+        return next((k for k in range(count) if self.explores(step + k) != here), count)
 
     @cached_property
     def _adapts(self) -> list[bool]:
@@ -93,7 +120,8 @@ class RatesTable:
     def kind(self, step: int) -> Kind:
         """What kind of step this is."""
         adapts = self._adapts[step - self.start]
-        return Kind(adapts, first=adapts and step == 0, tunes=step < self.tuned)
+        explores = self.explores is not None and self.explores(step)
+        return Kind(adapts, first=adapts and step == 0, tunes=step < self.tuned, explores=explores)
 
     def adapts_from(self, step: int) -> bool:
         """Whether the metric takes in any batch from this step on."""

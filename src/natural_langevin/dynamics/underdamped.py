@@ -33,6 +33,7 @@ The effective overdamped step is eta / a: a smaller friction travels further per
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -152,6 +153,22 @@ class Underdamped(Integrator):
             likelihood=evaluation.likelihood,
             own=Momentum(r),
         )
+
+    def relocated(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        change: Callable[[], Params],
+        rates: Rates,
+        num_data: float | Tensor,
+    ) -> Momentum:
+        """ "ubu" carries the momentum of theta's own time on, which is independent of theta; the
+        others half a kick before it, r = p + eta C v / 2 with such a p."""
+        r = state.own.momentum
+        if self.integrator == "ubu":
+            return Momentum(r)
+        kick = on.factor(state.metric, r, num_data).apply(change())
+        return Momentum({k: r[k] + per_chain(rates.step_size, x) * x / 2 for k, x in kick.items()})
 
     def innovation(self, old: State, new: State) -> tuple[Params, float] | None:
         """r_new - (1 - a) r_old of "euler". "baoab" kicks before it forgets, so that the same

@@ -20,10 +20,12 @@ import torch
 from natural_langevin._internal.allocator import keep_pages
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import Dynamics, Info, State
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution import kernels
 from natural_langevin.execution.compiled import Attempt, CompiledStep, compiled, known_steps
 from natural_langevin.execution.executors import Executor, plan_executor
+from natural_langevin.execution.full_data import Anchors, Pause
 from natural_langevin.execution.graphs import GraphedStep
 from natural_langevin.execution.stepping import (
     InPlaceStep,
@@ -72,6 +74,13 @@ class Engine:
         #: The step in place; None: ``pure_step``.
         self.step: InPlaceStep | None = None
         self._graph: GraphedStep | None = None
+        #: What is done between steps.
+        self.pauses: list[Pause] = []
+        every = dynamics.control_variates if isinstance(dynamics, LangevinDynamics) else None
+        if every:
+            assert isinstance(dynamics, LangevinDynamics)
+            assert isinstance(stream, InMemory)
+            self.pauses.append(Anchors(dynamics, stream, every))
 
     @property
     def way(self) -> str:
@@ -97,6 +106,19 @@ class Engine:
         if not self._ready:
             self._plan(state)
             self._ready = True
+        info, stop = None, start + count
+        while start < stop:
+            for pause in self.pauses:
+                if start % pause.every == 0:
+                    state = pause(state, start)
+            then = min([stop, *((start // p.every + 1) * p.every for p in self.pauses)])
+            state, info = self._steps(state, start, then - start)
+            start = then
+        assert info is not None
+        return state, info
+
+    def _steps(self, state: State, start: int, count: int) -> tuple[State, Info]:
+        """The same without anything between steps."""
         if self._executor is not None:
             return state, self._executor.run(state, start, count)
         if self._graph is not None:

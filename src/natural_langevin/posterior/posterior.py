@@ -53,6 +53,14 @@ Chains = Sequence[int] | Literal["all"] | None
 Inputs = Any
 
 
+def pooled_chains(config: Mapping[str, Any], chains: Iterable[int]) -> list[int]:
+    """Those of ``chains`` that predictions pool: of a ladder of temperatures whose chains swap, the
+    ones at temperature 1, for which the others are there; all where there is none."""
+    chains = list(chains)
+    cold = [c for c in chains if "exchange" in config and config["temperature"][c] == 1]
+    return cold or chains
+
+
 class Posterior:
     """``samples[name]`` is (chain, draw, *shape); ``mean`` and ``last`` are (chain, *shape).
 
@@ -162,9 +170,10 @@ class Posterior:
 
     def chosen(self, chains: Chains) -> list[int]:
         """The healthy ones among ``chains``: None for all of them, if they have one temperature
-        and one prior. Others sample different distributions: pooling them must be asked for."""
+        and one prior. Others sample different distributions: pooling them must be asked for. Of a
+        run with ``exchange``, None means the chains at temperature 1."""
         if chains is None or chains == "all":
-            wanted = self.healthy
+            wanted = self.healthy if chains else pooled_chains(self.config, self.healthy)
             alike = self.config.get("alike") or [0] * self.chains
             kinds = sorted({alike[c] for c in wanted})
             if chains is None and len(kinds) > 1:

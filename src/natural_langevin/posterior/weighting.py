@@ -15,10 +15,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from natural_langevin.schedules import Stages
 
-def draw_weights(step_size: Tensor, burn_in: int, thin: int) -> list[list[float]] | None:
+
+def draw_weights(
+    step_size: Tensor, burn_in: int, thin: int, explores: Stages | None = None
+) -> list[list[float]] | None:
     """w of every draw from eta (step, chain), with mean 1: (chain, draw), or one row for all
-    chains where they agree; None where all draws weigh the same.
+    chains where they agree; None where all draws weigh the same. Steps that explore do not count.
 
     >>> eta = torch.tensor([4.0, 1.0, 1.0, 2.0, 2.0])[:, None]
     >>> draw_weights(eta, burn_in=1, thin=2)
@@ -27,8 +31,12 @@ def draw_weights(step_size: Tensor, burn_in: int, thin: int) -> list[list[float]
     draws = (len(step_size) - burn_in) // thin
     if not draws:
         return None
-    kept = step_size[burn_in : burn_in + draws * thin].double().cpu()
-    weights = kept.unflatten(0, (draws, thin)).sum(1).mT
+    kept = step_size[burn_in : burn_in + draws * thin].double().cpu().unflatten(0, (draws, thin))
+    if explores is not None:
+        still = torch.tensor([explores(burn_in + k) for k in range(draws * thin)])
+        still = still.unflatten(0, (draws, thin))
+        kept = torch.where(still[..., None], 0.0, kept)[~still[:, -1]]
+    weights = kept.sum(1).mT
     mean = weights.mean(1, keepdim=True)
     weights = torch.where(mean > 0, weights / mean, torch.ones_like(weights))
     if torch.allclose(weights, torch.ones_like(weights), rtol=1e-4):

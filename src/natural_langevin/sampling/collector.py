@@ -19,6 +19,7 @@ from natural_langevin.posterior.networks import OnDisk
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.stores import Store
 from natural_langevin.sampling import trials
+from natural_langevin.schedules import Stages
 from natural_langevin.statistics import Params
 
 log = logging.getLogger("natural_langevin")
@@ -44,10 +45,11 @@ class Collector(Protocol):
         """Notes the chains' losses and their divergence."""
 
 
-def is_kept(step: int, burn_in: int, thin: int) -> bool:
+def is_kept(step: int, burn_in: int, thin: int, explores: Stages | None = None) -> bool:
     """Whether iterate ``step`` (the parameter after so many updates) is one to keep: those are
-    burn_in + thin, burn_in + 2 thin, ..."""
-    return step > burn_in and (step - burn_in) % thin == 0
+    burn_in + thin, burn_in + 2 thin, ... unless the update ``explores``."""
+    there = step > burn_in and (step - burn_in) % thin == 0
+    return there and (explores is None or not explores(step - 1))
 
 
 def finite_chains(state: State) -> Tensor:

@@ -17,6 +17,7 @@ from natural_langevin._internal.progress import Progress
 from natural_langevin.dynamics.base import Info
 from natural_langevin.sampling.checkpoint import Saved
 from natural_langevin.sampling.collector import Collector, is_kept
+from natural_langevin.schedules import Stages
 
 log = logging.getLogger("natural_langevin")
 
@@ -34,7 +35,8 @@ class DivergenceError(RuntimeError):
 class RunPlan:
     """Which iterates are kept and looked at. Iterate k is the parameter after k updates.
 
-    Kept are burn_in + thin, burn_in + 2 thin, ... Losses are looked at every ``look_every`` steps
+    Kept are burn_in + thin, burn_in + 2 thin, ..., but for those that a step which ``explores`` has
+    led to (``schedules.stages``). Losses are looked at every ``look_every`` steps
     and at the end. Checkpoints are ``save_every`` steps apart, or about ``SAVE_SECONDS``; the last
     step is followed by one too, unless what comes of the run is written elsewhere at once."""
 
@@ -44,6 +46,7 @@ class RunPlan:
     save_every: int | None = None
     look_every: int = LOOK_EVERY
     save_end: bool = True
+    explores: Stages | None = None
 
     @property
     def looks(self) -> int:
@@ -52,7 +55,7 @@ class RunPlan:
 
     def keeps(self, done: int) -> bool:
         """Whether iterate ``done`` is kept."""
-        return is_kept(done, self.burn_in, self.thin)
+        return is_kept(done, self.burn_in, self.thin, self.explores)
 
     def looks_at(self, done: int) -> bool:
         """Whether the losses are looked at after ``done`` updates."""

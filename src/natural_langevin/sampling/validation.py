@@ -19,7 +19,7 @@ from natural_langevin._internal import capacity
 from natural_langevin._internal.proven import is_proven
 from natural_langevin._internal.tensorfile import Spec, size_in_bytes
 from natural_langevin.data.streams import Loader, Stream
-from natural_langevin.dynamics import Integrator, Overdamped, State
+from natural_langevin.dynamics import Integrator, LangevinDynamics, Overdamped, RatesTable, State
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.preconditioners import (
     Euclidean,
@@ -108,7 +108,13 @@ def check_counts(chains: Any, num_data: Any, seed: Any) -> tuple[int, float | No
 
 
 def check_training(
-    microbatch: Any, autocast: Any, clip: Any, preconditioner: Preconditioner
+    microbatch: Any,
+    autocast: Any,
+    clip: Any,
+    preconditioner: Preconditioner,
+    control_variates: Any,
+    dynamics: Integrator,
+    likelihood: Likelihood,
 ) -> dict[str, Any]:
     """The settings of the gradient that are not left at their defaults, in words."""
     if microbatch is not None:
@@ -129,8 +135,47 @@ def check_training(
         or not 0 < float(clip) < math.inf
     ):
         raise ValueError(f"clip must be a positive number or None, got {clip!r}")
-    settings = {"microbatch": microbatch, "autocast": autocast and str(autocast), "clip": clip}
+    _check_anchors(control_variates, clip, dynamics, likelihood)
+    settings = {
+        "microbatch": microbatch, "autocast": autocast and str(autocast), "clip": clip,
+        "control_variates": control_variates,
+    }  # fmt: skip
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _check_anchors(every: Any, clip: Any, dynamics: Integrator, likelihood: Likelihood) -> None:
+    """``control_variates``, and what does not go with them."""
+    if every is None:
+        return
+    if whole_number("control_variates", every) < 1:
+        raise ValueError(
+            f"control_variates must be a positive number of steps between two anchors, got {every}"
+            ": about num_data / batch_size is good, None is without"
+        )
+    name = f"control_variates={every}"
+    if clip is not None:
+        raise ValueError(
+            f"{name} needs gradients that add up, and clip={clip!r} cuts some: leave one out"
+        )
+    if getattr(dynamics, "correct_heat", False):
+        raise ValueError(
+            f"{name} leaves little of the minibatches' noise, and correct_heat=True would take all "
+            "of it away once more: leave one out"
+        )
+    if likelihood.init(1, dtype=torch.float32, device=torch.device("cpu")):
+        raise ValueError(
+            f"{name} needs a likelihood that stays the same, and {likelihood!r} learns from every "
+            "batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
+        )
+
+
+def refuse_anchors(what: str, dynamics: LangevinDynamics) -> None:
+    """Whoever does not see all data cannot make an anchor."""
+    if dynamics.control_variates:
+        raise ValueError(
+            f"control_variates={dynamics.control_variates} needs all data in memory, which {what} "
+            "does not show: give the tensors (x, y) to sample(), or leave it out"
+        )
 
 
 def check_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -390,22 +435,42 @@ def check_given(**counts: Any) -> None:
     check_run(given.get("steps", max(burn_in, 0) + max(thin, 1)), burn_in, thin)
 
 
-def check_thinning(steps: int, burn_in: int, thin: int, keep: Any) -> tuple[int, int]:
-    """The thinning to use, and how many iterates it keeps: at most ``keep``.
+def check_thinning(
+    steps: int, burn_in: int, thin: int, keep: Any, explores: schedules.Stages | None = None
+) -> tuple[int, int]:
+    """The thinning to use, and how many iterates it keeps: at most ``keep``, and none of the steps
+    that explore.
 
     A run that dropped every second sample whenever it held more than ``keep``, and went on with
     twice the thinning, would end with burn_in + t, burn_in + 2t, ... for t = thin, 2 thin, 4 thin,
     ... Since the steps are known, that last t is used from the start."""
-    kept = check_run(steps, burn_in, thin)
-    if keep is None:
-        return thin, kept
-    keep = whole_number("keep", keep)
-    if keep < 1:
+
+    def count(thin: int) -> int:
+        ends = range(burn_in + thin, steps + 1, thin)
+        return len(ends) if explores is None else sum(not explores(k - 1) for k in ends)
+
+    check_run(steps, burn_in, thin)
+    keep = None if keep is None else whole_number("keep", keep)
+    if keep is not None and keep < 1:
         raise ValueError(f"keep must be a positive integer, got {keep}")
-    while kept > keep:
+    while keep is not None and count(thin) > keep:
         thin *= 2
-        kept = (steps - burn_in) // thin
-    return thin, kept
+    if not count(thin):
+        raise ValueError(
+            f"every iterate that thin={thin} would keep of {steps} steps after burn_in={burn_in} "
+            "is of an exploration stage: use a smaller thin, or steps that are whole cycles"
+        )
+    return thin, count(thin)
+
+
+def check_stages(dynamics: Integrator, rates: RatesTable) -> None:
+    """A Metropolis test needs one temperature."""
+    if rates.explores is not None and dynamics.tunes:
+        raise ValueError(
+            f"{dynamics!r} accepts and refuses at one temperature, and the step size's schedule "
+            "has exploration stages at temperature 0: use dynamics.Overdamped() or Underdamped(), "
+            "or exploration=0"
+        )
 
 
 def check_sample_dtype(value: Any, model_dtype: torch.dtype) -> torch.dtype:

@@ -50,6 +50,7 @@ def descend(
     downhill = dataclasses.replace(
         moves, integrator=Underdamped(friction=FRICTION), gradients=gradients,
         preconditioner=metric, temperature=torch.zeros_like(moves.temperature), keep_mean=False,
+        control_variates=None,
     )  # fmt: skip
     first = next(iter(state.params.values()))
     weights = sum(p[0].numel() for p in state.params.values())

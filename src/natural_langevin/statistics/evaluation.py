@@ -26,7 +26,8 @@ class Statistics:
 @dataclass
 class Evaluation:
     """What one batch says of every chain: loss (chain,), gradient, statistics, likelihood state;
-    and of how many samples it is (0: not said)."""
+    and of how many samples it is (0: not said). ``minibatch_gradient``: the batch's own, where
+    ``gradient`` is another estimate."""
 
     loss: Tensor
     gradient: Params
@@ -34,6 +35,7 @@ class Evaluation:
     likelihood: LikelihoodState
     deferred: dict[str, DeferredCall] = field(default_factory=dict)
     size: int = 0
+    minibatch_gradient: Params | None = None
 
 
 class DeferredCall(NamedTuple):

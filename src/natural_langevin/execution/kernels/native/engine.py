@@ -71,7 +71,7 @@ class NativeMLP:
         self._bind(state)
         stop = start + count
         while start < stop:
-            several = self._several(stop - start)
+            several = self.rates.same_stage(start, self._several(stop - start))
             if not isinstance(self.stream, InMemory):
                 self.take_batch(*self.stream.batch(start))
             began = time.perf_counter()
@@ -101,6 +101,7 @@ class NativeMLP:
         run, size = self._run, self.dtype.itemsize
         row = self._rates.data_ptr() + (start - self.rates.start) * self._rates.stride(0) * size
         run.start, run.count, run.step_size = start, count, row
+        run.temperature = self._temperature[self.rates.kind(start).explores]
         run.decay, run.mean_rate = row + run.chains * size, row + (run.chains + 1) * size
         if run.threads != torch.get_num_threads():
             run.threads, self._workspace = torch.get_num_threads(), None
@@ -153,7 +154,9 @@ class NativeMLP:
         self._loss = torch.zeros(chains, dtype=self.dtype)
         self._rates = self.rates.values.to(self.dtype).contiguous()
         run.chains, run.layers, run.step_stride = chains, len(self.specs), self._rates.stride(0)
-        run.temperature = self._keep(dynamics.temperature.to(self.dtype))
+        warm = dynamics.temperature.to(self.dtype)
+        #: Where the temperatures are: those to sample at, and those to explore at.
+        self._temperature = self._keep(warm), self._keep(torch.zeros_like(warm))
         run.noise_origin, run.label_origin = self._keep(dynamics.noise), self._keep(dynamics.labels)
         run.num_data, run.loss = self.num_data, self._loss.data_ptr()
         run.likelihood, run.variance = self._likelihood

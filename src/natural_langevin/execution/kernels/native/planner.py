@@ -69,7 +69,16 @@ class _OneBatch:
 
 
 def agrees(native: NativeMLP, state: State) -> bool:
-    """Whether one native step from ``state`` is the reference's, up to rounding."""
+    """Whether one native step from ``state`` is the reference's, up to rounding. It is one with
+    noise, also where a run begins by exploring."""
+    rates, native.rates = native.rates, RatesTable(native.rates.values, start=native.rates.start)
+    try:
+        return _agrees(native, state)
+    finally:
+        native.rates = rates
+
+
+def _agrees(native: NativeMLP, state: State) -> bool:
     step, stream = int(state.step), native.stream
     native.dynamics.prepare(state.params, stream.example()[0])
     batch = _batch(stream, step, len(state.diverged))

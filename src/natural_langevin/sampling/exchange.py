@@ -1,0 +1,212 @@
+"""Replica exchange (parallel tempering): chains of neighbouring temperatures swap their weights.
+
+Hot chains cross barriers that cold ones never do. With the energy of all data
+
+    E(theta) = N loss(theta) - ln alpha(theta),        chain c samples exp(-E / T_c),
+
+before every ``every``-th step chains i and j, neighbours on a ladder, swap theta with probability
+
+    min(1, exp[(1 / T_i - 1 / T_j) (E_i - E_j)])
+
+which leaves the product of all chains' targets as it is (Geyer 1991; Earl & Deem 2005). A chain
+keeps its temperature, its metric, its running mean and its momentum, which is independent of theta
+in equilibrium: theta alone travels. (Most integrators carry that momentum on before half a kick by
+theta's gradient; without exchanging that half too, by ``Integrator.relocated``, variances come out
+4 to 20 % too small.) Pairs (0, 1), (2, 3), ... and (1, 2), ... of rungs take turns, by which
+replicas travel along the ladder rather than diffuse (Okabe et al. 2001; Syed et al. 2022). Chains
+of equal temperature belong to different ladders, which never touch, so that they remain independent
+and R-hat compares what it should.
+
+E is computed from all data, also where steps take minibatches: swaps are exact, one pass over the
+data each. What minibatches and step size do to a chain between swaps stays what it was (see
+``dynamics.heat``): a rung that they heat is a rung at a slightly higher temperature.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from natural_langevin import random
+from natural_langevin._internal.processes import Processes
+from natural_langevin.data.streams import InMemory
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.execution.engine import Engine
+from natural_langevin.execution.full_data import mean_gradient, mean_loss
+from natural_langevin.priors import Prior
+from natural_langevin.sampling.step_size_search import like_chains
+from natural_langevin.sampling.validation import whole_number
+from natural_langevin.statistics import Params
+
+log = logging.getLogger("natural_langevin")
+
+#: Swaps rarer than this connect two temperatures by chance only.
+RARE = 0.05
+
+
+class Swaps(NamedTuple):
+    """Of every chain with the next hotter one, since burn-in: (chain,) each."""
+
+    accepted: Tensor  # sum of acceptance probabilities
+    proposed: Tensor  # and of how many
+
+
+def ladders(temperature: Tensor) -> list[list[int]]:
+    """Chains from cold to hot; the k-th chain of every temperature is on ladder k.
+
+    >>> ladders(torch.tensor([1.0, 1.0, 2.0, 4.0, 2.0]))
+    [[0, 2, 3], [1, 4]]
+    """
+    values = temperature.tolist()
+    rungs = [[c for c, t in enumerate(values) if t == rung] for rung in sorted(set(values))]
+    return [[rung[k] for rung in rungs if k < len(rung)] for k in range(max(len(r) for r in rungs))]
+
+
+def log_ratio(temperature: Tensor, energy: Tensor, cold: Tensor, hot: Tensor) -> Tensor:
+    """ln of the ratio of densities after and before chains ``cold`` and ``hot`` swap."""
+    gap = 1 / temperature[cold] - 1 / temperature[hot]
+    return gap * (energy[cold] - energy[hot])
+
+
+class ReplicaExchange:
+    """A pause of the engine (``execution.full_data.Pause``): the swaps of one run.
+
+    ``temperature`` and ``prior`` are those of all chains of all ``processes``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        processes: Processes,
+        temperature: Tensor,
+        prior: Mapping[str, Prior],
+        *,
+        every: Any,
+        burn_in: int,
+        seed: int,
+    ) -> None:
+        self.every, self._burn_in, self._seed = whole_number("exchange", every), burn_in, seed
+        if self.every < 1:
+            raise ValueError(
+                f"exchange must be a positive number of steps between swaps, got {every!r}"
+            )
+        self._temperature, self._processes = temperature.double().cpu(), processes
+        self._engine, self._dynamics, self._stream = engine, *_check(engine, temperature, prior)
+        rungs = [
+            (pair, place % 2)
+            for ladder in ladders(self._temperature)
+            for place, pair in enumerate(itertools.pairwise(ladder))
+        ]
+        self.pairs = [list(pair) for pair, _ in rungs]
+        self._turns = [
+            torch.tensor([pair for pair, turn in rungs if turn == k]).reshape(-1, 2)
+            for k in range(2)
+        ]
+
+    def begin(self, state: State) -> State:
+        """A state that counts swaps."""
+        zero = torch.zeros(state.chains, dtype=torch.float64, device=state.step.device)
+        return state._replace(swaps=Swaps(zero, zero.clone()))
+
+    def energy(self, state: State) -> Tensor:
+        """E of the chains here, in float64; NaN where a chain has stopped."""
+        on = self._dynamics
+        prior = torch.stack([on.prior[k].log_density(p) for k, p in state.params.items()])
+        found = self._engine.num_data * mean_loss(on, state, self._stream) - prior.double().sum(0)
+        return torch.where(state.diverged < 0, found, torch.nan)
+
+    def __call__(self, state: State, step: int) -> State:
+        """Proposes every second pair; the state after the swaps that were accepted."""
+        cold, hot = self._turns[step // self.every % 2].unbind(1)
+        if step == 0 or not len(cold):
+            return state
+        energy = self._processes.all_rows(self.energy(state)).cpu()
+        gain = log_ratio(self._temperature, energy, cold, hot)
+        key = random.stream(random.origin(self._seed, random.EXCHANGE, cold), step)
+        uniform = torch.special.ndtr(random.normal(key, 1)[:, 0].double())
+        accept = uniform.log() < gain  # false where it is not a number
+        own, swaps = list(self._processes.own), state.swaps
+        if step > self._burn_in:
+            counts = torch.zeros(2, len(energy), dtype=torch.float64)
+            counts[0, cold] = gain.clamp(max=0).exp().nan_to_num(0.0)
+            counts[1, cold] = gain.isfinite().double()
+            new = counts[:, own].to(state.step.device)
+            swaps = Swaps(swaps.accepted + new[0], swaps.proposed + new[1])
+        source = torch.arange(len(energy))
+        source[cold[accept]], source[hot[accept]] = hot[accept], cold[accept]
+        if not bool(accept.any()):
+            return state._replace(swaps=swaps)
+        rows = source[own].to(state.step.device)
+
+        def from_others(tree: Any) -> Any:
+            return pytree.tree_map(lambda t: self._processes.all_rows(t)[rows], tree)
+
+        def change() -> Params:
+            g = mean_gradient(self._dynamics, state, self._stream)
+            v = self._dynamics.posterior_gradient(state.params, g, self._engine.num_data)
+            return pytree.tree_map(torch.sub, from_others(v), v)
+
+        rates, num_data = self._engine.rates.row(step), self._engine.num_data
+        moved = self._dynamics.integrator.relocated(self._dynamics, state, change, rates, num_data)
+        params, anchor = from_others((state.params, state.anchor))
+        return state._replace(params=params, anchor=anchor, own=moved, swaps=swaps)
+
+    def describe(self) -> dict[str, Any]:
+        """For ``posterior.config["exchange"]``, before the run."""
+        return {"every": self.every, "pairs": self.pairs}
+
+    def report(self, state: State) -> dict[str, Any]:
+        """The same after it: ``rates`` are the mean acceptance probabilities of ``pairs``."""
+        accepted, proposed = (self._processes.all_rows(v).tolist() for v in state.swaps)
+        rates = [accepted[c] / max(1.0, proposed[c]) for c, _ in self.pairs]
+        temperature = self._temperature.tolist()
+        for (cold, hot), rate in zip(self.pairs, rates, strict=True):
+            if proposed[cold] and rate < RARE:
+                log.warning(
+                    "chains %d and %d, of temperatures %g and %g, swapped in %.1f %% of %d "
+                    "proposals: put more temperatures between them", cold, hot,
+                    temperature[cold], temperature[hot], 100 * rate, int(proposed[cold]),
+                )  # fmt: skip
+        return self.describe() | {"rates": [float(f"{r:.4g}") for r in rates]}
+
+
+def _check(
+    engine: Engine, temperature: Tensor, prior: Mapping[str, Prior]
+) -> tuple[LangevinDynamics, InMemory]:
+    """Refuses what cannot be exchanged, with the remedy."""
+    dynamics, stream = engine.dynamics, engine.stream
+    assert isinstance(dynamics, LangevinDynamics)
+    if not isinstance(stream, InMemory) or stream.rows is not None:
+        raise ValueError(
+            "exchange= compares energies of all data, which must be in memory and the same for all "
+            "chains: give the tensors (x, y)"
+        )
+    if dynamics.integrator.tunes:
+        raise ValueError(
+            f"exchange= cannot interrupt the trajectories of {dynamics.integrator!r}: use "
+            "dynamics.Underdamped() or Overdamped()"
+        )
+    if not bool((temperature > 0).all()) or len(temperature.unique()) < 2:
+        raise ValueError(
+            "exchange= needs a ladder of at least two temperatures above 0, got "
+            f"{temperature.tolist()}: give temperature=torch.logspace(0, 1, chains), for example"
+        )
+    if len(set(like_chains(torch.ones_like(temperature), prior))) > 1:
+        raise ValueError(
+            "exchange= needs one prior, and the chains differ in theirs: only temperatures may "
+            "differ along a ladder"
+        )
+    first = next(iter(dynamics.gradients.network.trainable().values()))
+    likelihood = dynamics.gradients.likelihood
+    if likelihood.init(1, dtype=first.dtype, device=first.device):
+        raise ValueError(
+            f"exchange= needs a likelihood that stays the same, and {likelihood!r} learns from "
+            "every batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
+        )
+    return dynamics, stream

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ class EigenKroneckerFisher(FactoredPreconditioner):
             )
 
     def init(self, params: Params, units: Units) -> Metric:
-        metric, spectrum = super().init(params, units), {}
+        metric, spectrum = super().init(params, units), dict[str, Any]()
         for group, (a, g) in by_layer(metric, "inputs", "outputs").items():
             spectrum |= nested(group, torch.ones_like(g[:, :, :1] * a[:, :1]))
         return metric | {"spectrum": spectrum}

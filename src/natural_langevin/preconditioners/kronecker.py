@@ -81,8 +81,8 @@ def shares(a: Tensor, g: Tensor, group: Group, damping: Damping) -> tuple[Tensor
 
 def cholesky(a: Tensor, g: Tensor, group: Group, damping: Damping) -> Cholesky:
     """Both factors with their shares of eps."""
-    diagonals = (m.diagonal(dim1=-2, dim2=-1) for m in (a, g))
-    first, others, outputs = shares(*diagonals, group, damping)
+    of_a, of_g = (m.diagonal(dim1=-2, dim2=-1) for m in (a, g))
+    first, others, outputs = shares(of_a, of_g, group, damping)
     if not group.weights:
         first = others
     inputs = torch.cat([first, others.expand(len(a), a.shape[-1] - 1)], dim=1)

@@ -314,9 +314,8 @@ class Gradients:
             params, state, *own, key
         )
         under_way = group.start(pytree.tree_map(part.share, (loss, gradient)))
-        moments = vmap(self._moments, in_dims=(0, 0, data, 0, 0, 0, 0))(
-            params, state, own[0], *tape, basis
-        )
+        over_chains: Any = vmap(self._moments, in_dims=(0, 0, data, 0, 0, 0, 0))
+        moments = over_chains(params, state, own[0], *tape, basis)
         found = group.add_up(pytree.tree_map(part.share, moments))
         loss, gradient = under_way()
         return Evaluation(loss, gradient, Statistics(**found), state)

@@ -100,6 +100,26 @@ def kronecker_loop(
     return sums
 
 
+def flat(tree: Params, start: int = 0) -> Tensor:
+    """Axes from ``start`` on flattened, parameters side by side."""
+    return torch.cat([v.flatten(start) for v in tree.values()], dim=-1).double()
+
+
+def dense(linear: Callable[[Params], Params], like: Params) -> Tensor:
+    """The matrix of a linear map on trees, column by column: float64, (chain, P, P)."""
+    sizes = [p[0].numel() for p in like.values()]
+    columns = []
+    for basis in torch.eye(sum(sizes)):
+        parts = basis.split(sizes)
+        tree = {
+            k: e.to(p).reshape(p.shape[1:]).expand_as(p)
+            for (k, p), e in zip(like.items(), parts, strict=True)
+        }
+        image = linear(tree)
+        columns.append(flat({k: image[k] for k in like}, 1))
+    return torch.stack(columns, dim=-1)
+
+
 def spread(bias: Tensor, weight: Tensor) -> Tensor:
     """(n, unit), shaped to broadcast against (n, unit, ...)."""
     return bias.reshape(bias.shape + (1,) * (weight.ndim - bias.ndim))

@@ -810,6 +810,7 @@ class Langevin:
             stop=stop,
             chains=chains or self.chains,
             tuned=burn_in if self.dynamics.tunes else 0,
+            refresh_steps=self.preconditioner.refresh_steps,
             dtype=trainable.dtype,
             device=self.device,
         )

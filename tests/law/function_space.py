@@ -40,6 +40,10 @@ INPUT_CHANGES = {
     "shifted": (torch.eye(INPUTS), torch.tensor([1.0, -2.0, 0.5])),
     "1 - x": (-torch.eye(INPUTS), torch.ones(INPUTS)),
     "affine": (torch.diag(torch.tensor([3.0, 0.2, 1.5])), torch.tensor([1.0, -2.0, 0.5])),
+    "rotated": (
+        torch.tensor([[2, -1, 2], [2, 2, -1], [-1, 2, 2]], dtype=torch.float64) / 3,
+        torch.zeros(INPUTS),
+    ),
     "mixed": (
         torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.5, -1.0], [0.0, 1.0, 1.0]]),
         torch.tensor([1.0, -2.0, 0.5]),
@@ -59,6 +63,8 @@ def with_inputs(net: nn.Sequential, matrix: Tensor, shift: Tensor) -> nn.Sequent
 #: What the last layer gives, z -> Q z, undone by a fixed map behind it.
 OUTPUT_CHANGES = {
     "outputs rescaled": torch.diag(torch.tensor([0.3, -2.0])),
+    "outputs rotated": torch.tensor([[3, -4], [4, 3]], dtype=torch.float64) / 5,
+    "outputs rotated and scaled": torch.tensor([[3.0, -4.0], [4.0, 3.0]]),
     "outputs mixed": torch.tensor([[1.0, 3.0], [0.5, -1.0]]),
 }
 

@@ -26,6 +26,7 @@ from monte_carlo import assert_normal
 from natural_langevin import priors
 from natural_langevin.preconditioners import (
     DiagonalFisher,
+    EigenKroneckerFisher,
     Euclidean,
     FullFisher,
     KroneckerFisher,
@@ -56,6 +57,7 @@ CASES: dict[str, tuple[Callable[[], Preconditioner], float]] = {
     # thrown so far by it that the metric it then learnt kept it there.
     "unit": (lambda: UnitFisher(damping=0.05, decay=adapt_then_stop), 0.08),
     "kronecker": (lambda: KroneckerFisher(decay=adapt_then_stop), 0.08),
+    "eigen": (lambda: EigenKroneckerFisher(decay=adapt_then_stop), 0.08),
     "full op": (lambda: FullFisher(decay=adapt_then_stop), 0.08),
     "full model": (lambda: FullFisher(targets="model", decay=adapt_then_stop), 0.08),
 }

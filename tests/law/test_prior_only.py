@@ -16,6 +16,7 @@ from torch import nn
 from natural_langevin import Langevin, likelihoods, priors
 from natural_langevin.preconditioners import (
     DiagonalFisher,
+    EigenKroneckerFisher,
     Euclidean,
     FullFisher,
     KroneckerFisher,
@@ -33,6 +34,7 @@ ETA = {
     FullFisher: 0.1,
     UnitFisher: 0.1,
     KroneckerFisher: 0.1,
+    EigenKroneckerFisher: 0.1,
 }
 N, VARIANCE, CHAINS = 101, 0.1, 256
 

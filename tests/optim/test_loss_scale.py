@@ -12,6 +12,7 @@ METRICS = {
     "quasi-diagonal": preconditioners.QuasiDiagonalFisher,
     "diagonal": preconditioners.DiagonalFisher,
     "kronecker": preconditioners.KroneckerFisher,
+    "eigen": preconditioners.EigenKroneckerFisher,
     "unit": preconditioners.UnitFisher,
     "rmsprop": preconditioners.RMSProp,
     "euclidean": preconditioners.Euclidean,

@@ -44,6 +44,8 @@ METRICS = {
     "kronecker, model": (
         preconditioners.KroneckerFisher(damping=1e-2, targets="model", sharing="reduce"), 1e-3,
     ),
+    "kronecker, refreshed": (preconditioners.KroneckerFisher(damping=1e-2, refresh=4), 1e-3),
+    "eigen": (preconditioners.EigenKroneckerFisher(damping=1e-2, refresh=4), 1e-3),
     "full": (preconditioners.FullFisher(damping=1e-2), 1e-3),
     "full, model": (preconditioners.FullFisher(damping=1e-2, targets="model"), 1e-3),
 }  # fmt: skip
@@ -56,7 +58,12 @@ def batches(count: int, size: int = 6) -> list[tuple[Tensor, Tensor]]:
 
 
 #: Drawn labels do not depend on the layers: the mixed network is run with the data's own.
-CASES = [(n, m) for n in NETWORKS for m in METRICS if n == "linear" or "model" not in m]
+CASES = [
+    (n, m)
+    for n in NETWORKS
+    for m in METRICS
+    if n == "linear" or not {"model", "refreshed"} & set(m.split(", "))
+]
 
 
 @pytest.mark.parametrize(("name", "metric"), CASES)

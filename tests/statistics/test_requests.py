@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from natural_langevin import Langevin, likelihoods, preconditioners
-from natural_langevin.statistics import Evaluation, Gradients, Network, Params, prepare_model
+from natural_langevin.statistics import (
+    Evaluation,
+    Gradients,
+    Network,
+    Params,
+    grouped,
+    prepare_model,
+)
 from oracle import NETWORKS, build, chains_of, cross_entropy, kronecker_loop, per_sample_loop
 from registry import batch, make
 
@@ -27,7 +34,8 @@ BOTH = ("unit_blocks", "kronecker")
 
 def evaluate(
     model: nn.Module, params: Params, x: Tensor, y: Tensor, requests: tuple[str, ...],
-    backend: str | None = None, **options: object,
+    backend: str | None = None, basis: dict[str, tuple[Tensor, ...]] | None = None,
+    **options: object,
 ) -> tuple[Evaluation, Gradients]:  # fmt: skip
     prepare_model(model, logging.getLogger())
     network = Network(model)
@@ -38,7 +46,9 @@ def evaluate(
         run = torch.compile(gradients, fullgraph=True, dynamic=False, backend=backend)
     chains = len(x)
     key, step = torch.zeros(chains, 2, dtype=torch.int32), torch.zeros((), dtype=torch.int64)
-    return run(params, {}, (x, y), chain_axis=True, key=key, step=step), gradients
+    return (
+        run(params, {}, (x, y), chain_axis=True, key=key, step=step, basis=basis or {}), gradients
+    )  # fmt: skip
 
 
 def assert_close(found: Tensor, expected: Tensor, what: object, tolerance: float = 1e-12) -> None:
@@ -98,6 +108,47 @@ def test_kronecker_factors_equal_the_per_sample_loop(name: str, sharing: str) ->
         for layer, (A, G) in factors.items():
             assert_close(statistics.inputs[f"{layer}.weight"][c], A, ("inputs", layer))
             assert_close(statistics.outputs[f"{layer}.weight"][c], G, ("outputs", layer))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conv2d", "conv2d same, groups", "conv2d one position", "attention, cross", "lstm",
+        "tied head", "folded", "foreign layer",
+    ],
+)  # fmt: skip
+def test_moments_in_a_basis_equal_the_per_sample_loop(name: str) -> None:
+    """mean_n (U_G^T V_n U_A)^2 for one sample after the other, whatever the layer."""
+    model, (x, y) = make(name, torch.float64), batch(name, 4, 2, torch.float64)
+    params, generator = chains_of(model, 2), torch.Generator().manual_seed(2)
+    first = {k: p[0] for k, p in params.items()}
+    found = [
+        per_sample_loop(model, cross_entropy, x[c], y[c], {k: p[c] for k, p in params.items()})
+        for c in range(2)
+    ]
+    network = Network(make(name, torch.float64))
+    network.install_hooks()
+    basis, rows = {}, {}
+    for group in grouped({k: p.shape for k, p in first.items()}, network.units(), {"rotated"}):
+        if "rotated" in group.requests:
+            v = torch.stack([rows_of(one.samples, group.names) for one in found])
+            draws = (torch.randn(2, n, n, generator=generator) for n in v.shape[:1:-1])
+            basis[group.matrix] = tuple(torch.linalg.qr(d.double())[0] for d in draws)
+            rows[group.matrix] = v
+    assert rows
+    evaluation, _ = evaluate(make(name, torch.float64), params, x, y, ("rotated",), basis=basis)
+    pieces, _ = evaluate(
+        make(name, torch.float64), params, x, y, ("rotated",), basis=basis, microbatch=3
+    )
+    assert evaluation.statistics.rotated.keys() == rows.keys()
+    for w, v in rows.items():
+        u_a, u_g = basis[w]
+        expected = torch.stack([
+            torch.stack([(u_g[c].T @ one @ u_a[c]).square() for one in v[c]]).mean(0)
+            for c in range(2)
+        ])  # fmt: skip
+        assert_close(evaluation.statistics.rotated[w], expected, w)
+        assert_close(pieces.statistics.rotated[w], expected, w)
 
 
 def partial_traces(u: Tensor) -> tuple[Tensor, Tensor]:

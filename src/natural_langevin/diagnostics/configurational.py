@@ -98,8 +98,8 @@ def measure(
         series.append(
             torch.stack(
                 [
-                    num_data * ((theta[k] - means[k][other]) * v[k]).double().flatten(1).sum(1)
-                    for k in theta
+                    num_data * d.double().reshape(len(d), -1).sum(1)
+                    for d in ((theta[k] - means[k][other]) * v[k] for k in theta)
                 ],
                 dim=1,
             )

@@ -206,7 +206,7 @@ def _step_sums(
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     """Inner product of every chain, in float64: (chain,)."""
-    return (a.double() * b.double()).flatten(1).sum(1)
+    return (a.double() * b.double()).reshape(len(a), -1).sum(1)
 
 
 def _rough_diagonal(metric: Factor, state: State, generator: torch.Generator) -> Params:

@@ -243,7 +243,7 @@ class Adjusted(Integrator):
 
 def _kinetic(p: Params) -> Tensor:
     """|p|^2 / 2 of every chain."""
-    return torch.stack([x.square().flatten(1).sum(1) for x in p.values()]).sum(0) / 2
+    return torch.stack([x.square().reshape(len(x), -1).sum(1) for x in p.values()]).sum(0) / 2
 
 
 def _kicked(p: Params, force: Params, scale: Tensor) -> Params:

@@ -140,6 +140,7 @@ class LangevinDynamics:
             step=state.step,
             deferred=deferred,
             statistics=kind.adapts,
+            basis=self.preconditioner.basis(state.metric) if kind.adapts else {},
         )
         found.size = batch[0].shape[1 if chain_axis else 0]
         if not state.anchor:
@@ -179,6 +180,8 @@ class LangevinDynamics:
         if rates.kind.adapts:
             g = evaluation.minibatch_gradient or evaluation.gradient
             new = self.preconditioner.update(state.metric, g, evaluation.statistics, rates.decay)
+        if rates.kind.refreshes:
+            new = self.preconditioner.refreshed(new, first=rates.kind.first)
         used = new if self.fresh(rates.kind) else state.metric
         return new, self.factor(used, state.params, num_data)
 

@@ -123,7 +123,7 @@ class NoseHoover(Integrator):
     ) -> Tensor:
         """Half a step of x."""
         count = sum(p[0].numel() for p in s.values())
-        square = torch.stack([p.square().flatten(1).sum(1) for p in s.values()]).sum(0)
+        square = torch.stack([p.square().reshape(len(p), -1).sum(1) for p in s.values()]).sum(0)
         tau = on.temperature_at(rates.kind)
         hot = tau > 0
         kinetic = square * num_data / (count * torch.where(hot, tau, 1.0))

@@ -1,9 +1,9 @@
 """Rates: what the schedules say at a step, and the table of them along a run.
 
 A row of the table holds eta_t of every chain, gamma_t and mu_t. This file is the one place that
-knows how a row is laid out. Two things are known to the host beforehand, so that a step need not do
-work whose result nobody reads: whether the metric takes this batch in (gamma_t > 0), and whether
-the metric has seen a batch before.
+knows how a row is laid out. Some things are known to the host beforehand, so that a step need not
+do work whose result nobody reads: whether the metric takes this batch in (gamma_t > 0), whether it
+has seen a batch before, and whether what it finds only now and then is due.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Kind(NamedTuple):
     first: bool = False  # there is no earlier metric: this batch's own is applied
     tunes: bool = False  # the integrator may change its step size (``Integrator.tunes``)
     explores: bool = False  # the temperature is 0 at this step (``schedules.stages``)
+    refreshes: bool = False  # the metric's eigenvectors are due (``Preconditioner.refreshed``)
 
 
 class Rates(NamedTuple):
@@ -44,11 +45,14 @@ class RatesTable:
         *,
         start: int = 0,
         tuned: int = 0,
+        refresh_steps: int = 0,
         explores: schedules.Stages | None = None,
     ) -> None:
         """``tuned``: in so many first steps the integrator may change its step size;
-        ``explores``: which steps are at temperature 0."""
-        self.values, self.start, self.tuned, self.explores = values, start, tuned, explores
+        ``refresh_steps``: see ``Preconditioner``; ``explores``: which steps are at temperature
+        0."""
+        self.values, self.start, self.tuned = values, start, tuned
+        self.refresh_steps, self.explores = refresh_steps, explores
 
     @staticmethod
     def build(
@@ -60,6 +64,7 @@ class RatesTable:
         stop: int,
         chains: int,
         tuned: int = 0,
+        refresh_steps: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> RatesTable:
@@ -82,7 +87,9 @@ class RatesTable:
             still = torch.tensor([explores(step) for step in range(start, stop)])[:, None]
             columns[2] = torch.where(still, 0.0, columns[2])
         values = torch.cat(columns, dim=1).to(dtype=dtype, device=device)
-        return RatesTable(values, start=start, tuned=tuned, explores=explores)
+        return RatesTable(
+            values, start=start, tuned=tuned, refresh_steps=refresh_steps, explores=explores
+        )
 
     def __len__(self) -> int:
         return len(self.values)
@@ -96,7 +103,10 @@ class RatesTable:
         """The same for these chains."""
         shared = self.values[:, -2:]
         values = torch.cat([self.step_size[:, ids], shared], dim=1)
-        return RatesTable(values, start=self.start, tuned=self.tuned, explores=self.explores)
+        return RatesTable(
+            values, start=self.start, tuned=self.tuned, refresh_steps=self.refresh_steps,
+            explores=self.explores,
+        )  # fmt: skip
 
     def sampled(self, start: int) -> Tensor:
         """eta_t of the steps from ``start`` on whose iterates may be kept, (step, chain); of all,
@@ -121,7 +131,13 @@ class RatesTable:
         """What kind of step this is."""
         adapts = self._adapts[step - self.start]
         explores = self.explores is not None and self.explores(step)
-        return Kind(adapts, first=adapts and step == 0, tunes=step < self.tuned, explores=explores)
+        return Kind(
+            adapts,
+            first=adapts and step == 0,
+            tunes=step < self.tuned,
+            explores=explores,
+            refreshes=adapts and self.refresh_steps > 0 and step % self.refresh_steps == 0,
+        )
 
     def adapts_from(self, step: int) -> bool:
         """Whether the metric takes in any batch from this step on."""

@@ -5,7 +5,8 @@ the time step sqrt(eta), and in equilibrium r ~ N(0, (eta T / N) C). One step, b
 
 "euler"  r <- (1 - a) r - eta C v + sqrt(2 a eta T / N) C^{1/2} xi,   theta <- theta + r
 
-    a = 1 *is* Algorithm 1, bit for bit. First order in eta.
+    a = 1 *is* Algorithm 1, bit for bit. First order in eta: the variance of a Gaussian target of
+    curvature k in the metric comes out too large by a share eta k / (2 (2 - a)).
 
 "baoab"  r <- r - eta C v                                                            B, a full kick
          theta <- theta + r / 2                                                      A
@@ -13,7 +14,7 @@ the time step sqrt(eta), and in equilibrium r ~ N(0, (eta T / N) C). One step, b
          theta <- theta + r / 2                                                      A
 
     The positions of BAOAB (Leimkuhler & Matthews 2013): its two half kicks between two positions
-    are one full kick. Second order, and exact for Gaussian targets.
+    are one full kick. Second order in eta, and exact for Gaussian targets.
 
 "ubu"    U(1/2), kick r <- r - eta C v at the point reached, U(1/2), where U(1/2) solves free motion
          with friction exactly over half a step: with g = -ln(1 - a) and rho = exp(-g / 2),
@@ -22,7 +23,8 @@ the time step sqrt(eta), and in equilibrium r ~ N(0, (eta T / N) C). One step, b
              Var n_1 = (1 - rho^2),  Cov(n_1, n_2) = (1 - rho)^2 / g,
              Var n_2 = 1/g - (1 - rho)(3 - rho) / g^2        in units of (eta T / N) C.
 
-    Second order with one gradient (Paulin et al. 2024, arXiv 2410.19780); a < 1. The half step
+    Second order in the time step sqrt(eta) with one gradient (Paulin et al. 2024, arXiv
+    2410.19780): that variance is too small by a share of about eta k / 6; a < 1. The half step
     before the gradient applies the metric of the batches before, whatever ``fresh`` says.
 
 The effective overdamped step is eta / a: a smaller friction travels further per gradient.

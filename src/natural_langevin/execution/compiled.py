@@ -75,7 +75,7 @@ class Attempt:
     def __call__(
         self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
     ) -> Info:
-        if kind.first or self.step is step_in_place:
+        if kind.first or kind.refreshes or self.step is step_in_place:
             return step_in_place(dynamics, data, state, batch, kind)
         if kind not in self._taken:
             return self._take_first(dynamics, data, state, batch, kind)

@@ -62,7 +62,7 @@ class GraphedStep:
     def __call__(
         self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
     ) -> Info:
-        if kind.first or self._failed:
+        if kind.first or kind.refreshes or self._failed:  # eigenvectors wait for the host
             return self._step(dynamics, data, state, batch, kind)
         key = (kind, None if batch is None else tuple((t.shape, t.dtype) for t in batch))
         found = self._recordings.get(key)

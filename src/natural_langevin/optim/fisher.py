@@ -13,7 +13,7 @@ Micro-batches of any sizes therefore add up to what the whole minibatch would ha
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.statistics import (
+    Basis,
     Gradients,
     Group,
     Params,
@@ -77,6 +78,9 @@ class Fisher:
         self._plans: dict[Any, tuple[bool, Plan | None, frozenset[str]]] = {}
         self._checked = False
         self.group: Any = None  # of the ranks that run replicas of the model
+        self.basis: Callable[[], Basis] = (
+            dict  # of the statistics "rotated": the optimizer knows it
+        )
         self.draw: Any = None  # given by whoever knows how to draw labels from the model
         layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.network_copy.owned)
         self.capture = Capture(model, list(layers), self._plan_for, self._finished)
@@ -252,7 +256,7 @@ class Fisher:
         with _transforming(whole, "freeze it with requires_grad_(False)"):
             return layer_statistics(
                 self.network_copy, plan, self.groups(params), recorded,
-                sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,
+                sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS, basis=self.basis(),
             )  # fmt: skip
 
     def groups(self, params: Params) -> list[Group]:

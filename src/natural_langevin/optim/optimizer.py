@@ -41,7 +41,7 @@ from natural_langevin.optim.reading import local_gradient, not_finite
 from natural_langevin.optim.scaling import Scale, Scaling
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.validation import check_arguments, check_counts, check_parameters
-from natural_langevin.statistics import Evaluation, Params, Statistics
+from natural_langevin.statistics import Basis, Evaluation, Params, Statistics
 
 
 class NaturalLangevin(torch.optim.Optimizer):
@@ -141,7 +141,7 @@ class NaturalLangevin(torch.optim.Optimizer):
 
             watching = ShardedFisher
         self._fisher = watching(model, preconditioner, reduction=reduction)
-        self._fisher.group = replicas
+        self._fisher.group, self._fisher.basis = replicas, self._basis
         self._agreement = Agreement(self._defining, self._changing)
         self._labels = Labels(self, self._fisher)
         self._loss_check = LossCheck(likelihood)
@@ -375,11 +375,22 @@ class NaturalLangevin(torch.optim.Optimizer):
         rows = {key: shards.local(value) for key, value in self.state[p].items()}
         return {key: v.to(device=p.device, dtype=p.dtype) for key, v in rows.items()}
 
+    def _basis(self) -> Basis:
+        """In which basis the metric wants the statistics of the next passes; without chain axis."""
+        assert self._layout is not None
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for block in self._layout.blocks if "rotated" in self.preconditioner.requests else ():
+            metric = self._layout.read({k: self._state_of(k) for k in block}, block)
+            basis = self.preconditioner.basis(metric)
+            found |= {w: (u_a[0], u_g[0]) for w, (u_a, u_g) in basis.items()}
+        return found
+
     def _rates(self, step: int, lr: float) -> Rates:
         first = next(iter(self._names.params.values()))
         return RatesTable.build(
             float(lr), self.preconditioner.ema_schedule(), self.mean_rate,
             start=step, stop=step + 1, chains=1, dtype=first.dtype, device=first.device,
+            refresh_steps=self.preconditioner.refresh_steps,
         ).row(step)  # fmt: skip
 
     def _dynamics(self, like: Tensor, temperature: float) -> LangevinDynamics:

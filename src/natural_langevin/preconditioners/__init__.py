@@ -6,6 +6,7 @@ Imports priors and statistics; dynamics and up import it.
 from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner
 from natural_langevin.preconditioners.damping import resolve_damping
 from natural_langevin.preconditioners.diagonal import DiagonalFisher
+from natural_langevin.preconditioners.eigen_kronecker import EigenKroneckerFisher
 from natural_langevin.preconditioners.euclidean import Euclidean
 from natural_langevin.preconditioners.full import FullFisher
 from natural_langevin.preconditioners.kronecker import KroneckerFisher
@@ -21,6 +22,7 @@ REGISTRY: dict[str, type[Preconditioner]] = {
     "quasi-diagonal": QuasiDiagonalFisher,
     "unit": UnitFisher,
     "kronecker": KroneckerFisher,
+    "eigen-kronecker": EigenKroneckerFisher,
     "full": FullFisher,
 }
 
@@ -28,6 +30,7 @@ __all__ = [
     "REGISTRY",
     "Damping",
     "DiagonalFisher",
+    "EigenKroneckerFisher",
     "Euclidean",
     "Factor",
     "FullFisher",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from natural_langevin import schedules
 from natural_langevin._internal.chains import number_or_chains
-from natural_langevin.statistics import Params, Requests, Sharing, Statistics
+from natural_langevin.statistics import Basis, Params, Requests, Sharing, Statistics
 
 #: A tree of tensors by parameter name; what is in it is each metric's own business.
 Metric = dict[str, Any]
@@ -83,6 +83,11 @@ class Preconditioner:
     #: Statistics are taken at every so many steps.
     every: int = 1
 
+    @property
+    def refresh_steps(self) -> int:
+        """Steps from one call of ``refreshed`` to the next; 0: there is none."""
+        return 0
+
     def init(self, params: Params, units: Units) -> Metric:
         """The metric before the first update: the identity."""
         raise NotImplementedError
@@ -92,6 +97,15 @@ class Preconditioner:
     ) -> Metric:
         """The metric after a batch; ``rate`` (chain,) is gamma_t. Likelihood gradients only."""
         raise NotImplementedError
+
+    def refreshed(self, metric: Metric, *, first: bool) -> Metric:
+        """The metric with what is found anew at every ``refresh_steps``-th step only, after
+        ``update``; ``first``: nothing was before."""
+        return metric
+
+    def basis(self, metric: Metric) -> Basis:
+        """In which basis the statistics "rotated" of the next batch are taken."""
+        return {}
 
     def factor(self, metric: Metric, damping: Damping) -> Factor:
         """A with C = A A^T, for the metric as it stands and epsilon by parameter name."""

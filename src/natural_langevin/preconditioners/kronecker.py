@@ -19,36 +19,34 @@ entry in the diagonal that is added to A. Positions that share a weight (pixels,
 ``sharing``: "expand" takes them for samples, "reduce" averages a and adds up delta first (see
 ``statistics.moments``). Parameters that are no matrix (norms, embeddings) are diagonal.
 
+``refresh=k`` keeps the factors of every k-th look at a batch, by their eigenvectors: the damped
+eigenvalues (lambda_A + pi sqrt(eps)) (lambda_G + sqrt(eps) / pi) are those of the same C, and no
+step needs a Cholesky factor (see ``factored``). An eps of the bias that is another one enters
+there by its share in every eigenvector, eps_j = sum_i U_A[i, j]^2 eps_i.
+
 Its invariance group: affine maps of a layer's inputs, and linear maps of its outputs' gradients.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average, per_chain
-from natural_langevin.preconditioners.base import (
-    Damping,
-    Factor,
-    FisherPreconditioner,
-    Metric,
-    Units,
-    damped,
+from natural_langevin._internal.chains import per_chain
+from natural_langevin.preconditioners.base import Damping, Metric, Units
+from natural_langevin.preconditioners.factored import (
+    Eigenbasis,
+    FactoredPreconditioner,
+    Root,
+    by_layer,
+    eigen,
 )
-from natural_langevin.preconditioners.unit import by_group, identity, nested
-from natural_langevin.statistics import (
-    Group,
-    Params,
-    Sharing,
-    Statistics,
-    grouped,
-    split_rows,
-    unit_rows,
-)
+from natural_langevin.preconditioners.unit import nested
+from natural_langevin.statistics import Group, Params
 
 
 class Cholesky(NamedTuple):
@@ -68,76 +66,76 @@ class Cholesky(NamedTuple):
         return torch.linalg.solve_triangular(self.inputs.mT, half, upper=True, left=False)
 
 
-def damped_factors(a: Tensor, g: Tensor, group: Group, damping: Damping) -> Cholesky:
-    """Both factors with their shares of eps."""
+def shares(a: Tensor, g: Tensor, group: Group, damping: Damping) -> tuple[Tensor, Tensor, Tensor]:
+    """What is added to A's diagonal, for the bias and for the weights, and to G's: (chain, 1) each;
+    ``a`` and ``g`` are the factors' diagonals, or their eigenvalues."""
     tiny = torch.finfo(a.dtype).tiny ** 0.5
-    level_a, level_g = (m.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(tiny) for m in (a, g))
-    pi = (level_a / level_g).sqrt()[:, None]
+    level_a, level_g = (m.mean(-1, keepdim=True).clamp_min(tiny) for m in (a, g))
+    pi = (level_a / level_g).sqrt()
     eps = per_chain(damping[group.matrix], pi)
-    share = (pi * eps.sqrt()).expand(len(a), a.shape[-1])
-    if group.weights:  # of the bias: what times sqrt(eps) / pi is its own eps
-        bias = per_chain(damping[group.name], pi)
-        ratio = torch.where(eps > 0, bias / eps.clamp_min(tiny), torch.ones_like(eps))
-        share = torch.cat([share[:, :1] * ratio, share[:, 1:]], dim=1)
-    rest = (eps.sqrt() / pi).expand(len(g), g.shape[-1])
+    # of the bias: what times sqrt(eps) / pi is its own eps
+    bias = per_chain(damping[group.name], pi)
+    ratio = torch.where(eps > 0, bias / eps.clamp_min(tiny), torch.ones_like(eps))
+    return pi * eps.sqrt() * ratio, pi * eps.sqrt(), eps.sqrt() / pi
+
+
+def cholesky(a: Tensor, g: Tensor, group: Group, damping: Damping) -> Cholesky:
+    """Both factors with their shares of eps."""
+    diagonals = (m.diagonal(dim1=-2, dim2=-1) for m in (a, g))
+    first, others, outputs = shares(*diagonals, group, damping)
+    if not group.weights:
+        first = others
+    inputs = torch.cat([first, others.expand(len(a), a.shape[-1] - 1)], dim=1)
     # They do not raise: a chain that lost definiteness is caught as divergence.
     return Cholesky(
-        inputs=torch.linalg.cholesky_ex(a + torch.diag_embed(share))[0],
-        outputs=torch.linalg.cholesky_ex(g + torch.diag_embed(rest))[0],
+        inputs=torch.linalg.cholesky_ex(a + torch.diag_embed(inputs))[0],
+        outputs=torch.linalg.cholesky_ex(g + torch.diag_embed(outputs.expand(len(g), g.shape[-1])))[
+            0
+        ],
     )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class KroneckerFisher(FisherPreconditioner):
-    """C is the inverse of (A + pi sqrt(eps)) x (G + sqrt(eps) / pi), layer by layer."""
+class KroneckerFisher(FactoredPreconditioner):
+    """C is the inverse of (A + pi sqrt(eps)) x (G + sqrt(eps) / pi), layer by layer.
+
+    ``refresh``: None factorises A and G at every step; k keeps those of every k-th look.
+
+    >>> KroneckerFisher(refresh=10, every=2).refresh_steps
+    20
+    """
 
     requests = frozenset({"kronecker"})
-    couples = "units"
-    sharings = ("expand", "reduce")
-    sharing: Sharing = "expand"
 
     def init(self, params: Params, units: Units) -> Metric:
-        metric: Metric = {"inputs": {}, "outputs": {}, "second": {}}
-        for group in grouped({k: p.shape[1:] for k, p in params.items()}, units, self.requests):
-            if "second" in group.requests:
-                metric["second"] |= {k: torch.ones_like(params[k]) for k in group.names}
-                continue
-            rows = unit_rows(group, params)
-            metric["inputs"] |= nested(group, identity(rows.shape[2], rows[:, 0, 0]))
-            metric["outputs"] |= nested(group, identity(rows.shape[1], rows[:, 0, 0]))
+        metric = super().init(params, units)
+        if self.refresh:
+            for field in ("inputs", "outputs"):
+                metric[f"{field}_eigenvalues"] = {}
+                for group, (one,) in by_layer(metric, field).items():
+                    ones = torch.ones_like(one[..., 0])
+                    metric[f"{field}_eigenvalues"] |= nested(group, ones)
         return metric
 
-    def update(
-        self, metric: Metric, gradient: Params, statistics: Statistics, rate: Tensor
-    ) -> Metric:
-        new: Metric = {"second": {}}
-        for k, j in metric["second"].items():
-            new["second"][k] = average(j, statistics.second[k], rate)
+    def refreshed(self, metric: Metric, *, first: bool) -> Metric:
+        new = dict(metric)
         for field in ("inputs", "outputs"):
-            found, tree = getattr(statistics, field), dict[str, Any]()
-            for group, old in by_group(metric[field]):
-                tree |= nested(group, average(old, found[group.matrix], rate))
-            new[field] = tree
+            new[f"{field}_basis"], new[f"{field}_eigenvalues"] = {}, {}
+            for group, (matrix,) in by_layer(metric, field).items():
+                values, vectors = eigen(matrix)
+                new[f"{field}_basis"] |= nested(group, vectors)
+                new[f"{field}_eigenvalues"] |= nested(group, values)
         return new
 
-    def factor(self, metric: Metric, damping: Damping) -> Factor:
-        outputs = dict(by_group(metric["outputs"]))
-        roots = {
-            group: damped_factors(a, outputs[group], group, damping)
-            for group, a in by_group(metric["inputs"])
-        }
-        scale = {k: damped(j, damping[k]).rsqrt() for k, j in metric["second"].items()}
-
-        def forward(z: Params) -> Params:
-            out = {k: scale[k] * z[k] for k in scale}
-            for group, root in roots.items():
-                out |= split_rows(group, root.forward(unit_rows(group, z)), z)
-            return out
-
-        def transpose(v: Params) -> Params:
-            out = {k: scale[k] * v[k] for k in scale}
-            for group, root in roots.items():
-                out |= split_rows(group, root.transpose(unit_rows(group, v)), v)
-            return out
-
-        return Factor(forward, transpose)
+    def roots(self, metric: Metric, damping: Damping) -> Mapping[Group, Root]:
+        if not self.refresh:
+            found = by_layer(metric, "inputs", "outputs")
+            return {group: cholesky(a, g, group, damping) for group, (a, g) in found.items()}
+        roots = {}
+        fields = ("inputs_eigenvalues", "outputs_eigenvalues", "inputs_basis", "outputs_basis")
+        for group, (a, g, u_a, u_g) in by_layer(metric, *fields).items():
+            bias, others, outputs = shares(a, g, group, damping)
+            inputs = others + (bias - others) * u_a[:, 0].square() if group.weights else others
+            scale = ((g + outputs)[:, :, None] * (a + inputs)[:, None]).rsqrt()
+            roots[group] = Eigenbasis(u_a, u_g, scale)
+        return roots

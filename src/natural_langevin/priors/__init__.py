@@ -21,6 +21,7 @@ from natural_langevin.priors.correlated import Correlated, blur_pixels, smooth_p
 from natural_langevin.priors.fan_in import FanIn
 from natural_langevin.priors.flat import Flat
 from natural_langevin.priors.gaussian import Gaussian
+from natural_langevin.priors.horseshoe import Horseshoe, horseshoe
 from natural_langevin.priors.laplace import Laplace
 from natural_langevin.priors.normal_inverse_gamma import NormalInverseGamma
 from natural_langevin.priors.resolve import PriorLike, of_chains, resolve
@@ -36,6 +37,7 @@ __all__ = [
     "Gaussian",
     "HalfCauchy",
     "HalfNormal",
+    "Horseshoe",
     "InverseGamma",
     "Laplace",
     "LogNormal",
@@ -47,6 +49,7 @@ __all__ = [
     "ScaleMixture",
     "StudentT",
     "blur_pixels",
+    "horseshoe",
     "of_chains",
     "resolve",
     "smooth_pixels",

@@ -48,7 +48,7 @@ def autocast_shift(engine: Engine, state: State) -> float | None:
         network.autocast = kind
     factor = preconditioner.factor(state.metric, dynamics.damping(list(low), engine.num_data))
     parts = factor.transpose({k: low[k] - full[k] for k in low}).values()
-    square = torch.stack([p.double().square().flatten(1).sum(1) for p in parts]).sum(0)
+    square = torch.stack([p.double().square().reshape(len(p), -1).sum(1) for p in parts]).sum(0)
     count = sum(p[0].numel() for p in state.params.values())
     shift = float((engine.num_data * square[state.diverged < 0] / count).mean().sqrt())
     if shift > NOTICEABLE:

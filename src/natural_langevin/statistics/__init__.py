@@ -30,6 +30,7 @@ from natural_langevin.statistics.data_parallel import DataParallel, Part, at_its
 from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Settled, Statistics
 from natural_langevin.statistics.moments import (
     CHUNK_NUMBERS,
+    NO_BASIS,
     Moments,
     Sharing,
     dense_moments,
@@ -39,6 +40,7 @@ from natural_langevin.statistics.moments import (
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.prepare import plain_copy, prepare_model, with_parameters
 from natural_langevin.statistics.requests import (
+    Basis,
     Group,
     Request,
     Requests,
@@ -65,6 +67,7 @@ from natural_langevin.statistics.vectorised import vectorised
 
 __all__ = [
     "RULES",
+    "Basis",
     "Call",
     "DataParallel",
     "DeferredCall",
@@ -205,9 +208,11 @@ class Gradients:
         step: Tensor,
         deferred: tuple[str, ...] = (),
         statistics: bool = True,
+        basis: Basis = NO_BASIS,
     ) -> Evaluation:
         """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t).
         Without ``statistics`` the gradient alone is computed, as if nothing else were needed.
+        ``basis``: that of the statistics "rotated".
 
         For the layers named in ``deferred``, some of ``deferrable``, neither gradient nor
         statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
@@ -216,10 +221,12 @@ class Gradients:
         self._numbers = max(1, CHUNK_NUMBERS // len(first))  # of one chain's temporary tensors
         rate = (step + 1).to(first.dtype).rsqrt()
         if self.data_parallel is None:
-            found = self._evaluate(params, likelihood, batch, key, rate, chain_axis, deferred)
+            found = self._evaluate(
+                params, likelihood, batch, key, rate, chain_axis, basis, deferred
+            )
         else:
             found = self._in_parallel(
-                params, likelihood, batch, key, rate, chain_axis, self.data_parallel
+                params, likelihood, batch, key, rate, chain_axis, basis, self.data_parallel
             )
         if self.clip is not None:
             found.gradient = vmap(partial(clipped, limit=self.clip))(found.gradient)
@@ -233,17 +240,20 @@ class Gradients:
         key: Tensor,
         rate: Tensor,
         chain_axis: bool,
+        basis: Basis,
         deferred: tuple[str, ...] = (),
         part: Part | None = None,
     ) -> Evaluation:
         """All chains on a batch, or on the ``part`` of one that is here."""
         data = 0 if chain_axis else None
         one_chain = partial(self._one_chain, deferred=deferred, part=part)
-        axes = (0, 0, data, data, 0, None)
+        axes = (0, 0, data, data, 0, None, 0)
         over_chains = vmap(one_chain, in_dims=axes)
         if len(key) == 1 and chain_axis and not torch.compiler.is_compiling():
             over_chains = partial(_without_axis, one_chain, axes)
-        loss, gradient, found, state, calls = over_chains(params, likelihood, *batch, key, rate)
+        loss, gradient, found, state, calls = over_chains(
+            params, likelihood, *batch, key, rate, basis
+        )
         handed = {name: DeferredCall(*call) for name, call in calls.items()}
         return Evaluation(loss, gradient, Statistics(**found), state, handed)
 
@@ -255,6 +265,7 @@ class Gradients:
         key: Tensor,
         rate: Tensor,
         chain_axis: bool,
+        basis: Basis,
         group: DataParallel,
     ) -> Evaluation:
         """The same when every process evaluates a part of the batch: what single samples say is
@@ -270,8 +281,8 @@ class Gradients:
             update = vmap(self.likelihood.update, in_dims=(0, 0, data, None))
             state = update(state, everybody, y, rate)
         if self.from_layers and self.microbatch is None:
-            return self._overlapped(params, state, own, key, chain_axis, part, group)
-        here = self._evaluate(params, state, own, key, rate, chain_axis, part=part)
+            return self._overlapped(params, state, own, key, chain_axis, basis, part, group)
+        here = self._evaluate(params, state, own, key, rate, chain_axis, basis, part=part)
         found = dict(vars(here.statistics))
         samples = at_its_rows(found.pop("samples"), part, axis=1)
         means = pytree.tree_map(part.share, (here.loss, here.gradient, found))
@@ -285,6 +296,7 @@ class Gradients:
         own: tuple[Tensor, Tensor],
         key: Tensor,
         chain_axis: bool,
+        basis: Basis,
         part: Part,
         group: DataParallel,
     ) -> Evaluation:
@@ -302,7 +314,9 @@ class Gradients:
             params, state, *own, key
         )
         under_way = group.start(pytree.tree_map(part.share, (loss, gradient)))
-        moments = vmap(self._moments, in_dims=(0, 0, data, 0, 0, 0))(params, state, own[0], *tape)
+        moments = vmap(self._moments, in_dims=(0, 0, data, 0, 0, 0, 0))(
+            params, state, own[0], *tape, basis
+        )
         found = group.add_up(pytree.tree_map(part.share, moments))
         loss, gradient = under_way()
         return Evaluation(loss, gradient, Statistics(**found), state)
@@ -315,6 +329,7 @@ class Gradients:
         y: Tensor,
         key: Tensor,
         rate: Tensor,
+        basis: Basis,
         deferred: tuple[str, ...],
         part: Part | None,
     ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
@@ -326,20 +341,21 @@ class Gradients:
             return Settled(new, y, self._labels(outputs, y, key, new, part))
 
         if "samples" in self._wanted:
-            return (*self._with_samples(params, x, settle), {})
+            return (*self._with_samples(params, x, settle, basis), {})
         if self.microbatch is None or self.microbatch >= len(x):
-            return self._one_batch(params, x, settle, deferred)
-        return (*self._in_pieces(params, state, x, y, settle), {})
+            return self._one_batch(params, x, settle, basis, deferred)
+        return (*self._in_pieces(params, state, x, y, settle, basis), {})
 
     def _one_batch(
         self,
         params: Params,
         x: Tensor,
         settle: Callable[[Any], Settled],
+        basis: Basis,
         deferred: tuple[str, ...] = (),
     ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
         loss, gradient, state, calls, tape = self._backward(params, x, settle, deferred)
-        found = self._moments(params, state, x, *tape, deferred) if self._wanted else {}
+        found = self._moments(params, state, x, *tape, basis, deferred) if self._wanted else {}
         return loss, gradient, found, state, calls
 
     def _backward(
@@ -378,6 +394,7 @@ class Gradients:
         inputs: Any,
         deltas: Any,
         labels: Tensor,
+        basis: Basis,
         deferred: tuple[str, ...] = (),
     ) -> Moments:
         """The statistics of what ``_backward`` left."""
@@ -387,7 +404,7 @@ class Gradients:
         groups = [g for g in self.groups(params) if g.name not in apart]
         return layer_statistics(
             self.network, plan.without(deferred), groups, recorded,
-            sharing=self.sharing, numbers=self._numbers,
+            sharing=self.sharing, numbers=self._numbers, basis=basis,
         )  # fmt: skip
 
     def _plan_of(self, x: Tensor, deferred: tuple[str, ...] = ()) -> Plan | None:
@@ -404,6 +421,7 @@ class Gradients:
         x: Tensor,
         y: Tensor,
         settle: Callable[[Any], Settled],
+        basis: Basis,
     ) -> tuple[Tensor, Params, Moments, LikelihoodState]:
         """The same for a batch in pieces. What depends on all outputs (the likelihood's averages,
         labels drawn from the model) is settled by a forward pass of its own beforehand."""
@@ -415,7 +433,7 @@ class Gradients:
             state, _, labels = settle(outputs)
 
         def piece(part: Tensor, y: Tensor, labels: Tensor) -> Any:
-            return self._one_batch(params, part, lambda _: Settled(state, y, labels))[:3]
+            return self._one_batch(params, part, lambda _: Settled(state, y, labels), basis)[:3]
 
         means = map(piece, xs, ys, labels.split(self.microbatch))
         return (*accumulated(means, [len(part) for part in xs]), state)
@@ -450,7 +468,7 @@ class Gradients:
         return self.likelihood.log_loss(self.network.call(p, x), y, state).sum()
 
     def _with_samples(
-        self, params: Params, x: Tensor, settle: Callable[[Any], Settled]
+        self, params: Params, x: Tensor, settle: Callable[[Any], Settled], basis: Basis
     ) -> tuple[Tensor, Params, Moments, LikelihoodState]:
         """Per-sample gradients of the whole network: any layer, at B times the memory."""
         outputs = self.network.call(params, x)
@@ -461,7 +479,9 @@ class Gradients:
         if self.targets == "model":
             samples = self._per_sample(params, state, x, labels)
         asked = [g for g in self.groups(params) if g.requests]
-        means = dense_moments(lambda part: samples, asked, samples=len(x), chunk=len(x))
+        means = dense_moments(
+            lambda part: samples, asked, samples=len(x), chunk=len(x), basis=basis
+        )
         return losses.mean(), gradient, means | {"samples": samples}, state
 
     def _per_sample(self, params: Params, state: LikelihoodState, x: Tensor, y: Tensor) -> Params:

@@ -20,6 +20,7 @@ class Statistics:
     blocks: Params = field(default_factory=dict)
     inputs: Params = field(default_factory=dict)
     outputs: Params = field(default_factory=dict)
+    rotated: Params = field(default_factory=dict)
     samples: Params = field(default_factory=dict)
 
 

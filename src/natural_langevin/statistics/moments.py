@@ -11,6 +11,8 @@ factor: "expand" is mean_n (1/T) sum_t a_t a_t^T and mean_n sum_t delta_t delta_
 "exact") first averages a and adds up delta over positions. A gradient that is no single product
 delta a^T (grouped or stacked maps, layers without a rule) gives the factors that agree with J in
 both partial traces: sum_k u_k u_k^T / |u|^2 over inputs, mean_n G_n G_n^T over outputs.
+
+Moments in a given basis are those of G_n itself, whatever ``sharing`` is.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from natural_langevin.statistics.requests import Group
+from natural_langevin.statistics.requests import Basis, Group
 from natural_langevin.statistics.rules import Outer, SampleGradient, Scatter, Stacked, Sum
 
 Sharing = Literal["exact", "expand", "reduce"]
@@ -34,6 +36,7 @@ Moments = dict[str, dict[str, Any]]
 
 #: Per-sample gradients are built for as many samples at once as fit into this many numbers.
 CHUNK_NUMBERS = 1 << 24
+NO_BASIS: Basis = {}
 
 
 def layer_moments(
@@ -44,6 +47,7 @@ def layer_moments(
     samples: int,
     sharing: Sharing,
     numbers: int = CHUNK_NUMBERS,
+    basis: Basis = NO_BASIS,
 ) -> Moments:
     """The statistics of parameters whose per-sample gradients rules have described.
 
@@ -52,7 +56,8 @@ def layer_moments(
     for group in groups:
         forms = {k: gradients[k] for k in group.names if k in gradients}
         if forms:
-            merge(result, _group_moments(group, forms, shapes, samples, sharing, numbers))
+            found = _group_moments(group, forms, shapes, samples, sharing, numbers, basis)
+            merge(result, found)
     return result
 
 
@@ -69,11 +74,12 @@ def _group_moments(
     samples: int,
     sharing: Sharing,
     numbers: int,
+    basis: Basis,
 ) -> Moments:
     result: Moments = {}
     rest, complete = set(group.requests), len(forms) == len(group.names)
+    one_position = all(len(gs) == 1 and set(gs[0].positions()) == {1} for gs in forms.values())
     if complete and rest & {"second", "cross"}:
-        one_position = all(len(gs) == 1 and set(gs[0].positions()) == {1} for gs in forms.values())
         if (sharing == "expand" or one_position) and _positional(group, forms):
             merge(result, _expanded(group, forms, samples, numbers))
             rest -= {"second", "cross"}
@@ -86,6 +92,9 @@ def _group_moments(
         maps: Any = forms[group.matrix]
         merge(result, _kronecker(group, maps, samples, numbers, reduced=sharing != "expand"))
         rest -= {"kronecker"}
+        if "rotated" in rest and one_position:
+            merge(result, _rotated(group, maps[0], basis, samples, numbers))
+            rest -= {"rotated"}
     if not rest:
         return result
 
@@ -97,7 +106,8 @@ def _group_moments(
 
     work = sum(g.work() for gs in forms.values() for g in gs)
     left = [group._replace(requests=frozenset(rest))]
-    merge(result, dense_moments(dense, left, samples=samples, chunk=max(1, numbers // work)))
+    chunk = max(1, numbers // work)
+    merge(result, dense_moments(dense, left, samples=samples, chunk=chunk, basis=basis))
     return result
 
 
@@ -105,7 +115,12 @@ def _group_moments(
 
 
 def dense_moments(
-    dense: Callable[[slice], Params], groups: Sequence[Group], *, samples: int, chunk: int
+    dense: Callable[[slice], Params],
+    groups: Sequence[Group],
+    *,
+    samples: int,
+    chunk: int,
+    basis: Basis = NO_BASIS,
 ) -> Moments:
     """Every reducer from ``dense(part)``: (n, *shape), a chunk at a time."""
     parts = []
@@ -113,7 +128,7 @@ def dense_moments(
         found = dense(slice(start, min(start + chunk, samples)))
         sums: Moments = {}
         for group in groups:
-            merge(sums, _reduced(group, found))
+            merge(sums, _reduced(group, found, basis))
         parts.append(pytree.tree_map(lambda total: total / samples, sums))
     total: Moments = reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
     for w, factor in total.get("inputs", {}).items():
@@ -122,7 +137,7 @@ def dense_moments(
     return total
 
 
-def _reduced(group: Group, found: Params) -> Moments:
+def _reduced(group: Group, found: Params, basis: Basis) -> Moments:
     """Sums over the samples of ``found`` of what is asked of a group."""
     result: Moments = {}
     if "second" in group.requests:
@@ -131,7 +146,7 @@ def _reduced(group: Group, found: Params) -> Moments:
         bias = found[group.name]
         row = {w: (_spread(bias, found[w]) * found[w]).sum(0) for w in group.weights}
         result["cross"] = {group.name: row}
-    if group.requests & {"unit_blocks", "kronecker"}:
+    if group.requests & {"unit_blocks", "kronecker", "rotated"}:
         rows = unit_rows(group, found)
     if "unit_blocks" in group.requests:
         by_unit = rows.flatten(1, -2).transpose(0, 1)
@@ -141,6 +156,9 @@ def _reduced(group: Group, found: Params) -> Moments:
         inputs, outputs = rows.flatten(0, 1), rows.transpose(0, 1).flatten(1)
         result["inputs"] = {group.matrix: inputs.mT @ inputs}
         result["outputs"] = {group.matrix: outputs @ outputs.mT}
+    if "rotated" in group.requests:
+        u_a, u_g = basis[group.matrix]
+        result["rotated"] = {group.matrix: (u_g.mT @ rows @ u_a).square().sum(0)}
     return result
 
 
@@ -222,6 +240,17 @@ def _kronecker(
         "inputs": {group.matrix: _total(inputs)},
         "outputs": {group.matrix: _total(outputs)},
     }
+
+
+def _rotated(group: Group, one: Outer, basis: Basis, samples: int, numbers: int) -> Moments:
+    """Of a linear map with one position: the squares of a product are a product of squares."""
+    (u_a, u_g), found = basis[group.matrix], []
+    for part in one.chunks(numbers):
+        a, delta = (value.flatten(0, 2) for value in one.rows(part))
+        if group.weights:
+            a = torch.nn.functional.pad(a, (1, 0), value=1.0)
+        found.append((delta @ u_g).square().mT @ (a @ u_a).square() / samples)
+    return {"rotated": {group.matrix: _total(found)}}
 
 
 def parts(gradient: SampleGradient) -> Sequence[SampleGradient]:

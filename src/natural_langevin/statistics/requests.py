@@ -7,10 +7,11 @@ to unit k, and a_n, delta_n a linear map's inputs (behind a one, for its bias) a
     "cross"         cross[b][w] = mean_n G_n[b] G_n[w]                      the bias rows J_0i
     "unit_blocks"   blocks[b] = mean_n u_nk u_nk^T for every unit k         (unit, 1 + I, 1 + I)
     "kronecker"     inputs[w] = mean_n a_n a_n^T, outputs[w] = mean_n delta_n delta_n^T
+    "rotated"       rotated[w] = mean_n (U_G^T V_n U_A)^2, V_n = (G_n[bias], G_n[w]), in a basis
     "samples"       samples[p] = G_n itself                                 (B, *shape)
 
 A parameter that has no units (an embedding) gives its second moments to the blocks, and one that
-is no matrix with units as rows (a norm's gain) to the Kronecker factors.
+is no matrix with units as rows (a norm's gain) to the Kronecker factors and to "rotated".
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-Request = Literal["second", "cross", "unit_blocks", "kronecker", "samples"]
+Request = Literal["second", "cross", "unit_blocks", "kronecker", "rotated", "samples"]
 Requests = frozenset[Request]
 Units = dict[str, tuple[str, ...]]
+#: U_A (chain, F, F) and U_G (chain, O, O) by a group's matrix; without chain axis for one chain.
+Basis = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+_OF_UNITS: Requests = frozenset({"unit_blocks", "kronecker", "rotated"})
+_OF_MATRICES: Requests = frozenset({"kronecker", "rotated"})
 
 
 def check_requests(requests: Collection[Request]) -> Requests:
@@ -62,10 +67,10 @@ def grouped(shapes: Mapping[str, torch.Size], units: Units, requests: Requests) 
         weights, asked = units.get(name, ()), set(requests) - {"samples"}
         if not weights:
             asked -= {"cross"}
-        if name not in units and asked & {"unit_blocks", "kronecker"}:
-            asked = asked - {"unit_blocks", "kronecker"} | {"second"}
-        if "kronecker" in asked and not _is_matrix(shapes, name, weights):
-            asked = asked - {"kronecker"} | {"second"}
+        if name not in units and asked & _OF_UNITS:
+            asked = asked - _OF_UNITS | {"second"}
+        if asked & _OF_MATRICES and not _is_matrix(shapes, name, weights):
+            asked = asked - _OF_MATRICES | {"second"}
         found.append(Group(name, weights, frozenset(asked)))
     return found
 

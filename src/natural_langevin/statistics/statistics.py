@@ -17,7 +17,7 @@ from natural_langevin.statistics.moments import (
     merge,
 )
 from natural_langevin.statistics.plan import Axis, Plan
-from natural_langevin.statistics.requests import Group
+from natural_langevin.statistics.requests import Basis, Group
 from natural_langevin.statistics.rules import Call, SampleGradient
 from natural_langevin.statistics.tape import CallKey, is_real
 
@@ -43,19 +43,20 @@ def layer_statistics(
     *,
     sharing: Sharing,
     numbers: int,
+    basis: Basis,
 ) -> Moments:
     """What the groups ask for; temporary tensors take about ``numbers`` numbers."""
     params, size = recorded.params, len(recorded.x)
     shapes = {k: p.shape for k, p in params.items()}
     gradients = ruled_gradients(network, plan, recorded)
     result = layer_moments(
-        gradients, groups, shapes, samples=size, sharing=sharing, numbers=numbers
+        gradients, groups, shapes, samples=size, sharing=sharing, numbers=numbers, basis=basis
     )
 
     def add(source: tuple[samples.Dense, int], names: Collection[str]) -> None:
         own = [g for g in groups if g.name in names]
         chunk = max(1, numbers // source[1])
-        merge(result, dense_moments(source[0], own, samples=size, chunk=chunk))
+        merge(result, dense_moments(source[0], own, samples=size, chunk=chunk, basis=basis))
 
     for name in plan.replayed:
         source = samples.replayed(network, plan, name, params, recorded.inputs, recorded.deltas)
@@ -67,7 +68,7 @@ def layer_statistics(
     unused = [g for g in groups if not used & set(g.names)]
     if unused:
         nothing = {k: params[k].new_zeros(1, *params[k].shape) for g in unused for k in g.names}
-        merge(result, dense_moments(lambda part: nothing, unused, samples=1, chunk=1))
+        merge(result, dense_moments(lambda part: nothing, unused, samples=1, chunk=1, basis=basis))
     return result
 
 

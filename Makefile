@@ -8,6 +8,10 @@ READY := $(VENV)/.installed-dev
 # it loads.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
+# Nothing is compiled at installation, so what is loaded is compiled once and kept, even where the
+# environment says otherwise: torch alone takes four seconds to compile, in every process of a test.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: attack gpu-check run test test-thorough lint types docs dist clean
 
 # The paper's table at its quick size. Finished work is kept: running it again shows the table,

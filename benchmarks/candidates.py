@@ -106,9 +106,9 @@ def table(package: str, names: str, target: str, without: str) -> tuple[Array, A
 def small_digits() -> tuple[Array, Array]:
     """4000 images of MNIST, the middle 24x24 pixels averaged to 8x8."""
     found = data.load("mnist")
-    images = found.train[0][:4000].reshape(-1, 1, 28, 28)[..., 2:26, 2:26]
+    images = found.train_x[:4000].reshape(-1, 1, 28, 28)[..., 2:26, 2:26]
     x = torch.nn.functional.avg_pool2d(images, 3).flatten(1)
-    return x.double().numpy(), found.train[1][:4000].numpy()
+    return x.double().numpy(), found.train_y[:4000].numpy()
 
 
 def parts(x: Array, y: Array, number: int, *, classes: bool) -> tuple[Array, Array, Array, Array]:

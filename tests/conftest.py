@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from collections.abc import Iterator
@@ -20,6 +21,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A stable sort: within a folder, and elsewhere, the order stays."""
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: min(order.get(p, len(order)) for p in item.path.parts))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: collections of garbage, which many tests ask for, pass over it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

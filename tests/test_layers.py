@@ -9,6 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,8 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path) -> set[str]:
+@cache  # every package asks it of every file
+def imported(path: Path) -> frozenset[str]:
     """The package's own modules that a file imports, wherever in the file."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -66,7 +68,7 @@ def imported(path: Path) -> set[str]:
             parts = name.split(".")
             if parts[0] == PACKAGE and len(parts) > 1:
                 found.add(parts[1])
-    return found
+    return frozenset(found)
 
 
 def is_module(name: str) -> bool:

@@ -33,7 +33,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
             break
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert f"natural-langevin train {table}" in said

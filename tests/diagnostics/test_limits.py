@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from natural_langevin.diagnostics import diagnose, import_arviz
+from natural_langevin.diagnostics import diagnose, ranks
 from natural_langevin.diagnostics.configurational import Configurational
 from natural_langevin.diagnostics.function_space import mixing
 from natural_langevin.diagnostics.halved import compare
@@ -34,10 +34,9 @@ def test_independent_draws_get_no_verdict(chains: int, draws: int) -> None:
 @pytest.mark.parametrize(("chains", "draws"), [(2, 10), (4, 10), (4, 50), (16, 50)])
 def test_the_limits_are_what_independent_draws_stay_within(chains: int, draws: int) -> None:
     """200 simulations: beyond a limit at most 2 % are expected, 4 sd of a binomial above that."""
-    arviz, count = import_arviz(), 200
-    values = normal(count, chains, draws).numpy()
-    rhat = np.array([float(arviz.rhat(v)) for v in values])
-    ess = np.array([float(arviz.ess(v)) for v in values])
+    count = 200
+    values = normal(chains, draws, count).numpy()
+    rhat, ess = ranks.rhat(values), ranks.ess(values)
     allowed = 0.02 * count + 4 * math.sqrt(0.02 * count)
     assert (rhat > rhat_limit(chains, draws)).sum() <= allowed
     assert (ess < ess_limit(chains, draws)).sum() <= allowed

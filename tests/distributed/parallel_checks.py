@@ -24,7 +24,7 @@ from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1.protocol import PRESETS
-from natural_langevin.sampling import recipe, temperature_probe
+from natural_langevin.sampling import prior_scale, recipe, temperature_probe, warm_up
 
 DOUBLE = torch.float64
 #: Options that belong to ``sample``; all others are the sampler's.
@@ -398,6 +398,8 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
     at = folder / "auto"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "PILOT_STEPS", (1, 10))
+        patch.setattr(prior_scale, "EAGER_STEPS", 2 * prior_scale.DRAWS)
+        patch.setattr(warm_up, "ROUNDS", (10, 20))
         alone = different_chains(None, **options)
         spread = different_chains("auto", checkpoint=at, every=10, **options)
         shared, one = (

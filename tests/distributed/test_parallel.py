@@ -12,20 +12,23 @@ TWO = [
     "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
     "traced", "exchange_compiled", "exchanged",
 ]  # fmt: skip
+COMPILER = "torch._inductor.compile_fx"
 FOUR = ["spread_chains", "loader", "single_steps"]
 
 
-def launched(folder, names: list[str], ranks: int) -> dict[str, list[launch.Outcome]]:
+def launched(
+    folder, names: list[str], ranks: int, *compilers: str
+) -> dict[str, list[launch.Outcome]]:
     return launch.checks(
         "parallel_checks", names, ranks=ranks, folder=folder, timeout=840,
         environment={"NATURAL_LANGEVIN_TIMEOUT": "120"},
-        imported=("parallel_checks", "arviz", "torchmetrics", "torch._inductor.compile_fx"),
+        imported=("parallel_checks", "arviz", "torchmetrics", *compilers),
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return launched(tmp_path_factory.mktemp("two"), TWO, 2)
+    return launched(tmp_path_factory.mktemp("two"), TWO, 2, COMPILER)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +172,7 @@ def test_the_compiler_keeps_the_exchange(two):
 @pytest.mark.thorough
 def test_the_compiled_step_exchanges_too(tmp_path):
     """Compiled code rounds its noise differently, by a few parts in a million."""
-    for one in values(launched(tmp_path, ["compiled"], 2)["compiled"]):
+    for one in values(launched(tmp_path, ["compiled"], 2, COMPILER)["compiled"]):
         assert (one["compiled"], one["warned"]) == (1, [])
         assert one["difference"] < 1e-6
 

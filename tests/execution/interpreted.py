@@ -18,13 +18,15 @@ def main() -> None:
     from natural_langevin.execution.kernels.layer import Backend
 
     backend = Backend("triton", triton_linear.update_, triton_linear.arrange)
-    # A batch of 18 in two blocks, where sums go on in a second one, and in one block.
-    for bias, samples in ((True, 16), (False, 32)):
-        triton_linear.TILE = (16, 16, samples)
+    # Layers of 17 units and 20 inputs: with a bias, inputs in two tiles; without, units; with
+    # momentum, both. A batch of 18 in two blocks, where sums go on in a second one, and in one.
+    for bias, tile in ((True, (32, 16, 16)), (False, (16, 32, 32))):
+        triton_linear.TILE, samples = tile, tile[2]
         for name, metric in METRICS.items():
             one = sampler(network(bias=bias), metric, chains=2)
             assert_same_steps(one, backend, steps=3, expected=["0", "2"])
             print(f"{name}, bias {bias}, blocks of {samples}: agrees")
+    triton_linear.TILE = (16, 16, 32)
     for kind in ("euclidean", "rmsprop", "diagonal", "quasi-diagonal"):
         one = sampler(network(), METRICS[kind], chains=2, dynamics=Underdamped(friction=0.3))
         assert_same_steps(one, backend, steps=3, expected=["0", "2"])

@@ -13,11 +13,14 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import Langevin, dynamics, likelihoods, preconditioners, priors, random
 from natural_langevin.data import Subsets
-from natural_langevin.dynamics import State
+from natural_langevin.data.streams import InMemory
+from natural_langevin.dynamics import RatesTable, State
+from natural_langevin.dynamics.dropout import PerceptronLoss
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels.native import planner
 from natural_langevin.execution.kernels.native.build import library
 from natural_langevin.execution.kernels.native.engine import NativeMLP
+from natural_langevin.models import fan_in_init
 
 pytestmark = pytest.mark.skipif(library(torch.float32) is None, reason="no C compiler")
 
@@ -336,6 +339,39 @@ def test_what_it_does_not_take_goes_the_general_way() -> None:
     assert other.way != "native"
     for k, p in wanted.params.items():
         torch.testing.assert_close(state.params[k], p)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rates", [(0.0, 0.3, 0.6), None])
+def test_dropped_units(rates: tuple[float, ...] | None, threads: int) -> None:
+    """Of several hidden layers, wide enough that threads share a step; each network its rate."""
+    x, y = data(LIKELIHOODS["categorical"], 60, 3)
+    chain = torch.arange(3)
+    origin = random.origin(4, random.NOISE, chain)
+    rate = torch.tensor(rates or (0.0,) * 3, dtype=torch.float64)
+    descent = dynamics.Descent(PerceptronLoss(rate, origin if rates else None), momentum=0.5)
+    own = network(60, 50, 21, 3, activation=nn.ReLU).double()
+    params = {k: p.detach() for k, p in own.named_parameters()}
+    made = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for mode in ("eager", "auto"):
+            stream = InMemory(x, y, batch_size=16, chain=chain, seed=0, device=x.device)
+            table = RatesTable.build(0.1, stop=STEPS, chains=3, dtype=torch.float64)
+            made.append(Engine(descent, stream, table, len(x), mode=mode))
+        start = descent.init(fan_in_init(params, chain=chain, seed=0))
+        assert_same(made[0], made[1], start, rtol=1e-9)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_another_loss_is_for_the_general_step() -> None:
+    class Other(PerceptronLoss):
+        """Says the same today; what it says tomorrow nobody knows."""
+
+    assert dynamics.Descent(PerceptronLoss(torch.zeros(1))).kernels == {"mlp"}
+    assert dynamics.Descent(Other(torch.zeros(1))).kernels == frozenset()
 
 
 def test_the_same_draws() -> None:

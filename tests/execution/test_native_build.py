@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +85,7 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
 
 
 LONG = """
+import os, signal, threading, time
 import torch
 from torch import nn
 from natural_langevin import Langevin, likelihoods
@@ -96,23 +95,29 @@ sampler = Langevin(net, likelihoods.Gaussian(sigma=0.5), step_size=1e-6, chains=
 engine, state = sampler.prepare((x, x[:, :1]), steps=10_000_000 // 100, batch_size=300)
 engine.run(state, 0, 1)
 print("ready", engine.way, flush=True)
+ready, sent = time.process_time(), []
+
+def interrupt():
+    while time.process_time() < ready + 0.1:  # in the middle of the steps
+        time.sleep(0.01)
+    sent.append(time.process_time())
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt).start()
 try:
     engine.run(state, 1, 99_998)
 except KeyboardInterrupt:
-    print("interrupted", int(state.step) < 99_999, flush=True)
+    print("interrupted", time.process_time() - sent[0], flush=True)
 """
 
 
 @needs_compiler
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_is_noticed() -> None:
-    """Within a second of its own time; a busy machine may be slower to answer."""
-    process = start(LONG)
-    assert process.stdout is not None
-    assert process.stdout.readline().split() == ["ready", "native"]
-    time.sleep(0.5)
-    sent = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    assert process.stdout.readline().split() == ["interrupted", "True"]
-    assert time.monotonic() - sent < 5
-    process.communicate(timeout=60)
+    """Within seconds of its processor's time, however busy the machine is."""
+    out, _ = start(LONG).communicate(timeout=300)
+    ready, interrupted = out.splitlines()
+    assert ready.split() == ["ready", "native"]
+    said, after = interrupted.split()
+    assert said == "interrupted"
+    assert float(after) < 5

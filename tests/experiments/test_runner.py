@@ -16,7 +16,7 @@ import torch
 
 from natural_langevin import data
 from natural_langevin.experiments import runner
-from natural_langevin.experiments.runner import STAGES, Request, RunError, run
+from natural_langevin.experiments.runner import STAGES, Request, RunError, _resolve, run
 from natural_langevin.experiments.table1 import results, stages
 from natural_langevin.experiments.table1.protocol import BY_NAME, METHODS, PRESETS, fit_to
 from natural_langevin.experiments.table1.stages import Bench
@@ -43,7 +43,7 @@ SCRIPT = """
 import json, os, sys
 from dataclasses import replace
 from pathlib import Path
-import sklearn.datasets, torch, torchmetrics  # once, and not in every child
+import sklearn.datasets, torch, torch._dynamo, torchmetrics  # once, and not in every child
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1 import protocol
 from natural_langevin.sampling import loop
@@ -234,6 +234,17 @@ def test_a_damaged_stage_file_is_named_with_the_remedy(finished, tmp_path, conte
 def test_wrong_requests_are_refused(tmp_path, changes, message):
     with pytest.raises(RunError, match=message):
         run(request(tmp_path / "run", **changes))
+
+
+def test_a_preset_learns_from_its_first_images_alone(monkeypatch):
+    whole = data.digits()
+    monkeypatch.setitem(PRESETS, "quick", replace(TOY, train_images=600))
+    preset, found = _resolve(Request(dataset="digits", preset="quick"))
+    assert torch.equal(found.train_x, whole.train_x[:600])
+    assert torch.equal(found.train_y, whole.train_y[:600])
+    assert len(found.test_x) == len(whole.test_x)
+    assert preset.validation == 100
+    assert "last 100 of 600" in preset.deviations[-1]
 
 
 def test_an_output_folder_that_cannot_be_written_is_one_clear_error(tmp_path, toy):

@@ -70,7 +70,7 @@ def test_the_posterior_of_a_linear_regression_is_exact_where_a_plain_chain_is_to
             control_variates=every, mean_rate=None, seed=1,
         )  # fmt: skip
         posterior = found.sample(
-            (problem.x, problem.y), 200, batch_size=BATCH, thin=200, progress=False
+            (problem.x, problem.y), 160, batch_size=BATCH, thin=160, progress=False
         )
         theta = torch.cat([posterior.samples[k].flatten(1) for k in ("weight", "bias")], dim=1)
         z = whiten(theta, problem.posterior()[0], S)

@@ -47,7 +47,7 @@ def bimodal(exchange: int | None) -> Posterior:
         temperature=torch.tensor(RUNGS).repeat_interleave(LADDERS),
     )  # fmt: skip
     return found.sample(
-        (x, torch.full_like(x, WELL)), 2400, batch_size=2 * ROWS, burn_in=400, thin=20,
+        (x, torch.full_like(x, WELL)), 2000, batch_size=2 * ROWS, burn_in=400, thin=20,
         exchange=exchange, progress=False,
     )  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_every_rung_keeps_its_law(hot: float) -> None:
     """Between equal temperatures every swap is accepted, between others some; BAOAB has no bias on
     a Gaussian target, so that every rung's exact law is the posterior's at its temperature. With a
     swap before every step, momentum that did not follow would make it a sixth narrower."""
-    problem, count = make_problem(num_data=24), 512
+    problem, count = make_problem(num_data=24), 320
     tau = torch.tensor([1.0, hot], dtype=torch.float64).repeat_interleave(count)
     found = problem._replace(temperature=tau).sampler(
         preconditioners.FullFisher(), gaussian_prior(problem), 2 * count, step_size=0.3,

@@ -9,7 +9,12 @@ error of Euler-Maruyama; V = -ln posterior):
 (exact for Gaussian posteriors). NUTS draws weighted by this factor are the reference: no step-size
 bias is left but O(h^2), about the square of the bias that is printed. Both Monte-Carlo errors
 count: independent chains here, batch means of 100 consecutive draws for NUTS.
+
+The draws are kept beside this file (``draws_of_nuts``, once); that they are those of NUTS is a
+thorough test.
 """
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +40,11 @@ def data() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def nuts() -> Tensor:
+    with np.load(Path(__file__).with_name("logistic_nuts.npz")) as kept:
+        return torch.from_numpy(kept["draws"]).double()
+
+
+def draws_of_nuts() -> Tensor:
     """(chain, draw, weights then bias): window adaptation, then 4 chains of 2500 draws."""
     reason = "the reference run needs jax and blackjax: pip install 'natural-langevin[dev]'"
     jax = pytest.importorskip("jax", reason=reason)
@@ -62,6 +72,20 @@ def nuts() -> Tensor:
 
         positions = jax.jit(jax.vmap(chain))(jax.random.split(draws, DRAWS[0]))
         return torch.from_numpy(np.array(positions))
+
+
+def batches(draws: Tensor) -> Tensor:
+    """Means of 100 consecutive draws of theta and of its squares: (batch, 2 p)."""
+    both = torch.cat([draws, draws.square()], dim=-1)
+    return both.unflatten(1, (-1, BATCH)).mean(2).flatten(0, 1)
+
+
+@pytest.mark.thorough  # the same draws, kept: test_agrees_with_nuts
+def test_the_draws_that_are_kept_are_those_of_nuts(nuts: Tensor) -> None:
+    assert nuts.shape == (*DRAWS, FEATURES + 1)
+    kept, new = batches(nuts), batches(draws_of_nuts())
+    variance = (kept.var(0) + new.var(0)) / len(kept)
+    assert_within(kept.mean(0) - new.mean(0), variance.sqrt())
 
 
 def first_batch_only(step: int) -> float:

@@ -48,15 +48,34 @@ def at_once(folder: Path, *actions: Callable[[], Any]) -> list[Any]:
     return [json.loads(answer.read_text()) for answer in answers]
 
 
-def slowly() -> None:
-    """A run takes at least half a second, so that two of them overlap."""
-    keep = SampleCollector.keep
+def one_after_the_other(
+    folder: Path, room: Path, first: Callable[[], Any], second: Callable[[], Any]
+) -> list[Any]:
+    """The second begins when the first has the room, which keeps it until the second is answered:
+    they overlap at any pace of the machine."""
+    answers, keep = [folder / "answer-first", folder / "answer-second"], SampleCollector.keep
+    for answer in answers:
+        answer.unlink(missing_ok=True)
 
-    def slow(self: SampleCollector, state: Any) -> None:
-        time.sleep(0.1)
+    def kept(self: SampleCollector, state: Any) -> None:
+        wait_for(answers[1])
         keep(self, state)
 
-    SampleCollector.keep = slow  # type: ignore[method-assign]
+    SampleCollector.keep = kept  # type: ignore[method-assign]
+    children = [start(first, answers[0])]
+    wait_for(room / ".lock")
+    SampleCollector.keep = keep  # type: ignore[method-assign]
+    children.append(start(second, answers[1]))
+    for child in children:
+        os.waitpid(child, 0)
+    return [json.loads(answer.read_text()) for answer in answers]
+
+
+def wait_for(file: Path) -> None:
+    """Until it has content; a minute at most, so that a failure is seen and not waited for."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (file.exists() and file.read_text()):
+        time.sleep(0.001)
 
 
 def bits(posterior: Posterior) -> float:
@@ -121,15 +140,13 @@ def main(folder: Path) -> None:
     found["loaded"] = bits(Posterior.load(rooms["saves"], small_run.network()))
     found["either"] = [bits(one), bits(other)]
     found["killed"] = killed_holder(rooms["killed"])
-    slowly()
     same = sampling(store=rooms["store"])
-    found["store"] = at_once(folder, same, same)
+    found["store"] = one_after_the_other(folder, rooms["store"], same, same)
     found["again"] = at_once(folder, same)
-    found["seeds"] = at_once(
-        folder, sampling(5, store=rooms["seeds"]), sampling(6, store=rooms["seeds"])
-    )
+    of_seeds = [sampling(seed, store=rooms["seeds"]) for seed in (5, 6)]
+    found["seeds"] = one_after_the_other(folder, rooms["seeds"], *of_seeds)
     same = sampling(checkpoint=rooms["checkpoint"])
-    found["checkpoint"] = at_once(folder, same, same)
+    found["checkpoint"] = one_after_the_other(folder, rooms["checkpoint"], same, same)
     print(json.dumps(found))
 
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from natural_langevin.diagnostics import ranks
 from natural_langevin.diagnostics.energy import Call, Params, energy_gradient
-from natural_langevin.diagnostics.function_space import import_arviz
 from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.priors import Prior
@@ -116,4 +116,4 @@ def measure(
 def _mean(series: Tensor) -> Reading:
     """Mean over (chain, draw) with its Monte-Carlo standard error."""
     values = series.double().numpy()
-    return Reading(float(values.mean()), float(import_arviz().mcse(values, method="mean")))
+    return Reading(float(values.mean()), float(ranks.error_of_mean(values[:, :, None])[0]))

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+from natural_langevin.diagnostics import ranks
+from natural_langevin.diagnostics.ranks import Array
 
 
 class Mixing(NamedTuple):
@@ -39,34 +40,32 @@ class Mixing(NamedTuple):
 
 
 def mixing(followed: Tensor, *, shared: bool = False) -> Mixing:
-    """Of numbers (chain, draw, ...), by ArviZ: rank-normalised split R-hat and bulk ESS.
+    """Of numbers (chain, draw, ...): rank-normalised split R-hat and bulk ESS.
 
     ``shared``: the chains saw the same minibatches, and are not independent (``_ess_of_mean``)."""
     chains, draws = followed.shape[:2]
     if draws < 4:
         raise ValueError(f"diagnosing needs at least 4 draws per chain, got {draws}: lower thin")
-    arviz = import_arviz()
     values = followed.detach().double().cpu().reshape(chains, draws, -1).numpy()
     values = values[:, :, values.std(axis=(0, 1)) > 0]  # a constant has no autocorrelation
     if values.shape[2] == 0:
         raise ValueError("every draw predicts exactly the same: is the temperature 0?")
-    columns = [values[:, :, k] for k in range(values.shape[2])]
-    rhat = np.array([float(arviz.rhat(c)) for c in columns]) if chains > 1 else None
-    ess = np.array([float(arviz.ess(c)) for c in columns])
+    rhat = ranks.rhat(values) if chains > 1 else None
+    ess = ranks.ess(values)
     if shared and chains > 1:
-        ess = np.minimum(ess, [_ess_of_mean(c) for c in columns])
+        ess = np.minimum(ess, _ess_of_mean(values))
     return Mixing(values, rhat, ess)
 
 
-def _ess_of_mean(values: Array) -> float:
+def _ess_of_mean(values: Array) -> Array:
     """Independent draws that would leave the error of the mean over (chain, draw).
 
     Noise that all chains share does not average out over them. The mean over chains is one series,
     of variance V and effective size e, whose mean has variance V/e: of draws with variance s^2
     that is s^2 e / V. Chains that are independent have V = s^2 / C."""
     series = values.mean(axis=0, keepdims=True)
-    alone = float(import_arviz().ess(series))
-    return float(values.var(axis=1).mean() / series.var()) * alone
+    found: Array = values.var(axis=1).mean(axis=0) / series.var(axis=(0, 1)) * ranks.ess(series)
+    return found
 
 
 def chain_distances(values: Array) -> Array:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from natural_langevin.diagnostics.function_space import Array, import_arviz
+from natural_langevin.diagnostics import ranks
+from natural_langevin.diagnostics.ranks import Array
 from natural_langevin.diagnostics.reading import Reading
 
 
@@ -69,6 +70,5 @@ def _compare(a: Array, b: Array) -> Halved:
 
 def _ess(values: Array) -> float:
     """The smallest effective sample size of some of the numbers."""
-    arviz, step = import_arviz(), -(-values.shape[2] // 20)
-    found = [float(arviz.ess(values[:, :, k])) for k in range(0, values.shape[2], step)]
+    found = ranks.ess(values[:, :, :: -(-values.shape[2] // 20)])
     return float(np.median(found))

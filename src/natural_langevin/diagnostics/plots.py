@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from natural_langevin._internal.figures import new_figure
-from natural_langevin.diagnostics.function_space import Array
+from natural_langevin.diagnostics.ranks import Array
 
 
 def trace_plot(series: Mapping[str, Array], chains: list[int]) -> Any:

@@ -12,7 +12,6 @@ from torch import Tensor
 from natural_langevin.diagnostics.advice import Advice
 from natural_langevin.diagnostics.configurational import Configurational
 from natural_langevin.diagnostics.function_space import (
-    Array,
     Mixing,
     chain_distances,
     mixing,
@@ -21,6 +20,7 @@ from natural_langevin.diagnostics.halved import Halved
 from natural_langevin.diagnostics.kinetic import Kinetic
 from natural_langevin.diagnostics.limits import distance_limit, ess_limit, rhat_limit
 from natural_langevin.diagnostics.plots import rank_plot, trace_plot
+from natural_langevin.diagnostics.ranks import Array
 from natural_langevin.diagnostics.reading import Reading
 
 #: Extra temperature, as a fraction of T, that is worth a word.

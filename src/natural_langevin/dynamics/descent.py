@@ -18,6 +18,7 @@ from torch.func import grad_and_value
 
 from natural_langevin._internal.chains import per_chain
 from natural_langevin.dynamics.base import Batch, Info, State, note_diverged, select, still_running
+from natural_langevin.dynamics.dropout import PerceptronLoss
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.statistics import Params
 
@@ -91,5 +92,6 @@ class Descent:
 
     @property
     def kernels(self) -> frozenset[str]:
-        """None: gradient descent has no kernels of its own."""
-        return frozenset()
+        """The native engine takes the loss that it knows; any other is the general step's."""
+        known = type(self) is Descent and type(self.loss) is PerceptronLoss
+        return frozenset({"mlp"}) if known else frozenset()

@@ -23,8 +23,8 @@ class Kind(NamedTuple):
     adapts: bool = True  # gamma_t > 0: the metric takes this batch in
     first: bool = False  # there is no earlier metric: this batch's own is applied
     tunes: bool = False  # the integrator may change its step size (``Integrator.tunes``)
-    refreshes: bool = False  # the metric's eigenvectors are due (``Preconditioner.refreshed``)
     explores: bool = False  # the temperature is 0 at this step (``schedules.stages``)
+    refreshes: bool = False  # the metric's eigenvectors are due (``Preconditioner.refreshed``)
 
 
 class Rates(NamedTuple):
@@ -45,14 +45,14 @@ class RatesTable:
         *,
         start: int = 0,
         tuned: int = 0,
-        explores: schedules.Stages | None = None,
         refresh_steps: int = 0,
+        explores: schedules.Stages | None = None,
     ) -> None:
         """``tuned``: in so many first steps the integrator may change its step size;
-        ``explores``: which steps are at temperature 0; ``refresh_steps``: see ``Preconditioner``.
-        """
-        self.values, self.start, self.tuned, self.explores = values, start, tuned, explores
-        self.refresh_steps = refresh_steps
+        ``refresh_steps``: see ``Preconditioner``; ``explores``: which steps are at temperature
+        0."""
+        self.values, self.start, self.tuned = values, start, tuned
+        self.refresh_steps, self.explores = refresh_steps, explores
 
     @staticmethod
     def build(
@@ -88,7 +88,7 @@ class RatesTable:
             columns[2] = torch.where(still, 0.0, columns[2])
         values = torch.cat(columns, dim=1).to(dtype=dtype, device=device)
         return RatesTable(
-            values, start=start, tuned=tuned, explores=explores, refresh_steps=refresh_steps
+            values, start=start, tuned=tuned, refresh_steps=refresh_steps, explores=explores
         )
 
     def __len__(self) -> int:
@@ -104,8 +104,8 @@ class RatesTable:
         shared = self.values[:, -2:]
         values = torch.cat([self.step_size[:, ids], shared], dim=1)
         return RatesTable(
-            values, start=self.start, tuned=self.tuned, explores=self.explores,
-            refresh_steps=self.refresh_steps,
+            values, start=self.start, tuned=self.tuned, refresh_steps=self.refresh_steps,
+            explores=self.explores,
         )  # fmt: skip
 
     def sampled(self, start: int) -> Tensor:
@@ -130,12 +130,13 @@ class RatesTable:
     def kind(self, step: int) -> Kind:
         """What kind of step this is."""
         adapts = self._adapts[step - self.start]
+        explores = self.explores is not None and self.explores(step)
         return Kind(
             adapts,
             first=adapts and step == 0,
             tunes=step < self.tuned,
+            explores=explores,
             refreshes=adapts and self.refresh_steps > 0 and step % self.refresh_steps == 0,
-            explores=self.explores is not None and self.explores(step),
         )
 
     def adapts_from(self, step: int) -> bool:

@@ -42,10 +42,10 @@ from natural_langevin.dynamics import (
     State,
     Underdamped,
 )
+from natural_langevin.dynamics.dropout import PerceptronLoss
 from natural_langevin.execution import compiled, engine, executors
 from natural_langevin.execution.engine import Engine
 from natural_langevin.experiments.origin import origin
-from natural_langevin.experiments.table1.baselines import mean_loss
 from natural_langevin.models import fan_in_init
 
 Way = Literal["eager", "graph", "kernels", "native", "traced", "compiled"]
@@ -105,6 +105,7 @@ def cases(device: str = "cpu") -> list[Case]:
     found += [Case("overdamped", m, c, "kernels") for m in KERNEL_METRICS for c in CHAINS]
     if "native" in own:
         found += [Case("overdamped", m, c, "native") for m in KERNEL_METRICS for c in CHAINS]
+        found += [Case(d, "", c, "native") for d in DESCENTS for c in CHAINS]
     found += [Case(*which, "traced") for which in TRACED]
     return found + [Case(*which, "compiled") for which in COMPILED]
 
@@ -148,7 +149,7 @@ def _start(case: Case, dtype: torch.dtype, device: str) -> tuple[Any, InMemory, 
     momentum, drops = DESCENTS[case.dynamics]
     masks = random.origin(0, random.NOISE, chain) if drops else None
     rate = torch.full((case.chains,), 0.3 if drops else 0.0, dtype=dtype, device=device)
-    descent = Descent(mean_loss(rate, masks), momentum)
+    descent = Descent(PerceptronLoss(rate, masks), momentum)
     params = {k: p.detach().to(device, dtype) for k, p in network().named_parameters()}
     stream = InMemory(x, y, batch_size=BATCH, chain=chain, seed=0, device=torch.device(device))
     rates = RatesTable.build(0.1, stop=STEPS, chains=case.chains, dtype=dtype, device=device)

@@ -127,13 +127,19 @@ def _resolve(request: Request) -> tuple[Preset, data.Dataset]:
     if request.dataset not in data.NAMES:
         names = ", ".join(data.NAMES)
         raise RunError(f"unknown dataset {request.dataset!r}: use one of {names}")
-    dataset = data.load(request.dataset, data_dir=request.data_dir)
+    dataset = _load(request, PRESETS[request.preset])
     preset = fit_to(PRESETS[request.preset], len(dataset.train_x))
     if request.seeds is not None:
         preset = replace(preset, seeds=request.seeds)
     if request.precision != "highest":
         preset = replace(preset, deviations=(*preset.deviations, "matrix products in TF32"))
     return preset, dataset
+
+
+def _load(request: Request, preset: Preset) -> data.Dataset:
+    """The data, with as much to learn from as the preset takes."""
+    found, count = data.load(request.dataset, data_dir=request.data_dir), preset.train_images
+    return replace(found, train_x=found.train_x[:count], train_y=found.train_y[:count])
 
 
 def _bench(request: Request, preset: Preset, dataset: data.Dataset) -> Bench:
@@ -246,7 +252,7 @@ def _run_parallel(request: Request, preset: Preset, missing: list[str]) -> None:
 
 
 def _worker(request: Request, preset: Preset, name: str) -> None:
-    dataset = data.load(request.dataset, data_dir=request.data_dir)
+    dataset = _load(request, preset)
     run_stage(_bench(request, preset, dataset), name)
 
 

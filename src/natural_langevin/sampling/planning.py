@@ -51,13 +51,15 @@ def plan(
     if sampler._start == "auto":
         rows = x[: recipe.ROWS], y[: recipe.ROWS]
         sampler._start, sampler._downhill = starts.better(sampler, rows)
-    scale = known.prior_scale if known else None
-    if sampler._scale_open and scale is None and isinstance(data, tuple | list | TensorDataset):
-        scale = _prior_scale(sampler, (x, y), batch_size)
+    choice = known
+    if known is None and sampler._scale_open and isinstance(data, tuple | list | TensorDataset):
+        choice = _prior_scale(sampler, (x, y), batch_size)
+    scale = choice.prior_scale if choice else None
     if sampler._scale_open and scale is not None:
         sampler._set_prior(recipe.prior(scale.value))
-    choice = known or _pilot(sampler, (x, y), num_data, batch_size)
-    choice = dataclasses.replace(choice, prior_scale=scale)
+    if choice is None or (known is None and len(x) > prior_scale.MOST_ROWS):
+        found = recipe.Choice.most_careful(_pilot(sampler, (x, y), num_data, batch_size))
+        choice = dataclasses.replace(found, prior_scale=scale)
     log.info("step_size=%s", choice.reason)
     weights = sum(p[0].numel() for p in sampler.init().params.values())
     if steps is None and seconds is not None and not until:
@@ -102,9 +104,13 @@ def steps_within(
 
 
 def _pilot(
-    sampler: Any, data: tuple[Tensor, Tensor], num_data: float, batch_size: int
-) -> recipe.Choice:
-    ids = torch.arange(min(recipe.PILOT_CHAINS, sampler.chains), device=sampler.device)
+    sampler: Any,
+    data: tuple[Tensor, Tensor],
+    num_data: float,
+    batch_size: int,
+    chains: int = recipe.PILOT_CHAINS,
+) -> list[recipe.Choice]:
+    ids = torch.arange(min(chains, sampler.chains), device=sampler.device)
     whole = dataclasses.replace(
         sampler._dynamics, prior=sampler._prior, temperature=sampler._temperature
     )
@@ -117,10 +123,26 @@ def _pilot(
     )  # fmt: skip
 
 
+def _with_scales(sampler: Any, repeats: int, step_size: Any) -> Any:
+    """A sampler like this one, with ``repeats`` chains for every scale of the prior."""
+    scales = torch.tensor(prior_scale.SCALES).repeat_interleave(repeats)
+    compared = type(sampler)(
+        sampler._template, sampler.likelihood, prior=recipe.prior(scales), chains=len(scales),
+        preconditioner=sampler.preconditioner, dynamics=sampler.dynamics, step_size=step_size,
+        temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
+        seed=sampler.seed, device=sampler.device, compile=sampler.compile, parallel=None,
+    )  # fmt: skip
+    compared._downhill = sampler._downhill
+    compared.signature.adopt(sampler.signature)
+    return compared
+
+
 def _prior_scale(
     sampler: Any, data: tuple[Tensor, Tensor], batch_size: int
-) -> recipe.PriorScale | None:
-    """The prior's scale by held-out rows; None where there are too few, or it costs too much.
+) -> recipe.Choice | None:
+    """The prior's scale by held-out rows, and the step size that goes with it: a wide prior leaves
+    more to the data, and its posterior is steeper in the metric. None where there are too few rows,
+    or it costs too much.
 
     The chains of several processes all have the same prior: each process chooses alone."""
     x, y = (t[: prior_scale.MOST_ROWS] for t in data)
@@ -129,25 +151,21 @@ def _prior_scale(
     weights = sum(p[0].numel() for p in sampler.init().params.values())
     if len(x) < prior_scale.FEWEST_ROWS:
         return None
-    pilot = _pilot(sampler, (x, y), len(x), batch_size)
-    steps = prior_scale.EAGER_STEPS if pilot.way == "eager" else prior_scale.STEPS
-    if 6.0 * count * min(batch_size, len(x)) * weights * steps > recipe.MOST_WORK / 4:
+    per_step = 6.0 * count * min(batch_size, len(x)) * weights
+    if per_step * prior_scale.EAGER_STEPS > recipe.MOST_WORK / 4:
+        return None
+    scaled = _with_scales(sampler, 1, recipe.FIRST_STEP)
+    choices = _pilot(scaled, (x, y), len(x), batch_size, len(prior_scale.SCALES))
+    steps = prior_scale.EAGER_STEPS if choices[0].way == "eager" else prior_scale.STEPS
+    if per_step * steps > recipe.MOST_WORK / 4:
         return None
     rows = prior_scale.folds(len(x), sampler.seed)
     if sampler.held_out is not None:  # all rows to learn from, and others to be scored on
         x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), sampler.held_out, strict=True))
         numbers = torch.arange(len(x)).expand(count, -1)
         rows = prior_scale.Folds(numbers[:, :inside], numbers[:, inside:])
-    scales = torch.tensor(prior_scale.SCALES).repeat_interleave(prior_scale.FOLDS)
-    compared = type(sampler)(
-        sampler._template, sampler.likelihood, prior=recipe.prior(scales), chains=count,
-        preconditioner=sampler.preconditioner, dynamics=sampler.dynamics,
-        step_size=pilot.step_size,
-        temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
-        seed=sampler.seed, device=sampler.device, compile=sampler.compile, parallel=None,
-    )  # fmt: skip
-    compared._downhill = sampler._downhill
-    compared.signature.adopt(sampler.signature)
+    etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(prior_scale.FOLDS)
+    compared = _with_scales(sampler, prior_scale.FOLDS, etas)
     half = steps // 2
     try:
         with trials.trial():
@@ -166,4 +184,5 @@ def _prior_scale(
     table = scores.unflatten(0, (len(prior_scale.SCALES), prior_scale.FOLDS)).flatten(1)
     best, why = prior_scale.best(table)
     log.info("prior variance x %g: %s", prior_scale.SCALES[best], why)
-    return recipe.PriorScale(prior_scale.SCALES[best], why)
+    chosen = recipe.PriorScale(prior_scale.SCALES[best], why)
+    return dataclasses.replace(choices[best], prior_scale=chosen)

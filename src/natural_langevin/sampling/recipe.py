@@ -152,6 +152,12 @@ class Choice:
     way: str = "eager"  # how the pilot's steps were run
     prior_scale: PriorScale | None = None
 
+    @staticmethod
+    def most_careful(choices: list[Choice]) -> Choice:
+        """Of chains of one posterior: the smallest step size that was measured."""
+        measured = [c for c in choices if c.curvature is not None]
+        return min(measured or choices, key=lambda c: c.step_size)
+
     def schedule_of(self, burn_in: int) -> schedules.Schedule:
         """eta_t of a run: larger at first, constant from a fifth of burn-in on. A quarter of that
         fifth it rises, while the metric has seen few batches."""
@@ -201,7 +207,7 @@ def choose(
     moves: LangevinDynamics,
     state: State,
     data: tuple[Tensor, Tensor],
-    rates: Callable[[float, int, int], RatesTable],
+    rates: Callable[[Tensor, int, int], RatesTable],
     *,
     num_data: float,
     batch: int,
@@ -209,17 +215,18 @@ def choose(
     seed: int,
     mode: Any,
     downhill: bool = False,
-) -> Choice:
-    """The step size, by a pilot of the chains ``ids`` from ``state`` on ``data`` in memory.
+) -> list[Choice]:
+    """The step size of every chain of ``ids``, by a pilot from ``state`` on ``data`` in memory.
 
-    ``rates`` gives the table of (step size, first step, last step), all of them adapting.
+    ``rates`` gives the table of (step sizes, first step, last step), all of them adapting.
     ``downhill``: whether chains begin as in ``warm_up``."""
     x, y = data
     stream = InMemory(
         x, y, batch_size=min(batch, len(x)), chain=ids, seed=seed, device=moves.temperature.device
     )
     some = tuple(t[:ROWS].to(moves.temperature.device) for t in (stream.x, stream.y))
-    eta, lam, done = FIRST_STEP, math.nan, 0
+    lam, done = torch.full((len(ids),), math.nan, dtype=torch.float64), 0
+    eta = torch.full_like(lam, FIRST_STEP)
     moves.prepare(state.params, stream.example()[0])
     if downhill:
         state = warm_up.descend(moves, state, stream, num_data, mode=mode)
@@ -228,38 +235,47 @@ def choose(
         state, _ = engine.run(state, done, stop - done)
         done = stop
         try:
-            found = steepest(moves, state, (some[0], some[1]), num_data)
+            found = steepest(moves, state, (some[0], some[1]), num_data).double().cpu()
         except (RuntimeError, NotImplementedError) as error:  # an operation without derivatives
             log.info("the curvature could not be measured: %s", str(error).split("\n")[0])
             break
-        found = found[torch.isfinite(found) & (state.diverged < 0)]
-        if not len(found):
+        known = torch.isfinite(found) & (state.diverged < 0).cpu()
+        if not bool(known.any()):
             break
-        lam = float(found.max())
+        lam = torch.where(known, found, lam)
+        eta = (STEEPNESS / lam.clamp_min(1e-12)).clamp_max(LARGEST_STEP)
+        eta = torch.where(torch.isfinite(eta), eta, FALLBACK_STEP)
+    heat = _heat(moves, state, num_data, min(batch, len(x)))
+    return [
+        _choice(float(lam[c]), float(heat[c]), batch, num_data, engine.way) for c in range(len(ids))
+    ]
+
+
+def _choice(lam: float, per_step: float, batch: int, num_data: float, way: str) -> Choice:
+    """By the curvature lambda and the heat of a unit of eta."""
+    eta, why = FALLBACK_STEP, "no curvature could be measured"
+    if math.isfinite(lam):
         eta = min(LARGEST_STEP, STEEPNESS / max(lam, 1e-12))
-    if not math.isfinite(lam):
-        eta, why = FALLBACK_STEP, "no curvature could be measured"
-    else:
         why = f"the steepest curvature in the metric is {lam:.3g}"
-    per_step = _heat(moves, state, num_data, min(batch, len(x)))
     if per_step * eta > HEAT:
         eta = HEAT / per_step
         why += f", and minibatches of {batch} of {num_data:.0f} allow no more"
     eta = float(f"{eta:.2g}")
     curvature = lam if math.isfinite(lam) else None
-    return Choice(eta, curvature, per_step * eta, f"{eta:.2g}: {why}", engine.way)
+    return Choice(eta, curvature, per_step * eta, f"{eta:.2g}: {why}", way)
 
 
-def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) -> float:
-    """N rho / (2 B a), what a unit of eta adds to the temperature; 0 for full batches."""
+def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) -> Tensor:
+    """N rho / (2 B a) of every chain, what a unit of eta adds to the temperature; 0 for full
+    batches."""
+    rho = torch.ones(state.chains)
     if batch >= num_data:
-        return 0.0
+        return torch.zeros_like(rho)
     second = state.metric.get("second")
-    rho = 1.0
     if isinstance(second, dict) and second:
         damping = moves.damping(second, num_data)
-        parts = [(j / (j + _as_chain(damping[k], j))).flatten() for k, j in second.items()]
-        rho = float(torch.cat(parts).nanmean())
+        parts = [(j / (j + _as_chain(damping[k], j))).flatten(1) for k, j in second.items()]
+        rho = torch.cat(parts, 1).nanmean(1).cpu()
     return num_data * rho / (2 * batch * FRICTION) * (1 - batch / num_data)
 
 

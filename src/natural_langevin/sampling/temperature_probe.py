@@ -11,6 +11,7 @@ from natural_langevin.diagnostics import kinetic
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine
+from natural_langevin.sampling import trials
 
 log = logging.getLogger("natural_langevin")
 
@@ -29,14 +30,15 @@ def probe_steps(chains: int) -> int:
 def after_run(
     engine: Engine, state: State, steps: int, processes: Processes
 ) -> dict[str, Any] | None:
-    """The kinetic temperature as plain numbers; None for a short run, one without chains, or one of
-    a table's small networks (``proven_network``), which it would cost more than the run itself.
+    """The kinetic temperature as plain numbers; None for a short run, one without chains, a trial,
+    or one of a table's small networks (``proven_network``), which it would cost more than the run
+    itself.
 
     What several ``processes`` found of their chains is put together. A diagnosis that fails must
     not cost the run that it was to diagnose: it is logged.
     """
     count = probe_steps(processes.chains)
-    if steps < SMALL_PART * count or is_proven():
+    if steps < SMALL_PART * count or is_proven() or trials.under_way():
         return None
     replicates = None
     try:

@@ -23,6 +23,11 @@ def trial() -> Iterator[None]:
         _TRIAL.reset(token)
 
 
+def under_way() -> bool:
+    """Whether this is a trial: nobody will read a diagnosis of it."""
+    return _TRIAL.get()
+
+
 def level() -> int:
     """The level at which trouble of a chain is logged."""
-    return logging.INFO if _TRIAL.get() else logging.WARNING
+    return logging.INFO if under_way() else logging.WARNING

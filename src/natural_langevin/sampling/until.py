@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from natural_langevin.diagnostics import import_arviz, mixing
+from natural_langevin.diagnostics import mixing
 from natural_langevin.posterior.posterior import Posterior
 
 log = logging.getLogger("natural_langevin")
@@ -46,7 +46,6 @@ def parse(until: Any) -> float | None:
             f'until must be "ess:" and the effective sample size to reach, such as until="ess:400",'
             f" got {until!r}; give steps= or seconds= for a run of a certain length"
         )
-    import_arviz()  # missing, it would be missed in the middle of the run
     return float(found[1])
 
 

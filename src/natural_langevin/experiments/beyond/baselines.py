@@ -16,11 +16,12 @@ from torch import Tensor
 from natural_langevin import models, random, schedules
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
+from natural_langevin.dynamics.dropout import PerceptronLoss, forward
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.experiments.beyond.inputs import mapped, views
 from natural_langevin.experiments.beyond.running import Ran, advance
 from natural_langevin.experiments.beyond.sampling import Bench
-from natural_langevin.experiments.table1.baselines import forward, mc_dropout, mean_loss
+from natural_langevin.experiments.table1.baselines import mc_dropout
 
 
 class Network(NamedTuple):
@@ -74,7 +75,7 @@ def train(bench: Bench, part: str, networks: list[Network], *, final: bool) -> T
     rates = RatesTable.build(schedule, stop=steps, chains=count, device=device)
     dropout = torch.tensor([n.rate for n in networks], device=device)
     masks = random.origin(protocol.seed, random.NOISE, chain)
-    descent = Descent(mean_loss(dropout, masks))
+    descent = Descent(PerceptronLoss(dropout, masks))
     template = {k: p.detach().to(device) for k, p in bench.network().named_parameters()}
     state = descent.init(models.fan_in_init(template, chain=chain, seed=protocol.seed))
     engine = Engine(descent, stream, rates, stream.num_data, mode=choose_mode(bench.compile))

@@ -17,8 +17,8 @@ from torch.func import functional_call, vmap
 from natural_langevin import Langevin, likelihoods, models, priors, random, schedules
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
+from natural_langevin.dynamics.dropout import PerceptronLoss, forward, hidden_units
 from natural_langevin.execution.engine import Engine
-from natural_langevin.experiments.table1.baselines import forward, hidden_units, mean_loss
 from natural_langevin.types import Params
 
 #: Inputs (n, D) to the class probabilities of every network: (network, n, classes).
@@ -83,7 +83,7 @@ def descended(
     schedule = schedules.halving(LEARNING_RATE, every=max(1, steps // 3))
     table = RatesTable.build(schedule, stop=steps, chains=networks)
     origin = random.origin(settings.seed, random.NOISE, chain) if rate else None
-    descent = Descent(mean_loss(torch.full((networks,), rate), origin))
+    descent = Descent(PerceptronLoss(torch.full((networks,), rate), origin))
     template = models.mlp(x.shape[1], classes, settings.hidden)
     own = {k: p.detach() for k, p in template.named_parameters()}
     start = models.fan_in_init(own, chain=chain, seed=settings.seed)

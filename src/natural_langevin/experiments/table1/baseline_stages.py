@@ -11,8 +11,9 @@ from torch import Tensor
 from natural_langevin import models, random, schedules
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
+from natural_langevin.dynamics.dropout import PerceptronLoss, forward
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.experiments.table1.baselines import forward, mc_dropout, mean_loss
+from natural_langevin.experiments.table1.baselines import mc_dropout
 from natural_langevin.experiments.table1.scores import finite, reliability, score, summary
 from natural_langevin.experiments.table1.stages import (
     FINAL_SEED,
@@ -166,7 +167,7 @@ def _train(
     rates = RatesTable.build(schedule, stop=steps, chains=count, device=device)
     origin = random.origin(seed, random.NOISE, chain) if kind == "dropout" else None
     template = {k: p.detach().to(device) for k, p in bench.network().named_parameters()}
-    descent = Descent(mean_loss(rate.to(device), origin))
+    descent = Descent(PerceptronLoss(rate.to(device), origin))
     state = descent.init(models.fan_in_init(template, chain=chain, seed=seed))
     engine = Engine(descent, stream, rates, len(stream.x), mode=choose_mode(bench.compile))
     outcome = train(

@@ -38,6 +38,7 @@ class Preset:
     step_sizes: int = 4  # how many of each method's grid, from the reliable middle outward
     prior_variances: tuple[float, ...] = PRIOR_VARIANCES
     dropout_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
+    train_images: int = 60_000  # the first so many, the last of them for validation
     validation: int = 10_000
     train_scored: int = 60_000
     train_score_every: int = 10  # of the kept iterates, how many the train columns average
@@ -52,16 +53,17 @@ class Preset:
 
 
 def fit_to(preset: Preset, train_size: int) -> Preset:
-    """The preset for a training set that is smaller than MNIST's."""
-    if train_size >= 60_000:
+    """The preset for a training set of this size: smaller than MNIST's, a sixth is held out."""
+    size = min(preset.train_images, train_size)
+    if size >= 60_000:
         return preset
     return replace(
         preset,
-        validation=min(preset.validation, train_size // 6),
-        train_scored=min(preset.train_scored, train_size),
+        validation=min(preset.validation, size // 6),
+        train_scored=min(preset.train_scored, size),
         deviations=(
             *preset.deviations,
-            f"validation on the last {train_size // 6} of {train_size} training samples",
+            f"validation on the last {size // 6} of {size} training samples",
         ),
     )
 
@@ -81,28 +83,37 @@ PRESETS = {
             "seeds are chains of one run: same schedule, independent starts, minibatches and noise",
         ),
     ),
+    # Chosen on validation images. With fewer images every row comes near the end of its learning,
+    # where the paper's table stands; with all of them SGD would still be far from it.
     "quick": Preset(
         "quick",
-        steps=250,
-        select_steps=60,
-        extra_select_steps=60,
+        steps=3_600,
+        select_steps=500,
+        extra_select_steps=500,
+        batch_size=50,
+        halve_every=1_800,
         schedules=("halving",),
         train_score_every=1,
-        burn_in=100,
-        thin=18,
-        select_thin=10,
+        burn_in=600,
+        thin=150,
+        select_thin=50,
+        hidden=(100, 100),
         step_sizes=2,
-        prior_variances=(0.1, 1.0),
+        prior_variances=(0.1,),
         dropout_rates=(0.2, 0.5),
-        train_scored=5_000,
+        train_images=20_000,
+        train_scored=1_000,
         seeds=2,
-        pooled=3,
+        pooled=2,
         mc_dropout=10,
         deviations=(
             "hyper-parameters are chosen by validation NLL (the paper: validation accuracy)",
-            "250 updates instead of 60,000, 2 seeds, ensembles of 8 iterates",
-            "hyper-parameters chosen after 60 updates from two step sizes and two variances",
-            "3 pooled chains instead of 12; train columns on the first 5,000 images",
+            "a network of 100-100 instead of 400-400 units, the first 20,000 training images, "
+            "minibatches of 50",
+            "3,600 updates instead of 60,000, 2 seeds, ensembles of 20 iterates",
+            "hyper-parameters chosen after 500 updates, of two step sizes; the variance is the "
+            "paper's",
+            "2 pooled chains instead of 12; train columns on the first 1,000 images",
         ),
     ),
 }

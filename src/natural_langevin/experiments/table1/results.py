@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from natural_langevin._internal.version import __version__
+from natural_langevin.diagnostics import ranks
 from natural_langevin.experiments.runner import BASELINES, STAGES, RunError, read_record
 from natural_langevin.experiments.table1.protocol import METHODS, paper_numbers
 
@@ -67,15 +68,7 @@ def _order(row: dict[str, Any]) -> tuple[bool, int]:
 
 
 def _effective_sizes(stages: dict[str, Any]) -> list[dict[str, Any]]:
-    """Function-space effective sample size of one chain: the median over probes, by ArviZ.
-
-    ArviZ is an optional dependency; without it the section is empty and can be filled later by
-    assembling the same folder again.
-    """
-    try:
-        import arviz
-    except ImportError:
-        return []
+    """Function-space effective sample size of one chain: the median over probes."""
     out = []
     for method in METHODS:
         probes = stages[f"{method.name}-final"].get("probes")
@@ -84,10 +77,7 @@ def _effective_sizes(stages: dict[str, Any]) -> list[dict[str, Any]]:
         values = np.asarray(probes, dtype=float)  # (draw, chain, probe)
         if len(values) < 4 or not np.isfinite(values).all():
             continue
-        sizes = [
-            float(np.median([arviz.ess(values[None, :, c, k]) for k in range(values.shape[2])]))
-            for c in range(values.shape[1])
-        ]
+        sizes = [float(np.median(ranks.ess(values[None, :, c]))) for c in range(values.shape[1])]
         out.append(
             {
                 "method": method.name,

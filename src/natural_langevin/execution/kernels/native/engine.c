@@ -238,6 +238,23 @@ static void gather(Team *t, int64_t from, int64_t to) {
     }
 }
 
+// Inverted dropout behind hidden layer k, the draws of dynamics/dropout.py.
+static void drop_units(Team *t, int64_t k, int64_t step, int64_t from, int64_t to) {
+    const Run *run = t->run;
+    const int64_t out = t->layers[k].out;
+    const real keep = 1 - run->dropout[t->chain];
+    const Key key = stream_key(run->mask_origin[t->chain], step);
+    uint32_t first = 0;
+    for (int64_t j = 0; j < k; ++j) first += (uint32_t)(run->batch * t->layers[j].out);
+    for (int64_t o = 0; o < out; ++o) {
+        real *restrict z = t->passes[k].z + o * t->stride;
+        for (int64_t n = from; n < to; ++n) {
+            const uint32_t place = first + (uint32_t)n * (uint32_t)out + (uint32_t)o;
+            z[n] = (real)open_unit(random_bits(place, key)) <= keep ? z[n] / keep : 0;
+        }
+    }
+}
+
 // dl/dz of the last layer, in `d` or in `f`, goes down to the lowest layer that is trained.
 static void send_back(Team *t, int drawn, int64_t v0, int64_t v1, real *pack) {
     const int64_t last = t->run->layers - 1, stride = t->stride, batch = t->run->batch;
@@ -257,6 +274,9 @@ static void send_back(Team *t, int drawn, int64_t v0, int64_t v1, real *pack) {
         for (int64_t o = 0; o < l->out && l->activation != IDENTITY; ++o) {
             const int64_t at = o * stride + from;
             differentiate(l->activation, d + at, p->z + at, offset(p->slope, at), to - from);
+            if (t->run->mask_origin && k < last)  // a dropped unit is 0, where ReLU has no slope
+                for (int64_t n = at; n < at + to - from; ++n)
+                    d[n] /= 1 - t->run->dropout[t->chain];
         }
     }
 }
@@ -277,6 +297,7 @@ static void evaluate(Team *t, int64_t member, Scratch *s, int64_t step, int mome
         for (int64_t o = 0; o < l->out && l->activation != IDENTITY; ++o)
             activate(l, p->z + o * stride + from, p->slope ? p->slope + o * stride + from : 0,
                      to - from);
+        if (run->mask_origin && k < last) drop_units(t, k, step, from, to);
     }
     const Pass *p = t->passes + last;
     const int64_t outputs = t->layers[last].out;

@@ -59,6 +59,8 @@ typedef struct {
     const real *decay, *mean_rate;  // (step), step_stride apart
     int64_t step_stride;
     const real *temperature, *friction;  // (chain); friction NULL: overdamped
+    const real *dropout;      // (chain): rate of dropped hidden units, which are ReLU
+    const int64_t *mask_origin;  // (chain), NULL: no dropout
     int64_t baoab;            // the underdamped integrator: 0 is Euler's
     double num_data;
     int64_t likelihood;

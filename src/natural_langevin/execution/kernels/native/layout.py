@@ -68,6 +68,8 @@ class Run(ctypes.Structure):
         ("step_stride", c_int64),
         ("temperature", c_void_p),
         ("friction", c_void_p),
+        ("dropout", c_void_p),
+        ("mask_origin", c_void_p),
         ("baoab", c_int64),
         ("num_data", c_double),
         ("likelihood", c_int64),

@@ -15,35 +15,45 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.light_autograd import light_autograd
 from natural_langevin._internal.proven import is_proven
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import CHAINWISE, Dynamics, State
+from natural_langevin.dynamics.descent import Descent
+from natural_langevin.dynamics.dropout import PerceptronLoss, layers
 from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.kernels.native.engine import NativeMLP
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
-from natural_langevin.statistics import Gradients, Network
+from natural_langevin.likelihoods import Categorical
+from natural_langevin.preconditioners import Euclidean
+from natural_langevin.priors import Flat
+from natural_langevin.statistics import Gradients, Network, Params
 
 log = logging.getLogger("natural_langevin")
 
 #: Dynamics, and the streams on which they have agreed with the reference.
-_PROVEN: WeakKeyDictionary[LangevinDynamics, WeakSet[Any]] = WeakKeyDictionary()
+_PROVEN: WeakKeyDictionary[Dynamics, WeakSet[Any]] = WeakKeyDictionary()
 
 
 def plan_native(
     dynamics: Dynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
 ) -> NativeMLP | None:
     """The native engine for this run, or None: then the general way is as right, and slower."""
-    if "mlp" not in dynamics.kernels or not isinstance(dynamics, LangevinDynamics):
+    if "mlp" not in dynamics.kernels:
         return None
     try:
-        native = NativeMLP(dynamics, state, stream, rates, num_data)
+        native = _native(dynamics, state, stream, rates, num_data)
         proven = _PROVEN.setdefault(dynamics, WeakSet())
         known = is_proven() or stream in proven
-        if known or agrees(native, state) or agrees_in_double(native, state):
+        with light_autograd():
+            found = known or agrees(native, state) or agrees_in_double(native, state)
+        if found:
             proven.add(stream)
             return native
     except UnsupportedError as reason:
@@ -51,6 +61,36 @@ def plan_native(
         return None
     log.warning("the native engine disagrees with the reference on this network: not used")
     return None
+
+
+def _native(
+    dynamics: Dynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
+) -> NativeMLP:
+    if isinstance(dynamics, LangevinDynamics):
+        return NativeMLP(dynamics, state, stream, rates, num_data)
+    if isinstance(dynamics, Descent) and isinstance(dynamics.loss, PerceptronLoss):
+        same = without_noise(dynamics, state.params)
+        return NativeMLP(
+            same, state, stream, rates, num_data, reference=dynamics, dropout=dynamics.loss
+        )
+    raise UnsupportedError(f"the dynamics {dynamics!r}")
+
+
+def without_noise(descent: Descent, params: Params) -> LangevinDynamics:
+    """Langevin dynamics that are gradient descent on a perceptron's loss: T = 0, a flat prior, no
+    metric; with momentum, a friction of one minus it."""
+    names = layers(params)
+    model = nn.Sequential()
+    for name in names:
+        _, outputs, inputs = params[f"{name}.weight"].shape
+        model.add_module(name, nn.Linear(inputs, outputs, device="meta"))
+        model.add_module(f"{name}+", nn.ReLU() if name != names[-1] else nn.Identity())
+    none = torch.zeros(len(params[f"{names[0]}.bias"]), dtype=torch.int64)
+    return LangevinDynamics(
+        Underdamped(1 - descent.momentum) if descent.momentum else Overdamped(),
+        Gradients(Network(model), Categorical()), Euclidean(), dict.fromkeys(params, Flat()),
+        temperature=none.double(), noise=none, labels=none, keep_mean=False,
+    )  # fmt: skip
 
 
 class _OneBatch:
@@ -80,10 +120,10 @@ def agrees(native: NativeMLP, state: State) -> bool:
 
 def _agrees(native: NativeMLP, state: State) -> bool:
     step, stream = int(state.step), native.stream
-    native.dynamics.prepare(state.params, stream.example()[0])
+    native.reference.prepare(state.params, stream.example()[0])
     batch = _batch(stream, step, len(state.diverged))
     count = torch.tensor(native.num_data, dtype=native.dtype)
-    expected, info = native.dynamics.step(
+    expected, info = native.reference.step(
         state, batch, native.rates.row(step), count, chain_axis=stream.chain_axis
     )
     after = pytree.tree_map(torch.clone, state)
@@ -99,7 +139,7 @@ def _agrees(native: NativeMLP, state: State) -> bool:
 
 def agrees_in_double(native: NativeMLP, state: State) -> bool:
     """The same in float64, from the same state on the same batch."""
-    if native.dtype == torch.float64:
+    if native.dtype == torch.float64 or native.reference is not native.dynamics:
         return False
     old = native.dynamics
     model = copy.deepcopy(old.gradients.network.model).double()

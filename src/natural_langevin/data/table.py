@@ -134,7 +134,7 @@ def from_frame(frame: Any, label: str = "the table") -> Table:
         kind = pd.api.types
         if kind.is_datetime64_any_dtype(cells):
             columns[str(name)] = pd.to_datetime(cells, utc=True)
-        elif kind.is_numeric_dtype(cells) or kind.is_bool_dtype(cells):
+        elif kind.is_numeric_dtype(cells) or _is_boolean(cells):
             columns[str(name)] = cells.astype(np.float64)
         elif cells.map(lambda cell: hasattr(cell, "year")).any():
             columns[str(name)] = pd.to_datetime(cells, utc=True, errors="coerce")
@@ -142,9 +142,18 @@ def from_frame(frame: Any, label: str = "the table") -> Table:
             text = cells.astype(object)
             columns[str(name)] = compact(text.where(text.notna(), "").astype(str))
     if len(columns) < frame.shape[1]:
-        raise DataError(f"{label} has two columns of one name: rename one of them")
+        names = [str(name) for name in frame.columns]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{label} has two columns {twice!r}: rename one of them")
     rows = pd.RangeIndex(len(frame))
     return Table(label, pd.DataFrame({k: v.set_axis(rows) for k, v in columns.items()}), "row")
+
+
+def _is_boolean(cells: pd.Series) -> bool:
+    """Also where some are missing, which makes pandas and polars columns of objects."""
+    known = cells.dropna()
+    types = need_pandas().api.types
+    return bool(types.is_bool_dtype(cells) or (len(known) and known.map(type).eq(bool).all()))
 
 
 def short(cell: str) -> str:

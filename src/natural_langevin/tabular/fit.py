@@ -255,7 +255,8 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
         raise RunFolderError(str(error)) from error
     learned.save(folders.learned_folder(folder))
     label = f"held-out rows of {run.source}" if run.hold_out else f"{run.source}, test part"
-    found = quality(learned, run.target, held_out, label=label) | {"reason": learned.reason}
+    found = quality(learned, run.target, held_out, label=label, features=run.features)
+    found |= {"reason": learned.reason}
     on_rank_zero("writing down the quality", lambda: _finish(folder, found))
     return found
 

@@ -107,6 +107,17 @@ def test_one_column_tells_what_a_comma_means_in_another():
     assert "1,234 is 1.234" in said(fitted("b;y\n1,234;1\n2,000;2\n", decimal_comma=True), "b")
 
 
+def test_points_are_thousands_where_commas_are_decimal():
+    """Otherwise 1.200 would be less than 950."""
+    text = "area;rent;y\n60,5;1.200;1\n40,5;950;2\n50,0;;3\n"
+    features = fitted(text)
+    assert "points are read as thousands (1.200 is 1200)" in said(features, "rent")
+    rent = next(part for part in features.parts if part.name == "rent")
+    assert rent.read(table(text).frame["rent"]).tolist()[:2] == [1200, 950]
+    plain = fitted("area;rent;y\n60.5;1.200;1\n40.5;9.500;2\n")
+    assert [part.mean for part in plain.parts] == [50.5, 5.35]
+
+
 def test_a_few_words_among_numbers_are_missing_and_many_make_a_category():
     numbers = "".join(f"{k},{k}\n" for k in range(30))
     features = fitted(f"a,y\n{numbers}many,1\n")
@@ -240,6 +251,7 @@ def test_standardisation_neither_overflows_nor_vanishes(scale):
         (["1.234,5", "1,5", "2,5"], "regression", "decimals"),
         ([str(i) for i in range(30)], "regression", "30 different"),
         ([str(i) for i in range(12)], "regression", "12 different"),
+        (["10%", "5%"] * 4, "classification", "2 different whole numbers"),
         ([f"{i}00 EUR" for i in range(12)], "regression", "12 different"),
     ],
 )
@@ -277,6 +289,7 @@ def test_classes_have_an_order_and_one_name_however_they_are_written():
         ("y\na\nb\nc\n", "classification", "too many"),
         ("y\n1\nx\n2\n", None, "'x' .a.csv, line 3.: correct such cells or.*--task classification"),
         ("y\n1\nx\n2\nz\n", "regression", "'x' .a.csv, line 3., in 2 of 4 rows: .* empty them"),
+        ("y;b\n;1\n;2\n", None, "missing in all 2 rows: fill it in"),
         ("y\n350k\n360k\n99k\n", None, "such as '350k': too many .* write numbers as digits"),
         ("y\n1\n2\n", "guessing", "classification or regression or count or ordinal"),
         ("y\na\nb\n", "regression", "holds words such as 'a' .a.csv, line 2."),

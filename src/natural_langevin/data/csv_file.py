@@ -207,7 +207,9 @@ class CsvFile:
                     for place in frame.index[frame[BEYOND] != ""][:1]:
                         raise self._lines.ragged(place, len(self.names) + 1)
                     if len(frame):
-                        columns = {name: compact(frame[name]) for name in self.names}
+                        # Where semicolons separate cells, commas are often decimal.
+                        points = self.delimiter == ";"
+                        columns = {name: compact(frame[name], points=points) for name in self.names}
                         yield Table(self.label, pd.DataFrame(columns))
         except pd.errors.EmptyDataError:
             return

@@ -3,6 +3,7 @@ row's place, so that a message can say "people.csv, line 17"."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,21 +79,35 @@ def need_pandas() -> Any:
     return pandas
 
 
-def compact(cells: pd.Series) -> pd.Series:
+#: 350.000 is a number of thousands where commas are decimal.
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+|[+-]?\d+|")
+
+
+def compact(cells: pd.Series, *, points: bool = False) -> pd.Series:
     """Text as it stands in a file: numbers where every cell is a plain number or missing, else
-    categories, which hold every word once.
+    categories, which hold every word once. ``points``: a point may separate thousands, so that
+    cells which can be read in both ways stay text.
 
     >>> compact(need_pandas().Series(["1", "NA", "2.5"])).tolist()
     [1.0, nan, 2.5]
     """
     pd = need_pandas()
     plain = _plain_numbers(cells.to_list())
+    if plain is not None and points and (plain != np.round(plain)).any():
+        points = all(map(THOUSANDS.fullmatch, map(str.strip, cells)))
+        plain = None if points else plain
     if plain is not None:
         return pd.Series(plain, index=cells.index)
     cells = cells.str.strip()
     missing = cells.str.lower().isin(MISSING)
     numbers = pd.to_numeric(cells.where(~missing), errors="coerce")
-    if (numbers.notna() | missing).all() and not cells.str.contains("_", regex=False).any():
+    points = points and bool(cells.where(~missing, "").map(THOUSANDS.fullmatch).notna().all())
+    points = points and bool(cells.str.contains(".", regex=False).any())
+    if (
+        not points
+        and (numbers.notna() | missing).all()
+        and not cells.str.contains("_", regex=False).any()
+    ):
         return numbers.astype(np.float64)
     return cells.where(~missing).astype("category")
 

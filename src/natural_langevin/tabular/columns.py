@@ -33,7 +33,9 @@ GROUPED = {
     ",": re.compile(rf"[+-]?\d{{1,3}}(?:[{SPACES}.]\d{{3}})+(?:,\d*)?"),
 }
 PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-CURRENCY = r"[$€£¥]|\b(?:EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK)\b"
+CURRENCY = (
+    r"[$€£¥]|(?<![A-Za-z])(?:EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK)(?![A-Za-z])"
+)
 AFFIX = re.compile(rf"^(?:[{SPACES}]|{CURRENCY})+|(?:[{SPACES}%]|{CURRENCY})+$")
 SIGN = re.compile(rf"^([+-])(?:[{SPACES}]|{CURRENCY})+")
 DATE = re.compile(r"\d{1,4}[-/. ]\w{1,9}[-/., ]+\d{1,4}|[A-Za-z]{3,9} \d{1,2},? \d{4}")
@@ -168,10 +170,9 @@ def notation(cells: pd.Series, values: pd.Series, decimal: str) -> list[str]:
     """How text was read as numbers, in words, each with a cell as an example."""
     if cells.dtype != "category":
         return []
-    read = cells[values.notna()]
-    levels = list(dict.fromkeys(read))
-    value = dict(zip(read, values[values.notna()], strict=True))
-    found = []
+    known = values.notna().to_numpy()
+    value = dict(zip(cells[known], values[known], strict=True))
+    levels, found = list(value), []
 
     def example(level: str) -> str:
         return f"({level} is {value[level]:.15g})"
@@ -179,6 +180,8 @@ def notation(cells: pd.Series, values: pd.Series, decimal: str) -> list[str]:
     for level in [level for level in levels if "," in level][:1]:
         what = "decimals" if decimal == "," else "thousands"
         found.append(f"commas are read as {what} {example(level)}")
+    for level in [level for level in levels if decimal == "," and "." in level and not found][:1]:
+        found.append(f"points are read as thousands {example(level)}, since commas are decimal")
     signs: dict[str, str] = {}
     for level in levels:
         signs.setdefault(" ".join(re.findall(rf"%|{CURRENCY}", level)), level)

@@ -101,6 +101,11 @@ def find_target(
     if asked is not None and asked not in TASKS:
         raise DataError(f"--task must be {' or '.join(TASKS)}, got {asked!r}")
     cells = table.frame[name].dropna()
+    if not len(cells):
+        raise DataError(
+            f"the target {name!r} is missing in all {len(table)} rows: fill it in, or choose "
+            "another column (--target)"
+        )
     decimal = "."
     if cells.dtype == "category":
         own = columns.decimal_comma(cells.cat.categories)
@@ -168,7 +173,7 @@ def _classes(table: Table, name: str, cells: Any) -> tuple[str, ...]:
             "write numbers as digits alone (and --task regression)"
         )
     numbers = all(np.isfinite(columns.parse_number(word)) for word in classes)
-    return tuple(sorted(classes, key=float) if numbers else sorted(classes))
+    return tuple(sorted(classes, key=columns.parse_number) if numbers else sorted(classes))
 
 
 def fit_target(train: Table, target: Target) -> Target:

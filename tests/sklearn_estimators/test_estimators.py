@@ -332,3 +332,18 @@ def test_permutation_importance_names_the_column_that_matters(blobs):
     assert levels.mean[0, 1] > 0.8 > 0.2 > levels.mean[1, 1]  # classes "no", "yes"
     with pytest.raises(ValueError, match="none of"):
         model.permutation_importance(frame[:2], ["yes", "maybe"])
+
+
+def test_frames_name_the_row_of_a_bad_target_or_of_one_that_cannot_be_predicted(caplog):
+    frame = pd.DataFrame({"a": np.arange(12.0) ** 2, "b": [1.0, None] * 6})
+    model = NaturalLangevinRegressor(steps=8, folds=0, chains=2, hidden_layer_sizes=(2,))
+    with pytest.raises(ValueError, match=r"missing in 1 of 12 rows \(first: row 3\)"):
+        model.fit(frame, [1.0, 2.0, 3.0, None, *range(8)])
+    with pytest.raises(ValueError, match=r"y is '\$1,200' in row 1, no number"):
+        model.fit(frame, ["900", "$1,200", *map(str, range(10))])
+    model.fit(frame, np.arange(12.0))
+    assert "first: the table, row 1)" in " ".join(model.features_.notices)
+    model.predict(pd.DataFrame({"a": [3.0, None], "b": [1.0, None]}))
+    assert [r.message for r in caplog.records if r.message.startswith("row ")] == [
+        "row 1: every cell is missing, not predicted; the answer is that of an average row"
+    ]

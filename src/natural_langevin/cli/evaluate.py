@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import typer
+from rich.markup import escape
 from torch import Tensor
 
 from natural_langevin.cli import run_summary, uncertainty
@@ -51,23 +52,33 @@ def evaluate(
             refuse_inputs(json, "--json", folder, data)
         learned = load_learned(folder, choose_device(device))
         with open_source(data, target=run.target.name) as source:
-            label = source.label
+            label, read = source.label, list[int]()
             found = quality(
-                learned, run.target, _batches(run, source), label=label, features=run.features
+                learned, run.target, _batches(run, source, read), label=label, features=run.features
             )
         if not found["rows"]:
             raise DataError(f"{label} has no rows with a target: add at least one")
         if json is not None:
             write_json(json, found)
+    skipped = sum(read) - found["rows"]
+    if skipped:
+        name = escape(repr(run.target.name))
+        console.print(
+            f"{skipped:,} of {sum(read):,} rows are not scored: they lack {name}, or cannot be "
+            "predicted",
+            highlight=False,
+        )
     uncertainty.show(found, console)
     run_summary.scores(found, console)
 
 
-def _batches(run: Run, source: Source) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(run: Run, source: Source, read: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets; ``read`` gets the number of rows of every chunk."""
     run.features.check_columns(source.label, source.names)
     if run.target.name not in source.names:
         raise DataError(
             f"{source.label} has no column {run.target.name!r}: evaluating needs the target"
         )
     for chunk in source.chunks(CHUNK):
+        read.append(len(chunk))
         yield from labelled(run, chunk)

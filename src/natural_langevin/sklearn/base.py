@@ -19,7 +19,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from natural_langevin.data.table import Table, from_frame, need_pandas
+from natural_langevin.data.table import Table, from_frame, need_pandas, short
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.explain import (
     Importance,
@@ -121,7 +121,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"task must be one of {('auto', *self._tasks)}, got {self.task!r}")
         settings = self._settings()
         self.features_: Features = fit_features(
-            _weighted(table, weight), named=table.unit == "named", at_least_one=True
+            _weighted(table, weight), named=hasattr(self, "feature_names_in_"), at_least_one=True
         )
         for notice in self.features_.notices:
             log.info("%s: %s", type(self).__name__, notice)
@@ -188,12 +188,12 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             validate_data(self, table.frame, skip_check_array=True)
             from sklearn.utils import check_array
 
+            _check_targets(y, numeric=bool(options.get("y_numeric")))
             y = check_array(
                 y, ensure_2d=False, dtype="numeric" if options.get("y_numeric") else None
             )
             if len(y) != len(table):
                 raise ValueError(f"X has {len(table)} rows and y {len(y)}: give one target per row")
-            table = Table(table.label, table.frame, "named")
         else:
             X, y = validate_data(
                 self, X, y, accept_sparse="csr", dtype=np.float64, ensure_all_finite="allow-nan",
@@ -234,6 +234,26 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         X = X.toarray() if hasattr(X, "toarray") else X
         names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(X.shape[1])])
         return Table("X", need_pandas().DataFrame(X, columns=list(names)), "row")
+
+
+def _check_targets(y: Any, *, numeric: bool) -> None:
+    """One sentence with the row, where targets are missing or, for a regression, no numbers."""
+    pd = need_pandas()
+    rows = pd.DataFrame(np.asarray(y))
+    missing = rows.isna().any(axis=1).to_numpy()
+    if missing.any():
+        raise ValueError(
+            f"y contains NaN: it is missing in {missing.sum():,} of {len(rows):,} rows (first: row "
+            f"{missing.argmax()}); leave these rows out of X and y"
+        )
+    if numeric:
+        strange = rows.apply(pd.to_numeric, errors="coerce").isna().to_numpy()
+        if strange.any():
+            row, column = np.argwhere(strange)[0]
+            raise ValueError(
+                f"y is {short(str(rows.iloc[row, column]))} in row {row}, no number: convert it to "
+                "numbers, or read the file with natural-langevin train, which does"
+            )
 
 
 def _weighted(table: Table, weight: Array | None) -> Table:

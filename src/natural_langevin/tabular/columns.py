@@ -25,6 +25,8 @@ MOST_LEVELS = 30
 OTHER, MISSING_LEVEL = "(other)", "(missing)"
 #: Text of more different words than this share of the rows names rows and describes nothing.
 NAMES_ROWS = 0.5
+#: So many words, none of them twice, name rows as well.
+ALL_DIFFERENT = 6
 ID = re.compile(r"(?i)(^|[\W_])(id|idx|index|uuid|guid|key|rownames?|unnamed.*)$|[a-z](Id|ID)$")
 SPACES = " \u00a0\u202f'"
 #: Whole numbers with separated thousands, then a decimal part; by which sign is decimal.

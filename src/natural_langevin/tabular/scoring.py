@@ -142,7 +142,7 @@ class NumberScores:
             (truth, p.mean, p.log_prob(truth), below, p.std, np.sqrt(p.epistemic), low, high)
         )
         inside = torch.as_tensor((low <= truth) & (truth <= high))
-        return inside, torch.full((len(truth),), INTERVAL)
+        return inside, torch.full((len(truth),), INTERVAL, dtype=torch.float64)
 
     def result(self) -> dict[str, Any]:
         """Scores, baseline and the tables of the report, of all rows added."""

@@ -12,6 +12,7 @@ from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table, short
 from natural_langevin.tabular import columns
 from natural_langevin.tabular.columns import (
+    ALL_DIFFERENT,
     ID,
     MISSING_LEVEL,
     MOST,
@@ -160,7 +161,7 @@ class _Survey:
         if len(counts) < 2:
             self.say(name, "the same in every row: left out")
             return None
-        if self.named and len(levels) > 2 and levels.max() == 1:
+        if self.named and len(levels) >= ALL_DIFFERENT and levels.max() == 1:
             self.say(name, "another word in every row, which says nothing of new ones: left out")
             return None
         if self._copy(name, found):

@@ -46,14 +46,17 @@ ROOT = Path(__file__).resolve().parent.parent
 SEED, CHAINS, BURN_IN = 0, 32, 60
 #: CPU-seconds of a cell's draws, the most of these, and steps between two.
 BUDGET, MOST, THIN = 0.3, 400, 10
+#: Draws of a chain that are taken whatever they cost.
+LEAST = 40
 #: eta lambda; of "BAOAB, large" five times that.
 STEEPNESS = 0.2
 #: Parts of the data in a minibatch, where heat is measured.
 PARTS = 4
 #: Trajectories of every chain of the reference.
 REFERENCE = 60
-#: Fewer effective draws than this are no reading.
-FEWEST = 100
+#: What makes an effective sample size a reading: so many of every chain, chains that agree, and an
+#: estimate below its ceiling, S log10 S of S draws.
+FEWEST, RHAT = 5, 1.1
 
 METRICS = [
     "Euclidean", "RMSProp", "DiagonalFisher", "QuasiDiagonalFisher", "UnitFisher",
@@ -181,6 +184,7 @@ def run(
     draws: int,
     burn_in: int = BURN_IN,
     budget: float = math.inf,
+    least: int = LEAST,
     batch: int | None = None,
 ) -> tuple[str, dict[str, Tensor], float, int]:
     """The way steps went, draws (chain, draw, ...), CPU-seconds of their steps, and how many."""
@@ -192,8 +196,10 @@ def run(
     if start is not None:
         state = engine.dynamics.init({k: p.clone() for k, p in start.items()})
     state, _ = engine.run(state, 0, burn_in)
+    if engine.way == "eager" and not isinstance(of.dynamics, Adjusted):
+        thin = min(thin, 5)  # few steps fit: a draw of more of them
     kept, done, spent = [], burn_in, 0.0
-    while len(kept) < draws and (spent < budget or len(kept) < 8):
+    while len(kept) < draws and (spent < budget or len(kept) < least):
         begin = time.process_time()
         state, _ = engine.run(state, done, thin)
         spent += time.process_time() - begin
@@ -251,7 +257,10 @@ def explored(name: str, dynamics: str, metric: str) -> dict[str, Any]:
         return row | {"diverged": int((~torch.isfinite(f).flatten(1).all(1)).sum())}
     followed = mixing(f)
     ess = float(torch.tensor(followed.ess).median())
-    row |= {"ess": ess, "ess_per_second": ess / seconds, "rhat": float(followed.rhat.max())}
+    row |= {
+        "draws": f.shape[1], "ess": ess, "ess_per_second": ess / seconds,
+        "rhat": float(followed.rhat.max()),
+    }  # fmt: skip
     if name == "line":
         row["bias"], row["bias_error"] = squares(kept)
         return row
@@ -270,7 +279,7 @@ def heated(dynamics: str, metric: str) -> dict[str, Any]:
     of = sampler(
         "line", metric, (DYNAMICS | CORRECTED)[dynamics], eta_of("line", metric, dynamics), CHAINS
     )
-    way, kept, seconds, steps = run(
+    way, kept, _, steps = run(
         of, "line", starts("line", CHAINS), thin=THIN, draws=MOST,
         budget=BUDGET / 2, batch=len(problem("line").x) // PARTS,
     )  # fmt: skip
@@ -281,10 +290,10 @@ def heated(dynamics: str, metric: str) -> dict[str, Any]:
 
 def cost(dynamics: str, metric: str) -> dict[str, Any]:
     """One chain on the moons' network, steps of a frozen metric, interleaved with SGD's."""
-    of = sampler("moons", metric, DYNAMICS[dynamics], eta_of("moons", metric, dynamics), 1)
+    of = sampler("moons", metric, DYNAMICS[dynamics], 1e-5, 1)  # the time depends on no eta
     before = _descent()
     way, _, seconds, steps = run(
-        of, "moons", starts("moons", 1), thin=10, draws=40, burn_in=20, budget=0.1
+        of, "moons", None, thin=10, draws=40, burn_in=20, budget=0.1, least=4
     )
     step, sgd = 1e6 * seconds / steps, (before + _descent()) / 2
     return {"way": way, "cpu_us_per_step": step, "sgd_us_per_step": sgd, "ratio": step / sgd}
@@ -318,11 +327,88 @@ def cells(metrics: list[str]) -> Iterator[tuple[str, str, str, Callable[[], dict
                 yield "heat", name, metric, lambda n=name, m=metric: heated(n, m)
 
 
+def read(cell: dict[str, Any]) -> bool:
+    """Whether the run was long enough to say how effective its draws are."""
+    draws = CHAINS * cell["draws"]
+    ceiling = 0.99 * draws * math.log10(draws)
+    return cell["rhat"] < RHAT and FEWEST * CHAINS <= cell["ess"] < ceiling
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """A row for every dynamics and metric of which something was measured."""
+    known = {(c["dynamics"], c["metric"], c["kind"]): c for c in found}
+    titles = [
+        "cost of a step", "bias", "bias, quarter batches",
+        *(f"ESS/s, {title}" for title in PROBLEMS.values()),
+        *(f"gap and spread, {PROBLEMS[k]}" for k in ("moons", "wave")),
+    ]  # fmt: skip
+    lines = [f"| dynamics | metric | {' | '.join(titles)} |", "|---" * (2 + len(titles)) + "|"]
+    for name in [*DYNAMICS, *CORRECTED]:
+        for metric in METRICS:
+            row = {k: known.get((name, metric, k)) for k in ("cost", "heat", *PROBLEMS)}
+            if not any(row.values()):
+                continue
+            shown = [_cost(row["cost"]), _bias(row["line"]), _bias(row["heat"])]
+            shown += [_rate(row[k]) for k in PROBLEMS]
+            shown += [_distance(row[k]) for k in ("moons", "wave")]
+            lines.append(f"| {name} | `{metric}` | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def order(rows: list[dict[str, Any]]) -> str:
+    """The table of results/integrator-order.json."""
+    sizes = rows[0]["step_sizes"]
+    head = [f"η λ = {size:g}" for size in sizes]
+    lines = [f"| target | integrator | {' | '.join(head)} | order |"]
+    lines.append("|---" * (3 + len(sizes)) + "|")
+    for row in rows:
+        shown = " | ".join(f"{100 * b:+.3f}" if abs(b) > 1e-9 else "0" for b in row["bias"])
+        power = "none" if row["order"] is None else f"{row['slope']:.3f}"
+        lines.append(f"| {row['target']} | {row['integrator']} | {shown} | {power} |")
+    return "\n".join(lines)
+
+
+def filled(page: str, cells: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+    """The page with both tables."""
+    return with_part(with_part(page, "samplers", table(cells)), "order", order(rows))
+
+
+def _cost(cell: dict[str, Any] | None) -> str:
+    if cell is None or "ratio" not in cell:
+        return "" if cell is None else "refused"
+    return f"{cell['ratio']:.2g} {cell['way']}"
+
+
+def _bias(cell: dict[str, Any] | None) -> str:
+    if cell is None or "bias" not in cell:
+        return _without(cell)
+    return f"{100 * cell['bias']:+.1f} ± {100 * cell['bias_error']:.1f} %"
+
+
+def _rate(cell: dict[str, Any] | None) -> str:
+    if cell is None or "ess" not in cell:
+        return _without(cell)
+    return f"{cell['ess_per_second']:,.0f}" if read(cell) else "no reading"
+
+
+def _distance(cell: dict[str, Any] | None) -> str:
+    if cell is None or "gap" not in cell:
+        return _without(cell)
+    return f"{cell['gap']:.2f} (floor {cell['floor']:.2f}), {100 * cell['spread']:+.0f} %"
+
+
+def _without(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return ""
+    return "refused" if "error" in cell else f"{cell['diverged']} chains diverge"
+
+
 def main() -> None:
     """Runs the cells that are missing, and writes after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "samplers.json")
     parser.add_argument("--metrics", nargs="*", default=METRICS)
+    parser.add_argument("--dynamics", nargs="*", default=[*DYNAMICS, *CORRECTED])
     parser.add_argument("--kinds", nargs="*", default=[*PROBLEMS, "cost", "heat"])
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so much CPU")
     parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
@@ -333,7 +419,8 @@ def main() -> None:
     done = {(c["kind"], c["dynamics"], c["metric"]) for c in known["cells"]}
     begin, here = time.process_time(), origin("cpu")
     for kind, name, metric, how in cells(options.metrics):
-        if (kind, name, metric) in done or kind not in options.kinds:
+        wanted = kind in options.kinds and name in options.dynamics
+        if (kind, name, metric) in done or not wanted:
             continue
         if time.process_time() - begin >= options.seconds:
             break
@@ -350,6 +437,10 @@ def main() -> None:
         }  # fmt: skip
         options.out.write_text(json.dumps(known, indent=1) + "\n")
     print("CPU-seconds", time.process_time() - begin)
+    if options.page is not None:
+        rows = json.loads((ROOT / "results" / "integrator-order.json").read_text())["rows"]
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(filled(page, known["cells"], rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -53,10 +53,12 @@ STEEPNESS = 0.2
 #: Parts of the data in a minibatch, where heat is measured.
 PARTS = 4
 #: Trajectories of every chain of the reference.
-REFERENCE = 60
+REFERENCE = 40
 #: What makes an effective sample size a reading: so many of every chain (disagreement of chains is
 #: counted in it), and an estimate below its ceiling, S log10 S of S draws.
 FEWEST = 5
+#: R-hat of the reference's predictions, the largest, up to which distances to it are a reading.
+SETTLED = 1.1
 
 METRICS = [
     "Euclidean", "RMSProp", "DiagonalFisher", "QuasiDiagonalFisher", "UnitFisher",
@@ -158,7 +160,7 @@ def reference(name: str) -> dict[str, Any]:
     _, kept, _, _ = run(there, name, None, burn_in=2000, thin=1, draws=1)
     start = {k: p[:, -1] for k, p in kept.items()}
     adjusted = sampler(name, "QuasiDiagonalFisher", Adjusted(steps=10), 0.01, CHAINS)
-    _, kept, _, _ = run(adjusted, name, start, burn_in=300, thin=10, draws=REFERENCE)
+    _, kept, _, _ = run(adjusted, name, start, burn_in=200, thin=10, draws=REFERENCE)
     followed = mixing(predictions(name, kept))
     ess = float(torch.tensor(followed.ess).median())
     return {"kept": kept, "ess": ess, "rhat": float(followed.rhat.max())}
@@ -394,7 +396,8 @@ def _rate(cell: dict[str, Any] | None) -> str:
 def _distance(cell: dict[str, Any] | None) -> str:
     if cell is None or "gap" not in cell:
         return _without(cell)
-    return f"{cell['gap']:.2f} (floor {cell['floor']:.2f}), {100 * cell['spread']:+.0f} %"
+    text = f"{cell['gap']:.2f} (floor {cell['floor']:.2f}), {100 * cell['spread']:+.0f} %"
+    return text if cell["reference_rhat"] < SETTLED else "no reading"
 
 
 def _without(cell: dict[str, Any] | None) -> str:

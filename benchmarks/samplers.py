@@ -53,7 +53,7 @@ STEEPNESS = 0.2
 #: Parts of the data in a minibatch, where heat is measured.
 PARTS = 4
 #: Trajectories of every chain of the reference.
-REFERENCE = 40
+REFERENCE = 250
 #: What makes an effective sample size a reading: so many of every chain (disagreement of chains is
 #: counted in it), and an estimate below its ceiling, S log10 S of S draws.
 FEWEST = 5
@@ -160,7 +160,7 @@ def reference(name: str) -> dict[str, Any]:
     _, kept, _, _ = run(there, name, None, burn_in=2000, thin=1, draws=1)
     start = {k: p[:, -1] for k, p in kept.items()}
     adjusted = sampler(name, "QuasiDiagonalFisher", Adjusted(steps=10), 0.01, CHAINS)
-    _, kept, _, _ = run(adjusted, name, start, burn_in=200, thin=10, draws=REFERENCE)
+    _, kept, _, _ = run(adjusted, name, start, burn_in=500, thin=10, draws=REFERENCE)
     followed = mixing(predictions(name, kept))
     ess = float(torch.tensor(followed.ess).median())
     return {"kept": kept, "ess": ess, "rhat": float(followed.rhat.max())}
@@ -388,13 +388,13 @@ def _bias(cell: dict[str, Any] | None) -> str:
 
 
 def _rate(cell: dict[str, Any] | None) -> str:
-    if cell is None or "ess" not in cell:
+    if cell is None or "ess" not in cell or _left(cell):
         return _without(cell)
     return f"{cell['ess_per_second']:,.0f}" if read(cell) else "no reading"
 
 
 def _distance(cell: dict[str, Any] | None) -> str:
-    if cell is None or "gap" not in cell:
+    if cell is None or "gap" not in cell or _left(cell):
         return _without(cell)
     text = f"{cell['gap']:.2f} (floor {cell['floor']:.2f}), {100 * cell['spread']:+.0f} %"
     return text if cell["reference_rhat"] < SETTLED else "no reading"
@@ -403,7 +403,12 @@ def _distance(cell: dict[str, Any] | None) -> str:
 def _without(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return ""
-    return "refused" if "error" in cell else f"{cell['diverged']} chains diverge"
+    return "refused" if "error" in cell else "diverges"
+
+
+def _left(cell: dict[str, Any]) -> bool:
+    """Whether predictions are out of all proportion, though finite."""
+    return cell.get("gap", 0.0) > 10
 
 
 def main() -> None:

@@ -106,7 +106,7 @@ class Lines:
     def ragged(self, number: int, found: int) -> DataError:
         """The error of a line with too many or too few cells."""
         remedy = f"quote cells that hold a {SEPARATORS[self.delimiter]}"
-        if found < self.cells:
+        if self.cells and found < self.cells:
             remedy = "add what is missing (an empty cell needs its separator too)"
         return DataError(
             f"{self.label}, line {number}: {found} cells, where the header has {self.cells}: "

@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import math
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -48,14 +50,37 @@ def test_what_it_buys_is_the_results(label, method, estimate):
     assert line.endswith(f"| {nll:.4f} | {accuracy:.2f} % |")
 
 
-def test_the_reference_posteriors_are_the_results():
-    path = ROOT / "benchmarks" / "posteriordb.py"
-    spec = importlib.util.spec_from_file_location("posteriordb", path)
+def benchmark(name: str) -> ModuleType:
+    """A program of benchmarks/, without running it."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
-    cells = json.loads((ROOT / "results" / "posteriordb.json").read_text())["cells"]
+    return program
+
+
+def results(name: str) -> dict:
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def test_the_reference_posteriors_are_the_results():
+    cells = results("posteriordb")["cells"]
     page = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
-    assert with_part(page, "posteriordb", program.table(cells).rstrip("\n")) == page
+    table = benchmark("posteriordb").table(cells).rstrip("\n")
+    assert with_part(page, "posteriordb", table) == page
+
+
+def test_the_samplers_table_is_the_results():
+    program, cells = benchmark("samplers"), results("samplers")["cells"]
+    page = (ROOT / "docs" / "samplers.md").read_text(encoding="utf-8")
+    assert program.filled(page, cells, results("integrator-order")["rows"]) == page
+
+
+def test_a_sampler_that_did_not_mix_has_no_reading():
+    program = benchmark("samplers")
+    draws = 100 * program.CHAINS
+    assert program.read({"draws": 100, "ess": draws / 3})
+    for ess in (4.0 * program.CHAINS, draws * math.log10(draws)):  # too few; at the ceiling
+        assert not program.read({"draws": 100, "ess": ess})
 
 
 def test_results_name_their_configuration_seeds_and_machine():

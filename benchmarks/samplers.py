@@ -1,0 +1,455 @@
+"""Which sampler? Cost, bias, effective samples and distance to the exact law, dynamics by metric.
+
+    OMP_NUM_THREADS=1 python benchmarks/samplers.py [--seconds 500] [--metrics FullFisher]
+    python benchmarks/samplers.py --seconds 0 --page docs/samplers.md     # the table alone
+
+Three problems: a linear regression with correlated inputs (its posterior is known), two moons
+(2-16-2) and a wave (1-20-1). Chains start from draws of the exact law, or of a Metropolis-adjusted
+reference, so that what is read is where a sampler stays and how fast it moves, not how it gets
+there. Step sizes: eta = STEEPNESS / lambda, lambda the steepest curvature in the metric
+(``sampling.curvature``), the largest over chains. All data in every batch, but for the heat.
+Times are CPU time of one thread. A cell that is written already is not run again.
+
+    cost      CPU time of a step (frozen metric, one chain) over that of torch.optim.SGD, by network
+    bias      mean of the squared weights, whitened by the exact covariance, less 1
+    ess       median over inputs of the effective sample size of predictions, per CPU-second
+    gap       rms over inputs of the mean prediction's distance to the reference's, in its sds
+    spread    mean over inputs of the ratio of standard deviations, less 1
+    floor     of gap: what ESS draws here and those of the reference explain, sqrt(1/e + 1/e_ref)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from natural_langevin import Langevin, likelihoods, models, preconditioners, priors, schedules
+from natural_langevin._internal.pages import with_part
+from natural_langevin.diagnostics import mixing
+from natural_langevin.dynamics import Adjusted, Integrator, NoseHoover, Overdamped, Underdamped
+from natural_langevin.experiments.origin import origin
+from natural_langevin.preconditioners.base import FisherPreconditioner
+from natural_langevin.sampling.curvature import steepest
+
+ROOT = Path(__file__).resolve().parent.parent
+SEED, CHAINS, BURN_IN = 0, 32, 60
+#: CPU-seconds of a cell's draws, the most of these, and steps between two.
+BUDGET, MOST, THIN = 0.3, 400, 10
+#: Draws of a chain that are taken whatever they cost.
+LEAST = 40
+#: eta lambda; of "BAOAB, large" five times that.
+STEEPNESS = 0.2
+#: Parts of the data in a minibatch, where heat is measured.
+PARTS = 4
+#: Trajectories of every chain of the reference.
+REFERENCE = 250
+#: What makes an effective sample size a reading: so many of every chain (disagreement of chains is
+#: counted in it), and an estimate below its ceiling, S log10 S of S draws.
+FEWEST = 5
+#: R-hat of the reference's predictions, the largest, up to which distances to it are a reading.
+SETTLED = 1.1
+
+METRICS = [
+    "Euclidean", "RMSProp", "DiagonalFisher", "QuasiDiagonalFisher", "UnitFisher",
+    "KroneckerFisher", "EigenKroneckerFisher", "FullFisher",
+]  # fmt: skip
+DYNAMICS: dict[str, Integrator] = {
+    "Overdamped": Overdamped(),
+    "Underdamped, Euler": Underdamped(0.1),
+    "BAOAB": Underdamped(0.1, "baoab"),
+    "BAOAB, large": Underdamped(0.1, "baoab"),
+    "UBU": Underdamped(0.1, "ubu"),
+    "NoseHoover": NoseHoover(0.1),
+    "Adjusted": Adjusted(),
+    "Adjusted, 10 steps": Adjusted(steps=10),
+}
+#: Measured with minibatches only, for which they are made.
+CORRECTED: dict[str, Integrator] = {
+    "Overdamped, heat corrected": Overdamped(correct_heat=True),
+    "Underdamped, heat corrected": Underdamped(0.1, correct_heat=True),
+}
+
+
+class Problem(NamedTuple):
+    """Data, a network, and draws to start from: {name: (draw, ...)}."""
+
+    x: Tensor
+    y: Tensor
+    likelihood: likelihoods.Likelihood
+    network: nn.Module
+
+
+@cache
+def problem(name: str) -> Problem:
+    """The three problems; prior N(0, 1) on every weight."""
+    g = torch.Generator().manual_seed(SEED)
+    if name == "line":
+        z = torch.randn(200, 5, generator=g)
+        x = (z + 1.5 * z[:, :1]) * torch.tensor([1.0, 0.5, 1.0, 2.0, 1.0]) + 0.5
+        y = x @ torch.tensor([[1.0], [-1.0], [0.5], [0.0], [0.3]])
+        y = y + 0.5 * torch.randn(y.shape, generator=g)
+        return Problem(x, y, likelihoods.Gaussian(sigma=0.5), nn.Linear(5, 1))
+    if name == "wave":
+        x = torch.rand(40, 1, generator=g) * 4 - 2
+        y = torch.sin(2 * x) + 0.2 * torch.randn(x.shape, generator=g)
+        net = models.mlp(1, 1, (20,), activation=nn.Tanh)
+        return Problem(x, y, likelihoods.Gaussian(sigma=0.2), net)
+    label = torch.arange(100) % 2
+    angle = torch.rand(100, generator=g) * torch.pi
+    x = torch.stack([torch.cos(angle), torch.sin(angle)], 1)
+    x = torch.where(label[:, None] == 1, torch.stack([1 - x[:, 0], 0.5 - x[:, 1]], 1), x)
+    x = x + 0.3 * torch.randn(x.shape, generator=g)
+    return Problem(x, label, likelihoods.Categorical(), models.mlp(2, 2, (16,), activation=nn.Tanh))
+
+
+PROBLEMS = {"line": "linear regression", "moons": "moons 2-16-2", "wave": "wave 1-20-1"}
+
+
+def sampler(name: str, metric: str, dynamics: Integrator, eta: float, chains: int) -> Langevin:
+    """With a Fisher metric averaged as the recipe does."""
+    case, C = problem(name), getattr(preconditioners, metric)()
+    if isinstance(C, FisherPreconditioner):
+        C = C.with_rate(schedules.polynomial_average())
+    return Langevin(
+        case.network, case.likelihood, prior=priors.Gaussian(1.0), preconditioner=C, seed=SEED,
+        dynamics=dynamics, step_size=eta, chains=chains, mean_rate=None, init="prior",
+    )  # fmt: skip
+
+
+def predictions(name: str, params: dict[str, Tensor]) -> Tensor:
+    """Of weights (..., *shape) at 20 inputs: the mean, or the probability of the second class."""
+    case = problem(name)
+    some = case.x[:: len(case.x) // 20][:20]
+    lead = next(iter(params.values())).shape[: next(iter(params.values())).ndim - _rank(name)]
+    flat = {k: p.reshape(-1, *p.shape[len(lead) :]) for k, p in params.items()}
+    with torch.no_grad():
+        outputs = vmap(lambda p: functional_call(case.network, p, (some,)))(flat)
+    if name == "moons":
+        outputs = outputs.softmax(-1)[..., 1:]
+    return outputs[..., 0].reshape(*lead, len(some))
+
+
+def _rank(name: str) -> int:
+    return next(iter(problem(name).network.parameters())).ndim
+
+
+@cache
+def exact() -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the linear regression's weights, then bias."""
+    case = problem("line")
+    x = torch.cat([case.x, torch.ones(len(case.x), 1)], 1).double()
+    covariance = torch.linalg.inv(x.T @ x / 0.25 + torch.eye(6).double())
+    return covariance @ x.T @ case.y[:, 0].double() / 0.25, covariance
+
+
+@cache
+def reference(name: str) -> dict[str, Any]:
+    """Metropolis-adjusted trajectories of 10 steps, from where BAOAB came to from the prior."""
+    there = sampler(name, "QuasiDiagonalFisher", Underdamped(0.1, "baoab"), 0.005, CHAINS)
+    _, kept, _, _ = run(there, name, None, burn_in=2000, thin=1, draws=1)
+    start = {k: p[:, -1] for k, p in kept.items()}
+    adjusted = sampler(name, "QuasiDiagonalFisher", Adjusted(steps=10), 0.01, CHAINS)
+    _, kept, _, _ = run(adjusted, name, start, burn_in=500, thin=10, draws=REFERENCE)
+    followed = mixing(predictions(name, kept))
+    ess = float(torch.tensor(followed.ess).median())
+    return {"kept": kept, "ess": ess, "rhat": float(followed.rhat.max())}
+
+
+@cache
+def starts(name: str, chains: int) -> dict[str, Tensor]:
+    """Draws of the exact law, or of different chains of the reference."""
+    if name == "line":
+        mean, covariance = exact()
+        z = torch.randn(chains, 6, generator=torch.Generator().manual_seed(SEED + 1)).double()
+        theta = (mean + z @ torch.linalg.cholesky(covariance).mT).float()
+        return {"weight": theta[:, None, :5].contiguous(), "bias": theta[:, 5:].contiguous()}
+    return {k: p[:chains, -1].clone() for k, p in reference(name)["kept"].items()}
+
+
+def run(
+    of: Langevin,
+    name: str,
+    start: dict[str, Tensor] | None,
+    *,
+    thin: int,
+    draws: int,
+    burn_in: int = BURN_IN,
+    budget: float = math.inf,
+    least: int = LEAST,
+    batch: int | None = None,
+) -> tuple[str, dict[str, Tensor], float, int]:
+    """The way steps went, draws (chain, draw, ...), CPU-seconds of their steps, and how many."""
+    case = problem(name)
+    engine, state = of.prepare(
+        (case.x, case.y), steps=burn_in + thin * draws, batch_size=batch or len(case.x),
+        step_size=of.step_size, burn_in=burn_in,
+    )  # fmt: skip
+    if start is not None:
+        state = engine.dynamics.init({k: p.clone() for k, p in start.items()})
+    state, _ = engine.run(state, 0, burn_in)
+    if engine.way == "eager" and not isinstance(of.dynamics, Adjusted):
+        thin = min(thin, 5)  # few steps fit: a draw of more of them
+    kept, done, spent = [], burn_in, 0.0
+    while len(kept) < draws and (spent < budget or len(kept) < least):
+        begin = time.process_time()
+        state, _ = engine.run(state, done, thin)
+        spent += time.process_time() - begin
+        done += thin
+        kept.append({k: p.clone() for k, p in state.params.items()})
+    samples = {k: torch.stack([s[k] for s in kept], 1) for k in kept[0]}
+    return engine.way, samples, spent, done - burn_in
+
+
+@cache
+def steepness(name: str, metric: str) -> float:
+    """lambda: the largest over chains, after a burn-in with the metric averaged along it."""
+    case, start = problem(name), starts(name, CHAINS)
+    found = 1.0
+    for eta, steps in ((0.0, 1), (None, BURN_IN)):
+        size = 0.1 / found if eta is None else 1e-9
+        of = sampler(name, metric, Overdamped(), size, CHAINS)
+        engine, state = of.prepare(
+            (case.x, case.y), steps=steps, batch_size=len(case.x), step_size=size, burn_in=steps
+        )
+        state = engine.dynamics.init({k: p.clone() for k, p in start.items()})
+        state, _ = engine.run(state, 0, steps)
+        values = steepest(engine.dynamics, state, (case.x, case.y), len(case.x))
+        found = float(values.max())
+    return found
+
+
+def eta_of(name: str, metric: str, dynamics: str) -> float:
+    return (5 if dynamics == "BAOAB, large" else 1) * STEEPNESS / steepness(name, metric)
+
+
+def squares(kept: dict[str, Tensor]) -> tuple[float, float]:
+    """Mean of the whitened squares, less 1, and its Monte-Carlo error from the chains."""
+    mean, covariance = exact()
+    theta = torch.cat([kept["weight"][:, :, 0], kept["bias"]], -1).double()
+    root = torch.linalg.cholesky(covariance)
+    z = torch.linalg.solve_triangular(root, (theta - mean).flatten(0, 1).T, upper=False)
+    each = z.square().mean(0).reshape(theta.shape[:2]).mean(1)
+    return float(each.mean()) - 1, float(each.std() / math.sqrt(len(each)))
+
+
+def explored(name: str, dynamics: str, metric: str) -> dict[str, Any]:
+    """Effective samples per CPU-second; bias where the law is known, distance where it is not."""
+    eta = eta_of(name, metric, dynamics)
+    of = sampler(name, metric, DYNAMICS[dynamics], eta, CHAINS)
+    way, kept, seconds, steps = run(
+        of, name, starts(name, CHAINS), thin=THIN, draws=MOST, budget=BUDGET
+    )
+    f = predictions(name, kept)
+    row: dict[str, Any] = {
+        "eta": eta, "way": way, "steps": steps, "cpu_seconds": round(seconds, 3),
+        "cpu_us_per_step": 1e6 * seconds / steps,
+    }  # fmt: skip
+    if not bool(torch.isfinite(f).all()):
+        return row | {"diverged": int((~torch.isfinite(f).flatten(1).all(1)).sum())}
+    followed = mixing(f)
+    ess = float(torch.tensor(followed.ess).median())
+    row |= {
+        "draws": f.shape[1], "ess": ess, "ess_per_second": ess / seconds,
+        "rhat": float(followed.rhat.max()),
+    }  # fmt: skip
+    if name == "line":
+        row["bias"], row["bias_error"] = squares(kept)
+        return row
+    other = predictions(name, reference(name)["kept"]).flatten(0, 1)
+    own, sd = f.flatten(0, 1), other.std(0)
+    gap = (own.mean(0) - other.mean(0)) / sd
+    return row | {
+        "gap": float(gap.square().mean().sqrt()), "spread": float((own.std(0) / sd).mean()) - 1,
+        "floor": math.sqrt(1 / ess + 1 / reference(name)["ess"]),
+        "reference_ess": reference(name)["ess"], "reference_rhat": reference(name)["rhat"],
+    }  # fmt: skip
+
+
+def heated(dynamics: str, metric: str) -> dict[str, Any]:
+    """The linear regression's bias with a quarter of the data in a batch."""
+    of = sampler(
+        "line", metric, (DYNAMICS | CORRECTED)[dynamics], eta_of("line", metric, dynamics), CHAINS
+    )
+    way, kept, _, steps = run(
+        of, "line", starts("line", CHAINS), thin=THIN, draws=MOST,
+        budget=BUDGET / 2, batch=len(problem("line").x) // PARTS,
+    )  # fmt: skip
+    bias, error = squares(kept)
+    ess = float(torch.tensor(mixing(predictions("line", kept)).ess).median())
+    return {"way": way, "steps": steps, "bias": bias, "bias_error": error, "ess": ess}
+
+
+def cost(dynamics: str, metric: str) -> dict[str, Any]:
+    """One chain on the moons' network, steps of a frozen metric, between two readings of SGD's."""
+    of = sampler("moons", metric, DYNAMICS[dynamics], 1e-5, 1)  # the time depends on no eta
+    before = _descent()
+    way, _, seconds, steps = run(
+        of, "moons", None, thin=10, draws=40, burn_in=20, budget=0.1, least=4
+    )
+    step, sgd = 1e6 * seconds / steps, (before + _descent()) / 2
+    return {"way": way, "cpu_us_per_step": step, "sgd_us_per_step": sgd, "ratio": step / sgd}
+
+
+def _descent(steps: int = 150) -> float:
+    """CPU microseconds of a plain step of torch.optim.SGD on the same network and data."""
+    case = problem("moons")
+    net = models.mlp(2, 2, (16,), activation=nn.Tanh)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    begin = 0.0
+    for step in range(steps + 20):
+        if step == 20:
+            begin = time.process_time()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(case.x), case.y).backward()
+        optimizer.step()
+    return 1e6 * (time.process_time() - begin) / steps
+
+
+def cells(metrics: list[str]) -> Iterator[tuple[str, str, str, Callable[[], dict[str, Any]]]]:
+    """(kind, dynamics, metric, how)."""
+    for metric in metrics:
+        for kind in PROBLEMS:
+            for name in DYNAMICS:
+                yield kind, name, metric, lambda k=kind, n=name, m=metric: explored(k, n, m)
+        for name in DYNAMICS:
+            yield "cost", name, metric, lambda n=name, m=metric: cost(n, m)
+        for name in [*DYNAMICS, *CORRECTED]:
+            if not name.startswith("Adjusted"):  # it takes all data
+                yield "heat", name, metric, lambda n=name, m=metric: heated(n, m)
+
+
+def read(cell: dict[str, Any]) -> bool:
+    """Whether the run was long enough to say how effective its draws are."""
+    draws = CHAINS * cell["draws"]
+    ceiling = 0.99 * draws * math.log10(draws)
+    return FEWEST * CHAINS <= cell["ess"] < ceiling
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """A row for every dynamics and metric of which something was measured."""
+    known = {(c["dynamics"], c["metric"], c["kind"]): c for c in found}
+    titles = [
+        "cost of a step", "bias", "bias, quarter batches",
+        *(f"ESS/s, {title}" for title in PROBLEMS.values()),
+        *(f"gap and spread, {PROBLEMS[k]}" for k in ("moons", "wave")),
+    ]  # fmt: skip
+    lines = [f"| dynamics | metric | {' | '.join(titles)} |", "|---" * (2 + len(titles)) + "|"]
+    for name in [*DYNAMICS, *CORRECTED]:
+        for metric in METRICS:
+            row = {k: known.get((name, metric, k)) for k in ("cost", "heat", *PROBLEMS)}
+            if not any(row.values()):
+                continue
+            shown = [_cost(row["cost"]), _bias(row["line"]), _bias(row["heat"])]
+            shown += [_rate(row[k]) for k in PROBLEMS]
+            shown += [_distance(row[k]) for k in ("moons", "wave")]
+            lines.append(f"| {name} | `{metric}` | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def order(rows: list[dict[str, Any]]) -> str:
+    """The table of results/integrator-order.json."""
+    sizes = rows[0]["step_sizes"]
+    head = [f"η λ = {size:g}" for size in sizes]
+    lines = [f"| target | integrator | {' | '.join(head)} | order |"]
+    lines.append("|---" * (3 + len(sizes)) + "|")
+    for row in rows:
+        shown = " | ".join(f"{100 * b:+.3f}" if abs(b) > 1e-9 else "0" for b in row["bias"])
+        power = "none" if row["order"] is None else f"{row['slope']:.3f}"
+        lines.append(f"| {row['target']} | {row['integrator']} | {shown} | {power} |")
+    return "\n".join(lines)
+
+
+def filled(page: str, cells: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+    """The page with both tables."""
+    return with_part(with_part(page, "samplers", table(cells)), "order", order(rows))
+
+
+def _cost(cell: dict[str, Any] | None) -> str:
+    if cell is None or "ratio" not in cell:
+        return "" if cell is None else "refused"
+    return f"{cell['ratio']:.2g} {cell['way']}"
+
+
+def _bias(cell: dict[str, Any] | None) -> str:
+    if cell is None or "bias" not in cell:
+        return _without(cell)
+    return f"{100 * cell['bias']:+.1f} ± {100 * cell['bias_error']:.1f} %"
+
+
+def _rate(cell: dict[str, Any] | None) -> str:
+    if cell is None or "ess" not in cell or _left(cell):
+        return _without(cell)
+    return f"{cell['ess_per_second']:,.0f}" if read(cell) else "no reading"
+
+
+def _distance(cell: dict[str, Any] | None) -> str:
+    if cell is None or "gap" not in cell or _left(cell):
+        return _without(cell)
+    text = f"{cell['gap']:.2f} (floor {cell['floor']:.2f}), {100 * cell['spread']:+.0f} %"
+    return text if cell["reference_rhat"] < SETTLED else "no reading"
+
+
+def _without(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return ""
+    return "refused" if "error" in cell else "diverges"
+
+
+def _left(cell: dict[str, Any]) -> bool:
+    """Whether predictions are out of all proportion, though finite."""
+    return cell.get("gap", 0.0) > 10
+
+
+def main() -> None:
+    """Runs the cells that are missing, and writes after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "samplers.json")
+    parser.add_argument("--metrics", nargs="*", default=METRICS)
+    parser.add_argument("--dynamics", nargs="*", default=[*DYNAMICS, *CORRECTED])
+    parser.add_argument("--kinds", nargs="*", default=[*PROBLEMS, "cost", "heat"])
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so much CPU")
+    parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
+    options = parser.parse_args()
+    logging.getLogger("natural_langevin").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    known = json.loads(options.out.read_text()) if options.out.exists() else {"cells": []}
+    done = {(c["kind"], c["dynamics"], c["metric"]) for c in known["cells"]}
+    begin, here = time.process_time(), origin("cpu")
+    for kind, name, metric, how in cells(options.metrics):
+        wanted = kind in options.kinds and name in options.dynamics
+        if (kind, name, metric) in done or not wanted:
+            continue
+        if time.process_time() - begin >= options.seconds:
+            break
+        row = {"kind": kind, "dynamics": name, "metric": metric}
+        try:
+            row |= how()
+        except (ValueError, TypeError, torch.linalg.LinAlgError) as error:
+            row["error"] = f"{type(error).__name__}: {error}"
+        print(json.dumps(row), flush=True)
+        known["cells"].append(row)
+        known |= {
+            "origin": here, "seed": SEED, "chains": CHAINS, "burn_in": BURN_IN,
+            "steepness": STEEPNESS, "parts": PARTS,
+        }  # fmt: skip
+        options.out.write_text(json.dumps(known, indent=1) + "\n")
+    print("CPU-seconds", time.process_time() - begin)
+    if options.page is not None:
+        rows = json.loads((ROOT / "results" / "integrator-order.json").read_text())["rows"]
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(filled(page, known["cells"], rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

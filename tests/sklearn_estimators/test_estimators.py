@@ -335,7 +335,7 @@ def test_permutation_importance_names_the_column_that_matters(blobs):
 
 
 def test_frames_name_the_row_of_a_bad_target_or_of_one_that_cannot_be_predicted(caplog):
-    frame = pd.DataFrame({"a": np.arange(12.0) ** 2, "b": [1.0, None] * 6})
+    frame = pd.DataFrame({"a": np.arange(12.0) ** 2, "b": [1.0, None, 2.0] * 4})
     model = NaturalLangevinRegressor(steps=8, folds=0, chains=2, hidden_layer_sizes=(2,))
     with pytest.raises(ValueError, match=r"missing in 1 of 12 rows \(first: row 3\)"):
         model.fit(frame, [1.0, 2.0, 3.0, None, *range(8)])

@@ -170,6 +170,11 @@ def test_identifiers_free_text_copies_and_empty_columns_are_left_out():
         fitted("a,y\n1,1\n1,2\n")
 
 
+def test_one_value_or_nothing_is_a_category():
+    (part,) = fitted("a,y\n1,1\n,2\n1,3\n").parts
+    assert part == Category("a", ("1", "(missing)"))
+
+
 def test_names_of_rows_are_left_out_however_few_there_are():
     features = fitted("id,n,y\n" + "".join(f"C{k},{k * k},{k}\n" for k in range(12)))
     assert features.names == ("n",)

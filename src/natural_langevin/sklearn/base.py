@@ -217,7 +217,8 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         return self._numbers(X)
 
     def _inputs(self, X: Any) -> Tensor:
-        encoded = self.features_.encode(self._table(X))
+        table = self._table(X)
+        encoded = self.features_.encode(table)
         bad = np.flatnonzero(~encoded.usable)
         for row in bad[:5]:
             log.warning("row %d: %s; the answer is that of an average row", row, encoded.notes[row])

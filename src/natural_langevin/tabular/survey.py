@@ -104,7 +104,7 @@ class _Survey:
             return "," if counts[0] >= counts[1] else "."
         return "."
 
-    def _number(self, name: str, cells: pd.Series, decimal: str) -> Number | None:
+    def _number(self, name: str, cells: pd.Series, decimal: str) -> Number | Category | None:
         values = columns.numbers(cells, decimal)
         for what in columns.notation(cells, values, decimal):
             self.say(name, what)
@@ -116,6 +116,10 @@ class _Survey:
             self.say(name, "a different whole number in every row, an identifier: left out")
             return None
         if not len(known) or known.min() == known.max():
+            if len(known) and self.named and cells.dtype == np.float64 and cells.isna().any():
+                return self._category(
+                    name, cells
+                )  # 1 or nothing: that it is missing says something
             self.say(name, "the same in every row: left out")
             return None
         if self._copy(name, values):

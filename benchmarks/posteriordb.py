@@ -95,7 +95,7 @@ def _shown(found: dict[str, Any] | None) -> str:
     if found is None:
         return ""
     if "error" in found:
-        return "all chains diverge" if "non-finite" in found["error"] else "refused"
+        return "chains run away" if "non-finite" in found["error"] else "refused"
     if found["healthy"] < found["chains"]:
         return f"{found['chains'] - found['healthy']} of {found['chains']} chains diverge"
     text = f"{found['mean']:.2f} ± {found['mean_error']:.2f}, {100 * found['sd']:.1f} %"

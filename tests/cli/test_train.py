@@ -198,13 +198,14 @@ def test_an_ordinary_file_needs_one_attempt_and_everything_is_said(tmp_path):
         (
             f"C{k}", f"{rng.integers(1, 29)}.{rng.integers(1, 13)}.2023",
             ("Rome", "Oslo")[k % 2] if k % 9 else "", f"1.{rng.integers(100, 999)},50",
-            "7", f"{rng.lognormal():.3f}" if k % 30 else "NA",
+            "7", f"{rng.lognormal():.3f} €".replace(".", ",") if k % 30 else "NA",
         )
         for k in range(60)
     ]  # fmt: skip
     names = ("customer", "joined", "town", "income", "garden", "spent")
     table = tmp_path / "c.csv"
-    table.write_text("\n".join(";".join(map(str, row)) for row in [names, *rows]) + "\n")
+    text = "\n".join(";".join(map(str, row)) for row in [names, *rows]) + "\n"
+    table.write_bytes(text.replace("Rome", "Zürich").encode("cp1252"))
     words = ("train", table, "--target", "spent", "--out", tmp_path / "r", *SMALL, "--steps", "20")
     result = run(*words)
     assert result.exit_code == 0, result.output
@@ -212,7 +213,8 @@ def test_an_ordinary_file_needs_one_attempt_and_everything_is_said(tmp_path):
     notices = json.loads((tmp_path / "r" / "run.json").read_text())
     kept = [*notices["notices"], *notices["features"]["notices"]]
     for part in ("2 of 60 rows lack the target (first: c.csv, line 2)", "customer: ", "town: ",
-                 "joined: dates", "commas are read as decimals", "garden: the same"):  # fmt: skip
+                 "joined: dates", "commas are read as decimals", "garden: the same",
+                 "read as Windows-1252", "spent: € left out"):  # fmt: skip
         assert part in said
         assert any(part in notice for notice in kept)
     new = tmp_path / "new.csv"

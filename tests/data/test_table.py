@@ -72,7 +72,9 @@ def test_quoted_cells_may_hold_separators_quotes_and_line_ends():
         ("", ["empty"]),
         ("\n\n", ["no name"]),
         ("a,b\n", ["no rows"]),
-        ("a,b,a\n1,2,3\n", ["two columns 'a'"]),
+        ("a,b,a\n1,2,3\n", ["two columns 'a' (the 1st and 3rd)", "rename"]),
+        ("a,b,a,b\n1,2,3,4\n", ["line 1", "two columns 'a'", "two columns 'b' (the 2nd and 4th)"]),
+        ("a,b\n1\n", ["line 2: 1 cells", "add what is missing"]),
         (",a\n0,1\n", ["column 1 has no name", "index=False"]),
         ("1,2\n3,4\n", ["begins with numbers", "header"]),
         ("a,b\r1,x\r2,y\r", ["line 1"]),  # line ends of thirty years ago

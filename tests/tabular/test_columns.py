@@ -84,8 +84,11 @@ def test_a_missing_column_is_refused_by_name():
         (["1,5", "2,25"], [1.5, 2.25], "commas are read as decimals (1,5 is 1.5)"),
         (["1.234,5", "2.000,0"], [1234.5, 2000], "decimals"),
         (["1,234.5", "2,000"], [1234.5, 2000], "commas are read as thousands"),
-        (["1 234", "$2 000"], [1234, 2000], ""),
-        (["€ 1'234.5", "12 %"], [1234.5, 12], ""),
+        (["1 234", "$2 000"], [1234, 2000], "$ left out ($2 000 is 2000), and others have none"),
+        (["€ 1'234.5", "12 %"], [1234.5, 12], "others differ (12 %): is all in one unit?"),
+        (["12 %", "9%"], [12, 9], "% left out (12 % is 12)"),
+        (["1,250 EUR", "-950 EUR"], [1250, -950], "EUR left out (1,250 EUR is 1250)"),
+        (["-$5", "$7"], [-5, 7], "$ left out (-$5 is -5)"),
         (["1,234", "2,000"], [1234, 2000], "commas are read as thousands (1,234 is 1234)"),
     ],
 )
@@ -102,6 +105,17 @@ def test_one_column_tells_what_a_comma_means_in_another():
         "b: commas are read as decimals (1,234 is 1.234)"
     )
     assert "1,234 is 1.234" in said(fitted("b;y\n1,234;1\n2,000;2\n", decimal_comma=True), "b")
+
+
+def test_points_are_thousands_where_commas_are_decimal():
+    """Otherwise 1.200 would be less than 950."""
+    text = "area;rent;y\n60,5;1.200;1\n40,5;950;2\n50,0;;3\n"
+    features = fitted(text)
+    assert "points are read as thousands (1.200 is 1200)" in said(features, "rent")
+    rent = next(part for part in features.parts if part.name == "rent")
+    assert rent.read(table(text).frame["rent"]).tolist()[:2] == [1200, 950]
+    plain = fitted("area;rent;y\n60.5;1.200;1\n40.5;9.500;2\n")
+    assert [part.mean for part in plain.parts] == [50.5, 5.35]
 
 
 def test_a_few_words_among_numbers_are_missing_and_many_make_a_category():
@@ -156,6 +170,12 @@ def test_identifiers_free_text_copies_and_empty_columns_are_left_out():
         fitted("a,y\n1,1\n1,2\n")
 
 
+def test_names_of_rows_are_left_out_however_few_there_are():
+    features = fitted("id,n,y\n" + "".join(f"C{k},{k * k},{k}\n" for k in range(12)))
+    assert features.names == ("n",)
+    assert "another word in every row" in said(features, "id")
+
+
 def test_many_categories_share_an_input():
     counts = {f"w{k:02d}": 40 - k // 2 for k in range(40)}
     lines = "".join(f"{word},{k}\n" for word, n in counts.items() for k in range(n))
@@ -199,6 +219,14 @@ def test_frames_with_types_of_their_own():
     assert features.encode(from_frame(frame)).x.shape == (3, features.width)
 
 
+def test_booleans_with_gaps_are_the_same_inputs_as_without():
+    full, gaps = [True, False, True, False], [True, None, False, True]
+    features = fit_features(from_frame(pd.DataFrame({"b": full, "n": range(4)})))
+    encoded = features.encode(from_frame(pd.DataFrame({"b": gaps, "n": range(4)})))
+    assert encoded.x[:, 0].tolist() == [1, 0, -1, 1]
+    assert encoded.notes == ["", "'b' is missing", "", ""]
+
+
 @pytest.mark.parametrize("scale", [1e-300, 1e-30, 1.0, 1e30, 1e300])
 def test_standardisation_neither_overflows_nor_vanishes(scale):
     usual = np.random.default_rng(0).normal(3.0, 2.0, size=50)
@@ -222,6 +250,9 @@ def test_standardisation_neither_overflows_nor_vanishes(scale):
         (["0.5", "1", "1"], "regression", "decimals"),
         (["1.234,5", "1,5", "2,5"], "regression", "decimals"),
         ([str(i) for i in range(30)], "regression", "30 different"),
+        ([str(i) for i in range(12)], "regression", "12 different"),
+        (["10%", "5%"] * 4, "classification", "2 different whole numbers"),
+        ([f"{i}00 EUR" for i in range(12)], "regression", "12 different"),
     ],
 )
 def test_the_task_is_found_and_the_reason_said(cells, task, reason):
@@ -229,6 +260,14 @@ def test_the_task_is_found_and_the_reason_said(cells, task, reason):
     target, why = find_target(found, "y")
     assert target.task == task
     assert reason in why
+
+
+def test_a_comma_means_the_same_in_the_target():
+    found = table("a;y\n1,5;1,234\n2,5;2,000\n")
+    assert find_target(found, "y", "regression")[0].decimal == ","
+    alone = table("y;b\n1,234;1\n2,000;2\n")
+    assert find_target(alone, "y", "regression")[0].decimal == "."
+    assert find_target(alone, "y", "regression", decimal_comma=True)[0].decimal == ","
 
 
 def test_classes_have_an_order_and_one_name_however_they_are_written():
@@ -248,9 +287,12 @@ def test_classes_have_an_order_and_one_name_however_they_are_written():
         ("y\n1\n1\n", "classification", "one class only"),
         ("y\n1\n1\n", "regression", "is 1 in every row"),
         ("y\na\nb\nc\n", "classification", "too many"),
-        ("y\n1\nx\n2\n", None, "'x' .a.csv, line 3.: correct that cell.*--task classification"),
+        ("y\n1\nx\n2\n", None, "'x' .a.csv, line 3.: correct such cells or.*--task classification"),
+        ("y\n1\nx\n2\nz\n", "regression", "'x' .a.csv, line 3., in 2 of 4 rows: .* empty them"),
+        ("y;b\n;1\n;2\n", None, "missing in all 2 rows: fill it in"),
+        ("y\n350k\n360k\n99k\n", None, "such as '350k': too many .* write numbers as digits"),
         ("y\n1\n2\n", "guessing", "classification or regression or count or ordinal"),
-        ("y\na\nb\n", "regression", "holds words such as 'a'"),
+        ("y\na\nb\n", "regression", "holds words such as 'a' .a.csv, line 2."),
         ("y\n1\n-2\n", "count", "holds -2, and counts are 0, 1, 2"),
     ],
 )

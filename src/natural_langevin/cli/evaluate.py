@@ -52,7 +52,9 @@ def evaluate(
         learned = load_learned(folder, choose_device(device))
         with open_source(data, target=run.target.name) as source:
             label = source.label
-            found = quality(learned, run.target, _batches(run, source), label=label)
+            found = quality(
+                learned, run.target, _batches(run, source), label=label, features=run.features
+            )
         if not found["rows"]:
             raise DataError(f"{label} has no rows with a target: add at least one")
         if json is not None:

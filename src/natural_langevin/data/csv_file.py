@@ -57,6 +57,7 @@ class Lines:
         self.number, self.encoding, self.delimiter = 0, "utf-8", ","
         self.cells: int | None = None
         self.quotes = False  # whether there was any
+        self.notices: tuple[str, ...] = ()  # what was done to read it
         self._seen = False  # whether letters beyond ASCII were UTF-8
         self.open = 0  # bytes since a quote that is still open
 
@@ -104,9 +105,12 @@ class Lines:
 
     def ragged(self, number: int, found: int) -> DataError:
         """The error of a line with too many or too few cells."""
+        remedy = f"quote cells that hold a {SEPARATORS[self.delimiter]}"
+        if self.cells and found < self.cells:
+            remedy = "add what is missing (an empty cell needs its separator too)"
         return DataError(
-            f"{self.label}, line {number}: {found} cells, where the header has {self.cells}: quote "
-            f"cells that hold a {SEPARATORS[self.delimiter]}"
+            f"{self.label}, line {number}: {found} cells, where the header has {self.cells}: "
+            f"{remedy}"
         )
 
     def _here(self) -> str:
@@ -129,10 +133,11 @@ class Lines:
                         f"{self._here()}: {byte} is not UTF-8, and the lines before are: {SAVE}"
                     ) from None
                 self.encoding = WINDOWS
-                log.warning(
-                    "%s: %s is not UTF-8, so the file is read as Windows-1252; where words look "
-                    "wrong, %s", self._here(), byte, SAVE,
-                )  # fmt: skip
+                self.notices += (
+                    f"{self._here()}: {byte} is not UTF-8, so the file is read as Windows-1252; "
+                    f"where words look wrong, {SAVE}",
+                )
+                log.warning("%s", self.notices[-1])
         try:
             return line.decode(WINDOWS)
         except UnicodeDecodeError as error:
@@ -174,6 +179,11 @@ class CsvFile:
     def __exit__(self, *_: object) -> None:
         self._close.close()
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What was done to read the lines so far, in words."""
+        return self._lines.notices
+
     def chunks(self, size: int) -> Iterator[Table]:
         """The rows that have not been read yet, at most ``size`` at a time; cells are text or, in
         columns of plain numbers, float64."""
@@ -197,7 +207,9 @@ class CsvFile:
                     for place in frame.index[frame[BEYOND] != ""][:1]:
                         raise self._lines.ragged(place, len(self.names) + 1)
                     if len(frame):
-                        columns = {name: compact(frame[name]) for name in self.names}
+                        # Where semicolons separate cells, commas are often decimal.
+                        points = self.delimiter == ";"
+                        columns = {name: compact(frame[name], points=points) for name in self.names}
                         yield Table(self.label, pd.DataFrame(columns))
         except pd.errors.EmptyDataError:
             return
@@ -266,9 +278,12 @@ class CsvFile:
                 f"{self.label} begins with numbers ({short(', '.join(names))}): add a header line "
                 "that names the columns"
             )
-        ((name, count),) = Counter(names).most_common(1)
-        if count > 1:
-            raise DataError(f"{self.label} has two columns {name!r}: rename one of them")
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            shown = " and ".join(
+                f"two columns {short(name)} (the {_places(names, name)})" for name in twice[:3]
+            ) + " and others" * (len(twice) > 3)
+            raise DataError(f"{self.label}, line 1: {shown}: rename one of them")
         lines.delimiter, lines.cells = delimiter, len(names)
         self._first_line = lines.number + 1
         return delimiter, tuple(names)
@@ -279,6 +294,18 @@ def _next_chunk(reader: Any) -> pd.DataFrame | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", need_pandas().errors.ParserWarning)
         return next(reader, None)
+
+
+def _places(names: list[str], name: str) -> str:
+    """
+    >>> _places(["a", "b", "a"], "a")
+    '1st and 3rd'
+    """
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    found = [k for k, other in enumerate(names, 1) if other == name][:2]
+    return " and ".join(
+        f"{k}{'th' if 10 < k % 100 < 14 else ends.get(k % 10, 'th')}" for k in found
+    )
 
 
 def _is_number(text: str) -> bool:

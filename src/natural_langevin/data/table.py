@@ -3,6 +3,7 @@ row's place, so that a message can say "people.csv, line 17"."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,21 +79,35 @@ def need_pandas() -> Any:
     return pandas
 
 
-def compact(cells: pd.Series) -> pd.Series:
+#: 350.000 is a number of thousands where commas are decimal.
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+|[+-]?\d+|")
+
+
+def compact(cells: pd.Series, *, points: bool = False) -> pd.Series:
     """Text as it stands in a file: numbers where every cell is a plain number or missing, else
-    categories, which hold every word once.
+    categories, which hold every word once. ``points``: a point may separate thousands, so that
+    cells which can be read in both ways stay text.
 
     >>> compact(need_pandas().Series(["1", "NA", "2.5"])).tolist()
     [1.0, nan, 2.5]
     """
     pd = need_pandas()
     plain = _plain_numbers(cells.to_list())
+    if plain is not None and points and (plain != np.round(plain)).any():
+        points = all(map(THOUSANDS.fullmatch, map(str.strip, cells)))
+        plain = None if points else plain
     if plain is not None:
         return pd.Series(plain, index=cells.index)
     cells = cells.str.strip()
     missing = cells.str.lower().isin(MISSING)
     numbers = pd.to_numeric(cells.where(~missing), errors="coerce")
-    if (numbers.notna() | missing).all() and not cells.str.contains("_", regex=False).any():
+    points = points and bool(cells.where(~missing, "").map(THOUSANDS.fullmatch).notna().all())
+    points = points and bool(cells.str.contains(".", regex=False).any())
+    if (
+        not points
+        and (numbers.notna() | missing).all()
+        and not cells.str.contains("_", regex=False).any()
+    ):
         return numbers.astype(np.float64)
     return cells.where(~missing).astype("category")
 
@@ -134,7 +149,7 @@ def from_frame(frame: Any, label: str = "the table") -> Table:
         kind = pd.api.types
         if kind.is_datetime64_any_dtype(cells):
             columns[str(name)] = pd.to_datetime(cells, utc=True)
-        elif kind.is_numeric_dtype(cells) or kind.is_bool_dtype(cells):
+        elif kind.is_numeric_dtype(cells) or _is_boolean(cells):
             columns[str(name)] = cells.astype(np.float64)
         elif cells.map(lambda cell: hasattr(cell, "year")).any():
             columns[str(name)] = pd.to_datetime(cells, utc=True, errors="coerce")
@@ -142,9 +157,18 @@ def from_frame(frame: Any, label: str = "the table") -> Table:
             text = cells.astype(object)
             columns[str(name)] = compact(text.where(text.notna(), "").astype(str))
     if len(columns) < frame.shape[1]:
-        raise DataError(f"{label} has two columns of one name: rename one of them")
+        names = [str(name) for name in frame.columns]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{label} has two columns {twice!r}: rename one of them")
     rows = pd.RangeIndex(len(frame))
     return Table(label, pd.DataFrame({k: v.set_axis(rows) for k, v in columns.items()}), "row")
+
+
+def _is_boolean(cells: pd.Series) -> bool:
+    """Also where some are missing, which makes pandas and polars columns of objects."""
+    known = cells.dropna()
+    types = need_pandas().api.types
+    return bool(types.is_bool_dtype(cells) or (len(known) and known.map(type).eq(bool).all()))
 
 
 def short(cell: str) -> str:

@@ -32,6 +32,7 @@ class TrainingData:
     target: str
     pixels: bool = False  # all in [0, 1] already: not to be standardised
     named: bool = True  # columns have names that say something
+    notices: tuple[str, ...] = ()  # what was done to read the file
 
 
 def read_training(
@@ -56,7 +57,8 @@ def read_training(
         return TrainingData(Table(table.label, frame, table.unit), None, target, named=False)
     with _csv(name) as file:
         _check_names(name, file.names, target, drop)
-        return TrainingData(file.table(skip=drop), None, str(target))
+        table = file.table(skip=drop)
+        return TrainingData(table, None, str(target), notices=file.notices)
 
 
 def did_you_mean(name: str, names: tuple[str, ...]) -> str:

@@ -217,8 +217,13 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         return self._numbers(X)
 
     def _inputs(self, X: Any) -> Tensor:
-        table = self._table(X)
-        return self.features_.encode(table).x
+        encoded = self.features_.encode(self._table(X))
+        bad = np.flatnonzero(~encoded.usable)
+        for row in bad[:5]:
+            log.warning("row %d: %s; the answer is that of an average row", row, encoded.notes[row])
+        if len(bad) > 5:
+            log.warning("and so do %d other rows: see features_.encode", len(bad) - 5)
+        return encoded.x
 
     def network_inputs(self, X: Any) -> Tensor:
         """(n, inputs) as ``posterior_`` and its networks take them."""

@@ -33,7 +33,11 @@ GROUPED = {
     ",": re.compile(rf"[+-]?\d{{1,3}}(?:[{SPACES}.]\d{{3}})+(?:,\d*)?"),
 }
 PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-AFFIX = re.compile(rf"^[{SPACES}$€£¥]+|[{SPACES}$€£¥%]+$")
+CURRENCY = (
+    r"[$€£¥]|(?<![A-Za-z])(?:EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK)(?![A-Za-z])"
+)
+AFFIX = re.compile(rf"^(?:[{SPACES}]|{CURRENCY})+|(?:[{SPACES}%]|{CURRENCY})+$")
+SIGN = re.compile(rf"^([+-])(?:[{SPACES}]|{CURRENCY})+")
 DATE = re.compile(r"\d{1,4}[-/. ]\w{1,9}[-/., ]+\d{1,4}|[A-Za-z]{3,9} \d{1,2},? \d{4}")
 DAYS = (
     "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%d.%m.%y",
@@ -128,10 +132,10 @@ def parse_number(cell: str, decimal: str = ".") -> float:
 
     >>> parse_number("$1,234.50"), parse_number("1.234,5", ","), parse_number("12 %")
     (1234.5, 1234.5, 12.0)
-    >>> parse_number("1_000"), parse_number("Rome")
-    (nan, nan)
+    >>> parse_number("-$5"), parse_number("12 EUR"), parse_number("1_000"), parse_number("Rome")
+    (-5.0, 12.0, nan, nan)
     """
-    text = AFFIX.sub("", cell)
+    text = SIGN.sub(r"\1", AFFIX.sub("", cell))
     if GROUPED[decimal].fullmatch(text):
         text = re.sub(rf"[{SPACES}{',' if decimal == '.' else '.'}]", "", text)
     elif decimal == "," and "." in text:
@@ -153,6 +157,42 @@ def decimal_comma(levels: Iterable[str]) -> bool | None:
         if point != comma and ("," in text or text.count(".") > 1):
             return bool(comma)
     return None
+
+
+def comma_of_others(frame: pd.DataFrame) -> bool:
+    """Whether commas are decimal in the columns that tell, for those that do not: 1,234."""
+    text = (cells for _, cells in frame.items() if cells.dtype == "category")
+    said = {decimal_comma(cells.cat.categories) for cells in text}
+    return True in said and False not in said
+
+
+def notation(cells: pd.Series, values: pd.Series, decimal: str) -> list[str]:
+    """How text was read as numbers, in words, each with a cell as an example."""
+    if cells.dtype != "category":
+        return []
+    known = values.notna().to_numpy()
+    value = dict(zip(cells[known], values[known], strict=True))
+    levels, found = list(value), []
+
+    def example(level: str) -> str:
+        return f"({level} is {value[level]:.15g})"
+
+    for level in [level for level in levels if "," in level][:1]:
+        what = "decimals" if decimal == "," else "thousands"
+        found.append(f"commas are read as {what} {example(level)}")
+    for level in [level for level in levels if decimal == "," and "." in level and not found][:1]:
+        found.append(f"points are read as thousands {example(level)}, since commas are decimal")
+    signs: dict[str, str] = {}
+    for level in levels:
+        signs.setdefault(" ".join(re.findall(rf"%|{CURRENCY}", level)), level)
+    named = [sign for sign in signs if sign]
+    if named:
+        said = f"{' and '.join(named[:4])} left out {example(signs[named[0]])}"
+        if len(signs) > 1:
+            other = "others have none" if "" in signs else "others differ"
+            said += f", and {other} ({signs['' if '' in signs else named[1]]}): is all in one unit?"
+        found.append(said)
+    return found
 
 
 def numbers(cells: pd.Series, decimal: str = ".") -> pd.Series:

@@ -59,6 +59,23 @@ class Features:
             for part in self.parts
         )  # fmt: skip
 
+    def places(self) -> list[tuple[Column, tuple[int, int, int]]]:
+        """Every column with the places of its first value, its flag and its first level among the
+        inputs: numbers and phases, then what is missing, then categories."""
+        values = [
+            0 if isinstance(part, Category) else 1 if isinstance(part, Number) else len(part.parts)
+            for part in self.parts
+        ]
+        flags = [int(not isinstance(part, Category) and part.missing) for part in self.parts]
+        value, flag = 0, sum(values)
+        level = flag + sum(flags)
+        found = []
+        for part, width, flagged in zip(self.parts, values, flags, strict=True):
+            found.append((part, (value, flag, level)))
+            value, flag = value + width, flag + flagged
+            level += len(part.levels) if isinstance(part, Category) else 0
+        return found
+
     def check_columns(self, label: str, names: Sequence[str]) -> None:
         """Every column must be there, in whatever order; others do no harm."""
         there = set(names)

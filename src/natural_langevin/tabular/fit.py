@@ -23,6 +23,7 @@ from natural_langevin.data.table import Table
 from natural_langevin.data.tables import TrainingData
 from natural_langevin.distributed import join
 from natural_langevin.distributed.rank_zero import on_rank_zero
+from natural_langevin.tabular import columns
 from natural_langevin.tabular import run as folders
 from natural_langevin.tabular.outcome import check_size
 from natural_langevin.tabular.quality import quality
@@ -63,8 +64,13 @@ def prepare(
     if data.target in categorical:
         raise DataError(f"{data.target!r} is the target: use --task classification")
     _check_count(data.table)
-    target, reason = find_target(data.table, data.target, task)
+    target, reason = find_target(data.table, data.target, task, decimal_comma=decimal_comma)
     table, notices = _rows_to_use(data.table, target, skip_missing)
+    if not target.classes:
+        cells = table.frame[target.name]
+        values = columns.numbers(cells, target.decimal)
+        read = columns.notation(cells, values, target.decimal)
+        notices += [f"{target.name}: {what}" for what in read]
     _check_count(table)
     train, held_out = table, data.test
     if held_out is None:
@@ -90,7 +96,7 @@ def prepare(
         target=target,
         settings=settings,
         hold_out=hold_out if data.test is None else 0.0,
-        notices=tuple(notices),
+        notices=(*data.notices, *notices),
     )
     return Prepared(run, train, held_out, reason)
 
@@ -98,7 +104,8 @@ def prepare(
 def _check_count(table: Table) -> None:
     if len(table) < FEWEST_ROWS:
         raise DataError(
-            f"{table.label} has {len(table)} rows, and learning needs at least {FEWEST_ROWS}"
+            f"{table.label} has {len(table)} rows to learn from, and learning needs at least "
+            f"{FEWEST_ROWS}: add rows"
         )
 
 
@@ -248,7 +255,8 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
         raise RunFolderError(str(error)) from error
     learned.save(folders.learned_folder(folder))
     label = f"held-out rows of {run.source}" if run.hold_out else f"{run.source}, test part"
-    found = quality(learned, run.target, held_out, label=label) | {"reason": learned.reason}
+    found = quality(learned, run.target, held_out, label=label, features=run.features)
+    found |= {"reason": learned.reason}
     on_rank_zero("writing down the quality", lambda: _finish(folder, found))
     return found
 

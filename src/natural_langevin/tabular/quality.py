@@ -11,8 +11,10 @@ from torch import Tensor
 
 from natural_langevin._internal.version import __version__
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.run import FORMAT
 from natural_langevin.tabular.scoring import Predictor, scorer
+from natural_langevin.tabular.slices import ColumnSlices
 from natural_langevin.tabular.target import Target
 
 #: R-hat and effective sample size are looked at on this many rows.
@@ -24,13 +26,22 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 def quality(
-    predictor: Predictor, target: Target, batches: Batches, *, label: str
+    predictor: Predictor,
+    target: Target,
+    batches: Batches,
+    *,
+    label: str,
+    features: Features | None = None,
 ) -> dict[str, Any]:
-    """Scores and diagnosis on encoded rows (x, y); without any, the diagnosis' place is empty."""
+    """Scores and diagnosis on encoded rows (x, y); without any, the diagnosis' place is empty. With
+    ``features`` also the calibration by columns."""
     posterior = predictor.best
     scores, probes, rows = scorer(predictor, target), list[Tensor](), 0
+    by_column = ColumnSlices(features) if features is not None else None
     for x, y in batches:
-        scores.add(x, y)
+        hit, said = scores.add(x, y)
+        if by_column is not None:
+            by_column.add(x, hit, said)
         probes.append(predictor.inputs(x[: max(0, PROBES - rows)]))
         rows += len(x)
     head = {
@@ -44,6 +55,8 @@ def quality(
     if not rows:
         return head | {"diagnosis": None}
     found = scores.result()
+    if by_column is not None:
+        found["column_slices"] = by_column.result()
     for kind in ("scores", "baseline"):  # JSON knows no infinity
         found[kind] = {k: v if math.isfinite(v) else None for k, v in found[kind].items()}
     verdict = diagnosis(posterior, torch.cat(probes))

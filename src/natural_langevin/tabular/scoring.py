@@ -52,10 +52,12 @@ class ClassScores:
         self._predictor, self._target = predictor, target
         self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        """Rows more: inputs and labels."""
+    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows more: inputs and labels. Returns which answers are right, and how sure it was."""
         p, epistemic = self._predictor.uncertainty(x)
         self._rows.append((p, y, epistemic))
+        confidence, predicted = p.max(1)
+        return predicted == y, confidence
 
     def result(self) -> dict[str, Any]:
         """Scores, baseline and the tables of the report, of all rows added."""
@@ -128,23 +130,19 @@ class NumberScores:
         self._predictor, self._target = predictor, target
         self._rows: list[tuple[np.ndarray, ...]] = []
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        """Rows more: inputs and targets."""
+    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows more: inputs and targets. Returns which intervals hold the truth, and at what
+        level."""
         p, truth = self._predictor.predictive(x), y[:, 0].numpy()
         below = p.cdf(truth)
         if self._target.task == "count":  # the middle of the step that the count is
             below = (below + p.cdf(truth - 1)) / 2
+        low, high = p.interval(INTERVAL)
         self._rows.append(
-            (
-                truth,
-                p.mean,
-                p.log_prob(truth),
-                below,
-                p.std,
-                np.sqrt(p.epistemic),
-                *p.interval(INTERVAL),
-            )
+            (truth, p.mean, p.log_prob(truth), below, p.std, np.sqrt(p.epistemic), low, high)
         )
+        inside = torch.as_tensor((low <= truth) & (truth <= high))
+        return inside, torch.full((len(truth),), INTERVAL)
 
     def result(self) -> dict[str, Any]:
         """Scores, baseline and the tables of the report, of all rows added."""

@@ -13,6 +13,7 @@ from typing import Any
 from natural_langevin.tabular.scoring import INTERVAL
 
 Slices = Sequence[Mapping[str, Any]]
+Families = tuple[Slices, Slices]
 
 #: A gap of more standard deviations than this is not put down to chance.
 CHANCE = 2.0
@@ -25,13 +26,19 @@ FEW = 20
 def sentences(quality: Mapping[str, Any]) -> list[str]:
     """Two sentences from what ``quality`` found on labelled rows; none where there were none."""
     if quality.get("answers"):
-        return _of_classes(quality["answers"], quality.get("slices", ()))
+        return _of_classes(quality["answers"], _families(quality))
     if quality.get("intervals"):
         return _of_numbers(quality)
     return []
 
 
-def _of_classes(found: Mapping[str, Any], slices: Slices) -> list[str]:
+def _families(quality: Mapping[str, Any]) -> Families:
+    """Slices by prediction and by column. There are many columns: judged together with these, the
+    few predictions would have to be far off to be noticed."""
+    return quality.get("slices", ()), quality.get("column_slices", ())
+
+
+def _of_classes(found: Mapping[str, Any], slices: Families) -> list[str]:
     rows, right = found["answered"][0], found["right"][0]
     reached = [k for k, level in enumerate(found["sure"]) if found["answered"][k] and level]
     wanted = [k for k in reached if found["sure"][k] <= WANTED]
@@ -60,7 +67,7 @@ def _of_classes(found: Mapping[str, Any], slices: Slices) -> list[str]:
 def _of_numbers(quality: Mapping[str, Any]) -> list[str]:
     rows, share = quality["rows"], quality["scores"]["coverage"]
     spread = math.sqrt(INTERVAL * (1 - INTERVAL) / rows)
-    slices = quality.get("slices", ())
+    slices = _families(quality)
     verdict = _judge(share - INTERVAL, spread, rows, "too wide", "too narrow", slices)
     surest, middle, least = (f"{value:.3g}" for value in quality["intervals"]["half"])
     blind = f"{quality['intervals']['blind']:.3g}"
@@ -72,7 +79,7 @@ def _of_numbers(quality: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _judge(gap: float, spread: float, rows: int, above: str, below: str, slices: Slices) -> str:
+def _judge(gap: float, spread: float, rows: int, above: str, below: str, slices: Families) -> str:
     """Of all rows together, and of slices of them: too wide here must not excuse too narrow there.
 
     Several slices give chance several tries: each is allowed more."""
@@ -91,8 +98,13 @@ def _judge(gap: float, spread: float, rows: int, above: str, below: str, slices:
     return f"right on average, but {' and '.join(parts)}, by more than chance explains"
 
 
-def _wrong(slices: Slices) -> list[Mapping[str, Any]]:
-    """At most two, the worst first."""
+def _wrong(families: Families) -> list[Mapping[str, Any]]:
+    """At most two, those by prediction first."""
+    return [one for slices in families for one in _far(slices)][:2]
+
+
+def _far(slices: Slices) -> list[Mapping[str, Any]]:
+    """The worst first."""
     allowed = CHANCE + 0.5 * math.log(max(1, len(slices)))
     far = [
         (abs(one["share"] - one["said"]) / (one["spread"] + 0.5 / one["rows"]), one)
@@ -100,10 +112,10 @@ def _wrong(slices: Slices) -> list[Mapping[str, Any]]:
         if one["rows"] >= FEW
     ]
     far = sorted((pair for pair in far if pair[0] > allowed), key=lambda pair: -pair[0])
-    return [one for _, one in far[:2]]
+    return [one for _, one in far]
 
 
-def _worst(slices: Slices) -> str:
+def _worst(slices: Families) -> str:
     wrong = _wrong(slices)
     return f" (most for {wrong[0]['name']}: {percent(wrong[0]['share'])})" if wrong else ""
 

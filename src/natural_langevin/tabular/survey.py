@@ -67,10 +67,8 @@ class _Survey:
         self.table, self.standardise, self.named = table, standardise, named
         self.notices: list[str] = []
         self._known: dict[bytes, str] = {}
-        text = [c for _, c in table.frame.items() if c.dtype == "category"]
-        said = [columns.decimal_comma(c.cat.categories) for c in text]
         #: For columns that say nothing themselves: 1,234.
-        self.comma = decimal_comma or (True in said and False not in said)
+        self.comma = decimal_comma or columns.comma_of_others(table.frame)
         self.forced = decimal_comma
 
     def say(self, name: str, what: str) -> None:
@@ -107,9 +105,8 @@ class _Survey:
 
     def _number(self, name: str, cells: pd.Series, decimal: str) -> Number | None:
         values = columns.numbers(cells, decimal)
-        if cells.dtype == "category" and any("," in level for level in cells.cat.categories):
-            what = "decimals" if decimal == "," else "thousands"
-            self.say(name, f"commas are read as {what} ({_example(cells, ',', values)})")
+        for what in columns.notation(cells, values, decimal):
+            self.say(name, what)
         self._strange(name, cells, values, "number")
         known = values.to_numpy()[values.notna().to_numpy()]
         whole = (known == np.round(known)).all()
@@ -162,6 +159,9 @@ class _Survey:
             return None
         if len(counts) < 2:
             self.say(name, "the same in every row: left out")
+            return None
+        if self.named and len(levels) > 2 and levels.max() == 1:
+            self.say(name, "another word in every row, which says nothing of new ones: left out")
             return None
         if self._copy(name, found):
             return None
@@ -229,11 +229,6 @@ def _mean_and_scale(values: np.ndarray) -> tuple[float, float] | None:
 
 def _cells(count: int, of: int) -> str:
     return f"{count:,} of {of:,} cells {'is' if count == 1 else 'are'}"
-
-
-def _example(cells: pd.Series, sign: str, values: pd.Series) -> str:
-    row = next((k for k, cell in enumerate(cells) if sign in str(cell)), 0)
-    return f"{cells.iloc[row]} is {values.iloc[row]:.15g}"
 
 
 def _cycles(parts: dict[str, tuple[float, float]]) -> str:

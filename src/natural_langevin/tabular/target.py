@@ -92,28 +92,41 @@ class Target:
         return target
 
 
-def find_target(table: Table, name: str, asked: str | None = None) -> tuple[Target, str]:
+def find_target(
+    table: Table, name: str, asked: str | None = None, *, decimal_comma: bool = False
+) -> tuple[Target, str]:
     """The task and its classes, from all rows, and the reason for it. A column of text that can be
-    read as numbers but for some cells is refused, with the first of them."""
+    read as numbers but for some cells is refused, with the first of them. ``decimal_comma``: 1,234
+    is less than two; otherwise the other columns tell."""
     if asked is not None and asked not in TASKS:
         raise DataError(f"--task must be {' or '.join(TASKS)}, got {asked!r}")
     cells = table.frame[name].dropna()
+    if not len(cells):
+        raise DataError(
+            f"the target {name!r} is missing in all {len(table)} rows: fill it in, or choose "
+            "another column (--target)"
+        )
     decimal = "."
-    if cells.dtype == "category" and columns.decimal_comma(cells.cat.categories):
-        decimal = ","
+    if cells.dtype == "category":
+        own = columns.decimal_comma(cells.cat.categories)
+        comma = columns.comma_of_others(table.frame) if own is None else own
+        decimal = "," if decimal_comma or comma else "."
     values = columns.numbers(cells, decimal)
     strange = values.isna().to_numpy()
-    if strange.any() and asked in ("regression", "count"):
-        raise DataError(
-            f"the target {name!r} holds words such as {short(str(cells[strange].iloc[0]))}, and a "
-            f"{asked} needs numbers: leave --task out, or choose another column (--target)"
-        )
-    if strange.any() and not strange.all() and asked is None:
+    if strange.any():
         row = table.frame.index.get_loc(cells.index[strange.argmax()])
+        first = f"{short(str(cells[strange].iloc[0]))} ({table.where(row)})"
+    if strange.all() and len(strange) and asked in ("regression", "count"):
         raise DataError(
-            f"the target {name!r} holds numbers, but also {short(str(cells[strange].iloc[0]))} "
-            f"({table.where(row)}): correct that cell, or say that these are names of classes "
-            "(--task classification)"
+            f"the target {name!r} holds words such as {first}, and a {asked} needs numbers: write "
+            "digits alone, leave --task out, or choose another column (--target)"
+        )
+    if strange.any() and not strange.all() and asked in (None, "regression", "count"):
+        count = f", in {strange.sum():,} of {len(strange):,} rows" if strange.sum() > 1 else ""
+        raise DataError(
+            f"the target {name!r} holds numbers, but also {first}{count}: correct such cells or "
+            "empty them (a row without a target is left out), or say that these are names of "
+            "classes (--task classification)"
         )
     task, reason = (asked, "as you said") if asked else _task(name, values.to_numpy(), strange)
     if task in ("classification", "ordinal"):
@@ -129,7 +142,7 @@ def _task(name: str, values: np.ndarray, strange: np.ndarray) -> tuple[str, str]
     distinct = np.unique(values)
     if (distinct != np.round(distinct)).any():
         return "regression", f"{name} holds numbers with decimals"
-    if len(distinct) <= FEW_VALUES:
+    if len(distinct) <= min(FEW_VALUES, len(values) // 2):  # each more than once, on average
         reason = f"{name} holds only {len(distinct)} different whole numbers"
         return "classification", f"{reason} (if they are quantities: --task regression)"
     return "regression", f"{name} holds {len(distinct)} different numbers"
@@ -155,11 +168,12 @@ def _classes(table: Table, name: str, cells: Any) -> tuple[str, ...]:
         )
     if len(classes) > min(MOST_CLASSES, len(table) // 2):
         raise DataError(
-            f"the target {name!r} has {len(classes)} different values in {len(table)} rows: too "
-            "many for classes; choose another column, or --task regression for numbers"
+            f"the target {name!r} has {len(classes)} different values in {len(table)} rows, such "
+            f"as {short(str(cells.iloc[0]))}: too many for classes; choose another column, or "
+            "write numbers as digits alone (and --task regression)"
         )
     numbers = all(np.isfinite(columns.parse_number(word)) for word in classes)
-    return tuple(sorted(classes, key=float) if numbers else sorted(classes))
+    return tuple(sorted(classes, key=columns.parse_number) if numbers else sorted(classes))
 
 
 def fit_target(train: Table, target: Target) -> Target:

@@ -408,7 +408,7 @@ def _without(cell: dict[str, Any] | None) -> str:
 
 def _left(cell: dict[str, Any]) -> bool:
     """Whether predictions are out of all proportion, though finite."""
-    return cell.get("gap", 0.0) > 10
+    return cell.get("gap", 0.0) is None or cell.get("gap", 0.0) > 10
 
 
 def main() -> None:
@@ -437,6 +437,9 @@ def main() -> None:
             row |= how()
         except (ValueError, TypeError, torch.linalg.LinAlgError) as error:
             row["error"] = f"{type(error).__name__}: {error}"
+        row = {
+            k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in row.items()
+        }
         print(json.dumps(row), flush=True)
         known["cells"].append(row)
         known |= {

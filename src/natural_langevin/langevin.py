@@ -175,7 +175,8 @@ class Langevin:
         if init is None:
             init = "auto" if self._by_recipe else "model"
         if self._by_recipe:
-            preconditioner = recipe.averaged(preconditioner or recipe.metric(model))
+            usual_metric = recipe.metric(model) if preconditioner is None else preconditioner
+            preconditioner = recipe.averaged(usual_metric)
         elif preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
         usual = recipe.dynamics() if self._by_recipe else Overdamped()

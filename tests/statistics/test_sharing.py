@@ -177,7 +177,8 @@ def test_random_architectures(drawn: tuple[nn.Module, int]) -> None:
 
 
 def exact_statistics(model: nn.Module, params: Params, x: Tensor, y: Tensor) -> Statistics:
-    sampler = Langevin(model, likelihoods.Categorical(), chains=2)
+    metric = preconditioners.QuasiDiagonalFisher()
+    sampler = Langevin(model, likelihoods.Categorical(), preconditioner=metric, chains=2)
     gradients = sampler._dynamics.gradients
     gradients.prepare(params, x[0])
     key, step = torch.zeros(2, 2, dtype=torch.int32), torch.zeros((), dtype=torch.int64)

@@ -83,6 +83,8 @@ def averaged(given: preconditioners.Preconditioner) -> preconditioners.Precondit
 
 def metric(model: nn.Module) -> preconditioners.Preconditioner:
     """The metric where the user leaves it open."""
+    if not isinstance(model, nn.Module):
+        return preconditioners.QuasiDiagonalFisher()  # what was given instead is refused by name
     trainable = [p for p in model.parameters() if p.requires_grad]
     if sum(p.numel() for p in trainable) > FEW_WEIGHTS:
         return preconditioners.QuasiDiagonalFisher()

@@ -81,7 +81,7 @@ def averaged(given: preconditioners.Preconditioner) -> preconditioners.Precondit
     return given
 
 
-def metric(model: nn.Module) -> preconditioners.Preconditioner:
+def metric(model: object) -> preconditioners.Preconditioner:
     """The metric where the user leaves it open."""
     if not isinstance(model, nn.Module):
         return preconditioners.QuasiDiagonalFisher()  # what was given instead is refused by name

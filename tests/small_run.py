@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods
+from natural_langevin.sampling.collector import SampleCollector
 
 
 def network(activation: type[nn.Module] = nn.Tanh) -> nn.Module:
@@ -54,3 +57,27 @@ def the_file(folder: Path, kind: str) -> Path:
     """The one file of a kind ("samples", "posterior", "draws") in a folder."""
     (path,) = folder.glob(f"{kind}-*.safetensors")
     return path
+
+
+class StopHereError(Exception):
+    """In the place of a power cut."""
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, draws: int) -> None:
+    """Every run from now on ends so, right after it has kept so many draws."""
+    keep = SampleCollector.keep
+
+    def counted(self: SampleCollector, state: Any) -> None:
+        keep(self, state)
+        if self.kept == draws:
+            raise StopHereError
+
+    monkeypatch.setattr(SampleCollector, "keep", counted)
+
+
+def sample_until(monkeypatch: pytest.MonkeyPatch, draws: int, sample: Callable[[], object]) -> None:
+    """A run that is cut off after so many draws."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, draws)
+        with pytest.raises(StopHereError):
+            sample()

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
 from natural_langevin.data import Subsets
 from natural_langevin.dynamics import Overdamped, Underdamped
-from natural_langevin.sampling.collector import SampleCollector
-from small_run import assert_same, data, network, sampler
+from small_run import assert_same, data, network, sample_until, sampler
 
 SIZE, BATCH, CHAINS = 200, 10, 384
 
@@ -92,22 +91,8 @@ def short(compile: bool | str = "auto", what: object = None, **options: object) 
     )  # type: ignore[arg-type]
 
 
-class StopHereError(Exception):
-    """In the place of a power cut."""
-
-
 def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path, monkeypatch) -> None:
-    keep = SampleCollector.keep
-
-    def counted(self, state):
-        keep(self, state)
-        if self.kept == 6:
-            raise StopHereError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SampleCollector, "keep", counted)
-        with pytest.raises(StopHereError):
-            short(checkpoint=tmp_path, every=7)
+    sample_until(monkeypatch, 6, lambda: short(checkpoint=tmp_path, every=7))
     assert_same(short(), short(checkpoint=tmp_path, every=7))
 
 

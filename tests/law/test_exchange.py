@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 import pytest
 import torch
 from gaussian_law import make_problem, whiten
 from monte_carlo import assert_normal, assert_within
 from test_linear_regression import gaussian_prior
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
 from natural_langevin.data import Subsets
 from natural_langevin.dynamics import Adjusted, Underdamped
-from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.exchange import ReplicaExchange, ladders, log_ratio
-from small_run import assert_same, data, network, sampler
+from small_run import assert_same, data, network, sample_until, sampler
 
 ROWS, WELL, SIGMA, MEAN = 7, 1.0, 0.5, 0.4
 LADDERS = 16
@@ -142,10 +142,6 @@ def test_swaps_move_weights_alone_and_a_stopped_chain_is_left_out() -> None:
     assert left.swaps.proposed.tolist() == [0, 0, 0]
 
 
-class StopHereError(Exception):
-    """In the place of a power cut."""
-
-
 def tempered(compile: bool | str = "auto", **options: object) -> Posterior:
     found = sampler(
         4, temperature=torch.tensor([1.0, 1.0, 1.5, 2.0]), compile=compile, step_size=0.01
@@ -156,17 +152,7 @@ def tempered(compile: bool | str = "auto", **options: object) -> Posterior:
 
 
 def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path, monkeypatch) -> None:
-    keep = SampleCollector.keep
-
-    def counted(self, state):
-        keep(self, state)
-        if self.kept == 6:
-            raise StopHereError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SampleCollector, "keep", counted)
-        with pytest.raises(StopHereError):
-            tempered(checkpoint=tmp_path, every=5)
+    sample_until(monkeypatch, 6, lambda: tempered(checkpoint=tmp_path, every=5))
     resumed, whole = tempered(checkpoint=tmp_path, every=5), tempered()
     assert_same(whole, resumed)
     assert whole.config["exchange"] == resumed.config["exchange"]
@@ -205,23 +191,27 @@ def test_predictions_diagnosis_and_until_are_of_temperature_1(caplog) -> None:
     assert "put more temperatures between them" in caplog.text
 
 
-def refused(match: str, what: object = None, exchange: object = 5, **options: object) -> None:
-    options = {"temperature": torch.tensor([1.0, 2.0]), "step_size": 1e-3} | options
-    found = Langevin(network(), options.pop("likelihood", likelihoods.Categorical()),  # type: ignore[arg-type]
-                     chains=2, **options)  # type: ignore[arg-type]  # fmt: skip
-    with pytest.raises(ValueError, match=match):
-        found.sample(what or data(), 20, batch_size=20, burn_in=2, exchange=exchange,  # type: ignore[arg-type]
-                     progress=False)  # fmt: skip
+X, Y = data()
+LOADER = DataLoader(TensorDataset(X, Y), batch_size=20, shuffle=True)
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("positive number of steps", {"exchange": 0}),
+    ("torch.logspace", {"temperature": 1.0}),
+    ("torch.logspace", {"temperature": torch.tensor([0.0, 1.0])}),
+    ("one prior", {"prior": priors.Gaussian(torch.tensor([0.1, 0.2]))}),
+    ("give the tensors", {"data": LOADER}),
+    ("give the tensors", {"data": Subsets(X, Y, torch.arange(40).expand(2, -1))}),
+    ("sigma=0.3", {"data": (X, X[:, :2]), "likelihood": likelihoods.Gaussian("rmse")}),
+    ("batch_size=60|Underdamped", {"dynamics": Adjusted()}),
+]
 
 
-def test_what_cannot_be_exchanged_is_refused_with_the_remedy() -> None:
-    x, y = data()
-    refused("positive number of steps", exchange=0)
-    refused("torch.logspace", temperature=1.0)
-    refused("torch.logspace", temperature=torch.tensor([0.0, 1.0]))
-    refused("one prior", prior=priors.Gaussian(torch.tensor([0.1, 0.2])))
-    refused("give the tensors", DataLoader(TensorDataset(x, y), batch_size=20, shuffle=True))
-    refused("give the tensors", Subsets(x, y, torch.arange(40).expand(2, -1)))
-    real: tuple[Tensor, Tensor] = (x, x[:, :2])
-    refused("sigma=0.3", real, likelihood=likelihoods.Gaussian("rmse"))
-    refused("batch_size=60|Underdamped", dynamics=Adjusted())
+@pytest.mark.parametrize(("remedy", "options"), REFUSED)
+def test_what_cannot_be_exchanged_is_refused_with_the_remedy(
+    remedy: str, options: dict[str, Any]
+) -> None:
+    usual = {"temperature": torch.tensor([1.0, 2.0]), "step_size": 1e-3, "chains": 2}
+    options = usual | {"likelihood": likelihoods.Categorical()} | options
+    what, exchange = options.pop("data", (X, Y)), options.pop("exchange", 5)
+    found = Langevin(network(), **options)
+    with pytest.raises(ValueError, match=remedy):
+        found.sample(what, 20, batch_size=20, burn_in=2, exchange=exchange, progress=False)

@@ -15,7 +15,7 @@ from natural_langevin.dynamics import Adjusted, Integrator, NoseHoover, Overdamp
 from natural_langevin.posterior.weighting import draw_weights
 from natural_langevin.sampling.collector import SampleCollector, is_kept
 from natural_langevin.sampling.loop import RunPlan
-from small_run import assert_same, data, network, sampler
+from small_run import assert_same, data, network, sample_until, sampler
 
 CYCLES = schedules.cyclical(0.02, period=10, exploration=0.6)
 DYNAMICS = [
@@ -86,17 +86,7 @@ def test_the_compiled_step_has_the_same_stages(monkeypatch) -> None:
 
 def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path, monkeypatch) -> None:
     whole = run()
-    keep = SampleCollector.keep
-
-    def stopping(self, state):
-        keep(self, state)
-        if self.kept == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SampleCollector, "keep", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            run(checkpoint=tmp_path, every=7)
+    sample_until(monkeypatch, 4, lambda: run(checkpoint=tmp_path, every=7))
     assert_same(whole, run(checkpoint=tmp_path, every=7))
 
 

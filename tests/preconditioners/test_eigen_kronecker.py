@@ -16,8 +16,8 @@ from natural_langevin.preconditioners import (
     KroneckerFisher,
     Preconditioner,
 )
-from natural_langevin.sampling.collector import SampleCollector
 from oracle import chains_of, cross_entropy, dense, kronecker_loop, per_sample_loop
+from small_run import sample_until
 
 CHAINS, STEPS, EPS = 2, 5, 1e-3
 
@@ -172,16 +172,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch) -> None:
             (x, y), 13, batch_size=6, burn_in=3, thin=2, progress=False, **checkpoint
         )
 
-    def stopped(self: SampleCollector, state: State) -> None:
-        keep(self, state)
-        if self.kept == 2:
-            raise StopIteration
-
-    whole, keep = run(), SampleCollector.keep
-    with monkeypatch.context() as patch:
-        patch.setattr(SampleCollector, "keep", stopped)
-        with pytest.raises(StopIteration):
-            run(checkpoint=tmp_path, every=1)
+    whole = run()
+    sample_until(monkeypatch, 2, lambda: run(checkpoint=tmp_path, every=1))
     resumed = run(checkpoint=tmp_path, every=1)
     for name, draws in whole.samples.items():
         assert torch.equal(resumed.samples[name], draws)

@@ -11,7 +11,7 @@ from scipy import integrate, special, stats
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, dynamics, likelihoods, preconditioners, priors
-from natural_langevin.sampling.collector import SampleCollector
+from small_run import sample_until
 
 Z, LOCAL, GLOBAL = (f"parametrizations.weight.original{i}" for i in range(3))
 
@@ -162,16 +162,8 @@ def test_saved_loaded_and_resumed(tmp_path, monkeypatch) -> None:
             regression(), 12, batch_size=6, burn_in=4, thin=2, progress=False, **checkpoint
         )
 
-    def stopped(self: SampleCollector, state: object) -> None:
-        keep(self, state)
-        if self.kept == 2:
-            raise StopIteration
-
-    whole, keep = run(), SampleCollector.keep
-    with monkeypatch.context() as patch:
-        patch.setattr(SampleCollector, "keep", stopped)
-        with pytest.raises(StopIteration):
-            run(checkpoint=tmp_path / "run", every=1)
+    whole = run()
+    sample_until(monkeypatch, 2, lambda: run(checkpoint=tmp_path / "run", every=1))
     resumed = run(checkpoint=tmp_path / "run", every=1)
     whole.save(tmp_path / "kept")
     loaded = Posterior.load(tmp_path / "kept", sparse.model)

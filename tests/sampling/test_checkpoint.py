@@ -18,7 +18,7 @@ import small_run
 from natural_langevin import Langevin, StorageError, likelihoods, preconditioners, priors
 from natural_langevin.sampling.checkpoint import CheckpointError, RunCheckpoint
 from natural_langevin.sampling.collector import SampleCollector
-from small_run import assert_same, network, the_file
+from small_run import StopHereError, assert_same, network, stop_after, the_file
 
 EVERY = 2
 
@@ -30,21 +30,6 @@ def run(folder, **settings):
 @pytest.fixture(scope="module")
 def undisturbed():
     return small_run.sample()
-
-
-class StopHereError(Exception):
-    """In the place of a power cut."""
-
-
-def stop_after(monkeypatch, draws: int) -> None:
-    keep = SampleCollector.keep
-
-    def counted(self, state):
-        keep(self, state)
-        if self.kept == draws:
-            raise StopHereError
-
-    monkeypatch.setattr(SampleCollector, "keep", counted)
 
 
 @pytest.mark.parametrize("place", ["device", "cpu", "folder"])

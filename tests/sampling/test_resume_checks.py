@@ -20,26 +20,7 @@ from natural_langevin import Langevin, likelihoods
 from natural_langevin._internal import provenance
 from natural_langevin._internal.tensorfile import WriteError
 from natural_langevin.sampling.checkpoint import CheckpointError, RunCheckpoint
-from natural_langevin.sampling.collector import SampleCollector
-from small_run import assert_same
-
-
-class StopHereError(Exception):
-    """In the place of a power cut."""
-
-
-def sample_until(monkeypatch, draws: int, sample) -> None:
-    keep = SampleCollector.keep
-
-    def counted(self, state):
-        keep(self, state)
-        if self.kept == draws:
-            raise StopHereError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SampleCollector, "keep", counted)
-        with pytest.raises(StopHereError):
-            sample()
+from small_run import assert_same, sample_until
 
 
 def test_a_damaged_newest_never_replaces_the_good_one_before_it(tmp_path, monkeypatch, caplog):

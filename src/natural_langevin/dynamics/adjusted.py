@@ -126,13 +126,7 @@ class Adjusted(Integrator):
                 f"{name} needs a temperature above 0, got {on.temperature.tolist()}: there is "
                 "nothing to accept at 0, where dynamics.Overdamped() is gradient descent"
             )
-        first = next(iter(on.gradients.network.trainable().values()))
-        likelihood = on.gradients.likelihood
-        if likelihood.init(1, dtype=first.dtype, device=first.device):
-            raise ValueError(
-                f"{name} needs a likelihood that stays the same, and {likelihood!r} learns from "
-                "every batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
-            )
+        on.refuse_learning(name)
 
     def init(self, params: Params) -> Trajectory:
         first = next(iter(params.values()))

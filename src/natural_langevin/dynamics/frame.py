@@ -155,6 +155,16 @@ class LangevinDynamics:
             chain_axis=chain_axis, key=self._no_key, step=state.step, statistics=False,
         ).gradient  # fmt: skip
 
+    def refuse_learning(self, what: str) -> None:
+        """For whoever compares energies: they must be of one likelihood."""
+        first = next(iter(self.gradients.network.trainable().values()))
+        likelihood = self.gradients.likelihood
+        if likelihood.init(1, dtype=first.dtype, device=first.device):
+            raise ValueError(
+                f"{what} needs a likelihood that stays the same, and {likelihood!r} learns from "
+                "every batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
+            )
+
     def prepare(self, params: Params, x: Tensor) -> None:
         """Traces the network on a batch like ``x``. Idempotent."""
         self.gradients.prepare(params, x)

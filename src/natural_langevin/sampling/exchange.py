@@ -202,11 +202,5 @@ def _check(
             "exchange= needs one prior, and the chains differ in theirs: only temperatures may "
             "differ along a ladder"
         )
-    first = next(iter(dynamics.gradients.network.trainable().values()))
-    likelihood = dynamics.gradients.likelihood
-    if likelihood.init(1, dtype=first.dtype, device=first.device):
-        raise ValueError(
-            f"exchange= needs a likelihood that stays the same, and {likelihood!r} learns from "
-            "every batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
-        )
+    dynamics.refuse_learning("exchange=")
     return dynamics, stream

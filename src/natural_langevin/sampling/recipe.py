@@ -12,8 +12,8 @@ Batch. A fifth of the data, between 100 and 500: with N/B batches the noise of a
 
 to the temperature (a the friction; rho, the mean of J / (J + epsilon), the part of the metric that
 comes from data).
-Step size. A pilot of two chains burns in; lambda is the posterior's steepest curvature in the
-metric there (see ``curvature``). Then
+Step size. A pilot of two chains, or of one for every scale of the prior, burns in; lambda is the
+posterior's steepest curvature in the metric there (see ``curvature``). Then
 
     eta = min(0.1 / lambda,  0.1 * 2 B a / (N rho)),
 
@@ -24,8 +24,8 @@ batches. After it eta is constant: longer is better.
 Steps. 150 relaxation times a / eta of the directions that only the prior sees, a third of it
 burn-in; at least 2,000, and at most what ``MOST_WORK`` multiply-adds allow. About 200 draws of
 every chain are kept.
-Start. At the model where it has learned something (shuffled inputs raise its loss by half);
-otherwise at weights N(0, 1/fan_in), different for every chain.
+Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
+for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,56 @@
+"""Runs the kernels of filter response normalisation in Triton's interpreter, on the CPU."""
+
+from __future__ import annotations
+
+import os
+
+
+def main() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+
+    import torch
+
+    from natural_langevin.models import FilterResponseNorm
+    from natural_langevin.models.fused_norm import FusedNorm, takes, works
+
+    assert works(torch.device("cpu"), torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    for shape, dtype in (((3, 18, 3, 5), torch.float32), ((2, 4, 4, 4), torch.bfloat16)):
+        norm = FilterResponseNorm(shape[1])
+        names = ("weight", "bias", "threshold")
+        for name in names:
+            getattr(norm, name).data.normal_(generator=generator)
+        x = torch.randn(shape, generator=generator).to(dtype)
+        params = tuple(getattr(norm, name).detach() for name in names)
+        assert takes(x, params[0])
+
+        def plain(x, *params, norm=norm):
+            return torch.func.functional_call(norm, dict(zip(names, params, strict=True)), (x,))
+
+        def fused(x, *params, norm=norm):
+            return FusedNorm.apply(x, *params, norm.eps)
+
+        found, pull = torch.func.vjp(fused, x, *params)
+        full = x.double(), *(p.double() for p in params)
+        expected, pull_expected = torch.func.vjp(plain, *full)
+        cotangent = torch.randn(shape, generator=generator).to(dtype)
+        with torch.no_grad():
+            gradients, reference = pull(cotangent), pull_expected(cotangent.double())
+        tolerance = 8 * torch.finfo(dtype).eps
+        for name, one, other in zip(
+            ("y", "x", *names), (found, *gradients), (expected, *reference), strict=True
+        ):
+            error = float((one.double() - other).abs().max() / other.abs().max())
+            assert error < tolerance, (name, error)
+            print(f"{name} {dtype}: {error:.1e}")
+
+        def chained(v):
+            assert not takes(v, params[0])
+            return v
+
+        torch.func.vmap(torch.func.grad(lambda v: chained(v).sum()))(x[None].float())
+    print("agrees")
+
+
+if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests
+    main()

@@ -62,7 +62,9 @@ def descend(
             stop=steps, chains=len(first), dtype=first.dtype, device=first.device,
         )  # fmt: skip
         engine = Engine(downhill, stream, rates, num_data, mode=mode)
-        end, info = engine.run(downhill.init(state.params), 0, steps)
+        # On a copy: steps are written over the state that they begin at.
+        own = {k: p.clone() for k, p in state.params.items()}
+        end, info = engine.run(downhill.init(own), 0, steps)
         loss = info.loss.masked_fill(end.diverged >= 0, torch.inf)
         better = loss < before
         state = moves.init(_where(better, end.params, state.params))._replace(

@@ -58,7 +58,12 @@ def test_a_flat_network_is_the_same_network() -> None:
     network = resnet_frn(depth=8, width=2)
     x = torch.rand(3, 8, 8, 3)
     expected = network(x)
-    assert torch.equal(Flat(network)(x), expected)
+    flat = Flat(network)
+    assert torch.equal(flat(x), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        reduced, both = flat(x), network(x)
+    assert not torch.equal(reduced.float(), expected)
+    assert torch.equal(reduced, both), "converted all at once, the weights are the same"
 
 
 def test_a_metric_starts_at_the_priors_scale() -> None:
@@ -82,7 +87,7 @@ def test_every_contender_at_toy_size_and_going_on(tmp_path: Path) -> None:
         assert row["done"]
         assert 0 <= last["agreement"] <= 1
         assert 0 < last["total_variation"] < 1
-        assert last["draws"] == (4 if name == "ensemble" else len(row["looks"]))
+        assert last["draws"] == max(CONTENDERS[name].members, len(row["looks"]))
     with pytest.raises(FidelityError, match="other settings"):
         run(problem, out, settings=dataclasses.replace(TOY, seed=1))
     with pytest.raises(FidelityError, match="no contender 'adam'"):

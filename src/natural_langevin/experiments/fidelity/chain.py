@@ -25,10 +25,10 @@ TIMED = {"cuda": 40, "cpu": 3}
 class Settings:
     """What all contenders share. ``seconds``: of each of them, predictions included."""
 
-    seconds: float = 40.0
-    pilot: float = 3.0
-    batch_size: int = 250
-    looks: int = 40
+    seconds: float = 120.0
+    pilot: float = 10.0
+    batch_size: int = 1000
+    looks: int = 120
     depth: int = 20
     width: int = 16
     seed: int = 0
@@ -49,10 +49,16 @@ class Flat(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's, with the vector cut into its parameters."""
-        sizes = [math.prod(shape) for shape in self._shapes.values()]
-        parts = zip(self._shapes.items(), self.theta.split(sizes), strict=True)
-        params = {name: part.reshape(shape) for (name, shape), part in parts}
+        own = reduced = self._cut(self.theta)
+        if torch.is_autocast_enabled(x.device.type):  # converts layer by layer: once for all
+            reduced = self._cut(self.theta.to(torch.get_autocast_dtype(x.device.type)))
+        params = {k: p if ".norm." in k else reduced[k] for k, p in own.items()}
         return functional_call(self._network[0], params, (x,))
+
+    def _cut(self, theta: Tensor) -> dict[str, Tensor]:
+        parts = theta.split([math.prod(shape) for shape in self._shapes.values()])
+        cut = zip(self._shapes.items(), parts, strict=True)
+        return {name: part.reshape(shape) for (name, shape), part in cut}
 
 
 class Average:

@@ -17,10 +17,13 @@ from natural_langevin.experiments.fidelity.problem import (
     Problem,
     hmc_predictions,
     normalised,
+    pixels,
     scores,
     synthetic,
 )
 from natural_langevin.experiments.fidelity.run import FidelityError, run
+from natural_langevin.experiments.fidelity.shifted import as_results
+from natural_langevin.experiments.shift import table as shift_table
 from natural_langevin.models import resnet_frn
 
 # No time at all: one step per look, whatever the machine's pace.
@@ -97,6 +100,20 @@ def test_every_contender_at_toy_size_and_going_on(tmp_path: Path) -> None:
     page = table.with_table("before\n<!-- fidelity:begin -->\n<!-- fidelity:end -->after", results)
     assert page.count("| underdamped, QDOP |") == 1
     assert page.endswith("<!-- fidelity:end -->after")
+
+
+def test_the_same_draws_on_shifted_images(tmp_path: Path) -> None:
+    settings = dataclasses.replace(TOY, shift=10, looks=2)
+    few = {"ensemble": dataclasses.replace(CONTENDERS["ensemble"], members=2)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CONTENDERS, "ensemble", few["ensemble"])
+        results = run(synthetic(40), tmp_path / "f.json", settings=settings, names=["ensemble"])
+    found = as_results(results)
+    assert [row["members"] for row in found["rows"].values()] == [2, 1]
+    expected = 1 + len(shift_table.columns(found))
+    assert [len(row) for row in shift_table.rows(found)] == [expected, expected]
+    x = synthetic(10).x
+    assert torch.allclose(normalised(pixels(x)), x, atol=1e-5)
 
 
 def test_the_pilot_chooses_on_training_images_alone(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from natural_langevin._internal.atomic import staged
 from natural_langevin.experiments.fidelity.chain import Settings, follow, now, pace
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS, Contender
 from natural_langevin.experiments.fidelity.problem import Problem, scores
+from natural_langevin.experiments.fidelity.shifted import shifted
 from natural_langevin.experiments.origin import origin
+from natural_langevin.types import Params
 
 #: From Izmailov et al. 2021 and the competition: agreement with HMC, total variation.
 PUBLISHED: dict[str, tuple[float, float]] = {
@@ -90,12 +92,18 @@ def _contend(
     row["pilot"] = _pilot(contender, problem, settings, step_seconds, say)
     row["step_size"] = min(row["pilot"], key=lambda tried: tried["nll"])["step_size"]
     row["setup_seconds"] = now(settings.device) - began
+    draws: list[Params] = []
     for look, mean in follow(
         contender, problem, settings, row["step_size"], seconds=settings.seconds,
         step_seconds=step_seconds, looks=settings.looks, say=say,
+        draws=draws if settings.shift else None,
     ):  # fmt: skip
         row["looks"].append(look | scores(mean, problem))
         save()
+    if draws:
+        row["shift"] = shifted(contender, problem, settings, draws)
+        if contender.members > 1:
+            row["shift_of_one"] = shifted(contender, problem, settings, draws[:1])
     row["done"] = True
     if row["looks"]:
         last = row["looks"][-1]

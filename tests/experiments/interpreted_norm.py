@@ -15,9 +15,9 @@ def main() -> None:
 
     assert works(torch.device("cpu"), torch.float32)
     generator = torch.Generator().manual_seed(0)
+    names = ("weight", "bias", "threshold")
     for shape, dtype in (((3, 18, 3, 5), torch.float32), ((2, 4, 4, 4), torch.bfloat16)):
         norm = FilterResponseNorm(shape[1])
-        names = ("weight", "bias", "threshold")
         for name in names:
             getattr(norm, name).data.normal_(generator=generator)
         x = torch.randn(shape, generator=generator).to(dtype)
@@ -44,11 +44,14 @@ def main() -> None:
             assert error < tolerance, (name, error)
             print(f"{name} {dtype}: {error:.1e}")
 
-        def chained(v):
-            assert not takes(v, params[0])
-            return v
+    seen = []
 
-        torch.func.vmap(torch.func.grad(lambda v: chained(v).sum()))(x[None].float())
+    def with_chains(v):
+        seen.append(takes(v, norm.weight))
+        return v.sum()
+
+    torch.func.vmap(torch.func.grad(with_chains))(x[None].float())
+    assert seen == [False], "with an axis of chains, the kernels would read the wrong memory"
     print("agrees")
 
 

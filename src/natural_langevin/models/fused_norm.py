@@ -156,7 +156,9 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
         for one, other in zip((y, dx, dw, db, dt), expected, strict=True)
     )
     if not close:
-        log.warning("the kernels of filter response normalisation are wrong on %s: not used", device)
+        log.warning(
+            "the kernels of filter response normalisation are wrong on %s: not used", device
+        )
     return close
 
 

@@ -6,10 +6,11 @@ so that the prior alone says how long they are: a metric that follows them start
 prior's scale, while Euclidean dynamics, whose steps shrink with the square of that length, start
 at the usual initialisation and grow into it.
 
-What limits a step is heat. In the metric, minibatches of B images add eta N tr(C F) / (4 a B) nats
-to the loss of all N, whatever friction a and step size eta are apart from their ratio; and the
-weights that the prior alone holds forget where they were within a / eta steps. Fewer epochs per
-independent draw are only to be had hotter, so that minibatches are as large as the device likes.
+What limits a step is heat. In the metric, minibatches of B of the N images add
+eta tr(C F) / (4 a B) nats to the loss per image, F the Fisher matrix: friction a and step size eta
+enter by their ratio. Weights that the prior alone holds forget where they were within a / eta
+steps. So fewer epochs per independent draw are only to be had hotter, and minibatches are as large
+as the device likes.
 """
 
 from __future__ import annotations

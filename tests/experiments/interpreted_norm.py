@@ -13,7 +13,13 @@ def main() -> None:
     from natural_langevin.models import FilterResponseNorm
     from natural_langevin.models.fused_norm import FusedNorm, takes, works
 
-    assert works(torch.device("cpu"), torch.float32)
+    # The first question is asked while a network is differentiated, under autocast.
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        asked = []
+        torch.func.vjp(
+            lambda v: asked.append(works(torch.device("cpu"), torch.bfloat16)) or v, torch.ones(1)
+        )
+    assert asked == [True]
     generator = torch.Generator().manual_seed(0)
     names = ("weight", "bias", "threshold")
     for shape, dtype in (((3, 18, 3, 5), torch.float32), ((2, 4, 4, 4), torch.bfloat16)):

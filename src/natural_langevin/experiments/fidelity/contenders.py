@@ -82,7 +82,7 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "qdop": Contender(
         "underdamped, QDOP", Underdamped(0.03, "baoab"), natural,
-        (5e-5, 1.5e-4, 4e-4), settling, at_prior=True, elementwise=False, kept_from=0.35,
+        (3e-5, 1e-4, 3e-4), settling, at_prior=True, elementwise=False, kept_from=0.35,
     ),
     "ensemble": Contender(
         "deep ensemble", Underdamped(friction=0.1), preconditioners.Euclidean,

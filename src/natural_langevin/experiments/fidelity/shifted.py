@@ -40,10 +40,10 @@ def as_results(results: Mapping[str, Any]) -> dict[str, Any]:
     """What a fidelity run found of shifts, as ``experiments.shift.table`` reads it."""
     rows = {}
     for name, row in results["rows"].items():
-        for kind, title in (("shift", row["title"]), ("shift_of_one", "one network")):
+        # The first look of an ensemble is at one network.
+        for kind, title, look in (("shift", row["title"], -1), ("shift_of_one", "one network", 0)):
             if kind in row:
-                rows[f"{name} {kind}"] = row[kind] | {
-                    "title": title, "seconds": row["looks"][-1]["seconds"]
-                }  # fmt: skip
+                seconds = row["looks"][look]["seconds"]
+                rows[f"{name} {kind}"] = row[kind] | {"title": title, "seconds": seconds}
     settings = results["settings"] | {"foreign": ["shuffled"]}
     return {**results, "settings": settings, "rows": rows}

@@ -22,7 +22,7 @@ from natural_langevin.experiments.fidelity.problem import (
     synthetic,
 )
 from natural_langevin.experiments.fidelity.run import FidelityError, run
-from natural_langevin.experiments.fidelity.shifted import as_results
+from natural_langevin.experiments.fidelity.shifted import as_results, shifted
 from natural_langevin.experiments.shift import table as shift_table
 from natural_langevin.models import resnet_frn
 
@@ -76,7 +76,11 @@ def test_a_metric_starts_at_the_priors_scale() -> None:
     assert widths == pytest.approx([0.2**0.5] * len(widths), rel=1e-3)
 
 
-def test_every_contender_at_toy_size_and_going_on(tmp_path: Path) -> None:
+def test_every_contender_at_toy_size_and_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = dataclasses.replace(CONTENDERS["ensemble"], members=2)
+    monkeypatch.setitem(CONTENDERS, "ensemble", few)
     problem, out, said = synthetic(60), tmp_path / "f.json", []
     first = run(problem, out, settings=TOY, names=["qdop", "ensemble"], say=said.append)
     assert sum("agreement" in line for line in said) == 2
@@ -90,7 +94,7 @@ def test_every_contender_at_toy_size_and_going_on(tmp_path: Path) -> None:
         assert row["done"]
         assert 0 <= last["agreement"] <= 1
         assert 0 < last["total_variation"] < 1
-        assert last["draws"] == max(CONTENDERS[name].members, len(row["looks"]))
+        assert last["draws"] == (2 if name == "ensemble" else len(row["looks"]))
     with pytest.raises(FidelityError, match="other settings"):
         run(problem, out, settings=dataclasses.replace(TOY, seed=1))
     with pytest.raises(FidelityError, match="no contender 'adam'"):
@@ -102,18 +106,21 @@ def test_every_contender_at_toy_size_and_going_on(tmp_path: Path) -> None:
     assert page.endswith("<!-- fidelity:end -->after")
 
 
-def test_the_same_draws_on_shifted_images(tmp_path: Path) -> None:
-    settings = dataclasses.replace(TOY, shift=10, looks=2)
-    few = {"ensemble": dataclasses.replace(CONTENDERS["ensemble"], members=2)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CONTENDERS, "ensemble", few["ensemble"])
-        results = run(synthetic(40), tmp_path / "f.json", settings=settings, names=["ensemble"])
-    found = as_results(results)
+def test_the_same_draws_on_shifted_images() -> None:
+    settings, ensemble = dataclasses.replace(TOY, shift=10), CONTENDERS["ensemble"]
+    networks = [start(ensemble, settings, member) for member in range(2)]
+    draws = [{k: p.detach() for k, p in one.named_parameters()} for one in networks]
+    problem = synthetic(20)
+    row = {"title": ensemble.title, "looks": [{"seconds": 1.0}, {"seconds": 2.0}]}
+    row["shift"] = shifted(ensemble, problem, settings, draws)
+    row["shift_of_one"] = shifted(ensemble, problem, settings, draws[:1])
+    found = as_results({"settings": {}, "rows": {"ensemble": row}})
     assert [row["members"] for row in found["rows"].values()] == [2, 1]
-    expected = 1 + len(shift_table.columns(found))
-    assert [len(row) for row in shift_table.rows(found)] == [expected, expected]
-    x = synthetic(10).x
-    assert torch.allclose(normalised(pixels(x)), x, atol=1e-5)
+    assert [row[0] for row in shift_table.rows(found)] == ["deep ensemble", "one network"]
+    assert [row[-1] for row in shift_table.rows(found)] == ["2", "1"]
+    one = found["rows"]["ensemble shift_of_one"]["foreign"]["shuffled"]
+    assert one["epistemic"] == 0.5, "a single network has no epistemic uncertainty"
+    assert torch.allclose(normalised(pixels(problem.x)), problem.x, atol=1e-5)
 
 
 def test_the_pilot_chooses_on_training_images_alone(tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def descend(
             stop=steps, chains=len(first), dtype=first.dtype, device=first.device,
         )  # fmt: skip
         engine = Engine(downhill, stream, rates, num_data, mode=mode)
-        end, before = downhill.init(state.params), best
+        # On a copy: steps are written over the state that they begin at.
+        end = downhill.init({k: p.clone() for k, p in state.params.items()})
+        before = best
         for look in range(LOOKS):
             end, info = engine.run(end, look * steps // LOOKS, steps // LOOKS)
             loss = info.loss

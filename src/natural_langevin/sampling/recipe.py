@@ -306,7 +306,7 @@ def _paced(usual: Choice, slowest: float, epochs: slowness.Epochs) -> Choice:
         f"{eta:.2g}, friction {a:.2g}: curvatures in the metric are between {slowest:.2g} and "
         f"{usual.curvature:.3g}, and the slowest direction relaxes in {tau:.0f} steps"
     )
-    heat = usual.heat * eta / usual.step_size * FRICTION / a
+    heat = epochs.heat(eta * usual.curvature, a)  # in the steepest direction
     return replace(usual, step_size=eta, friction=a, heat=heat, reason=why, relaxation=tau)
 
 

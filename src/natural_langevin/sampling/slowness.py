@@ -54,19 +54,28 @@ class Epochs(NamedTuple):
     batch: int
     shuffled: bool
 
-    def steepest(self, friction: float) -> float:
-        """The largest eta lambda whose heat is ``HEAT``."""
-        if self.batch >= self.num_data:
-            return math.inf
+    def heat(self, eta_k: float, friction: float) -> float:
+        """Of a direction of curvature k.
+
+        >>> round(Epochs(100, 25, True).heat(0.03, 0.1), 4), Epochs(100, 100, True).heat(0.03, 0.1)
+        (0.0225, 0.0)
+        """
         m = self.num_data / self.batch
-        per_step = (m - 1) / (2 * friction)
-        alone = HEAT / per_step
-        if not self.shuffled:
-            return alone
-        square = per_step * m * (m + 1) / 12
-        linear = per_step * (self.num_data % self.batch) / (self.num_data - self.batch)
-        root = math.sqrt(linear**2 + 4 * square * HEAT)
-        return max(alone, 2 * HEAT / (linear + root))
+        if m <= 1:
+            return 0.0
+        alone = eta_k * (m - 1) / (2 * friction)
+        dropped = (self.num_data % self.batch) / (self.num_data - self.batch)
+        return alone * (min(1.0, eta_k * m * (m + 1) / 12 + dropped) if self.shuffled else 1.0)
+
+    def steepest(self, friction: float) -> float:
+        """The largest eta lambda up to ``STEEPNESS`` whose heat is at most ``HEAT``."""
+        low, high = 0.0, STEEPNESS
+        if self.heat(high, friction) <= HEAT:
+            return high
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.heat(middle, friction) <= HEAT else (low, middle)
+        return low
 
 
 class Pace(NamedTuple):
@@ -89,7 +98,7 @@ class Pace(NamedTuple):
 def quickest(usual: Pace, steepest: float, slowest: float, epochs: Epochs) -> Pace:
     """The pace at which the slowest direction relaxes soonest, among ``FRICTIONS`` with the largest
     step each allows, and the usual one."""
-    compared = [Pace(min(STEEPNESS, epochs.steepest(a)) / steepest, a) for a in FRICTIONS]
+    compared = [Pace(epochs.steepest(a) / steepest, a) for a in FRICTIONS]
     return min([usual, *compared], key=lambda p: p.relaxation(slowest))
 
 

@@ -72,7 +72,9 @@ def plan(
     work = 6.0 * sampler.chains * batch_size * weights
     lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work)
     if until:
-        usual = recipe.length(choice, steps=None, burn_in=burn_in, thin=thin, work=work)
+        usual = lengths
+        if steps is not None:
+            usual = recipe.length(choice, steps=None, burn_in=burn_in, thin=thin, work=work)
         if steps is None or steps > usual.steps:
             lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
     return batch_size, choice, lengths

@@ -277,17 +277,14 @@ def choose(
     choices = [
         _choice(float(lam[c]), float(heat[c]), batch, num_data, engine.way) for c in range(len(ids))
     ]
-    if not bool(torch.isfinite(lam).all()) or len(lam) == 0 or _weights(state) > slowness.MOST_WEIGHTS:
+    weights = sum(p[0].numel() for p in state.params.values())
+    if weights > slowness.MOST_WEIGHTS or not bool(torch.isfinite(lam).all()):
         return choices
     found = slowness.spectrum(moves, state, (some[0], some[1]), num_data)
     if not bool((found > 0).all()):  # also of what is not finite
         return choices
     epochs = slowness.Epochs(num_data, batch, shuffled)
     return [_paced(c, float(k[0]), epochs) for c, k in zip(choices, found, strict=True)]
-
-
-def _weights(state: State) -> int:
-    return sum(p[0].numel() for p in state.params.values())
 
 
 def _paced(usual: Choice, slowest: float, epochs: slowness.Epochs) -> Choice:

@@ -18,8 +18,9 @@ is not installed a cell's draws are kept in the folder, and ``--merge`` asks for
 ``passed``: means within .1 sd and sds within 5 %, beyond three Monte-Carlo errors.
 ``within``: the smallest share of a quantity's variance that is within chains. Far below 1, chains
 have not explored in time, and a failure says that and not that the metric is biased: a diagonal
-metric needs as many steps more as weights are correlated. ``verdicts``: what the run says itself;
-a run without any claims the posterior.
+metric needs as many steps more as weights are correlated. ``verdicts``: what the run says itself.
+``claimed``: the run was as long as its slowest direction needs, 60 of its relaxation times, unless
+the recipe's cap ended it before, of which it warns.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from posteriordb_models import MODELS, Model, at_the_defaults, load  # noqa: E40
 from natural_langevin import Posterior, __version__  # noqa: E402
 from natural_langevin._internal.pages import with_part  # noqa: E402
 from natural_langevin.experiments.origin import origin  # noqa: E402
+from natural_langevin.sampling import slowness  # noqa: E402
 
 METRICS = [
     "default", "DiagonalFisher", "UnitFisher", "FullFisher", "KroneckerFisher", "RMSProp",
@@ -74,7 +76,9 @@ def cell(
         k: float((v.double().var(1).mean(0) / v.double().flatten(0, 1).var(0)).min())
         for k, v in model.quantities(kept).items()
     }
+    tau = row["relaxation"]
     return row | {
+        "claimed": tau is None or row["steps"] >= slowness.RELAXATIONS * tau,
         "quantities": {k: e._asdict() for k, e in found.items()},
         "mean": max(abs(e.mean) for e in found.values()),
         "mean_error": max(e.mean_error for e in found.values()),
@@ -147,6 +151,9 @@ def _shown(found: dict[str, Any] | None) -> str:
     if found["healthy"] < found["chains"]:
         return f"{found['chains'] - found['healthy']} of {found['chains']} chains diverge"
     text = f"{found['mean']:.2f} ± {found['mean_error']:.2f}, {100 * found['sd']:.1f} %"
+    if not found.get("claimed", True):
+        times = found["steps"] / found["relaxation"]
+        return f"{text} (not claimed: {times:.0f} relaxation times)"
     said = ", said" if found["verdicts"] else ""
     return text if found["passed"] else f"**{text}** ({found['within']:.2f} within{said})"
 

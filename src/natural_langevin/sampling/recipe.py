@@ -290,20 +290,21 @@ def choose(
 def _paced(usual: Choice, slowest: float, epochs: slowness.Epochs) -> Choice:
     """The same choice, or where it has too few relaxation times of the slowest direction in it,
     the quickest."""
-    assert usual.curvature is not None
+    lam = usual.curvature
+    assert lam is not None
     usual = replace(usual, slowest=slowest)
     pace = slowness.Pace(usual.step_size, FRICTION)
     steps = _usual_steps(usual.step_size, usual.way)
     if slowness.RELAXATIONS * pace.relaxation(slowest) <= steps:
         return usual
-    pace = slowness.quickest(pace, usual.curvature, slowest, epochs)
+    pace = slowness.quickest(pace, lam, slowest, epochs)
     eta, a = (float(f"{v:.2g}") for v in pace)
     tau = slowness.Pace(eta, a).relaxation(slowest)
     why = (
         f"{eta:.2g}, friction {a:.2g}: curvatures in the metric are between {slowest:.2g} and "
-        f"{usual.curvature:.3g}, and the slowest direction relaxes in {tau:.0f} steps"
+        f"{lam:.3g}, and the slowest direction relaxes in {tau:.0f} steps"
     )
-    heat = epochs.heat(eta * usual.curvature, a)  # in the steepest direction
+    heat = epochs.heat(eta * lam, a)  # in the steepest direction
     return replace(usual, step_size=eta, friction=a, heat=heat, reason=why, relaxation=tau)
 
 

@@ -126,7 +126,7 @@ def test_the_quickest_pace_follows_the_root_of_the_condition_number() -> None:
     times = []
     for k in (1e-2, 1e-4):
         usual = Pace(0.1, 0.1)
-        pace = quickest(usual, 1.0, k, whole)
+        pace = quickest(usual, [k, 1.0], whole)
         times.append(pace.relaxation(k))
         assert pace.step_size == pytest.approx(0.1)
         assert times[-1] < usual.relaxation(k)
@@ -144,8 +144,8 @@ def test_minibatches_heat_the_steepest_direction_as_said(
     seventh; the rest is the error of 400 chains."""
     batch = rows // parts
     epochs = Epochs(rows, batch, shuffled=True)
-    eta = epochs.steepest(friction)
-    assert eta > 2 * Epochs(rows, batch, shuffled=False).steepest(friction)
+    eta = epochs.largest_step([1.0], friction)
+    assert eta > 2 * Epochs(rows, batch, shuffled=False).largest_step([1.0], friction)
     generator = torch.Generator().manual_seed(0)
     row = torch.randn(400, rows, generator=generator)
     row = (row - row.mean(1, keepdim=True)) / row.std(1, keepdim=True)

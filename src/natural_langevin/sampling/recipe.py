@@ -284,28 +284,29 @@ def choose(
     if not bool((found > 0).all()):  # also of what is not finite
         return choices
     epochs = slowness.Epochs(num_data, batch, shuffled)
-    return [_paced(c, float(k[0]), epochs) for c, k in zip(choices, found, strict=True)]
+    return [_paced(c, k.tolist(), epochs) for c, k in zip(choices, found, strict=True)]
 
 
-def _paced(usual: Choice, slowest: float, epochs: slowness.Epochs) -> Choice:
+def _paced(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> Choice:
     """The same choice, or where it has too few relaxation times of the slowest direction in it,
-    the quickest."""
-    lam = usual.curvature
-    assert lam is not None
+    the quickest. ``curvatures``: in ascending order."""
+    slowest, steepest = curvatures[0], curvatures[-1]
     usual = replace(usual, slowest=slowest)
     pace = slowness.Pace(usual.step_size, FRICTION)
     steps = _usual_steps(usual.step_size, usual.way)
     if slowness.RELAXATIONS * pace.relaxation(slowest) <= steps:
         return usual
-    pace = slowness.quickest(pace, lam, slowest, epochs)
+    pace = slowness.quickest(pace, curvatures, epochs)
     eta, a = (float(f"{v:.2g}") for v in pace)
     tau = slowness.Pace(eta, a).relaxation(slowest)
     why = (
         f"{eta:.2g}, friction {a:.2g}: curvatures in the metric are between {slowest:.2g} and "
-        f"{lam:.3g}, and the slowest direction relaxes in {tau:.0f} steps"
+        f"{steepest:.3g}, and the slowest direction relaxes in {tau:.0f} steps"
     )
-    heat = epochs.heat(eta * lam, a)  # in the steepest direction
-    return replace(usual, step_size=eta, friction=a, heat=heat, reason=why, relaxation=tau)
+    heat = sum(epochs.heat(eta * k, a) for k in curvatures) / len(curvatures)
+    return replace(
+        usual, step_size=eta, curvature=steepest, friction=a, heat=heat, reason=why, relaxation=tau
+    )
 
 
 def _choice(lam: float, per_step: float, batch: int, num_data: float, way: str) -> Choice:

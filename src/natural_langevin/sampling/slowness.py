@@ -18,16 +18,18 @@ rows have the variance k as in a model that fits, by
     heat = eta k (m - 1) / (2 a) * min(1, eta k m (m + 1) / 12 + dropped / (N - B)),
 
 the first factor for independent minibatches, the second for epochs (simulated: within a seventh of
-it at m = 4, below it at m = 20). It is kept below ``HEAT`` in the steepest direction.
+it at m = 4, below it at m = 20). It is kept below ``HEAT`` in the mean over all directions, and
+below ``MOST_HEAT`` in the steepest.
 
-Asked for are the smallest and largest eigenvalue of the posterior's curvature in the metric, which
-are measured up to ``MOST_WEIGHTS`` weights and mean something where all of them are positive. A
-network's are not; it is sampled with the usual friction.
+Asked for are the eigenvalues of the posterior's curvature in the metric, which are measured up to
+``MOST_WEIGHTS`` weights and mean something where all of them are positive. A network's are not; it
+is sampled with the usual friction.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,8 +41,8 @@ from natural_langevin.sampling.curvature import curvature_products
 from natural_langevin.types import Params
 
 MOST_WEIGHTS = 100
-#: eta lambda, and the temperature that minibatches add in the steepest direction.
-STEEPNESS, HEAT = 0.1, 0.04
+#: eta lambda, and the temperature that minibatches add: in the mean, and in the steepest direction.
+STEEPNESS, HEAT, MOST_HEAT = 0.1, 0.04, 0.1
 #: Relaxation times of the slowest direction in a run, a third of them burn-in.
 RELAXATIONS = 60
 #: Frictions that are compared: from the usual one down, in factors of 2^(-1/2).
@@ -67,15 +69,19 @@ class Epochs(NamedTuple):
         dropped = (self.num_data % self.batch) / (self.num_data - self.batch)
         return alone * (min(1.0, eta_k * m * (m + 1) / 12 + dropped) if self.shuffled else 1.0)
 
-    def steepest(self, friction: float) -> float:
-        """The largest eta lambda up to ``STEEPNESS`` whose heat is at most ``HEAT``."""
-        low, high = 0.0, STEEPNESS
-        if self.heat(high, friction) <= HEAT:
+    def largest_step(self, curvatures: Sequence[float], friction: float) -> float:
+        """eta up to ``STEEPNESS`` / lambda at which heat is at most what it may be."""
+        low, high = 0.0, STEEPNESS / max(curvatures)
+        if self._bearable(high, curvatures, friction):
             return high
         for _ in range(40):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.heat(middle, friction) <= HEAT else (low, middle)
+            eta = (low + high) / 2
+            low, high = (eta, high) if self._bearable(eta, curvatures, friction) else (low, eta)
         return low
+
+    def _bearable(self, eta: float, curvatures: Sequence[float], friction: float) -> bool:
+        heats = [self.heat(eta * k, friction) for k in curvatures]
+        return max(heats) <= MOST_HEAT and sum(heats) <= HEAT * len(heats)
 
 
 class Pace(NamedTuple):
@@ -95,11 +101,11 @@ class Pace(NamedTuple):
         return 2 * (a + lost) / (4 * self.step_size * curvature) if lost else 2 / a
 
 
-def quickest(usual: Pace, steepest: float, slowest: float, epochs: Epochs) -> Pace:
+def quickest(usual: Pace, curvatures: Sequence[float], epochs: Epochs) -> Pace:
     """The pace at which the slowest direction relaxes soonest, among ``FRICTIONS`` with the largest
     step each allows, and the usual one."""
-    compared = [Pace(epochs.steepest(a) / steepest, a) for a in FRICTIONS]
-    return min([usual, *compared], key=lambda p: p.relaxation(slowest))
+    compared = [Pace(epochs.largest_step(curvatures, a), a) for a in FRICTIONS]
+    return min([usual, *compared], key=lambda p: p.relaxation(min(curvatures)))
 
 
 def spectrum(

@@ -428,7 +428,9 @@ class Langevin:
             inner, features = apart
             posterior = inner.sample(features, **arguments)
             self._settled, self._prior = inner._settled, inner._prior
-            self._dynamics = dataclasses.replace(self._dynamics, prior=inner._dynamics.prior)
+            self._dynamics = dataclasses.replace(
+                self._dynamics, prior=inner._dynamics.prior, integrator=inner.dynamics
+            )
             return posterior
         chosen: recipe.Choice | step_size_search.Choice | None = None
         refuse_autocast(self.device)
@@ -607,6 +609,11 @@ class Langevin:
         self._prior = priors.resolve(prior, trainable, self.chains, device=self.device)
         own = priors.of_chains(self._prior, self.chain_ids)
         self._dynamics = dataclasses.replace(self._dynamics, prior=own)
+
+    def _set_friction(self, friction: float) -> None:
+        """Of the recipe's dynamics."""
+        self.dynamics = dataclasses.replace(recipe.dynamics(), friction=friction)
+        self._dynamics = dataclasses.replace(self._dynamics, integrator=self.dynamics)
 
     def _chosen(
         self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None

@@ -116,8 +116,9 @@ class cyclical:
 
 @dataclass(frozen=True)
 class polynomial_average:
-    """(p + 1) / (step + p + 1): as the rate of a moving average, it weighs batch t like t^p, so
-    that the beginning is forgotten and the last (p + 1)-th part counts most.
+    """(p + 1) / (step + b + p + 1): as the rate of a moving average, it weighs batch t like t^p, so
+    that the beginning is forgotten and the last (p + 1)-th part counts most. ``before``: b, for
+    how many batches the average's start counts.
 
     >>> gamma = polynomial_average(1)
     >>> gamma(0), gamma(2)
@@ -125,13 +126,16 @@ class polynomial_average:
     """
 
     power: float = 3.0
+    before: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.power >= 0:
             raise ValueError(f"power must be at least 0 (the plain average), got {self.power!r}")
+        if not self.before >= 0:
+            raise ValueError(f"before must be at least 0 batches, got {self.before!r}")
 
     def __call__(self, step: int) -> float:
-        return (self.power + 1) / (step + self.power + 1)
+        return (self.power + 1) / (step + self.before + self.power + 1)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ eta lambda < 4, and their bias in that direction falls with (eta lambda)^2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -24,9 +26,21 @@ ITERATIONS = 20
 def steepest(
     dynamics: LangevinDynamics, state: State, data: tuple[Tensor, Tensor], num_data: float
 ) -> Tensor:
-    """lambda of every chain, (chain,), at ``state``'s parameters and metric.
+    """lambda of every chain, (chain,), at ``state``'s parameters and metric."""
+    apply = curvature_products(dynamics, state, data, num_data)
+    z = _unit(dynamics.standard_normal(state.params, state.step))[0]
+    length = z[next(iter(z))].new_zeros(state.chains)
+    for _ in range(ITERATIONS):
+        z, length = _unit(apply(z))
+    return length
 
-    Chains are independent, so one iteration serves all of them: the Hessian of the sum of their
+
+def curvature_products(
+    dynamics: LangevinDynamics, state: State, data: tuple[Tensor, Tensor], num_data: float
+) -> Callable[[Params], Params]:
+    """z -> A^T H A z, for every chain its own.
+
+    Chains are independent, so one product serves all of them: the Hessian of the sum of their
     energies has a block for each."""
     x, y = data
     network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
@@ -44,15 +58,15 @@ def steepest(
     theta = {k: p.detach().requires_grad_() for k, p in state.params.items()}
     with torch.enable_grad():
         slope = torch.autograd.grad(energy(theta), list(theta.values()), create_graph=True)
-    z = _unit(dynamics.standard_normal(state.params, state.step))[0]
-    length = z[next(iter(z))].new_zeros(state.chains)
-    for _ in range(ITERATIONS):
+
+    def apply(z: Params) -> Params:
         moved = factor.forward(z)
         bent = torch.autograd.grad(
             slope, list(theta.values()), [moved[k] for k in theta], retain_graph=True
         )
-        z, length = _unit(factor.transpose(dict(zip(theta, bent, strict=True))))
-    return length
+        return factor.transpose(dict(zip(theta, bent, strict=True)))
+
+    return apply
 
 
 def _unit(tree: Params) -> tuple[Params, Tensor]:

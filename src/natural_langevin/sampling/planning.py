@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
+from natural_langevin.data.loaders import SharedBatches
 from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
 from natural_langevin.sampling import prior_scale, recipe, starts, step_size_search, trials
@@ -52,22 +53,28 @@ def plan(
         rows = x[: recipe.ROWS], y[: recipe.ROWS]
         sampler._start, sampler._downhill = starts.better(sampler, rows)
     choice = known
+    sampler._set_friction(recipe.FRICTION)
     if known is None and sampler._scale_open and isinstance(data, tuple | list | TensorDataset):
         choice = _prior_scale(sampler, (x, y), batch_size)
     scale = choice.prior_scale if choice else None
     if sampler._scale_open and scale is not None:
         sampler._set_prior(recipe.prior(scale.value))
     if choice is None or (known is None and len(x) > prior_scale.MOST_ROWS):
-        found = recipe.Choice.most_careful(_pilot(sampler, (x, y), num_data, batch_size))
+        shuffled = not isinstance(data, DataLoader | SharedBatches)
+        pilot = _pilot(sampler, (x, y), num_data, batch_size, shuffled=shuffled)
+        found = recipe.Choice.most_careful(pilot)
         choice = dataclasses.replace(found, prior_scale=scale)
     log.info("step_size=%s", choice.reason)
+    sampler._set_friction(choice.friction)
     weights = sum(p[0].numel() for p in sampler.init().params.values())
     if steps is None and seconds is not None and not until:
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
     work = 6.0 * sampler.chains * batch_size * weights
     lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work)
     if until:
-        usual = recipe.length(choice, steps=None, burn_in=burn_in, thin=thin, work=work)
+        usual = lengths
+        if steps is not None:
+            usual = recipe.length(choice, steps=None, burn_in=burn_in, thin=thin, work=work)
         if steps is None or steps > usual.steps:
             lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
     return batch_size, choice, lengths
@@ -109,6 +116,8 @@ def _pilot(
     num_data: float,
     batch_size: int,
     chains: int = recipe.PILOT_CHAINS,
+    *,
+    shuffled: bool = True,
 ) -> list[recipe.Choice]:
     ids = torch.arange(min(chains, sampler.chains), device=sampler.device)
     whole = dataclasses.replace(
@@ -120,6 +129,7 @@ def _pilot(
         lambda eta, start, stop: sampler._rates_table(start, stop, eta, chains=len(ids)),
         num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
         mode=choose_mode(sampler.compile), downhill=sampler._downhill,
+        shuffled=shuffled,
     )  # fmt: skip
 
 

@@ -22,8 +22,9 @@ under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of 
 fifth of burn-in goes up to four times eta, to travel, and rises to it while the metric has seen few
 batches. After it eta is constant: longer is better.
 Steps. 150 relaxation times a / eta of the directions that only the prior sees, a third of it
-burn-in; at least 2,000, and at most what ``MOST_WORK`` multiply-adds allow. About 200 draws of
-every chain are kept.
+burn-in; at least 2,000, and at most what ``MOST_WORK`` multiply-adds allow. Where the posterior of
+few weights has directions so slow that this is less than 60 of their relaxation times, it is run
+with less friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 """
@@ -33,7 +34,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -48,8 +49,8 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine
-from natural_langevin.preconditioners.base import FisherPreconditioner
-from natural_langevin.sampling import warm_up
+from natural_langevin.preconditioners.base import AveragedPreconditioner, FisherPreconditioner
+from natural_langevin.sampling import slowness, warm_up
 from natural_langevin.sampling.curvature import steepest
 
 log = logging.getLogger("natural_langevin")
@@ -75,9 +76,12 @@ def dynamics() -> Underdamped:
 
 
 def averaged(given: preconditioners.Preconditioner) -> preconditioners.Preconditioner:
-    """A metric with the recipe's rate, where it is a Fisher metric whose rate is open."""
+    """A metric with the recipe's rate, where it is an average whose rate is open. RMSProp squares
+    mean gradients, which vanish where the way downhill ends: the identity counts as a batch."""
     if isinstance(given, FisherPreconditioner):
         return given.with_rate(schedules.polynomial_average())
+    if isinstance(given, AveragedPreconditioner):
+        return given.with_rate(schedules.polynomial_average(before=1))
     return given
 
 
@@ -153,6 +157,11 @@ class Choice:
     reason: str
     way: str = "eager"  # how the pilot's steps were run
     prior_scale: PriorScale | None = None
+    friction: float = FRICTION
+    #: The smallest curvature in the metric, of few weights whose curvatures are all positive; and
+    #: in how many steps such a direction relaxes, where it is what the length follows.
+    slowest: float | None = None
+    relaxation: float | None = None
 
     @staticmethod
     def most_careful(choices: list[Choice]) -> Choice:
@@ -194,15 +203,30 @@ def length(
 ) -> Length:
     """What the user leaves open of a run's length; ``work``: multiply-adds of one step."""
     if steps is None:
-        wanted = math.ceil(RELAXATIONS * FRICTION / choice.step_size / 100) * 100
         affordable = int(MOST_WORK / max(work, 1.0) / 100) * 100
-        most = MOST_EAGER_STEPS if choice.way == "eager" else MOST_STEPS
-        steps = min(max(FEWEST_STEPS, min(wanted, affordable)), most)
+        steps = min(_usual_steps(choice.step_size, choice.way), max(FEWEST_STEPS, affordable))
+        if choice.relaxation is not None:
+            wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
+            steps = max(FEWEST_STEPS, min(wanted, affordable, MOST_STEPS))
+            if steps < wanted:
+                log.warning(
+                    "the slowest direction relaxes in %.0f steps (curvatures in the metric from "
+                    "%.2g to %.2g): %d steps are %.0f such times, and %d would be needed. Inputs "
+                    "of mean 0 and size 1, or a denser metric (preconditioners.FullFisher()), are "
+                    "the remedy", choice.relaxation, choice.slowest, choice.curvature, steps,
+                    steps / choice.relaxation, wanted,
+                )  # fmt: skip
     if burn_in is None:
         burn_in = steps // 3
     if thin is None:
         thin = max(1, (steps - burn_in) // DRAWS)
     return Length(steps, burn_in, thin)
+
+
+def _usual_steps(step_size: float, way: str) -> int:
+    """By the directions that only the prior sees."""
+    wanted = math.ceil(RELAXATIONS * FRICTION / step_size / 100) * 100
+    return min(max(FEWEST_STEPS, wanted), MOST_EAGER_STEPS if way == "eager" else MOST_STEPS)
 
 
 def choose(
@@ -217,18 +241,20 @@ def choose(
     seed: int,
     mode: Any,
     downhill: bool = False,
+    shuffled: bool = True,
 ) -> list[Choice]:
     """The step size of every chain of ``ids``, by a pilot from ``state`` on ``data`` in memory.
 
     ``rates`` gives the table of (step sizes, first step, last step), all of them adapting.
-    ``downhill``: whether chains begin as in ``warm_up``."""
+    ``downhill``: whether chains begin as in ``warm_up``; ``shuffled``: whether the run's
+    minibatches are parts of shuffled epochs, as the pilot's are."""
     x, y = data
     stream = InMemory(
         x, y, batch_size=min(batch, len(x)), chain=ids, seed=seed, device=moves.temperature.device
     )
     some = tuple(t[:ROWS].to(moves.temperature.device) for t in (stream.x, stream.y))
     lam, done = torch.full((len(ids),), math.nan, dtype=torch.float64), 0
-    eta = torch.full_like(lam, FIRST_STEP)
+    eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
     moves.prepare(state.params, stream.example()[0])
     if downhill:
         state = warm_up.descend(moves, state, stream, num_data, mode=mode)
@@ -248,9 +274,39 @@ def choose(
         eta = (STEEPNESS / lam.clamp_min(1e-12)).clamp_max(LARGEST_STEP)
         eta = torch.where(torch.isfinite(eta), eta, FALLBACK_STEP)
     heat = _heat(moves, state, num_data, min(batch, len(x)))
-    return [
+    choices = [
         _choice(float(lam[c]), float(heat[c]), batch, num_data, engine.way) for c in range(len(ids))
     ]
+    weights = sum(p[0].numel() for p in state.params.values())
+    if weights > slowness.MOST_WEIGHTS or not bool(torch.isfinite(lam).all()):
+        return choices
+    found = slowness.spectrum(moves, state, (some[0], some[1]), num_data)
+    if not bool((found > 0).all()):  # also of what is not finite
+        return choices
+    epochs = slowness.Epochs(num_data, batch, shuffled)
+    return [_paced(c, k.tolist(), epochs) for c, k in zip(choices, found, strict=True)]
+
+
+def _paced(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> Choice:
+    """The same choice, or where it has too few relaxation times of the slowest direction in it,
+    the quickest. ``curvatures``: in ascending order."""
+    slowest, steepest = curvatures[0], curvatures[-1]
+    usual = replace(usual, slowest=slowest)
+    pace = slowness.Pace(usual.step_size, FRICTION)
+    steps = _usual_steps(usual.step_size, usual.way)
+    if slowness.RELAXATIONS * pace.relaxation(slowest) <= steps:
+        return usual
+    pace = slowness.quickest(pace, curvatures, epochs)
+    eta, a = (float(f"{v:.2g}") for v in pace)
+    tau = slowness.Pace(eta, a).relaxation(slowest)
+    why = (
+        f"{eta:.2g}, friction {a:.2g}: curvatures in the metric are between {slowest:.2g} and "
+        f"{steepest:.3g}, and the slowest direction relaxes in {tau:.0f} steps"
+    )
+    heat = sum(epochs.heat(eta * k, a) for k in curvatures) / len(curvatures)
+    return replace(
+        usual, step_size=eta, curvature=steepest, friction=a, heat=heat, reason=why, relaxation=tau
+    )
 
 
 def _choice(lam: float, per_step: float, batch: int, num_data: float, way: str) -> Choice:

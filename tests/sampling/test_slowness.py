@@ -1,0 +1,180 @@
+"""Slow directions: a run whose metric leaves a condition number is as long as they need."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
+from natural_langevin.sampling import recipe
+from natural_langevin.sampling.curvature import steepest
+from natural_langevin.sampling.slowness import Epochs, Pace, quickest, spectrum
+
+ROWS, SIGMA, PRIOR = 120, 0.5, 100.0
+
+
+def far_from_zero(centre: float = 8.0) -> tuple[Tensor, Tensor]:
+    """An input of size 1 around ``centre``."""
+    generator = torch.Generator().manual_seed(0)
+    x = centre + torch.randn(ROWS, 1, generator=generator)
+    return x, 1 + 0.5 * x + SIGMA * torch.randn(ROWS, 1, generator=generator)
+
+
+def sampler(metric: preconditioners.Preconditioner, chains: int = 16) -> Langevin:
+    torch.manual_seed(0)
+    likelihood, prior = likelihoods.Gaussian(sigma=SIGMA), priors.Gaussian(PRIOR)
+    return Langevin(nn.Linear(1, 1), likelihood, prior=prior, preconditioner=metric, chains=chains)
+
+
+def exact(centre: float = 8.0) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of (slope, intercept)."""
+    x, y = (t.double() for t in far_from_zero(centre))
+    design = torch.cat([x, torch.ones_like(x)], 1)
+    covariance = torch.linalg.inv(design.T @ design / SIGMA**2 + torch.eye(2) / PRIOR)
+    return (covariance @ design.T @ y / SIGMA**2)[:, 0], covariance
+
+
+def spread(posterior: Posterior, centre: float) -> tuple[float, float, float]:
+    """The largest error of a mean, in standard deviations, that of a standard deviation, as a
+    fraction, and the least share of a variance that a chain explores by itself."""
+    mean, covariance = exact(centre)
+    draws = torch.cat([posterior.samples[k].flatten(2) for k in ("weight", "bias")], 2).double()
+    sd, every = covariance.diagonal().sqrt(), draws.flatten(0, 1)
+    return (
+        float(((every.mean(0) - mean) / sd).abs().max()),
+        float((every.std(0) / sd - 1).abs().max()),
+        float((draws.var(1).mean(0) / sd.square()).min()),
+    )
+
+
+@pytest.mark.parametrize(("centre", "parts"), [(15.0, 1), (8.0, 4)], ids=["full", "quarters"])
+def test_the_posterior_at_the_defaults(centre: float, parts: int) -> None:
+    """16 chains of 40 relaxation times, each worth half an independent draw: 320 of them, so that
+    means have an error of .056 sd and sds of 4 %. Three of these are added to the claim, .1 sd and
+    5 %. A chain of 40 such times misses a twentieth of the variance, and what it finds is known to
+    a third, of all chains to 8 %. With the usual friction and length it had 1 or 2 of them, and
+    explored half or a fifth."""
+    metric = preconditioners.DiagonalFisher()
+    posterior = sampler(metric).sample(
+        far_from_zero(centre), batch_size=ROWS // parts, progress=False
+    )
+    assert posterior.healthy == list(range(16))
+    mean, sd, within = spread(posterior, centre)
+    assert mean < 0.1 + 3 / 320**0.5
+    assert sd < 0.05 + 3 / 640**0.5
+    assert within > 0.95 - 3 * 0.08
+    chosen = posterior.config["recipe"]
+    assert 0 < chosen["friction"] < recipe.FRICTION
+    assert f"friction={chosen['friction']}" in posterior.config["dynamics"]
+    assert "slowest direction" in chosen["reason"]
+
+
+def test_a_quick_posterior_is_sampled_as_usual() -> None:
+    """The metric's blocks hold the correlation: nothing is slow."""
+    x, y = far_from_zero()
+    posterior = sampler(preconditioners.UnitFisher(), 2).sample(
+        (x, y), batch_size=ROWS, progress=False
+    )
+    chosen = posterior.config["recipe"]
+    assert chosen["friction"] == recipe.FRICTION
+    assert chosen["relaxation"] is None
+    assert 0.1 < chosen["slowest"] <= chosen["curvature"] < 10
+
+
+def test_a_run_that_cannot_be_long_enough_warns(caplog: pytest.LogCaptureFixture) -> None:
+    slow = recipe.Choice(1e-6, 100.0, 0.0, "", friction=1e-3, slowest=1e-4, relaxation=1e4)
+    with caplog.at_level(logging.WARNING, logger="natural_langevin"):
+        found = recipe.length(slow, steps=None, burn_in=None, thin=None, work=1.0)
+    assert found.steps == recipe.MOST_STEPS
+    assert "relaxes in 10000 steps" in caplog.text
+    assert "600000 would be needed" in caplog.text
+
+
+def test_all_eigenvalues_are_those_of_the_dense_matrix() -> None:
+    """H = x x^T / (N sigma^2) + 1 / (N variance), and C the inverse of its diagonal's estimate."""
+    x, y = far_from_zero()
+    fixed = Langevin(
+        nn.Linear(1, 1), likelihoods.Gaussian(sigma=SIGMA), prior=priors.Gaussian(PRIOR),
+        preconditioner=preconditioners.DiagonalFisher(), step_size=1e-3, chains=2,
+    )  # fmt: skip
+    engine, state = fixed.prepare((x, y), steps=3, batch_size=ROWS)
+    state, _ = engine.run(state, 0, 3)
+    found = spectrum(fixed._dynamics, state, (x, y), ROWS)
+    ones = {k: torch.ones_like(p) for k, p in state.params.items()}
+    scale = fixed._dynamics.factor(state.metric, state.params, ROWS).forward(ones)
+    a = torch.cat([scale["weight"].flatten(1), scale["bias"]], 1).double()
+    hessian = torch.linalg.inv(exact()[1]) / ROWS
+    expected = torch.linalg.eigvalsh(a[:, :, None] * hessian * a[:, None])
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    largest = steepest(fixed._dynamics, state, (x, y), ROWS)
+    np.testing.assert_allclose(largest, expected[:, 1], rtol=1e-2)
+
+
+def test_relaxation_is_that_of_the_damped_oscillator() -> None:
+    """The mean path theta'' = -a theta' - eta k theta, whatever the damping: the slower root."""
+    for pace, k in ((Pace(0.01, 0.1), 0.02), (Pace(0.01, 0.1), 3.0), (Pace(1e-3, 0.02), 0.1)):
+        roots = np.roots([1.0, pace.friction, pace.step_size * k])
+        assert pace.relaxation(k) == pytest.approx(1 / -roots.real.max(), rel=1e-9)
+
+
+def test_the_quickest_pace_follows_the_root_of_the_condition_number() -> None:
+    whole = Epochs(1000, 1000, shuffled=True)
+    times = []
+    for k in (1e-2, 1e-4):
+        usual = Pace(0.1, 0.1)
+        pace = quickest(usual, [k, 1.0], whole)
+        times.append(pace.relaxation(k))
+        assert pace.step_size == pytest.approx(0.1)
+        assert times[-1] < usual.relaxation(k)
+        # Critical damping, on a grid of frictions of ratio 2^(1/2).
+        assert (0.1 * k) ** -0.5 <= times[-1] < 1.5 * (0.1 * k) ** -0.5
+    assert times[1] / times[0] == pytest.approx(10, rel=0.3)
+
+
+@pytest.mark.parametrize(("parts", "friction", "rows"), [(4, 0.1, 100), (4, 0.02, 101)])
+def test_minibatches_heat_the_steepest_direction_as_said(
+    parts: int, friction: float, rows: int
+) -> None:
+    """BAOAB in one direction of curvature 1, moved by minibatches alone: gradients of single rows
+    have variance 1, and an epoch cuts a permutation into whole batches. The formula holds to a
+    seventh; the rest is the error of 400 chains."""
+    batch = rows // parts
+    epochs = Epochs(rows, batch, shuffled=True)
+    eta = epochs.largest_step([1.0], friction)
+    assert eta > 2 * Epochs(rows, batch, shuffled=False).largest_step([1.0], friction)
+    generator = torch.Generator().manual_seed(0)
+    row = torch.randn(400, rows, generator=generator)
+    row = (row - row.mean(1, keepdim=True)) / row.std(1, keepdim=True)
+    theta, r, squares = torch.zeros(400), torch.zeros(400), []
+    for step in range(int(12 / friction) + 600):
+        if step % parts == 0:
+            order = torch.rand(400, rows, generator=generator).argsort(1)
+            noise = row.gather(1, order)[:, : parts * batch].unflatten(1, (parts, batch)).mean(2)
+        r = r - eta * (theta + noise[:, step % parts])
+        theta, r = theta + r / 2, (1 - friction) * r
+        theta = theta + r / 2
+        if step > 6 / friction:
+            squares.append(theta.square().mean())
+    # Temperature 1 / N in a direction of curvature 1 is a variance of 1 / N.
+    heat = rows * float(torch.stack(squares).mean())
+    assert 0.75 * 0.04 < heat < 1.15 * 0.04
+
+
+def test_rmsprop_begins_at_the_identity_where_gradients_vanish() -> None:
+    """At the mode of a full batch: C was 1/damping, and threw chains away."""
+    metric = recipe.averaged(preconditioners.RMSProp())
+    rate = metric.ema_schedule()
+    params = {"w": torch.zeros(1, 3)}
+    state = metric.init(params, {})
+    state = metric.update(state, params, None, torch.tensor([float(rate(0))]))  # type: ignore[arg-type]
+    assert float(state["square"]["w"].min()) == pytest.approx(0.2)
+    for step in range(1, 200):
+        typical = {"w": torch.full((1, 3), 1e-2)}
+        state = metric.update(state, typical, None, torch.tensor([float(rate(step))]))  # type: ignore[arg-type]
+    np.testing.assert_allclose(state["square"]["w"], 1e-4, rtol=1e-3)
+    own = preconditioners.RMSProp(decay=0.1)
+    assert recipe.averaged(own) is own

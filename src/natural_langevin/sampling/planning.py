@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
-from natural_langevin.sampling import prior_scale, recipe, starts, step_size_search, trials
+from natural_langevin.sampling import cost, prior_scale, recipe, starts, step_size_search, trials
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.until import MOST, thinning
 
@@ -46,28 +46,31 @@ def plan(
         data, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
     )
     x, y, num_data = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
+    price = 6.0 * cost.multiplications(sampler, x)  # of a sample
+    dear = cost.is_dear(sampler, x)
     if batch_size is None:
         batch_size = recipe.batch_size(len(x))
+        if dear and sampler.chains * batch_size * price * recipe.MOST_EAGER_STEPS > cost.MOST_WORK:
+            batch_size = min(batch_size, cost.BATCH)
     if sampler._start == "auto":
         rows = x[: recipe.ROWS], y[: recipe.ROWS]
         sampler._start, sampler._downhill = starts.better(sampler, rows)
     choice = known
     if known is None and sampler._scale_open and isinstance(data, tuple | list | TensorDataset):
-        choice = _prior_scale(sampler, (x, y), batch_size)
+        choice = _prior_scale(sampler, (x, y), batch_size, price)
     scale = choice.prior_scale if choice else None
     if sampler._scale_open and scale is not None:
         sampler._set_prior(recipe.prior(scale.value))
     if choice is None or (known is None and len(x) > prior_scale.MOST_ROWS):
-        found = recipe.Choice.most_careful(_pilot(sampler, (x, y), num_data, batch_size))
+        found = recipe.Choice.most_careful(_pilot(sampler, (x, y), num_data, batch_size, price))
         choice = dataclasses.replace(found, prior_scale=scale)
     log.info("step_size=%s", choice.reason)
-    weights = sum(p[0].numel() for p in sampler.init().params.values())
     if steps is None and seconds is not None and not until:
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
-    work = 6.0 * sampler.chains * batch_size * weights
-    lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work)
+    work = price * sampler.chains * batch_size
+    lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work, dear=dear)
     if until:
-        usual = recipe.length(choice, steps=None, burn_in=burn_in, thin=thin, work=work)
+        usual = recipe.length(choice, steps=None, burn_in=burn_in, thin=thin, work=work, dear=dear)
         if steps is None or steps > usual.steps:
             lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
     return batch_size, choice, lengths
@@ -108,6 +111,7 @@ def _pilot(
     data: tuple[Tensor, Tensor],
     num_data: float,
     batch_size: int,
+    price: float,
     chains: int = recipe.PILOT_CHAINS,
 ) -> list[recipe.Choice]:
     ids = torch.arange(min(chains, sampler.chains), device=sampler.device)
@@ -120,6 +124,7 @@ def _pilot(
         lambda eta, start, stop: sampler._rates_table(start, stop, eta, chains=len(ids)),
         num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
         mode=choose_mode(sampler.compile), downhill=sampler._downhill,
+        work=price * len(ids) * batch_size if cost.is_dear(sampler, data[0]) else 0.0,
     )  # fmt: skip
 
 
@@ -138,7 +143,7 @@ def _with_scales(sampler: Any, repeats: int, step_size: Any) -> Any:
 
 
 def _prior_scale(
-    sampler: Any, data: tuple[Tensor, Tensor], batch_size: int
+    sampler: Any, data: tuple[Tensor, Tensor], batch_size: int, price: float
 ) -> recipe.Choice | None:
     """The prior's scale by held-out rows, and the step size that goes with it: a wide prior leaves
     more to the data, and its posterior is steeper in the metric. None where there are too few rows,
@@ -148,14 +153,15 @@ def _prior_scale(
     x, y = (t[: prior_scale.MOST_ROWS] for t in data)
     inside = len(x)
     count = len(prior_scale.SCALES) * prior_scale.FOLDS
-    weights = sum(p[0].numel() for p in sampler.init().params.values())
     if len(x) < prior_scale.FEWEST_ROWS:
         return None
-    per_step = 6.0 * count * min(batch_size, len(x)) * weights
-    if per_step * prior_scale.EAGER_STEPS > recipe.MOST_WORK / 4:
+    per_step = price * count * min(batch_size, len(x))
+    affordable = cost.TRIAL_WORK if cost.is_dear(sampler, x) else recipe.MOST_WORK / 4
+    if per_step * prior_scale.EAGER_STEPS > affordable:
+        log.info("prior variance x 1: a trial of others would cost more than the run")
         return None
     scaled = _with_scales(sampler, 1, recipe.FIRST_STEP)
-    choices = _pilot(scaled, (x, y), len(x), batch_size, len(prior_scale.SCALES))
+    choices = _pilot(scaled, (x, y), len(x), batch_size, price, len(prior_scale.SCALES))
     steps = prior_scale.EAGER_STEPS if choices[0].way == "eager" else prior_scale.STEPS
     if per_step * steps > recipe.MOST_WORK / 4:
         return None

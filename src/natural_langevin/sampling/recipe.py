@@ -49,7 +49,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine
 from natural_langevin.preconditioners.base import FisherPreconditioner
-from natural_langevin.sampling import warm_up
+from natural_langevin.sampling import cost, trials, warm_up
 from natural_langevin.sampling.curvature import steepest
 
 log = logging.getLogger("natural_langevin")
@@ -190,14 +190,27 @@ class Length:
 
 
 def length(
-    choice: Choice, *, steps: int | None, burn_in: int | None, thin: int | None, work: float
+    choice: Choice,
+    *,
+    steps: int | None,
+    burn_in: int | None,
+    thin: int | None,
+    work: float,
+    dear: bool = False,
 ) -> Length:
-    """What the user leaves open of a run's length; ``work``: multiply-adds of one step."""
+    """What the user leaves open of a run's length; ``work``: operations of one step, ``dear``: of
+    a network without an engine of its own on a CPU (see ``cost``)."""
     if steps is None:
         wanted = math.ceil(RELAXATIONS * FRICTION / choice.step_size / 100) * 100
-        affordable = int(MOST_WORK / max(work, 1.0) / 100) * 100
+        budget, fewest = (cost.MOST_WORK, cost.FEWEST_STEPS) if dear else (MOST_WORK, FEWEST_STEPS)
+        affordable = max(fewest, int(budget / max(work, 1.0) / 100) * 100)
         most = MOST_EAGER_STEPS if choice.way == "eager" else MOST_STEPS
-        steps = min(max(FEWEST_STEPS, min(wanted, affordable)), most)
+        steps = min(max(FEWEST_STEPS, wanted), affordable, most)
+        if dear and steps == affordable:
+            log.log(
+                trials.level(), "%d steps, where %d would be usual: a step takes %.1g operations "
+                "of torch on a CPU. Give steps= for more, or a GPU", steps, wanted, work,
+            )  # fmt: skip
     if burn_in is None:
         burn_in = steps // 3
     if thin is None:
@@ -217,22 +230,27 @@ def choose(
     seed: int,
     mode: Any,
     downhill: bool = False,
+    work: float = 0.0,
 ) -> list[Choice]:
     """The step size of every chain of ``ids``, by a pilot from ``state`` on ``data`` in memory.
 
     ``rates`` gives the table of (step sizes, first step, last step), all of them adapting.
-    ``downhill``: whether chains begin as in ``warm_up``."""
+    ``downhill``: whether chains begin as in ``warm_up``. ``work``: operations of a step where these
+    are to be spared (see ``cost``)."""
     x, y = data
     stream = InMemory(
         x, y, batch_size=min(batch, len(x)), chain=ids, seed=seed, device=moves.temperature.device
     )
-    some = tuple(t[:ROWS].to(moves.temperature.device) for t in (stream.x, stream.y))
+    rows = cost.ROWS if work * PILOT_STEPS[-1] > cost.PILOT_WORK else ROWS
+    some = tuple(t[:rows].to(moves.temperature.device) for t in (stream.x, stream.y))
     lam, done = torch.full((len(ids),), math.nan, dtype=torch.float64), 0
     eta = torch.full_like(lam, FIRST_STEP)
     moves.prepare(state.params, stream.example()[0])
     if downhill:
         state = warm_up.descend(moves, state, stream, num_data, mode=mode)
     for stop in PILOT_STEPS:
+        if done >= cost.FEWEST_PILOT_STEPS and work * stop > cost.PILOT_WORK:
+            break
         engine = Engine(moves, stream, rates(eta, 0, stop), num_data, mode=mode)
         state, _ = engine.run(state, done, stop - done)
         done = stop

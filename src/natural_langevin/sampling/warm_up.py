@@ -72,6 +72,8 @@ def descend(
         enough = DEAR_ENOUGH if dear or engine.way == "eager" else ENOUGH
         if not bool((loss < before - enough).any()):
             break
+        if engine.way == "eager" and whole.likelihood.discrete and bool((loss < enough).all()):
+            break  # a loss of at least 0 cannot fall by so much again
         before = torch.minimum(loss, before)
     return state
 

@@ -72,6 +72,7 @@ def plan(
     if until:
         usual = recipe.length(choice, steps=None, burn_in=burn_in, thin=thin, work=work, dear=dear)
         if steps is None or steps > usual.steps:
+            weights = sum(p[0].numel() for p in sampler.init().params.values())
             lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
     return batch_size, choice, lengths
 

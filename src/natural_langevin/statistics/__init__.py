@@ -144,7 +144,7 @@ class Gradients:
         self.requests, self.targets, self.sharing = check_requests(requests), targets, sharing
         self.microbatch, self.clip, self.data_parallel = microbatch, clip, data_parallel
         self._numbers = CHUNK_NUMBERS
-        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._plans: dict[Any, Plan] = {}  # by ``_kind`` of the inputs
         self._distrusted: frozenset[str] = frozenset()
         self._wanted: Requests = self.requests  # by the call under way
         self._watching = self.from_layers
@@ -170,9 +170,9 @@ class Gradients:
             x = x[self.data_parallel.part(len(x)).rows]
         first = {name: value[0] for name, value in params.items()}
         for part in x.split(self.microbatch or len(x)):
-            if tuple(part.shape) not in self._plans:
+            if self._kind(part) not in self._plans:
                 plan = make_plan(self.network, first, part, self._distrusted)
-                self._plans[tuple(part.shape)] = plan
+                self._plans[self._kind(part)] = plan
 
     def deferrable(self, params: Params, x: Tensor) -> list[str]:
         """Linear layers whose update needs nothing but one call's matrices a and delta.
@@ -186,7 +186,7 @@ class Gradients:
             self.network.install_hooks()
             self._watching = True
         self.prepare(params, x)
-        return self._plans[tuple(x.shape)].single_linear_calls(self.network)
+        return self._plans[self._kind(x)].single_linear_calls(self.network)
 
     def distrust(self, names: set[str]) -> bool:
         """From now on these parameters' statistics come from the whole network, sample by sample.
@@ -407,7 +407,11 @@ class Gradients:
         )  # fmt: skip
 
     def _plan_of(self, x: Tensor, deferred: tuple[str, ...] = ()) -> Plan | None:
-        return self._plans[tuple(x.shape)] if self.from_layers or deferred else None
+        return self._plans[self._kind(x)] if self.from_layers or deferred else None
+
+    def _kind(self, x: Tensor) -> Any:
+        """What a plan depends on: shapes, and the precision of what layers return."""
+        return tuple(x.shape), self.network.autocast
 
     def _apart(self, deferred: tuple[str, ...]) -> set[str]:
         """Parameters of the layers whose products somebody else forms."""

@@ -9,12 +9,14 @@ import dataclasses
 import logging
 import math
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
 from natural_langevin.sampling import cost, prior_scale, recipe, starts, step_size_search, trials
@@ -176,8 +178,10 @@ def _prior_scale(
     etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(repeats)
     compared = _with_scales(sampler, repeats, etas)
     half = trial.steps // 2
+    # Where the pilot went by the native engine, that has agreed with the reference on this network.
+    checked = proven_network() if choices[0].way == "native" else nullcontext()
     try:
-        with trials.trial():
+        with trials.trial(), checked:
             found = compared.sample(
                 Subsets(x, y, rows.inside), trial.steps,
                 batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,

@@ -177,9 +177,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/defaults-twenty.json"))
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--ours", action="store_true")
-    parser.add_argument(
-        "--page", type=Path, help="a page with markers for the table"
-    )
+    parser.add_argument("--page", type=Path, help="a page with markers for the table")
     options = parser.parse_args()
     results: dict[str, Any] = {"problems": {}}
     if options.out.exists():

@@ -21,7 +21,8 @@ from natural_langevin.distributed.run_setup import (
 from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import stores
-from natural_langevin.posterior.posterior import Posterior, pooled_chains
+from natural_langevin.posterior.pooling import pooled_chains
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.weighting import draw_weights
 from natural_langevin.sampling import recipe, rounding, step_size_search, temperature_probe, warm_up
 from natural_langevin.sampling.collector import SampleCollector

@@ -7,6 +7,7 @@ What takes the compiler proper is in ``test_fused_step`` and in ``make gpu-check
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,15 @@ def here() -> list[Any]:
         elif case.way != "compiled":
             found.append(case)
     return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _shorter() -> Iterator[None]:
+    """Of every kind of step three, the first among them; a CUDA graph needs more to be replayed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrix, "STEPS", 6)
+        patch.setattr(matrix, "BURN_IN", 3)
+        yield
 
 
 @pytest.mark.parametrize("case", here(), ids=str)

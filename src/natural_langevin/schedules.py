@@ -203,7 +203,7 @@ def tabulate(
     schedule = as_schedule(rate)
     whole = getattr(schedule, "table", None)
     if whole is not None:
-        return _checked(whole(start, stop).double(), name, start, low, high)
+        return _checked(whole(start, stop).double().cpu(), name, start, low, high)
     if isinstance(schedule, constant) and stop > start + 1:
         one = tabulate(rate, start, start + 1, name=name, chains=chains, low=low, high=high)
         return one.expand(stop - start, -1)
@@ -221,7 +221,10 @@ def tabulate(
                 f"got shape {tuple(value.shape)} at step {step}"
             )
     if any(isinstance(values[k], Tensor) for k in unusual):
-        rows = [torch.as_tensor(v, dtype=torch.float64).expand(chains) for v in values]
+        # On the host, wherever the user's tensor lies: columns of several rates come together.
+        rows = [
+            torch.as_tensor(v, dtype=torch.float64, device="cpu").expand(chains) for v in values
+        ]
         table = torch.stack(rows)
     else:
         table = torch.tensor([float(v) for v in values], dtype=torch.float64)[:, None].expand(

@@ -17,10 +17,13 @@ from natural_langevin.experiments.fidelity.problem import (
     Problem,
     hmc_predictions,
     normalised,
+    pixels,
     scores,
     synthetic,
 )
 from natural_langevin.experiments.fidelity.run import FidelityError, run
+from natural_langevin.experiments.fidelity.shifted import as_results, shifted
+from natural_langevin.experiments.shift import table as shift_table
 from natural_langevin.models import resnet_frn
 
 # No time at all: one step per look, whatever the machine's pace.
@@ -58,7 +61,12 @@ def test_a_flat_network_is_the_same_network() -> None:
     network = resnet_frn(depth=8, width=2)
     x = torch.rand(3, 8, 8, 3)
     expected = network(x)
-    assert torch.equal(Flat(network)(x), expected)
+    flat = Flat(network)
+    assert torch.equal(flat(x), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        reduced, both = flat(x), network(x)
+    assert not torch.equal(reduced.float(), expected)
+    assert torch.equal(reduced, both), "converted all at once, the weights are the same"
 
 
 def test_a_metric_starts_at_the_priors_scale() -> None:
@@ -68,7 +76,11 @@ def test_a_metric_starts_at_the_priors_scale() -> None:
     assert widths == pytest.approx([0.2**0.5] * len(widths), rel=1e-3)
 
 
-def test_every_contender_at_toy_size_and_going_on(tmp_path: Path) -> None:
+def test_every_contender_at_toy_size_and_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = dataclasses.replace(CONTENDERS["ensemble"], members=2)
+    monkeypatch.setitem(CONTENDERS, "ensemble", few)
     problem, out, said = synthetic(60), tmp_path / "f.json", []
     first = run(problem, out, settings=TOY, names=["qdop", "ensemble"], say=said.append)
     assert sum("agreement" in line for line in said) == 2
@@ -82,7 +94,7 @@ def test_every_contender_at_toy_size_and_going_on(tmp_path: Path) -> None:
         assert row["done"]
         assert 0 <= last["agreement"] <= 1
         assert 0 < last["total_variation"] < 1
-        assert last["draws"] == (4 if name == "ensemble" else len(row["looks"]))
+        assert last["draws"] == (2 if name == "ensemble" else len(row["looks"]))
     with pytest.raises(FidelityError, match="other settings"):
         run(problem, out, settings=dataclasses.replace(TOY, seed=1))
     with pytest.raises(FidelityError, match="no contender 'adam'"):
@@ -92,6 +104,23 @@ def test_every_contender_at_toy_size_and_going_on(tmp_path: Path) -> None:
     page = table.with_table("before\n<!-- fidelity:begin -->\n<!-- fidelity:end -->after", results)
     assert page.count("| underdamped, QDOP |") == 1
     assert page.endswith("<!-- fidelity:end -->after")
+
+
+def test_the_same_draws_on_shifted_images() -> None:
+    settings, ensemble = dataclasses.replace(TOY, shift=10), CONTENDERS["ensemble"]
+    networks = [start(ensemble, settings, member) for member in range(2)]
+    draws = [{k: p.detach() for k, p in one.named_parameters()} for one in networks]
+    problem = synthetic(20)
+    row = {"title": ensemble.title, "looks": [{"seconds": 1.0}, {"seconds": 2.0}]}
+    row["shift"] = shifted(ensemble, problem, settings, draws)
+    row["shift_of_one"] = shifted(ensemble, problem, settings, draws[:1])
+    found = as_results({"settings": {}, "rows": {"ensemble": row}})
+    assert [row["members"] for row in found["rows"].values()] == [2, 1]
+    assert [row[0] for row in shift_table.rows(found)] == ["deep ensemble", "one network"]
+    assert [row[-1] for row in shift_table.rows(found)] == ["2", "1"]
+    one = found["rows"]["ensemble shift_of_one"]["foreign"]["shuffled"]
+    assert one["epistemic"] == 0.5, "a single network has no epistemic uncertainty"
+    assert torch.allclose(normalised(pixels(problem.x)), problem.x, atol=1e-5)
 
 
 def test_the_pilot_chooses_on_training_images_alone(tmp_path: Path) -> None:
@@ -116,6 +145,15 @@ def test_iterates_are_kept_late_in_every_cycle() -> None:
 def test_pixels_are_normalised_as_in_the_competition() -> None:
     assert torch.allclose(normalised(torch.tensor([0.49, 0.48, 0.44])), torch.zeros(3))
     assert torch.allclose(normalised(torch.tensor([0.69, 0.68, 0.64])), torch.ones(3), atol=1e-6)
+
+
+def test_the_kernels_of_the_normalisation_in_their_interpreter() -> None:
+    """Triton decides at import whether kernels are interpreted, so another process runs this."""
+    pytest.importorskip("triton", reason="Triton is not installed: its kernels are not tested")
+    script = Path(__file__).with_name("interpreted_norm.py")
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.endswith("agrees\n")
 
 
 def test_the_module_runs_where_only_torch_is(tmp_path: Path) -> None:

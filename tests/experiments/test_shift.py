@@ -41,6 +41,17 @@ def test_every_strength_goes_further_and_stays_an_image(kind: str) -> None:
     assert torch.equal(strongest, corrupted(x, kind, 5))
 
 
+@pytest.mark.parametrize("kind", STRENGTHS)
+def test_colours_are_shifted_alike(kind: str) -> None:
+    """A grey image in colour is what the grey image is; noise is drawn colour by colour."""
+    grey = picture()
+    shifted = corrupted(grey.reshape(1, 8, 8, 1).expand(-1, -1, -1, 3), kind, 3)
+    assert shifted.shape == (1, 8, 8, 3)
+    if kind != "noise":
+        for colour in shifted.unbind(-1):
+            assert torch.allclose(colour.flatten(1), corrupted(grey, kind, 3), atol=1e-6)
+
+
 def test_blur_keeps_the_light_of_an_image_away_from_its_border() -> None:
     x = torch.zeros(1, 15 * 15)
     x[0, 7 * 15 + 7] = 1.0

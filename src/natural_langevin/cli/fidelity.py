@@ -33,6 +33,7 @@ def fidelity(
     depth: int = typer.Option(Settings.depth, help="Of the network: 20 is HMC's."),
     width: int = typer.Option(Settings.width, help="Of the network: 16 is HMC's."),
     seed: int = typer.Option(Settings.seed, help="Of starting points, minibatches and noise."),
+    shift: int = typer.Option(Settings.shift, help="Test images to look at shifted as well."),
     page: Path | None = typer.Option(None, metavar="FILE", help="A page whose table to replace."),
     plot: Path | None = typer.Option(None, metavar="FILE", help="Draw a picture (SVG, PNG)."),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
@@ -50,7 +51,8 @@ def fidelity(
     """
     settings = Settings(
         seconds=seconds, pilot=pilot, batch_size=batch_size, looks=looks, depth=depth,
-        width=width, seed=seed, device=choose_device(device) or "cpu",
+        width=width, seed=seed, shift=shift,
+        device=choose_device(device) or "cpu",
     )  # fmt: skip
     with one_line_errors(FidelityError, DataError):
         results = run(

@@ -8,6 +8,7 @@ import typer
 
 from natural_langevin import data as datasets
 from natural_langevin.cli.console import echo
+from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.cli.figures import publish, show
 from natural_langevin.experiments.shift import table
@@ -32,6 +33,7 @@ def shift(
     seed: int = typer.Option(Settings.seed, help="Of everything drawn."),
     page: Path | None = typer.Option(None, metavar="FILE", help="A page whose table to replace."),
     plot: Path | None = typer.Option(None, metavar="FILE", help="Draw a picture (SVG, PNG)."),
+    device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
 ) -> None:
     """What a posterior knows of shifted images, beside a deep ensemble and MC dropout.
 
@@ -51,6 +53,7 @@ def shift(
             foreign=foreign,
             names=methods or tuple(METHODS),
             data_dir=data_dir or None,
+            device=choose_device(device),
             say=lambda line: echo(line, err=True),
         )
         publish(table, results, page, plot)

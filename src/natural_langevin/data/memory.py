@@ -84,6 +84,19 @@ class InMemory:
             return y, y
         return self.x[index], self.y[index]
 
+    def parted(self, share: float) -> tuple[InMemory, Tensor]:
+        """The same data without a ``share`` of every chain's rows, chosen at random, and the
+        numbers of these: (chain, n)."""
+        order = random.permutation(random.stream(self.origin, -1), self.num_data)
+        rows = order if self.rows is None else self.rows.gather(1, order)
+        count = int(share * self.num_data)
+        inside = InMemory(
+            self.x, self.y, batch_size=min(self.batch_size, self.num_data - count),
+            chain=torch.arange(len(rows)), seed=0, device=self.x.device, rows=rows[:, count:],
+        )  # fmt: skip
+        inside.origin = self.origin
+        return inside, rows[:, :count]
+
     def batch(self, step: int) -> Batch:
         """The same, from the step's number alone."""
         order = self.order(step // self.batches_per_epoch)

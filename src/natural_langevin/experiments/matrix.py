@@ -12,6 +12,9 @@ are functions of their address, so all ways must end at the same numbers up to r
 - native: whole steps in C (on the CPU)
 - traced: under ``torch.compile`` up to the compiler proper
 - compiled: compiled by inductor
+
+What runs have beside steps is there too: stages of a cyclical schedule, control variates, swaps
+between temperatures, eigenvectors found anew; and a row for the way down to a start.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from natural_langevin import Langevin, likelihoods, preconditioners, random
+from natural_langevin import Langevin, likelihoods, preconditioners, random, schedules
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import (
     Adjusted,
@@ -45,8 +48,11 @@ from natural_langevin.dynamics import (
 from natural_langevin.dynamics.dropout import PerceptronLoss
 from natural_langevin.execution import compiled, engine, executors
 from natural_langevin.execution.engine import Engine
+from natural_langevin.execution.full_data import mean_loss
 from natural_langevin.experiments.origin import origin
 from natural_langevin.models import fan_in_init
+from natural_langevin.sampling import starts, warm_up
+from natural_langevin.sampling.exchange import ReplicaExchange
 
 Way = Literal["eager", "graph", "kernels", "native", "traced", "compiled"]
 
@@ -61,6 +67,22 @@ INTEGRATORS: dict[str, Integrator] = {
     "overdamped, less heat": Overdamped(correct_heat=True),
     "underdamped, less heat": Underdamped(0.3, correct_heat=True),
 }
+#: Metrics with options that change how steps are run, beside those of the registry.
+METRICS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
+    **preconditioners.REGISTRY,
+    "kronecker, refreshed": lambda: preconditioners.KroneckerFisher(refresh=2),
+    "eigen-kronecker, refreshed": lambda: preconditioners.EigenKroneckerFisher(refresh=2),
+}
+#: Runs with something beside plain steps: their dynamics, and what ``Langevin`` is told.
+FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "cyclical stages": (
+        "overdamped", {"step_size": schedules.cyclical(5e-3, 4, exploration=0.5)}
+    ),
+    "control variates": ("overdamped", {"control_variates": 4}),
+    "exchange": ("underdamped, baoab", {"temperature": torch.tensor([1.0, 4.0, 16.0])}),
+}  # fmt: skip
+#: Steps between two swaps.
+EXCHANGE = 3
 #: These need second moments of gradients, which two metrics do not hold.
 HEAT_METRICS = [m for m in preconditioners.REGISTRY if m not in ("euclidean", "rmsprop")]
 #: The baselines: momentum, and whether hidden units are dropped.
@@ -99,14 +121,20 @@ def cases(device: str = "cpu") -> list[Case]:
     """All of them; ways that cannot take a case are left out."""
     pairs = [(d, m) for d in INTEGRATORS for m in metrics_of(d)]
     pairs += [(d, "") for d in DESCENTS]
-    step: list[Way] = ["eager", "graph"] if device == "cuda" else ["eager"]
+    # A recorded run begins with eager steps: on CUDA these alone stand for few.
+    step: list[Way] = ["graph"] if device == "cuda" else ["eager"]
     own: list[Way] = ["kernels"] if device == "cuda" else ["kernels", "native"]
     found = [Case(d, m, c, way) for d, m in pairs for c in CHAINS for way in step]
+    beside = [("overdamped", m) for m in METRICS if m not in preconditioners.REGISTRY]
+    beside += [(f, "quasi-diagonal") for f in FEATURES]
+    found += [Case(d, m, max(CHAINS), way) for d, m in beside for way in step]
     found += [Case("overdamped", m, c, "kernels") for m in KERNEL_METRICS for c in CHAINS]
+    if device == "cuda":
+        found += [Case("overdamped", m, max(CHAINS), "eager") for m in METRICS]
     if "native" in own:
         found += [Case("overdamped", m, c, "native") for m in KERNEL_METRICS for c in CHAINS]
         found += [Case(d, "", c, "native") for d in DESCENTS for c in CHAINS]
-    found += [Case(*which, "traced") for which in TRACED]
+    found += [Case(*which, "traced") for which in TRACED[: len(TRACED) if device == "cpu" else 2]]
     return found + [Case(*which, "compiled") for which in COMPILED]
 
 
@@ -133,14 +161,19 @@ def data(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x.to(dtype), x[:, :3].argmax(1)
 
 
+def _sampler(case: Case, dtype: torch.dtype, device: str) -> Langevin:
+    dynamics, options = FEATURES.get(case.dynamics, (case.dynamics, {}))
+    return Langevin(
+        network().to(dtype), likelihoods.Categorical(), chains=case.chains, device=device,
+        preconditioner=METRICS[case.metric](), dynamics=INTEGRATORS[dynamics], compile=False,
+        parallel=None, **{"step_size": 5e-3} | options,
+    )  # fmt: skip
+
+
 def _start(case: Case, dtype: torch.dtype, device: str) -> tuple[Any, InMemory, RatesTable, State]:
     x, y = data(dtype)
     if case.metric:
-        sampler = Langevin(
-            network().to(dtype), likelihoods.Categorical(), chains=case.chains, device=device,
-            preconditioner=preconditioners.REGISTRY[case.metric](), step_size=5e-3,
-            dynamics=INTEGRATORS[case.dynamics], compile=False, parallel=None,
-        )  # fmt: skip
+        sampler = _sampler(case, dtype, device)
         size = DATA if sampler.dynamics.tunes else BATCH  # energies are those of all data
         made, state = sampler.prepare((x, y), steps=STEPS, batch_size=size, burn_in=BURN_IN)
         assert isinstance(made.stream, InMemory)
@@ -165,6 +198,14 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
             dynamics, stream, rates, DATA,
             mode=modes.get(case.way, "auto"), fuse=case.way in ("kernels", "native"),
         )  # fmt: skip
+        if case.dynamics == "exchange":
+            sampler = _sampler(case, dtype, device)
+            swaps = ReplicaExchange(
+                one, sampler.mesh, sampler._temperature, sampler._prior,
+                every=EXCHANGE, burn_in=0, seed=0,
+            )  # fmt: skip
+            one.pauses.append(swaps)
+            state = swaps.begin(state)
         state, _ = one.run(state, 0, STEPS)
         expected = {"traced": "compiled"}.get(case.way, case.way)
         if expected not in one.way:
@@ -216,6 +257,32 @@ def check(case: Case, device: str, expected: State) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def check_start(device: str) -> dict[str, Any]:
+    """The row of where chains begin: an untrained network is recognised, and descended from."""
+    started = time.monotonic()
+    x, y = data(torch.float32)
+    case = Case("start and way down", "quasi-diagonal", 3, "graph" if device == "cuda" else "eager")
+    problem = None
+    try:
+        sampler = _sampler(case._replace(dynamics="overdamped"), torch.float32, device)
+        found = starts.better(sampler, (x, y))
+        engine, state = sampler.prepare((x, y), steps=1, batch_size=BATCH)
+        assert isinstance(engine.stream, InMemory)
+        before = mean_loss(sampler._dynamics, state, engine.stream)
+        at = pytree.tree_map(torch.clone, state.params)
+        end = warm_up.descend(sampler._dynamics, state, engine.stream, DATA, mode="auto")
+        gain = float((before - mean_loss(sampler._dynamics, end, engine.stream)).min())
+        if not found[1] or gain < 0.3:
+            problem = f"went down from {found} by {gain:.2f} nats only"
+        elif any(not torch.equal(p, at[k]) for k, p in state.params.items()):
+            problem = "where it began was written over"
+    except Exception as trouble:
+        problem = f"{type(trouble).__name__}: {trouble}".split("\n")[0]
+    return case._asdict() | {
+        "difference": 0.0, "problem": problem, "seconds": round(time.monotonic() - started, 2)
+    }  # fmt: skip
+
+
 def run_all(device: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Every case, references shared by the ways."""
     known: dict[Case, State] = {}
@@ -227,6 +294,9 @@ def run_all(device: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
         rows.append(check(case, device, known[key]))
         problem, error = rows[-1]["problem"], rows[-1]["difference"]
         say(f"{'ok  ' if problem is None else 'FAIL'} {case}: {problem or f'{error:.1e}'}")
+    rows.append(check_start(device))
+    problem = rows[-1]["problem"]
+    say(f"{'ok  ' if problem is None else 'FAIL'} {rows[-1]['dynamics']}: {problem or ''}")
     return rows
 
 

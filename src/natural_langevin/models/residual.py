@@ -9,6 +9,8 @@ convolution, and the last map is linear on channel means.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 
 import torch
@@ -48,7 +50,20 @@ class FilterResponseNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, *pixels) to the same, in x's precision."""
+        if x.is_cuda and not torch.compiler.is_compiling() and has_triton():
+            from natural_langevin.models import fused_norm
+
+            if fused_norm.takes(x, self.weight):
+                return fused_norm.FusedNorm.apply(
+                    x, self.weight, self.bias, self.threshold, self.eps
+                )
         return torch.clamp(self.affine(x), min=by_channel(self.threshold, x))
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether kernels can be written for GPUs."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def by_channel(parameter: Tensor, x: Tensor) -> Tensor:

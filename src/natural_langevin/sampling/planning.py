@@ -47,7 +47,7 @@ def plan(
     )
     x, y, num_data = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
     if batch_size is None:
-        batch_size = recipe.batch_size(len(x))
+        batch_size = recipe.batch_size(data.rows.shape[1] if isinstance(data, Subsets) else len(x))
     if sampler._start == "auto":
         rows = x[: recipe.ROWS], y[: recipe.ROWS]
         sampler._start, sampler._downhill = starts.better(sampler, rows)
@@ -146,43 +146,48 @@ def _prior_scale(
 
     The chains of several processes all have the same prior: each process chooses alone."""
     x, y = (t[: prior_scale.MOST_ROWS] for t in data)
-    inside = len(x)
-    count = len(prior_scale.SCALES) * prior_scale.FOLDS
-    weights = sum(p[0].numel() for p in sampler.init().params.values())
-    if len(x) < prior_scale.FEWEST_ROWS:
+    inside, lines = len(x), len(prior_scale.SCALES) * prior_scale.FOLDS
+    if inside < prior_scale.FEWEST_ROWS:
         return None
-    per_step = 6.0 * count * min(batch_size, len(x)) * weights
-    if per_step * prior_scale.EAGER_STEPS > recipe.MOST_WORK / 4:
+    weights = sum(p[0].numel() for p in sampler.init().params.values())
+    work = 6.0 * lines * min(batch_size, inside) * weights  # of a step with a chain on each fold
+    if prior_scale.EAGER.affordable(work) is None:
         return None
     scaled = _with_scales(sampler, 1, recipe.FIRST_STEP)
-    choices = _pilot(scaled, (x, y), len(x), batch_size, len(prior_scale.SCALES))
-    steps = prior_scale.EAGER_STEPS if choices[0].way == "eager" else prior_scale.STEPS
-    if per_step * steps > recipe.MOST_WORK / 4:
+    choices = _pilot(scaled, (x, y), inside, batch_size, len(prior_scale.SCALES))
+    usual = prior_scale.EAGER if choices[0].way == "eager" else prior_scale.NATIVE
+    trial = usual.affordable(work)
+    if trial is None:
         return None
-    rows = prior_scale.folds(len(x), sampler.seed)
+    rows = prior_scale.folds(inside, sampler.seed, trial.chains)
+    count = lines * trial.chains
     if sampler.held_out is not None:  # all rows to learn from, and others to be scored on
         x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), sampler.held_out, strict=True))
         numbers = torch.arange(len(x)).expand(count, -1)
         rows = prior_scale.Folds(numbers[:, :inside], numbers[:, inside:])
-    etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(prior_scale.FOLDS)
-    compared = _with_scales(sampler, prior_scale.FOLDS, etas)
-    half = steps // 2
+    repeats = count // len(prior_scale.SCALES)
+    etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(repeats)
+    compared = _with_scales(sampler, repeats, etas)
+    half = trial.steps // 2
     try:
         with trials.trial():
             found = compared.sample(
-                Subsets(x, y, rows.inside), steps,
+                Subsets(x, y, rows.inside), trial.steps,
                 batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,
-                thin=half // prior_scale.DRAWS, progress=False,
+                thin=half // trial.draws, progress=False,
             )  # fmt: skip
     except DivergenceError:
         return None
-    scores = torch.full((count, rows.outside.shape[1]), math.inf, dtype=torch.float64)
-    for c in found.healthy:
-        out = rows.outside[c].to(x.device)
-        density = found.log_likelihood(x[out], y[out], chains=[c])[0].double().cpu()
-        scores[c] = math.log(len(density)) - torch.logsumexp(density, 0)
-    table = scores.unflatten(0, (len(prior_scale.SCALES), prior_scale.FOLDS)).flatten(1)
-    best, why = prior_scale.best(table)
-    log.info("prior variance x %g: %s", prior_scale.SCALES[best], why)
-    chosen = recipe.PriorScale(prior_scale.SCALES[best], why)
+    table = torch.full((lines, rows.outside.shape[1]), math.inf, dtype=torch.float64)
+    for line in range(lines):
+        chains = range(line * trial.chains, (line + 1) * trial.chains)
+        if set(chains) <= set(found.healthy):
+            out = rows.outside[chains[0]].to(x.device)
+            density = found.log_likelihood(x[out], y[out], chains=list(chains)).flatten(0, 1)
+            table[line] = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
+    table = table.unflatten(0, (-1, prior_scale.FOLDS)).flatten(1)
+    best, scale, why = prior_scale.best(table)
+    sampler._trial = (found, rows, x, y, best, prior_scale.FOLDS, trial.chains)
+    log.info("prior variance x %.3g: %s", scale, why)
+    chosen = recipe.PriorScale(float(f"{scale:.3g}"), why)
     return dataclasses.replace(choices[best], prior_scale=chosen)

@@ -2,8 +2,7 @@
 
 Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold's training rows,
 and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
-run's second half. Chosen is the scale with the lowest score; ties of less than a standard error go
-to the middle one, s = 1.
+run's second half. Chosen is the scale of the lowest score, between those that were tried.
 """
 
 from __future__ import annotations
@@ -17,9 +16,28 @@ from torch import Tensor
 from natural_langevin import random
 
 #: Variances in units of the default's.
-SCALES = (0.2, 1.0, 5.0, 25.0, 125.0)
+SCALES = (0.2, 1.0, 5.0, 25.0)
+STEP = 5.0
 FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 40, 4000
-STEPS, EAGER_STEPS, DRAWS = 1_500, 500, 30
+
+
+class Trial(NamedTuple):
+    """How long a scale is tried, with how many chains on every fold: a wide prior has more
+    solutions than one chain finds, and the run that follows has several."""
+
+    steps: int
+    chains: int
+    draws: int
+
+    def affordable(self, work: float) -> Trial | None:
+        """The same with fewer chains, where it would take more than ``MOST_WORK`` multiply-adds;
+        None where one is too many. ``work``: of a step with one chain on every fold."""
+        most = int(MOST_WORK / (work * self.steps))
+        return self._replace(chains=min(most, self.chains)) if most else None
+
+
+NATIVE, EAGER = Trial(800, 4, 20), Trial(300, 2, 15)
+MOST_WORK = 5e11
 
 
 class Folds(NamedTuple):
@@ -29,8 +47,9 @@ class Folds(NamedTuple):
     outside: Tensor
 
 
-def folds(count: int, seed: int) -> Folds:
-    """A line for every scale of every fold: scale 0 on fold 0, scale 0 on fold 1, ..."""
+def folds(count: int, seed: int, chains: int = 1) -> Folds:
+    """A line for every chain of every scale on every fold: the ``chains`` of scale 0 on fold 0,
+    those of scale 0 on fold 1, ..."""
     key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), 0)
     order = random.permutation(key, count)[0]
     size = count // FOLDS
@@ -38,18 +57,20 @@ def folds(count: int, seed: int) -> Folds:
     inside = [
         torch.cat([order[: k * size], order[(k + 1) * size : FOLDS * size]]) for k in range(FOLDS)
     ]
-    every = len(SCALES)
-    return Folds(torch.stack(inside).repeat(every, 1), torch.stack(outside).repeat(every, 1))
+    lines = [torch.stack(rows).repeat_interleave(chains, 0) for rows in (inside, outside)]
+    return Folds(*(rows.repeat(len(SCALES), 1) for rows in lines))
 
 
-def best(scores: Tensor) -> tuple[int, str]:
-    """The index of the chosen scale, and why. ``scores``: -ln density, (scale, held-out row)."""
-    mean = scores.mean(1)
-    usual = SCALES.index(1.0)
-    found = int(torch.where(torch.isfinite(mean), mean, math.inf).argmin())
-    gain = scores[usual] - scores[found]
-    error = float(gain.std() / math.sqrt(len(gain))) if len(gain) > 1 else math.inf
-    if found != usual and float(gain.mean()) < error:
-        found = usual
-    said = ", ".join(f"{float(m):.3f} at {s:g}" for s, m in zip(SCALES, mean, strict=True))
-    return found, f"held-out NLL by variance, in units of 2 / fan-in: {said}"
+def best(scores: Tensor) -> tuple[int, float, str]:
+    """The index of the best scale tried, the scale between it and its neighbours where a parabola
+    in ln s through their three scores is lowest, and why. ``scores``: -ln density, (scale,
+    held-out row)."""
+    mean = [m if math.isfinite(m) else math.inf for m in scores.mean(1).tolist()]
+    found = min(range(len(mean)), key=mean.__getitem__)
+    scale = SCALES[found]
+    if 0 < found < len(mean) - 1 and math.isfinite(mean[found - 1] + mean[found + 1]):
+        down, up = mean[found - 1] - mean[found], mean[found + 1] - mean[found]
+        shift = 0.5 * (down - up) / max(down + up, 1e-12)
+        scale *= STEP**shift
+    said = ", ".join(f"{m:.3f} at {s:g}" for s, m in zip(SCALES, mean, strict=True))
+    return found, scale, f"held-out NLL by variance, in units of 2 / fan-in: {said}"

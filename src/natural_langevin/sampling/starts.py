@@ -17,6 +17,7 @@ from torch import Tensor
 
 from natural_langevin import models, random
 from natural_langevin.priors import Prior
+from natural_langevin.sampling.warm_up import losses
 from natural_langevin.types import Params
 
 #: A network has learned something where shuffled inputs, or random weights, raise its loss by this
@@ -54,28 +55,21 @@ def better(sampler: Any, data: tuple[Tensor, Tensor]) -> tuple[str, bool]:
     model = sampler._start_of(sampler._dynamics, sampler.chain_ids[:1])  # "auto" is the model
     x, y = data
     own, others = (
-        float(losses(sampler, model.params, (v, y))[0]) for v in (x.clone(), x.roll(1, 0))
+        float(_losses(sampler, model.params, (v, y))[0]) for v in (x.clone(), x.roll(1, 0))
     )
     if own < others - FITTED * abs(others):
         return "model", False
     numbers = torch.arange(RANDOM_STARTS, device=sampler.device)
     trainable = sampler._dynamics.gradients.network.trainable()
     drawn = models.fan_in_init(trainable, chain=numbers, seed=sampler.seed)
-    usual = median(losses(sampler, drawn, data).tolist())
+    usual = median(_losses(sampler, drawn, data).tolist())
     weakly = own < others and own < usual - FITTED * abs(usual)
     return "model" if weakly else "fan_in", True
 
 
-def losses(sampler: Any, params: Params, data: tuple[Tensor, Tensor]) -> Tensor:
+def _losses(sampler: Any, params: Params, data: tuple[Tensor, Tensor]) -> Tensor:
     """-ln p(y | x) per sample for every chain, (chain,)."""
-    x, y = (t.to(sampler.device) for t in data)
-    network, likelihood = sampler._dynamics.gradients.network, sampler.likelihood
     first = next(iter(params.values()))
-    learned = likelihood.init(1, dtype=first.dtype, device=first.device)
-    found = []
-    with torch.no_grad():
-        for chain in range(len(first)):
-            outputs = network.call({k: p[chain] for k, p in params.items()}, x)
-            loss = likelihood.log_loss(outputs, y, {k: v[0] for k, v in learned.items()})
-            found.append(loss.mean().double())
-    return torch.stack(found)
+    rows = tuple(t.to(sampler.device).expand(len(first), *t.shape) for t in data)
+    learned = sampler.likelihood.init(len(first), dtype=first.dtype, device=first.device)
+    return losses(sampler._dynamics.gradients, params, (rows[0], rows[1]), learned)

@@ -5,8 +5,12 @@ lowers the loss by at most eta / a nats per sample (a the friction), however hig
 gradients of the way there stay in the metric's average. So the first steps are RMSProp with
 momentum, without noise: its steps have a length of their own, which falls along a cosine. They are
 repeated, twice as many each time, until that lowers the loss by less than ``ENOUGH`` nats per
-sample (``DEAR_ENOUGH`` where steps are run eagerly, or cost much). Every chain sees its own rows
-alone; burn-in comes after it, with all noise.
+sample (``DEAR_ENOUGH`` where steps are run eagerly, or cost much).
+
+The loss is that of a fifth of every chain's rows, which these steps do not see, and a chain begins
+where it was lowest. Further down a network fits its rows more closely than the posterior does, and
+a noise that is learned as small as the residuals there holds it there: chains would need most of a
+run to climb back. Every chain sees its own rows alone; burn-in comes after it, with all noise.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from natural_langevin.statistics import Gradients
 from natural_langevin.types import Params
 
 ROUNDS, ENOUGH, DEAR_ENOUGH = (300, 600, 1200, 2400), 0.1, 1.0
+#: How often a round looks at the rows held out, their share, and the rows of which some are spared.
+LOOKS, HELD_OUT, FEWEST_ROWS = 6, 0.2, 40
 FRICTION, MEMORY = 0.1, 0.05
 #: The length of a step in every weight at first, for networks of up to ``SMALL`` weights.
 LENGTH, SMALL = 0.02, 1000
@@ -39,8 +45,11 @@ MOST_WORK = 1e11
 def descend(
     moves: LangevinDynamics, state: State, stream: InMemory, num_data: float, *, mode: Any
 ) -> State:
-    """The state of ``moves`` at the end of the way down from ``state``. A chain stays where it was
-    before a round that did not lower its loss."""
+    """The state of ``moves`` at the end of the way down from ``state``: of every chain the one of
+    lowest loss that was looked at."""
+    held_out = None
+    if stream.num_data >= FEWEST_ROWS:
+        stream, held_out = stream.parted(HELD_OUT)
     metric = RMSProp(fresh=True)  # so that no step is longer than MEMORY^(-1/2) lengths
     whole = moves.gradients
     gradients = Gradients(
@@ -55,25 +64,48 @@ def descend(
     first = next(iter(state.params.values()))
     weights = sum(p[0].numel() for p in state.params.values())
     eta = FRICTION * LENGTH * min(1.0, (SMALL / weights) ** 0.25)
-    before = torch.full((len(first),), torch.inf, dtype=first.dtype, device=first.device)
+    best = torch.full((len(first),), torch.inf, dtype=torch.float64, device=first.device)
     for steps in ROUNDS:
         rates = RatesTable.build(
             schedules.cyclical(eta, steps), lambda step: max(MEMORY, 1 / (step + 1)),
             stop=steps, chains=len(first), dtype=first.dtype, device=first.device,
         )  # fmt: skip
         engine = Engine(downhill, stream, rates, num_data, mode=mode)
-        end, info = engine.run(downhill.init(state.params), 0, steps)
-        loss = info.loss.masked_fill(end.diverged >= 0, torch.inf)
-        better = loss < before
-        state = moves.init(_where(better, end.params, state.params))._replace(
-            likelihood=_where(better, end.likelihood, state.likelihood)
-        )
+        # On a copy: steps are written over the state that they begin at.
+        end = downhill.init({k: p.clone() for k, p in state.params.items()})
+        before = best
+        for look in range(LOOKS):
+            end, info = engine.run(end, look * steps // LOOKS, steps // LOOKS)
+            loss = info.loss
+            if held_out is not None:
+                rows = stream.x[held_out], stream.y[held_out]
+                loss = losses(whole, end.params, rows, end.likelihood)
+            loss = loss.double().masked_fill(end.diverged >= 0, torch.inf)
+            better = loss < best
+            state = state._replace(
+                params=_where(better, end.params, state.params),
+                likelihood=_where(better, end.likelihood, state.likelihood),
+            )
+            best = torch.minimum(loss, best)
         dear = 6.0 * weights * len(first) * stream.batch_size * steps > MOST_WORK
         enough = DEAR_ENOUGH if dear or engine.way == "eager" else ENOUGH
-        if not bool((loss < before - enough).any()):
+        if not bool((best < before - enough).any()):
             break
-        before = torch.minimum(loss, before)
-    return state
+    return moves.init(state.params)._replace(likelihood=state.likelihood)
+
+
+def losses(
+    gradients: Gradients, params: Params, data: tuple[Tensor, Tensor], learned: Params
+) -> Tensor:
+    """-ln p(y | x) per sample for every chain of ``params``, (chain,), each on its rows of
+    ``data``, (chain, n, ...)."""
+    found = []
+    with torch.no_grad():
+        for chain, (x, y) in enumerate(zip(*data, strict=True)):
+            outputs = gradients.network.call({k: p[chain] for k, p in params.items()}, x)
+            own = {k: v[chain] for k, v in learned.items()}
+            found.append(gradients.likelihood.log_loss(outputs, y, own).mean().double())
+    return torch.stack(found)
 
 
 def _where(chains: Tensor, new: Params, old: Params) -> Params:

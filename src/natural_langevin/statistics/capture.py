@@ -138,7 +138,10 @@ class Network:
     def recorded_call(
         self, params: Params, epsilons: Epsilons, x: Tensor
     ) -> tuple[Any, dict[CallKey, list[Tensor]]]:
-        """Outputs, and the tensors that went into every recorded call."""
+        """Outputs, and the tensors that went into every recorded call. Without epsilons there is
+        nothing to record, and layers may take their quickest way."""
+        if not epsilons:
+            return self.call(params, x), {}
         self._tape = tape = Tape(epsilons)
         try:
             return self.call(params, x), tape.inputs

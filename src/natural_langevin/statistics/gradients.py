@@ -31,7 +31,7 @@ from natural_langevin.statistics.moments import (
     NO_BASIS,
     Sharing,
 )
-from natural_langevin.statistics.one_chain import OneChain, from_layers
+from natural_langevin.statistics.one_chain import OneChain, from_layers, kind_of
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.requests import (
     Basis,
@@ -72,7 +72,7 @@ class Gradients:
         self.network, self.likelihood = network, likelihood
         self.requests, self.targets, self.sharing = check_requests(requests), targets, sharing
         self.microbatch, self.clip, self.data_parallel = microbatch, clip, data_parallel
-        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._plans: dict[Any, Plan] = {}  # by ``kind_of`` the inputs
         self._distrusted: frozenset[str] = frozenset()
         self._watching = from_layers(self.requests)
         if self.requests - {"samples"}:  # the hooks' owners tell which parameters are a unit
@@ -87,9 +87,9 @@ class Gradients:
             x = x[self.data_parallel.part(len(x)).rows]
         first = {name: value[0] for name, value in params.items()}
         for part in x.split(self.microbatch or len(x)):
-            if tuple(part.shape) not in self._plans:
-                plan = make_plan(self.network, first, part, self._distrusted)
-                self._plans[tuple(part.shape)] = plan
+            kind = kind_of(self.network, part)
+            if kind not in self._plans:
+                self._plans[kind] = make_plan(self.network, first, part, self._distrusted)
 
     def deferrable(self, params: Params, x: Tensor) -> list[str]:
         """Linear layers whose update needs nothing but one call's matrices a and delta.
@@ -103,7 +103,7 @@ class Gradients:
             self.network.install_hooks()
             self._watching = True
         self.prepare(params, x)
-        return self._plans[tuple(x.shape)].single_linear_calls(self.network)
+        return self._plans[kind_of(self.network, x)].single_linear_calls(self.network)
 
     def distrust(self, names: set[str]) -> bool:
         """From now on these parameters' statistics come from the whole network, sample by sample.

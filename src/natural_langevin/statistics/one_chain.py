@@ -37,20 +37,25 @@ def from_layers(requests: Requests) -> bool:
     return bool(requests) and "samples" not in requests
 
 
+def kind_of(network: Network, x: Tensor) -> Any:
+    """What a plan depends on: shapes, and the precision of what layers return."""
+    return tuple(x.shape), network.autocast
+
+
 @dataclass(eq=False)
 class OneChain:
     """The pass over a batch, or over the ``part`` of one that is here, for which the likelihood is
     settled already.
 
     ``groups``: what ``requests`` ask of every parameter. ``plans``: how the network treats batches,
-    by their shape. ``numbers``: how many a temporary tensor may hold. Of the layers named in
+    by ``kind_of`` them. ``numbers``: how many a temporary tensor may hold. Of the layers named in
     ``deferred`` neither gradient nor statistics are formed: their calls are handed out."""
 
     network: Network
     likelihood: Likelihood
     requests: Requests
     groups: list[Group]
-    plans: Mapping[tuple[int, ...], Plan]
+    plans: Mapping[Any, Plan]
     targets: Literal["data", "model"]
     sharing: Sharing
     microbatch: int | None
@@ -94,7 +99,7 @@ class OneChain:
         """Loss and gradient; and what the statistics are made of: every watched call's inputs, the
         gradients of its outputs, and the labels whose gradients count."""
         watched = from_layers(self.requests) or self.deferred
-        epsilons = self.plans[tuple(x.shape)].epsilons(x.device) if watched else {}
+        epsilons = self._plan(x).epsilons(x.device) if watched else {}
         apart = self._apart()
         own = {name: p for name, p in params.items() if name not in apart}
         outputs, pullback, inputs = vjp(  # type: ignore[misc]
@@ -123,13 +128,16 @@ class OneChain:
         basis: Basis,
     ) -> Moments:
         """The statistics of what ``backward`` left."""
-        plan, apart = self.plans[tuple(x.shape)], self._apart()
+        plan, apart = self._plan(x), self._apart()
         recorded = Recorded(params, inputs, deltas, x, labels, partial(self._sample_loss, state))
         groups = [g for g in self.groups if g.name not in apart]
         return layer_statistics(
             self.network, plan.without(self.deferred), groups, recorded,
             sharing=self.sharing, numbers=self.numbers, basis=basis,
         )  # fmt: skip
+
+    def _plan(self, x: Tensor) -> Plan:
+        return self.plans[kind_of(self.network, x)]
 
     def _apart(self) -> set[str]:
         """Parameters of the layers whose products somebody else forms."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from natural_langevin.likelihoods import State as LikelihoodState
-from natural_langevin.statistics import Evaluation, Gradients, Params
+from natural_langevin.statistics import Evaluation, Gradients, Network, Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -33,10 +35,7 @@ def check_statistics(
     """Compares the first chain's gradient, second moments and bias rows with the definition."""
     if not gradients.requests or "samples" in gradients.requests:
         return
-    # Reduced-precision products (TF32) move activations across their kinks: compare without them.
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with full_precision(gradients.network):
         wrong = _wrong_parameters(gradients, params, state, x, y)
         if wrong and gradients.distrust(set(wrong)):
             log.info(
@@ -44,8 +43,6 @@ def check_statistics(
                 ", ".join(map(repr, wrong)),
             )
             wrong = _wrong_parameters(gradients, params, state, x, y)
-    finally:
-        torch.set_float32_matmul_precision(precision)
     if wrong:
         name, error = next(iter(wrong.items()))
         raise ValueError(
@@ -53,6 +50,22 @@ def check_statistics(
             f"error {error:.2g}): does the network do something else with a batch of one? Use "
             "preconditioners.RMSProp() or Euclidean() for this network"
         )
+
+
+@contextmanager
+def full_precision(network: Network) -> Iterator[None]:
+    """Without autocast and without TF32, of products and of cuDNN's convolutions: what is checked
+    are the rules. Rounded products of a batch and of a single sample differ by more, through many
+    layers and across kinks, than a wrong rule might."""
+    cudnn, autocast = torch.backends.cudnn, network.autocast
+    precision, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    cudnn.allow_tf32, network.autocast = False, None
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        cudnn.allow_tf32, network.autocast = convolutions, autocast
 
 
 def _wrong_parameters(

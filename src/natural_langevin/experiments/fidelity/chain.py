@@ -23,15 +23,17 @@ TIMED = {"cuda": 40, "cpu": 3}
 
 @dataclass(frozen=True)
 class Settings:
-    """What all contenders share. ``seconds``: of each of them, predictions included."""
+    """What all contenders share. ``seconds``: of each of them, predictions included; ``shift``:
+    test images that are also looked at turned, blurred, noisy and pale (``shifted``)."""
 
-    seconds: float = 40.0
-    pilot: float = 3.0
-    batch_size: int = 250
-    looks: int = 40
+    seconds: float = 120.0
+    pilot: float = 10.0
+    batch_size: int = 1000
+    looks: int = 120
     depth: int = 20
     width: int = 16
     seed: int = 0
+    shift: int = 0
     device: str = "cpu"
 
 
@@ -49,10 +51,16 @@ class Flat(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's, with the vector cut into its parameters."""
-        sizes = [math.prod(shape) for shape in self._shapes.values()]
-        parts = zip(self._shapes.items(), self.theta.split(sizes), strict=True)
-        params = {name: part.reshape(shape) for (name, shape), part in parts}
+        own = reduced = self._cut(self.theta)
+        if torch.is_autocast_enabled(x.device.type):  # converts layer by layer: once for all
+            reduced = self._cut(self.theta.to(torch.get_autocast_dtype(x.device.type)))
+        params = {k: p if ".norm." in k else reduced[k] for k, p in own.items()}
         return functional_call(self._network[0], params, (x,))
+
+    def _cut(self, theta: Tensor) -> dict[str, Tensor]:
+        parts = theta.split([math.prod(shape) for shape in self._shapes.values()])
+        cut = zip(self._shapes.items(), parts, strict=True)
+        return {name: part.reshape(shape) for (name, shape), part in cut}
 
 
 class Average:
@@ -61,22 +69,12 @@ class Average:
     def __init__(self, network: nn.Module, x: Tensor, settings: Settings) -> None:
         self._network, self._x, self.draws = network, x, 0
         self._total: Tensor | None = None
-        self._reduced = reduced_precision(settings.device)
-
-    def predict(self, params: dict[str, Tensor]) -> Tensor:
-        """Probabilities of one chain's network, (n, classes)."""
-        own = {name: p[0] for name, p in params.items()}
-        autocast = torch.autocast(
-            self._x.device.type, dtype=self._reduced or torch.bfloat16,
-            enabled=self._reduced is not None,
-        )  # fmt: skip
-        with torch.no_grad(), autocast:
-            parts = [functional_call(self._network, own, (x,)) for x in self._x.split(2500)]
-        return torch.cat(parts).float().softmax(-1)
+        self._settings = settings
 
     def add(self, params: dict[str, Tensor]) -> None:
-        """One more iterate."""
-        p = self.predict(params)
+        """One more iterate, of the first chain."""
+        own = {name: p[0] for name, p in params.items()}
+        p = predicted(self._network, own, self._x, self._settings)
         self._total = p if self._total is None else self._total + p
         self.draws += 1
 
@@ -90,6 +88,19 @@ class Average:
 def reduced_precision(device: str) -> torch.dtype | None:
     """Forward passes in bfloat16 on GPUs; parameters, statistics and updates stay in float32."""
     return torch.bfloat16 if device.startswith("cuda") else None
+
+
+def predicted(
+    network: nn.Module, params: dict[str, Tensor], x: Tensor, settings: Settings
+) -> Tensor:
+    """Probabilities of the network with these parameters, (n, classes)."""
+    reduced = reduced_precision(settings.device)
+    autocast = torch.autocast(
+        x.device.type, dtype=reduced or torch.bfloat16, enabled=reduced is not None
+    )
+    with torch.no_grad(), autocast:
+        parts = [functional_call(network, params, (part,)) for part in x.split(2500)]
+    return torch.cat(parts).float().softmax(-1)
 
 
 def start(contender: Contender, settings: Settings, member: int = 0) -> nn.Module:
@@ -124,17 +135,23 @@ def sampler(contender: Contender, settings: Settings, eta: object, member: int =
 
 
 def pace(contender: Contender, problem: Problem, settings: Settings) -> float:
-    """Seconds of a step, once everything is warm."""
+    """Seconds of a step, once everything is warm: the mean along a run, whose metric stands still
+    after burn-in, from when on its statistics cost nothing."""
     kind = torch.device(settings.device).type
     warm_up, timed = WARM_UP[kind], TIMED[kind]
+    both = warm_up + timed
     chain = sampler(contender, settings, contender.step_sizes[0])
     engine, state = chain.prepare(
-        (problem.x, problem.y), steps=warm_up + timed, batch_size=settings.batch_size
+        (problem.x, problem.y), steps=2 * both, batch_size=settings.batch_size, burn_in=both
     )
-    state, _ = engine.run(state, 0, warm_up)
-    began = now(settings.device)
-    engine.run(state, warm_up, timed)
-    return (now(settings.device) - began) / timed
+    seconds = []
+    for first in (0, both):
+        state, _ = engine.run(state, first, warm_up)
+        began = now(settings.device)
+        state, _ = engine.run(state, first + warm_up, timed)
+        seconds.append((now(settings.device) - began) / timed)
+    adapting = contender.kept_from / contender.cycles
+    return adapting * seconds[0] + (1 - adapting) * seconds[1]
 
 
 def follow(
@@ -146,12 +163,14 @@ def follow(
     seconds: float,
     step_seconds: float,
     looks: int,
+    draws: list[dict[str, Tensor]] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[tuple[dict[str, float], Tensor]]:
     """After every look: seconds, epochs and draws so far, and the mean probabilities.
 
     The run is planned from the pace and broken off where it takes longer than that; seconds are
-    those of steps and predictions, without compiling, recording and copying data."""
+    those of steps and predictions, without compiling, recording and copying data. ``draws``: where
+    to put the parameters whose predictions count."""
     average: Average | None = None
     spent, steps = 0.0, 0
     epoch = len(problem.y) // settings.batch_size
@@ -177,6 +196,8 @@ def follow(
             done, late = stop, stop == stops[-1]
             if kept(contender, done / planned) and (contender.members == 1 or late):
                 average.add(state.params)
+                if draws is not None:
+                    draws.append({name: p[0].clone() for name, p in state.params.items()})
             took = now(settings.device) - began
             own, spent = own + took, spent + took
             if average.draws and (contender.members == 1 or late):

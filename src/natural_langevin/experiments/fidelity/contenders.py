@@ -5,6 +5,12 @@ training images that it holds out. Weights in front of a normalisation have no s
 so that the prior alone says how long they are: a metric that follows them starts there, at the
 prior's scale, while Euclidean dynamics, whose steps shrink with the square of that length, start
 at the usual initialisation and grow into it.
+
+What limits a step is heat. In the metric, minibatches of B of the N images add
+eta tr(C F) / (4 a B) nats to the loss per image, F the Fisher matrix: friction a and step size eta
+enter by their ratio. Weights that the prior alone holds forget where they were within a / eta
+steps. So fewer epochs per independent draw are only to be had hotter, and minibatches are as large
+as the device likes.
 """
 
 from __future__ import annotations
@@ -46,6 +52,12 @@ def falling(initial: float, steps: int) -> schedules.Schedule:
     return schedules.polynomial(initial, offset=max(1.0, steps / 4), power=0.5)
 
 
+def settling(eta: float, steps: int) -> schedules.Schedule:
+    """Four times the step size at first, on the way down, and the step size itself from a quarter
+    of the run on; the very first steps, which have hardly a metric, begin near 0."""
+    return schedules.warm_start(eta, factor=4.0, steps=steps // 4, rise=steps // 100)
+
+
 def restarts(cycles: int) -> Callable[[float, int], schedules.Schedule]:
     """Cosines from the step size towards 0, so many in a run."""
     return lambda initial, steps: schedules.cyclical(initial, math.ceil(steps / cycles))
@@ -62,18 +74,18 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "sghmc": Contender(
         "SGHMC, cyclical steps", Underdamped(friction=0.1), preconditioners.Euclidean,
-        (0.01, 0.03, 0.1), restarts(4), kept_from=0.6, cycles=4,
+        (0.03, 0.1, 0.3), restarts(4), kept_from=0.6, cycles=4,
     ),
     "rmsprop": Contender(
-        "underdamped, RMSProp", Underdamped(friction=0.1), preconditioners.RMSProp,
-        (1e-3, 2e-3, 4e-3), falling, at_prior=True,
+        "underdamped, RMSProp", Underdamped(0.03, "baoab"), preconditioners.RMSProp,
+        (5e-5, 1.5e-4, 4e-4), settling, at_prior=True, kept_from=0.35,
     ),
     "qdop": Contender(
-        "underdamped, QDOP", Underdamped(friction=0.1), natural,
-        (3e-4, 8e-4, 1.5e-3), falling, at_prior=True, elementwise=False,
+        "underdamped, QDOP", Underdamped(0.03, "baoab"), natural,
+        (3e-5, 1e-4, 3e-4), settling, at_prior=True, elementwise=False, kept_from=0.35,
     ),
     "ensemble": Contender(
         "deep ensemble", Underdamped(friction=0.1), preconditioners.Euclidean,
-        (0.01, 0.03, 0.1), restarts(1), temperature=0.0, members=4,
+        (0.03, 0.1, 0.3), restarts(1), temperature=0.0, members=8,
     ),
 }  # fmt: skip

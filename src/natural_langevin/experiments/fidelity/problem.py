@@ -79,6 +79,11 @@ def normalised(x: Tensor) -> Tensor:
     return (x - torch.tensor(MEAN)) / DEVIATION
 
 
+def pixels(x: Tensor) -> Tensor:
+    """The inverse of ``normalised``."""
+    return x * DEVIATION + torch.tensor(MEAN)
+
+
 def scores(probabilities: Tensor, problem: Problem) -> dict[str, float]:
     """Against the reference, and against the labels."""
     p, y = probabilities.cpu(), problem.test_y.cpu()

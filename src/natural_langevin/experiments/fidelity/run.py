@@ -16,7 +16,9 @@ from natural_langevin._internal.atomic import staged
 from natural_langevin.experiments.fidelity.chain import Settings, follow, now, pace
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS, Contender
 from natural_langevin.experiments.fidelity.problem import Problem, scores
+from natural_langevin.experiments.fidelity.shifted import shifted
 from natural_langevin.experiments.origin import origin
+from natural_langevin.types import Params
 
 #: From Izmailov et al. 2021 and the competition: agreement with HMC, total variation.
 PUBLISHED: dict[str, tuple[float, float]] = {
@@ -90,12 +92,18 @@ def _contend(
     row["pilot"] = _pilot(contender, problem, settings, step_seconds, say)
     row["step_size"] = min(row["pilot"], key=lambda tried: tried["nll"])["step_size"]
     row["setup_seconds"] = now(settings.device) - began
+    draws: list[Params] = []
     for look, mean in follow(
         contender, problem, settings, row["step_size"], seconds=settings.seconds,
         step_seconds=step_seconds, looks=settings.looks, say=say,
+        draws=draws if settings.shift else None,
     ):  # fmt: skip
         row["looks"].append(look | scores(mean, problem))
         save()
+    if draws:
+        row["shift"] = shifted(contender, problem, settings, draws)
+        if contender.members > 1:
+            row["shift_of_one"] = shifted(contender, problem, settings, draws[:1])
     row["done"] = True
     if row["looks"]:
         last = row["looks"][-1]
@@ -116,17 +124,20 @@ def _pilot(
 ) -> list[dict[str, float]]:
     """Held-out NLL of every candidate after ``settings.pilot`` seconds, on training images alone.
 
-    With one candidate, or no time for it, the middle one is taken as it is."""
+    The best step size falls like the cube root of a run's length (Teh, Thiery & Vollmer 2016):
+    samplers try each of theirs as much larger as the pilot is shorter in this sense. With one
+    candidate, or no time for it, the middle one is taken as it is."""
     candidates = contender.step_sizes
     if settings.pilot <= 0 or len(candidates) == 1:
         return [{"step_size": candidates[len(candidates) // 2], "nll": 0.0}]
     short = dataclasses.replace(contender, members=1, cycles=1)
+    shorter = max(1.0, settings.seconds / settings.pilot) if contender.temperature else 1.0
     tried = []
     for eta in candidates:
         began, held_out = time.perf_counter(), problem.pilot()
         looks = list(
             follow(
-                short, held_out, settings, eta,
+                short, held_out, settings, eta * shorter ** (1 / 3),
                 seconds=settings.pilot, step_seconds=step_seconds, looks=10, say=say,
             )
         )  # fmt: skip

@@ -53,6 +53,7 @@ def posterior(x: Tensor, y: Tensor, classes: int, settings: Settings) -> Members
         init="fan_in",
         mean_rate=None,
         seed=settings.seed,
+        device=x.device,
     )
     draws = max(1, settings.members // settings.chains)
     thin = max(1, settings.steps * 2 // 3 // draws)
@@ -62,9 +63,9 @@ def posterior(x: Tensor, y: Tensor, classes: int, settings: Settings) -> Members
     )  # fmt: skip
 
     def members(inputs: Tensor) -> Tensor:
-        samples = found.predict(inputs).samples
+        samples = found.predict(inputs.to(x.device)).samples
         assert samples is not None
-        return samples
+        return samples.cpu()
 
     return members
 
@@ -76,15 +77,15 @@ def descended(
 
     One network alone takes as many steps as the others together."""
     steps = settings.steps * settings.chains // networks
-    chain = torch.arange(networks)
+    chain = torch.arange(networks, device=x.device)
     stream = InMemory(
         x, y, batch_size=settings.batch_size, chain=chain, seed=settings.seed, device=x.device
     )
     schedule = schedules.halving(LEARNING_RATE, every=max(1, steps // 3))
-    table = RatesTable.build(schedule, stop=steps, chains=networks)
+    table = RatesTable.build(schedule, stop=steps, chains=networks, device=x.device)
     origin = random.origin(settings.seed, random.NOISE, chain) if rate else None
-    descent = Descent(PerceptronLoss(torch.full((networks,), rate), origin))
-    template = models.mlp(x.shape[1], classes, settings.hidden)
+    descent = Descent(PerceptronLoss(torch.full((networks,), rate, device=x.device), origin))
+    template = models.mlp(x.shape[1], classes, settings.hidden).to(x.device)
     own = {k: p.detach() for k, p in template.named_parameters()}
     start = models.fan_in_init(own, chain=chain, seed=settings.seed)
     state, _ = Engine(descent, stream, table, len(x), mode="auto").run(
@@ -108,26 +109,29 @@ def single(x: Tensor, y: Tensor, classes: int, settings: Settings) -> Members:
 def dropout(x: Tensor, y: Tensor, classes: int, settings: Settings) -> Members:
     """One network with dropout, at test time too."""
     params = descended(x, y, classes, settings, networks=1, rate=DROPOUT)
-    origin = random.origin(settings.seed, random.LABELS, torch.zeros(1, dtype=torch.int64))
-    rate = torch.full((1,), DROPOUT)
+    chain = torch.zeros(1, dtype=torch.int64, device=x.device)
+    origin = random.origin(settings.seed, random.LABELS, chain)
+    rate = torch.full((1,), DROPOUT, device=x.device)
 
     def members(inputs: Tensor) -> Tensor:
-        found = []
+        found, inputs = [], inputs.to(x.device)
         for mask in range(settings.members):
             key = random.stream(origin, mask)
             masks = random.uniform(key, hidden_units(params) * len(inputs))
             found.append(forward(params, inputs, rate, masks).softmax(-1))
-        return torch.cat(found)
+        return torch.cat(found).cpu()
 
     return members
 
 
 def _networks(params: Params, inputs: int, classes: int, settings: Settings) -> Members:
     model = models.mlp(inputs, classes, settings.hidden)
+    device = next(iter(params.values())).device
 
     def members(x: Tensor) -> Tensor:
         with torch.no_grad():
-            return vmap(lambda p: functional_call(model, p, (x,)).softmax(-1))(params)
+            here = x.to(device)
+            return vmap(lambda p: functional_call(model, p, (here,)).softmax(-1))(params).cpu()
 
     return members
 

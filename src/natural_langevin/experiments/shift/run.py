@@ -34,6 +34,7 @@ def run(
     foreign: Sequence[str] = FOREIGN,
     names: Sequence[str] = tuple(METHODS),
     data_dir: str | None = None,
+    device: str = "cpu",
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """The content of ``out``, to which every method is added as soon as it is done."""
@@ -48,15 +49,16 @@ def run(
         if results["settings"] != described:
             raise ShiftError(f"{out} holds results of other settings: give another --out")
     x, y = data.test_x[: settings.images], data.test_y[: settings.images]
+    train_x, train_y = data.train_x.to(device), data.train_y.to(device)
     others = {name: foreign_images(name, x, data_dir) for name in foreign}
     for name in names:
         if name in results["rows"]:
             continue
-        members, seconds = timed(name, data.train_x, data.train_y, data.num_classes, settings)
+        members, seconds = timed(name, train_x, train_y, data.num_classes, settings)
         row: dict[str, Any] = {"title": METHODS[name][0], "seconds": seconds}
         row |= looked_at(members, x, y, others)
         results["rows"][name] = row
-        results |= origin("cpu")
+        results |= origin(device)
         with staged(out) as handle:
             handle.write(json.dumps(results, indent=1, allow_nan=False).encode())
         say(

@@ -34,9 +34,9 @@ def rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return found
 
 
-def with_table(page: str, results: Mapping[str, Any]) -> str:
-    """The page's text with the table in its place."""
-    return with_part(page, "shift", markdown(columns(results), rows(results)))
+def with_table(page: str, results: Mapping[str, Any], part: str = "shift") -> str:
+    """The page's text with the table in its place, which is marked by ``part``."""
+    return with_part(page, part, markdown(columns(results), rows(results)))
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:

@@ -1,0 +1,49 @@
+"""The same draws on shifted and shuffled test images: what ``experiments.shift`` asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from natural_langevin.experiments.fidelity.chain import Settings, predicted, start
+from natural_langevin.experiments.fidelity.contenders import Contender
+from natural_langevin.experiments.fidelity.problem import Problem, normalised, pixels
+from natural_langevin.experiments.shift.run import looked_at
+from natural_langevin.types import Params
+
+#: Networks that a prediction averages, at most: evenly among the draws.
+MEMBERS = 40
+
+
+def shifted(
+    contender: Contender, problem: Problem, settings: Settings, draws: Sequence[Params]
+) -> dict[str, Any]:
+    """Scores of ``draws`` on the first ``settings.shift`` test images, at every strength of every
+    shift; and AUROC against the same images with their pixels in another order."""
+    x, y = pixels(problem.test_x[: settings.shift].cpu()), problem.test_y[: settings.shift].cpu()
+    network = start(contender, settings)
+    some = draws[:: -(-len(draws) // MEMBERS)]
+
+    def members(images: Tensor) -> Tensor:
+        here = normalised(images).to(problem.test_x.device)
+        return torch.stack([predicted(network, own, here, settings).cpu() for own in some])
+
+    order = torch.randperm(x[0, ..., 0].numel(), generator=torch.Generator().manual_seed(0))
+    shuffled = x.flatten(1, 2)[:, order].reshape(x.shape)
+    return looked_at(members, x, y, {"shuffled": shuffled}) | {"members": len(some)}
+
+
+def as_results(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What a fidelity run found of shifts, as ``experiments.shift.table`` reads it."""
+    rows = {}
+    for name, row in results["rows"].items():
+        # The first look of an ensemble is at one network.
+        for kind, title, look in (("shift", row["title"], -1), ("shift_of_one", "one network", 0)):
+            if kind in row:
+                seconds = row["looks"][look]["seconds"]
+                rows[f"{name} {kind}"] = row[kind] | {"title": title, "seconds": seconds}
+    settings = results["settings"] | {"foreign": ["shuffled"]}
+    return {**results, "settings": settings, "rows": rows}

@@ -398,7 +398,7 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
     at = folder / "auto"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "PILOT_STEPS", (1, 10))
-        patch.setattr(prior_scale, "EAGER_STEPS", 2 * prior_scale.DRAWS)
+        patch.setattr(prior_scale, "EAGER", prior_scale.Trial(steps=8, chains=1, draws=4))
         patch.setattr(warm_up, "ROUNDS", (10, 20))
         alone = different_chains(None, **options)
         spread = different_chains("auto", checkpoint=at, every=10, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, likelihoods, models, preconditioners, priors, schedules
+from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Overdamped, Underdamped
-from natural_langevin.sampling import prior_scale, recipe
+from natural_langevin.sampling import prior_scale, recipe, warm_up
 from natural_langevin.sampling.curvature import steepest
 
 
@@ -135,13 +138,66 @@ def test_every_row_is_held_out_once_for_every_scale() -> None:
     assert sorted(held_out) == list(range(30))
 
 
-def test_a_difference_within_its_error_leaves_the_usual_scale() -> None:
-    noise = torch.randn(len(prior_scale.SCALES), 50, generator=torch.Generator().manual_seed(0))
-    usual = prior_scale.SCALES.index(1.0)
-    assert prior_scale.best(noise.double())[0] == usual
-    clear = noise.double().clone()
-    clear[0] -= 2
-    assert prior_scale.best(clear)[0] == 0
+def test_several_chains_of_a_scale_have_the_same_fold() -> None:
+    one, three = prior_scale.folds(30, seed=1), prior_scale.folds(30, seed=1, chains=3)
+    for many, single in zip(three, one, strict=True):
+        assert torch.equal(many, single.repeat_interleave(3, 0))
+
+
+def test_the_chosen_scale_lies_where_the_parabola_is_lowest() -> None:
+    at = torch.tensor(prior_scale.SCALES).double().log()
+    noise = torch.randn(50, generator=torch.Generator().manual_seed(0)).double()
+    scores = 0.1 * (at[:, None] - math.log(3.0)) ** 2 + noise  # noise of rows is common to scales
+    index, scale, why = prior_scale.best(scores)
+    assert prior_scale.SCALES[index] == 5
+    assert scale == pytest.approx(3.0)
+    assert "held-out" in why
+
+
+def test_a_scale_beside_one_that_diverged_is_taken_as_it_was_tried() -> None:
+    scores = torch.tensor([[2.0], [1.0], [torch.inf], [torch.nan]]).double()
+    assert prior_scale.best(scores)[:2] == (1, 1.0)
+    assert prior_scale.best(scores[[1, 0, 0, 0]])[:2] == (0, 0.2)
+
+
+def test_a_dear_trial_has_fewer_chains_or_is_left_out() -> None:
+    trial = prior_scale.Trial(steps=100, chains=4, draws=10)
+    free = prior_scale.MOST_WORK / 400
+    assert trial.affordable(free) == trial
+    assert trial.affordable(2 * free) == trial._replace(chains=2)
+    assert trial.affordable(5 * free) is None
+
+
+def test_the_way_down_ends_before_a_network_learns_its_noise() -> None:
+    """A network of 600 weights can fit 60 rows exactly, and a noise that is learned goes to zero
+    with the residuals: to 1e-8 by the loss of the rows themselves."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 10, generator=g)
+    y = 3 * torch.sin(x[:, :1]) + 0.5 * torch.randn(60, 1, generator=g)
+    sampler = Langevin(
+        models.mlp(10, 1, (50,)), likelihoods.Gaussian("rmse"), chains=3, init="fan_in"
+    )
+    engine, state = sampler.prepare((x, y), steps=1, batch_size=60, step_size=0.0)
+    assert isinstance(engine.stream, InMemory)
+    end = warm_up.descend(sampler._dynamics, state, engine.stream, 60, mode="auto")
+    assert (end.likelihood["variance"] > 0.5 * 0.5**2).all()
+    apart = (end.params["0.weight"] - end.params["0.weight"][:1]).abs().amax((1, 2))
+    assert (apart[1:] > 0).all()  # every chain its own way
+
+
+def test_rows_are_held_out_of_each_chains_own() -> None:
+    rows = torch.stack([torch.arange(20), torch.arange(20, 40)])
+    whole = InMemory(
+        torch.zeros(40, 1), torch.zeros(40), batch_size=20, chain=torch.arange(2), seed=0,
+        device=torch.device("cpu"), rows=rows,
+    )  # fmt: skip
+    inside, held_out = whole.parted(0.2)
+    assert held_out.shape == (2, 4)
+    assert inside.batch_size == 16
+    for chain in range(2):
+        seen = inside.order(0)[chain]
+        both = torch.cat([seen, held_out[chain]]).sort().values
+        assert torch.equal(both, rows[chain])
 
 
 def test_a_trained_network_is_where_the_run_starts() -> None:

@@ -187,7 +187,6 @@ def _prior_scale(
             table[line] = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
     table = table.unflatten(0, (-1, prior_scale.FOLDS)).flatten(1)
     best, scale, why = prior_scale.best(table)
-    sampler._trial = (found, rows, x, y, best, prior_scale.FOLDS, trial.chains)
     log.info("prior variance x %.3g: %s", scale, why)
     chosen = recipe.PriorScale(float(f"{scale:.3g}"), why)
     return dataclasses.replace(choices[best], prior_scale=chosen)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,16 +15,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin import likelihoods, models, preconditioners, priors, random, schedules
-from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin import likelihoods, preconditioners, priors, random, schedules
+from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
-from natural_langevin._internal.provenance import provenance
 from natural_langevin.data.signature import Signature
 from natural_langevin.data.streams import (
     Batch,
     InMemory,
-    Loader,
     SharedBatches,
     Stream,
     Subsets,
@@ -37,74 +33,62 @@ from natural_langevin.data.streams import (
     usual_batch,
 )
 from natural_langevin.diagnostics import Kinetic
+from natural_langevin.distributed import run_settings, sampler_run
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.distributed.posterior_shards import shard_posterior
 from natural_langevin.distributed.process_mesh import ProcessMesh, find_processes
-from natural_langevin.distributed.run_setup import (
-    check_same_everywhere,
-    open_checkpoint,
-    resumed_config,
-)
 from natural_langevin.dynamics.base import Info, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.likelihoods import LogLoss
-from natural_langevin.posterior import networks, stores
-from natural_langevin.posterior.posterior import Posterior, pooled_chains
-from natural_langevin.posterior.weighting import draw_weights
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
     density,
     notices,
+    open_settings,
     planning,
     recipe,
-    rounding,
+    starts,
     step_size_search,
     temperature_probe,
     trained,
-    warm_up,
 )
-from natural_langevin.sampling.collector import SampleCollector
-from natural_langevin.sampling.exchange import ReplicaExchange
+from natural_langevin.sampling.data_checks import (
+    batch_check,
+    check_data,
+    number_of_data,
+    outputs_of_few,
+)
 from natural_langevin.sampling.footprint import check_step_memory
 from natural_langevin.sampling.look import Callback
-from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
+from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.pitfalls import refuse_autocast
-from natural_langevin.sampling.until import Target
-from natural_langevin.sampling.until import parse as parse_until
-from natural_langevin.sampling.validation import (
+from natural_langevin.sampling.step_size_checks import (
     StepSize,
-    batch_check,
-    check_arguments,
-    check_counts,
-    check_data,
-    check_every,
-    check_given,
-    check_memory,
-    check_parameters,
-    check_sample_dtype,
     check_stages,
-    check_temperature,
-    check_thinning,
-    check_training,
     known_step_size,
-    outputs_of_few,
-    refuse_anchors,
     warn_if_epochs,
     warn_if_saturated,
     warn_if_stiff,
+)
+from natural_langevin.sampling.until import parse as parse_until
+from natural_langevin.sampling.validation import (
+    check_arguments,
+    check_counts,
+    check_parameters,
+    check_temperature,
+    check_training,
+    refuse_anchors,
     whole_number,
 )
-from natural_langevin.sampling.watching import Watching
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
 
 log = logging.getLogger("natural_langevin")
 
 #: Data that say themselves which rows come when: they are taken as they are.
 ORDERED = (DataLoader, SharedBatches, Subsets, SymmetricSweeps)
-#: Where dynamics that tune their step size begin.
-TUNED_FROM = 0.1
 #: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
 DEFAULT_STEP_SIZE = schedules.polynomial(1e-3, offset=10_000)
 
@@ -165,23 +149,18 @@ class Langevin:
         spreads the chains over the processes and shares their minibatches where there are more
         processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
         process for itself. ``chains`` and values per chain are always those of all processes."""
-        self._auto = isinstance(step_size, str) and step_size == "auto"
-        if self._auto and isinstance(dynamics, Integrator) and dynamics.tunes:
-            step_size, self._auto = TUNED_FROM, False
-        self._by_recipe = self._auto and dynamics is None
-        self._scale_open = self._by_recipe and prior is None
-        if prior is None:
-            prior = recipe.prior() if self._by_recipe else priors.Gaussian(variance=0.1)
-        if init is None:
-            init = "auto" if self._by_recipe else "model"
-        if self._by_recipe:
-            usual_metric = recipe.metric(model) if preconditioner is None else preconditioner
-            preconditioner = recipe.averaged(usual_metric)
-        elif preconditioner is None:
-            preconditioner = preconditioners.QuasiDiagonalFisher()
-        usual = recipe.dynamics() if self._by_recipe else Overdamped()
-        self.dynamics = usual if dynamics is None else dynamics
-        check_arguments(model, likelihood, prior, preconditioner, init, self.dynamics)
+        found = open_settings.settle(
+            model, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
+            step_size=step_size, init=init,
+        )  # fmt: skip
+        self._auto, self._by_recipe = found.auto, found.by_recipe
+        self._scale_open = found.scale_open
+        self.likelihood, self.preconditioner = likelihood, found.preconditioner
+        self.dynamics, self._start = found.dynamics, found.init
+        self.step_size, self.mean_rate, self.compile = found.step_size, mean_rate, compile
+        check_arguments(
+            model, likelihood, found.prior, self.preconditioner, self._start, self.dynamics
+        )
         self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
         self.model = plain_copy(model)  # the user's own is never touched
         prepare_model(self.model, log)
@@ -192,10 +171,9 @@ class Langevin:
             self.device = self.mesh.device
         self.model.to(self.device)
         self._training = check_training(
-            microbatch, autocast, clip, preconditioner, control_variates, self.dynamics, likelihood
-        )
-        self.likelihood, self.preconditioner = likelihood, preconditioner
-        self.step_size, self.mean_rate, self.compile = step_size, mean_rate, compile
+            microbatch, autocast, clip, self.preconditioner, control_variates, self.dynamics,
+            likelihood,
+        )  # fmt: skip
         choose_mode(compile)
         # Wrong rates fail here rather than at the first step.
         self._rates_table(0, 1, 0.0 if self._auto else None)
@@ -207,31 +185,14 @@ class Langevin:
             self.model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss)
         )
         network = Network(self.model, autocast=autocast, signature=self.signature)
-        self._prior = priors.resolve(prior, network.trainable(), self.chains, device=self.device)
+        self._prior = priors.resolve(
+            found.prior, network.trainable(), self.chains, device=self.device
+        )
         self._temperature = check_temperature(temperature, self.chains).to(
             dtype=trainable[0].dtype, device=self.device
         )
-        self._dynamics = LangevinDynamics(
-            self.dynamics,
-            gradients=Gradients(
-                network,
-                likelihood,
-                requests=preconditioner.requests,
-                targets=preconditioner.targets,
-                sharing=preconditioner.sharing,
-                microbatch=microbatch,
-                clip=clip,
-                data_parallel=self.mesh.data,
-            ),
-            preconditioner=preconditioner,
-            prior=priors.of_chains(self._prior, self.chain_ids),
-            temperature=self._temperature[self.chain_ids],
-            noise=random.origin(self.seed, random.NOISE, self.chain_ids),
-            labels=random.origin(self.seed, random.LABELS, self.chain_ids),
-            keep_mean=mean_rate is not None,
-            control_variates=control_variates,
-        )
-        self._start, self._step_checked = init, 0  # batch size of the last check
+        self._dynamics = self._make_dynamics(network, microbatch, clip, control_variates)
+        self._step_checked = 0  # batch size of the last check
         self._downhill = False  # whether chains go downhill before their burn-in
         #: What step_size="auto" turned out to be, and the batch size it was chosen for.
         self._settled: tuple[StepSize, int] | None = None
@@ -243,6 +204,31 @@ class Langevin:
         self._busy = OneAtATime()
         check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
         self.init()  # a model too large for its metric, or an improper prior, fails here
+
+    def _make_dynamics(
+        self,
+        network: Network,
+        microbatch: int | None,
+        clip: float | None,
+        control_variates: int | None,
+    ) -> LangevinDynamics:
+        """The chains here: their gradients, metric, prior, temperature and streams of noise."""
+        metric, chain = self.preconditioner, self.chain_ids
+        return LangevinDynamics(
+            self.dynamics,
+            gradients=Gradients(
+                network, self.likelihood,
+                requests=metric.requests, targets=metric.targets, sharing=metric.sharing,
+                microbatch=microbatch, clip=clip, data_parallel=self.mesh.data,
+            ),
+            preconditioner=metric,
+            prior=priors.of_chains(self._prior, chain),
+            temperature=self._temperature[chain],
+            noise=random.origin(self.seed, random.NOISE, chain),
+            labels=random.origin(self.seed, random.LABELS, chain),
+            keep_mean=self.mean_rate is not None,
+            control_variates=control_variates,
+        )  # fmt: skip
 
     @classmethod
     def from_trained(
@@ -308,19 +294,7 @@ class Langevin:
     def _start_of(self, dynamics: LangevinDynamics, chain: Tensor) -> State:
         """The same for chains of these identities under these dynamics."""
         params = dynamics.gradients.network.trainable()
-        if self._start == "fan_in":
-            start = models.fan_in_init(params, chain=chain, seed=self.seed)
-        elif self._start == "prior":
-            start = {}
-            for index, (name, p) in enumerate(params.items()):
-                key = random.stream(random.origin(self.seed, random.INIT, chain), index)
-                start[name] = dynamics.prior[name].sample(key, tuple(p.shape), p.dtype)
-        else:
-            # Row by row, whatever the strides of the model's own: kernels read memory as it lies.
-            start = {
-                k: p.expand(len(chain), *p.shape).clone(memory_format=torch.contiguous_format)
-                for k, p in params.items()
-            }
+        start = starts.weights(self._start, params, dynamics.prior, chain, self.seed)
         return dynamics.init(start)
 
     @exclusive
@@ -432,150 +406,17 @@ class Langevin:
                 self._dynamics, prior=inner._dynamics.prior, integrator=inner.dynamics
             )
             return posterior
-        chosen: recipe.Choice | step_size_search.Choice | None = None
         refuse_autocast(self.device)
         wanted = parse_until(until)
         data = self._in_tensors(data)
-        check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
-        if self._by_recipe:
-            with self.mesh.together("choosing what was left open"):
-                known = recipe.Choice.from_config(resumed_config(checkpoint, self.mesh))
-                batch_size, chosen, lengths = planning.plan(
-                    self, data, batch_size, known, steps=steps, burn_in=burn_in, thin=thin,
-                    seconds=seconds, until=wanted is not None,
-                )  # fmt: skip
-            steps, burn_in, thin = lengths.steps, lengths.burn_in, lengths.thin
-        batch_size = whole_number(
-            "batch_size", usual_batch(data) if batch_size is None else batch_size
-        )
-        if steps is None and seconds is not None and wanted is None:
-            steps = planning.steps_within(self, seconds, data, batch_size)
-        if steps is None:
-            raise ValueError(
-                "steps must be said where the step size is: sample(data, steps=...); with "
-                'step_size="auto", the default, a run knows its own length. With until=, steps is '
-                "the most that may be taken"
-            )
-        steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
-        explores = schedules.stages(self.step_size)
-        thin, draws = check_thinning(
-            steps, burn_in, whole_number("thin", 1 if thin is None else thin), keep, explores
-        )
-        plan = RunPlan(steps, burn_in, thin, check_every(every), explores=explores)
-        where, params = stores.location(store), self.init().params
-        dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
-        specs = networks.specs(params, draws, dtype)
-        with self.mesh.together("preparing the run"):
-            check_memory(specs, where, self.device)
-            if self._auto and not self._by_recipe:
-                chosen = self._chosen(data, steps, batch_size, checkpoint)
-            step_size = None if chosen is None else chosen.schedule_of(burn_in)
-            if chosen is not None:
-                self._settled = (chosen.schedule_of(0), batch_size)
-            engine, state = self.prepare(
-                data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
-            )
-            if self._downhill and self.mesh.data is None:
-                stream = engine.stream
-                if not isinstance(stream, InMemory):
-                    x, y, _ = recipe.rows_of(data, self.num_data, self.signature.split)
-                    stream = InMemory(
-                        x, y, batch_size=min(batch_size, len(x)), chain=self.chain_ids,
-                        seed=self.seed, device=self.device,
-                    )  # fmt: skip
-                state = warm_up.descend(
-                    self._dynamics, state, stream, engine.num_data, mode=choose_mode(self.compile)
-                )
-        self._notice(engine.stream)
-        config = self.describe() | {
-            "steps": steps,
-            "batch_size": batch_size,
-            "burn_in": burn_in,
-            "thin": thin,
-            "store": "folder" if isinstance(where, Path) else where,
-            "sample_dtype": str(dtype),
-            "num_data": engine.num_data,
-            "data": engine.stream.fingerprint(),
-            "shared_batches": not engine.stream.chain_axis,
-            "adapting": engine.rates.kind(steps - 1).adapts,
-        }
-        swaps = None
-        if exchange is not None:
-            swaps = ReplicaExchange(
-                engine, self.mesh, self._temperature, self._prior,
-                every=exchange, burn_in=burn_in, seed=self.seed,
-            )  # fmt: skip
-            engine.pauses.append(swaps)
-            state, config["exchange"] = swaps.begin(state), swaps.describe()
-        if self._owner.signature.several:
-            config["inputs"] = self._owner.signature.several
-        if until is not None:
-            config["until"] = until
-            pooled = pooled_chains(config, range(self.chains))
-            if len({config["alike"][c] for c in pooled}) > 1:
-                raise ValueError(
-                    f"until={until!r} needs chains of one posterior, and these differ in "
-                    "temperature or prior: give steps="
-                )
-        if chosen is not None:
-            key = "recipe" if isinstance(chosen, recipe.Choice) else "pilot"
-            config |= {"step_size": stable_repr(step_size), key: chosen.as_dict()}
-        identity = config
-        if checkpoint is not None or isinstance(where, Path) or self.mesh.world > 1:
-            identity = config | exact_settings(
-                self._template,
-                self._rates_table(0, steps, step_size, burn_in=burn_in).values,
-                self._prior,
-                "compiled" if engine.mode == "compiled" else "eager",
-            )
-        made_by = provenance(
-            self._template, likelihood=self.likelihood, preconditioner=self.preconditioner,
-            **{f"prior of {name}": p for name, p in self._prior.items()},
+        asked = run_settings.settle(
+            self, data, steps=steps, seconds=seconds, until=until, wanted=wanted,
+            batch_size=batch_size, burn_in=burn_in, thin=thin, keep=keep, store=store,
+            sample_dtype=sample_dtype, checkpoint=checkpoint, every=every,
         )  # fmt: skip
-        where = check_same_everywhere(self.mesh, identity, made_by, engine.stream, where)
-        sink = stores.open_store(where, specs, device=self.device, run=identity)
-        collector = SampleCollector(
-            state, store=sink, dtype=dtype, looks=plan.looks, first=int(self.chain_ids[0])
+        return sampler_run.carry_out(
+            self, data, asked, callback=callback, exchange=exchange, progress=progress
         )
-        target = Target(
-            wanted, lambda now: self._posterior_of(self, collector.so_far, now, config),
-            engine.stream.example()[0], seconds=seconds if wanted is not None else None,
-        )  # fmt: skip
-        watcher = Watching(engine, self.mesh, target, steps=steps, callback=callback)
-        title = progress if isinstance(progress, str) else "sampling"
-        with contextlib.ExitStack() as closing:
-            closing.callback(sink.close)
-            saved = open_checkpoint(checkpoint, identity, engine.stream, self.mesh, made_by)
-            if saved is not None:
-                closing.callback(saved.close)
-            with self.mesh.together("the run"):
-                state = run(
-                    plan, engine, state, collector,
-                    saved=saved, title=title, progress=bool(progress), processes=self.mesh,
-                    watcher=watcher,
-                )  # fmt: skip
-            by_clock = seconds is not None and wanted is None
-            config["limit"] = "seconds" if by_clock else target.reached
-            config["steps"] = int(state.step)
-            if wanted is not None:
-                config["ess"] = target.ess
-            target.say(config["steps"], steps, seconds)
-            config["execution"] = engine.way
-            if swaps is not None:
-                config["exchange"] = swaps.report(state)
-            # Of all chains, as far as the run went.
-            table = self._rates_table(0, config["steps"], step_size, burn_in=burn_in)
-            weights = draw_weights(table.step_size, burn_in, thin, explores)
-            if weights is not None:
-                config["draw_weights"] = weights
-            for name, values in self.dynamics.report(state).items():
-                config[name] = self.mesh.all_rows(values).tolist()
-            if (shift := rounding.autocast_shift(engine, state)) is not None:
-                config["autocast_shift"] = shift
-            config["effective_temperature"] = temperature_probe.after_run(
-                engine, state, config["steps"], self.mesh
-            )
-            return self._posterior_of(self._owner, collector.finish, state, config)
 
     def _posterior_of(
         self,
@@ -614,15 +455,6 @@ class Langevin:
         """Of the recipe's dynamics."""
         self.dynamics = dataclasses.replace(recipe.dynamics(), friction=friction)
         self._dynamics = dataclasses.replace(self._dynamics, integrator=self.dynamics)
-
-    def _chosen(
-        self, data: Any, steps: int, batch_size: int, checkpoint: str | os.PathLike[str] | None
-    ) -> step_size_search.Choice:
-        """The pilot's choice; a run to go on with keeps the one that it was started with."""
-        found = step_size_search.Choice.from_config(
-            resumed_config(checkpoint, self.mesh), self.chains
-        )
-        return found or self.choose_step_size(data, steps, batch_size=batch_size)
 
     @exclusive
     @eager
@@ -725,7 +557,7 @@ class Langevin:
         )  # fmt: skip
         if not isinstance(stream, InMemory):
             refuse_anchors("a DataLoader", dynamics)
-        num_data = self._number_of_data(stream)
+        num_data = number_of_data(stream, self.num_data, self.chains)
         check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
         if not isinstance(stream, InMemory):
             stream.check = batch_check(dynamics.gradients, state.params)
@@ -743,28 +575,6 @@ class Langevin:
             warn_if_stiff(self.preconditioner, self._prior, float(kept.max()), num_data)
         mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)
         return Engine(dynamics, stream, own, num_data, mode=mode), state
-
-    def _number_of_data(self, stream: Stream) -> float:
-        """N: the user's own, or what the data yield. Batches that do not stand for the data are
-        refused, or, where the user has said what N is, warned of."""
-        problem = stream.wrong or ("" if stream.num_data else stream.unknown)
-        if self.num_data is None and problem:
-            raise ValueError(
-                f"{problem}: give Langevin(..., num_data=N) to sample with it all the same. "
-                "N sets the weight of the prior and the size of the noise"
-            )
-        if self.num_data is not None and stream.wrong:
-            log.warning("%s", stream.wrong)
-        if isinstance(stream, Loader):
-            stream.expected = stream.num_data if self.num_data is None else None
-            if self.chains > 1:
-                log.info(
-                    "the DataLoader's batches are shared by all %d chains, whose draws are then "
-                    "not independent", self.chains,
-                )  # fmt: skip
-        found = self.num_data or stream.num_data
-        assert found is not None
-        return found
 
     def log_density(self, weights: Mapping[str, Tensor], data: Any) -> Tensor:
         """The unnormalised log posterior of given weights, at temperature 1, in nats:

@@ -49,7 +49,5 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "leaks: steps and saves": ("attack/test_leaks.py",),
 }
 
-QUICK = {
-    "outputs": ("test_output_files.py",),
-    "hostile NPZ": ("data/test_npz.py",),
-}
+#: One family: every one costs a start of pytest, and `make test` runs their tests itself.
+QUICK = {"outputs": ("test_output_files.py",)}

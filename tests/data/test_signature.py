@@ -83,7 +83,7 @@ def test_every_way_of_giving_several_inputs_is_the_same_run() -> None:
 
 def test_nothing_said(monkeypatch) -> None:
     """Pilot and trial of the prior's scale see the inputs as the run does."""
-    monkeypatch.setattr(prior_scale, "EAGER_STEPS", 60)
+    monkeypatch.setattr(prior_scale, "EAGER", prior_scale.Trial(steps=60, chains=1, draws=15))
     x, index, y = rows()
     sampler = Langevin(TwoInputs(), likelihoods.Categorical(), chains=2)
     found = sampler.sample((x.numpy(), index.numpy(), y.numpy()), **RUN)  # type: ignore[arg-type]

@@ -50,8 +50,15 @@ def exact_draws(temperature: float, heat: Tensor | float = 1.0, *, seed: int = 0
     return posterior
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.1])
-@pytest.mark.parametrize("batch_size", [NUM_DATA, 20])
+@pytest.mark.parametrize(
+    ("temperature", "batch_size"),
+    [
+        (1.0, NUM_DATA),
+        (0.1, NUM_DATA),
+        (1.0, 20),
+        pytest.param(0.1, 20, marks=pytest.mark.thorough),
+    ],
+)
 def test_exact_draws_read_one(temperature: float, batch_size: int) -> None:
     """Within 4 errors; with all data the error is that of a chi-squared, sqrt(2 / (n d))."""
     found = exact_draws(temperature).diagnose(

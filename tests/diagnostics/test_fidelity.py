@@ -19,23 +19,31 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+class Regression:
+    """A linear model, whose posterior is Gaussian; sampled at a temperature once it is needed."""
+
+    def __init__(self) -> None:
+        g = generator()
+        x = torch.randn(60, 2, generator=g)
+        y = x @ torch.tensor([[1.0], [-0.5]]) + 0.3 * torch.randn(60, 1, generator=g)
+        self.data, self._sampled = (x, y), dict[float, Any]()
+
+    def at(self, temperature: float) -> Any:
+        if temperature not in self._sampled:
+            sampler = Langevin(
+                nn.Linear(2, 1), likelihoods.Gaussian(sigma=0.3), prior=p.Gaussian(1.0),
+                preconditioner=preconditioners.Euclidean(), step_size=2e-3,
+                temperature=temperature, chains=4,
+            )  # fmt: skip
+            self._sampled[temperature] = sampler.sample(
+                self.data, steps=6000, batch_size=60, burn_in=1000, thin=10, progress=False
+            )
+        return self._sampled[temperature]
+
+
 @pytest.fixture(scope="module")
-def regression() -> dict[float, Any]:
-    """A linear model, whose posterior is Gaussian, sampled at several temperatures."""
-    g = generator()
-    x = torch.randn(60, 2, generator=g)
-    y = x @ torch.tensor([[1.0], [-0.5]]) + 0.3 * torch.randn(60, 1, generator=g)
-    found: dict[float, Any] = {"data": (x, y)}
-    for temperature in (0.25, 1.0, 4.0):
-        sampler = Langevin(
-            nn.Linear(2, 1), likelihoods.Gaussian(sigma=0.3), prior=p.Gaussian(1.0),
-            preconditioner=preconditioners.Euclidean(), step_size=2e-3, temperature=temperature,
-            chains=4,
-        )  # fmt: skip
-        found[temperature] = sampler.sample(
-            (x, y), steps=6000, batch_size=60, burn_in=1000, thin=10, progress=False
-        )
-    return found
+def regression() -> Regression:
+    return Regression()
 
 
 @pytest.mark.parametrize(
@@ -47,10 +55,10 @@ def regression() -> dict[float, Any]:
     ],
 )
 def test_numbers_and_the_temperature_of_a_gaussian_posterior(
-    regression: dict[Any, Any], temperature: float, heat: str
+    regression: Regression, temperature: float, heat: str
 ) -> None:
     found = diagnostics.fidelity(
-        regression[temperature], regression["data"], trajectories=300, steps=3
+        regression.at(temperature), regression.data, trajectories=300, steps=3
     )
     # dE/dT = Var U is exact here: d/2 T, so the reading is the temperature within its error.
     assert abs(found.temperature.value - temperature) < 5 * found.temperature.error
@@ -115,12 +123,12 @@ def test_large_networks_are_refused_with_the_reason() -> None:
         diagnostics.fidelity(posterior, (x, y))
 
 
-def test_a_posterior_without_its_prior_asks_for_it(regression: dict[Any, Any]) -> None:
-    posterior = regression[1.0]
+def test_a_posterior_without_its_prior_asks_for_it(regression: Regression) -> None:
+    posterior = regression.at(1.0)
     known, posterior.prior = posterior.prior, None
     try:
         with pytest.raises(ValueError, match=r"prior=\.\.\."):
-            diagnostics.fidelity(posterior, regression["data"])
+            diagnostics.fidelity(posterior, regression.data)
     finally:
         posterior.prior = known
 

@@ -109,12 +109,12 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def check_shared_minibatches(group: Group, folder: Path) -> dict[str, float]:
-    """Batches of 7 never divide evenly. Ten epochs of every metric, in float64.
+    """Batches of 7 never divide evenly. Three epochs of every metric, in float64.
 
     Each process runs some of the cases alone, and all of them with the others."""
 
     def of(name: str, where: Any) -> Posterior:
-        options = {"thin": 6, "batch_size": 7, "steps": 60 if name in CASES else 6}
+        options = {"thin": 6, "batch_size": 7, "steps": 18 if name in CASES else 6}
         options |= (CASES | FEATURES)[name]
         return run(where, options.pop("data", classes()), **options)
 
@@ -170,12 +170,12 @@ def check_single_steps(group: Group, folder: Path) -> float:
 def check_traced(group: Group, folder: Path) -> dict[str, Any]:
     """The step traced as a whole, with the exchange inside; what was traced is then run as it is.
 
-    The compiler proper takes a minute at every process: of it, here, ``check_exchange_compiled``
-    alone; of the whole step, ``check_compiled``."""
+    What follows takes a minute at every process: of it, here, ``check_exchange_compiled`` alone; of
+    the whole step, ``check_compiled``."""
     compile = torch.compile
 
     def traced(function: Any, *, options: dict[str, Any], **others: Any) -> Any:
-        return compile(function, backend="aot_eager", **others)
+        return compile(function, backend="eager", **others)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", traced)
@@ -398,7 +398,7 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
     at = folder / "auto"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "PILOT_STEPS", (1, 10))
-        patch.setattr(prior_scale, "EAGER_STEPS", 2 * prior_scale.DRAWS)
+        patch.setattr(prior_scale, "EAGER", prior_scale.Trial(steps=8, chains=1, draws=4))
         patch.setattr(warm_up, "ROUNDS", (10, 20))
         alone = different_chains(None, **options)
         spread = different_chains("auto", checkpoint=at, every=10, **options)

@@ -7,9 +7,11 @@ What takes the compiler proper is in ``test_fused_step`` and in ``make gpu-check
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +26,31 @@ from natural_langevin.experiments.table1.protocol import BY_NAME, PRESETS, fit_t
 from natural_langevin.experiments.table1.stages import Bench
 
 reference = cache(matrix.reference)
-HERE = [case for case in cases("cpu") if case.way != "compiled"]
 
 
-@pytest.mark.parametrize("case", HERE, ids=str)
+def here() -> list[Any]:
+    """All but the compiled ones. Tracing the statistics takes seconds, and every integrator asks
+    for them in the same words: Overdamped's are traced, and the others' own steps without them."""
+    found: list[Any] = []
+    for case in cases("cpu"):
+        if case.way == "traced" and case.metric and case.dynamics != "overdamped":
+            found.append(case._replace(metric="euclidean"))
+            found.append(pytest.param(case, marks=pytest.mark.thorough))
+        elif case.way != "compiled":
+            found.append(case)
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _shorter() -> Iterator[None]:
+    """Of every kind of step some, the first among them; a CUDA graph needs more to be replayed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrix, "STEPS", 8)
+        patch.setattr(matrix, "BURN_IN", 4)
+        yield
+
+
+@pytest.mark.parametrize("case", here(), ids=str)
 def test_every_way_is_the_same_step(case: Case) -> None:
     expected = reference(case._replace(way="eager"))
     moved = reference_start(case)

@@ -1,7 +1,7 @@
 """Weights that only the prior sees: dead inputs and dead units, for every metric at the defaults.
 
 There C is at its largest, and a step is theta <- (1 - k) theta + noise: an autoregression whose
-variance is the prior's / (1 - k/2), k = eta precision c / N (see ``validation.largest_step``).
+variance is the prior's / (1 - k/2), k = eta precision c / N (``step_size_checks.largest_step``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from natural_langevin import Langevin, likelihoods, preconditioners, priors, sch
 from natural_langevin.optim import NaturalLangevin
 from zoo import Apply
 
-STEPS = 50
+STEPS = 24
 
 
 def linear() -> nn.Module:
@@ -74,13 +74,13 @@ def test_the_same_iterates(name: str, metric: str) -> None:
     prior = {"*.bias": priors.Gaussian(1.0, mean=0.1), "*": priors.NormalInverseGamma()}
     options = {"prior": prior, "preconditioner": preconditioner, "num_data": 50, "seed": 5}
     sampler = Langevin(
-        model, likelihoods.Categorical(), chains=1, step_size=schedules.halving(eta, 20),
+        model, likelihoods.Categorical(), chains=1, step_size=schedules.halving(eta, 8),
         temperature=0.9, **options,
     )  # fmt: skip
     optimizer = NaturalLangevin(
         model, likelihoods.Categorical(), lr=eta, temperature=0.9, **options
     )
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[20, 40], gamma=0.5)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[8, 16], gamma=0.5)
     state = sampler.init()
     for x, y in batches(STEPS):
         state, _ = sampler.step(state, (x, y))

@@ -61,8 +61,15 @@ def assert_predicts(read: Reader, posterior: Posterior, x: Tensor, **options) ->
         torch.testing.assert_close(value, getattr(expected, name), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("estimate", ["ensemble", "mean"])
-@pytest.mark.parametrize(("format", "reader"), [("torch", torch_reader), ("onnx", onnx_reader)])
+@pytest.mark.parametrize(
+    ("format", "reader", "estimate"),
+    [
+        ("torch", torch_reader, "ensemble"),
+        ("torch", torch_reader, "mean"),
+        ("onnx", onnx_reader, "ensemble"),
+        pytest.param("onnx", onnx_reader, "mean", marks=pytest.mark.thorough),
+    ],
+)
 def test_files_predict_like_the_posterior(
     format: str, reader: Callable[[Path], Reader], estimate: str, tmp_path: Path, classes: Data
 ) -> None:

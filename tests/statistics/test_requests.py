@@ -212,7 +212,9 @@ def test_convolution_is_a_linear_map_of_patches() -> None:
         assert_close(found.statistics.outputs["0.weight"][0], G, sharing)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.thorough)]
+)
 def test_traced_and_in_pieces(dtype: torch.dtype) -> None:
     """fullgraph=True under vmap, and a batch in pieces, on the network that has everything."""
     model = build("everything", dtype)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners
 from natural_langevin.models import resnet_frn
-from natural_langevin.sampling import validation
+from natural_langevin.sampling import data_checks
 from natural_langevin.statistics import RULES, Call, Rule, SampleGradient, Sum, own_units
 from oracle import build, cross_entropy, per_sample_loop
 from zoo import Folded, Scale
@@ -127,7 +127,7 @@ def test_step_checks_the_first_batch_and_only_the_first(
         mixing.step(mixing.init(), batch, chain_axis=chain_axis)
 
     checked = []
-    monkeypatch.setattr(validation, "check_statistics", lambda *args: checked.append(args))
+    monkeypatch.setattr(data_checks, "check_statistics", lambda *args: checked.append(args))
     fine = Langevin(build("bias"), likelihoods.Categorical(), **options)
     state = fine.init()
     for _ in range(3):

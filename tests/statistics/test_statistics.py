@@ -111,7 +111,7 @@ def test_per_sample_gradients(name: str) -> None:
     # Tracing is where statistics could be lost: the slow C++ compiler has its turn in
     # test_every_layer.py, on other layers, and in tests/fused, on the whole step.
     [
-        (1, torch.float64, "aot_eager"),
+        pytest.param(1, torch.float64, "aot_eager", marks=pytest.mark.thorough),
         (3, torch.float32, "aot_eager"),
         pytest.param(3, torch.float32, "inductor", marks=pytest.mark.thorough),
     ],
@@ -134,7 +134,7 @@ def test_compiled(chains: int, dtype: torch.dtype, backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("backend", [None, "eager"])
 def test_layers_called_by_keyword(backend: str | None) -> None:
     class ByKeyword(nn.Module):
         def __init__(self) -> None:

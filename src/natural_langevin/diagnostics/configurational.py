@@ -18,7 +18,7 @@ for any batch size, and exact with all data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -76,34 +76,23 @@ def measure(
         raise ValueError(
             f"the samples' temperature needs at least 8 draws, got {draws}: lower thin"
         )
-    half, x, y = draws // 2, *data
+    half = draws // 2
 
     def centre(s: Tensor) -> Tensor:  # stored samples may be on another device, in half precision
         return s.to(torch.float64).mean(1).to(like.device, like.dtype)
 
     means = {k: (centre(s[:, :half]), centre(s[:, half:])) for k, s in samples.items()}
     chosen = torch.linspace(0, draws - 1, min(draws, max_draws)).round().long().tolist()
-    generator = torch.Generator().manual_seed(seed)
     series = []
-    for draw in chosen:
+    for draw, batch in zip(chosen, _batches(data, batch_size, seed), strict=False):
         theta = {k: s[:, draw].to(like.device, like.dtype) for k, s in samples.items()}
-        batch = (x, y)
-        if batch_size < len(x):
-            index = torch.randperm(len(x), generator=generator)[:batch_size].to(x.device)
-            batch = (x[index], y[index])
         v = energy_gradient(
             call, likelihood, prior, num_data, theta, learned, batch, chain_axis=False
         )
         other = 1 if draw < half else 0
-        series.append(
-            torch.stack(
-                [
-                    num_data * d.double().reshape(len(d), -1).sum(1)
-                    for d in ((theta[k] - means[k][other]) * v[k] for k in theta)
-                ],
-                dim=1,
-            )
-        )
+        parts = ((theta[k] - means[k][other]) * v[k] for k in theta)
+        sums = [num_data * d.double().reshape(len(d), -1).sum(1) for d in parts]
+        series.append(torch.stack(sums, dim=1))
     virial = of_all(torch.stack(series, dim=1)).cpu() / temperature.double().cpu()[:, None, None]
     virial = virial[chosen_chains]  # (chain, draw, tensor)
     sizes = torch.tensor([s[0, 0].numel() for s in samples.values()])
@@ -111,6 +100,18 @@ def measure(
         _mean(virial.sum(2) / sizes.sum()),
         {name: _mean((virial / sizes)[:, :, k]) for k, name in enumerate(samples)},
     )
+
+
+def _batches(data: tuple[Tensor, Tensor], size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows drawn anew for every draw; all of them where there are not more than ``size``."""
+    x, y = data
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        if size >= len(x):
+            yield x, y
+            continue
+        index = torch.randperm(len(x), generator=generator)[:size].to(x.device)
+        yield x[index], y[index]
 
 
 def _mean(series: Tensor) -> Reading:

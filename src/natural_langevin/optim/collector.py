@@ -12,8 +12,9 @@ from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling.collector import is_kept
+from natural_langevin.sampling.kept_draws import check_kept, check_sample_dtype
 from natural_langevin.sampling.loop import DivergenceError
-from natural_langevin.sampling.validation import check_kept, check_sample_dtype, whole_number
+from natural_langevin.sampling.validation import whole_number
 from natural_langevin.statistics import Params, plain_copy, prepare_model
 
 log = logging.getLogger("natural_langevin")

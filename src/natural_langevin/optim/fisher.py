@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp
 from torch.utils import _pytree as pytree
 
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
+from natural_langevin.optim.call_reader import CallReader, Tensors
 from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
@@ -36,7 +36,6 @@ from natural_langevin.statistics import (
     Statistics,
     grouped,
     prepare_model,
-    vectorised,
 )
 from natural_langevin.statistics import samples as per_sample
 from natural_langevin.statistics.moments import CHUNK_NUMBERS, Moments
@@ -45,13 +44,11 @@ from natural_langevin.statistics.rules import Units
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
-from natural_langevin.statistics.tape import CallKey, Tape, is_real
 from natural_langevin.statistics.vectorised import is_untransformable, why_untransformable
 
 log = logging.getLogger("natural_langevin")
 
 Reduction = Literal["mean", "sum"]
-Tensors = dict[CallKey, list[Tensor]]
 
 
 class Fisher:
@@ -302,76 +299,11 @@ class Fisher:
 
     def _recorded(self, one: Pass, plan: Plan, scale: Tensor) -> tuple[Tensors, Tensors]:
         """Inputs and output gradients of every call in the plan."""
-        dtype = self._like().dtype
-        inputs: Tensors = {}
-        deltas: Tensors = {}
-        for name in sorted(one.wanted & self._opaque):
-            self._look_inside(one, plan, name, scale, inputs, deltas)
-        for key, trace in plan.traces.items():
-            if key in inputs:
-                continue
-            record = one.calls.get(key)
-            if record is None or len(record.deltas) != len(trace.outputs):
-                raise ValueError(_unexpected(key[0]))
-            found = record.tensors(f"layer {key[0]!r}")
-            inputs[key] = [t.to(dtype) if is_real(t) else t for t in found]
-            if [t.shape for t in inputs[key]] != trace.inputs:
-                raise ValueError(_unexpected(key[0]))
-            shapes = [shape for shape, _ in trace.outputs]
-            deltas[key] = self._deltas(record, shapes, scale)
-        planned = {key[0] for key in plan.traces} - self._opaque
-        surplus = {k for k in one.calls if k not in inputs and k[0] in planned}
-        if surplus:
-            raise ValueError(_unexpected(next(iter(surplus))[0]))
-        return inputs, deltas
-
-    def _deltas(self, record: Record, shapes: list[torch.Size], scale: Tensor) -> list[Tensor]:
-        """In full precision; zero for an output that the loss does not depend on."""
-        like = self._like()
-        known = record.drawn if self.targets == "model" else record.deltas
-        return [
-            like.new_zeros(shape) if d is None else d.to(like.dtype) * scale
-            for d, shape in zip(known, shapes, strict=True)
-        ]
-
-    def _look_inside(
-        self,
-        one: Pass,
-        plan: Plan,
-        name: str,
-        scale: Tensor,
-        inputs: Tensors,
-        deltas: Tensors,
-    ) -> None:
-        """Runs a layer that torch computes in one kernel again, from plain operations, to find
-        what went into its inner maps and the gradients of what came out of them."""
-        module, like = self.network_copy.model.get_submodule(name), self._like()
-        names, params = self.network_copy.names_within(name), self.network_copy.trainable()
-        own = {k: params[full] for k, full in names.items()}
-        records = [r for key, r in one.calls.items() if key[0] == name]
-        keys = [k for k in plan.traces if k[0] == name or k[0].startswith(f"{name}.")]
-        every = plan.epsilons(like.device)
-        if sum(k[0] == name for k in keys) not in (0, len(records)):
-            raise ValueError(_unexpected(name))
-
-        def outputs(epsilons: Tensors) -> tuple[list[list[Tensor]], Tensors]:
-            found = []
-            with self.network_copy.taping(Tape(epsilons)) as tape:
-                for record in records:
-                    args, kwargs = record.arguments(f"layer {name!r}", like.dtype)
-                    with vectorised(like):
-                        result = functional_call(module, own, args, kwargs)
-                    found.append([leaf for leaf in pytree.tree_leaves(result) if is_real(leaf)])
-            return found, tape.inputs
-
-        made, pullback, seen = vjp(outputs, {k: every[k] for k in keys}, has_aux=True)  # type: ignore[misc]
-        cotangents = [
-            self._deltas(record, [o.shape for o in outs], scale)
-            for record, outs in zip(records, made, strict=True)
-        ]
-        (pulled,) = pullback(cotangents)
-        inputs |= seen
-        deltas |= pulled
+        reader = CallReader(
+            self.network_copy, plan, self._opaque,
+            like=self._like(), drawn=self.targets == "model", scale=scale,
+        )  # fmt: skip
+        return reader.read(one)
 
     # At the step ----------------------------------------------------------------------------------
 
@@ -437,11 +369,3 @@ def _transforming(who: str, remedy: str) -> Iterator[None]:
             f"Choose between values with torch.where there, {remedy}, or use "
             "preconditioners.RMSProp() or Euclidean()"
         ) from error
-
-
-def _unexpected(name: str) -> str:
-    return (
-        f"layer {name!r} was not called as in the rehearsal of this batch's shape: does the "
-        "network choose its layers by the values of its inputs, or call them without gradients? "
-        "Use preconditioners.RMSProp() or Euclidean() for such a network"
-    )

@@ -23,15 +23,18 @@ from natural_langevin.likelihoods import Likelihood, LogLoss
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import (
     arviz,
+    diagnosis,
     distillation,
     export,
     monte_carlo,
     networks,
+    pooling,
     storage,
     weighting,
 )
 from natural_langevin.posterior.chain_shards import ChainShards
 from natural_langevin.posterior.evaluation import score
+from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import (
     Averager,
     Prediction,
@@ -39,7 +42,7 @@ from natural_langevin.posterior.prediction import (
     join,
     one_tensor,
 )
-from natural_langevin.priors import Prior, PriorLike, resolve
+from natural_langevin.priors import Prior, PriorLike
 from natural_langevin.statistics import plain_copy, prepare_model, vectorised, with_parameters
 from natural_langevin.statistics.capture import ParameterSlots
 from natural_langevin.statistics.vectorised import MODEL_LOCK
@@ -48,17 +51,8 @@ from natural_langevin.types import Params
 log = logging.getLogger("natural_langevin")
 
 Estimate = Literal["ensemble", "mean", "last"]
-Chains = Sequence[int] | Literal["all"] | None
 #: A tensor, an array or a frame; several in a tuple; or by keyword in a dictionary.
 Inputs = Any
-
-
-def pooled_chains(config: Mapping[str, Any], chains: Iterable[int]) -> list[int]:
-    """Those of ``chains`` that predictions pool: of a ladder of temperatures whose chains swap, the
-    ones at temperature 1, for which the others are there; all where there is none."""
-    chains = list(chains)
-    cold = [c for c in chains if "exchange" in config and config["temperature"][c] == 1]
-    return cold or chains
 
 
 class Posterior:
@@ -172,26 +166,7 @@ class Posterior:
         """The healthy ones among ``chains``: None for all of them, if they have one temperature
         and one prior. Others sample different distributions: pooling them must be asked for. Of a
         run with ``exchange``, None means the chains at temperature 1."""
-        if chains is None or chains == "all":
-            wanted = self.healthy if chains else pooled_chains(self.config, self.healthy)
-            alike = self.config.get("alike") or [0] * self.chains
-            kinds = sorted({alike[c] for c in wanted})
-            if chains is None and len(kinds) > 1:
-                groups = [[c for c in wanted if alike[c] == kind] for kind in kinds]
-                raise ValueError(
-                    f"the chains have {len(kinds)} temperatures or priors, and so as many "
-                    f"posteriors: choose with chains={groups[0]} (the others are {groups[1:]}), or "
-                    'pool them all the same with chains="all"'
-                )
-        else:
-            wanted = [int(c) for c in chains]
-            beyond = [c for c in wanted if not 0 <= c < self.chains]
-            if beyond or not wanted:
-                raise ValueError(f"chains must be among 0 .. {self.chains - 1}, got {chains!r}")
-            wanted = [c for c in wanted if c in self.healthy]
-        if not wanted:
-            raise ValueError("every chain diverged: there is nothing to predict with")
-        return wanted
+        return pooling.chosen(chains, self.healthy, self.chains, self.config)
 
     def _row_of(self, values: Params, chain: int) -> Params:
         """One chain's part of ``mean`` or ``last``."""
@@ -471,84 +446,16 @@ class Posterior:
         too, apart from whether the posterior has converged. Needs ArviZ (the extra
         ``diagnostics``).
         """
-        pooled = self.chosen(chains)
-        predictions = self.followed(x, chains)
-        stopped = {c: int(s) for c, s in enumerate(self.diverged.tolist()) if s >= 0}
-        warm = [t for t in self._temperatures().tolist() if t > 0]
-        measured = self.config.get("effective_temperature")
-        chosen = diagnostics.some_components(self.samples, tuple(parameters))
-        return diagnostics.diagnose(
-            predictions,
-            stopped,
-            healthy=pooled,
-            thin=self.config.get("thin"),
-            parameters={k: self.shards.everywhere(v)[pooled] for k, v in chosen.items()},
-            kinetic=None if measured is None else diagnostics.Kinetic.from_dict(measured),
-            configurational=None
-            if data is None
-            else self._configurational(data, prior, batch_size, max_draws),
-            temperature=min(warm, default=1.0),
-            halved=None if halved is None else self._against(halved, x, predictions, pooled),
-            shared=bool(self.config.get("shared_batches")),
-            adapting=bool(self.config.get("adapting")),
-            advice=diagnostics.Advice(self.config),
-            scores=None
-            if held_out is None
-            else self.evaluate(*self.signature.split(held_out), chains=chains),
-        )
+        return diagnosis.diagnose(
+            self, x, data=data, prior=prior, parameters=parameters, batch_size=batch_size,
+            max_draws=max_draws, chains=chains, halved=halved, held_out=held_out,
+        )  # fmt: skip
 
     def followed(self, x: Tensor, chains: Chains) -> Tensor:
         """Predictions along the draws: (chain, draw, B, ...)."""
         predictions = self.predict(x, chains=chains).samples
         assert predictions is not None
         return predictions.unflatten(0, (-1, self.draws))
-
-    def _against(
-        self, other: Posterior, x: Tensor, predictions: Tensor, pooled: Sequence[int]
-    ) -> dict[str, diagnostics.Halved]:
-        """This run and one at half the step size: predictions, and some weights of each tensor."""
-        theirs = other.chosen(None)
-        mine = diagnostics.some_components(self.samples, ("*",))
-        half = diagnostics.some_components(other.samples, ("*",))
-        return diagnostics.halved.compare(
-            {"predictions": predictions}
-            | {k: self.shards.everywhere(v)[list(pooled)] for k, v in mine.items()},
-            {"predictions": other.followed(x, theirs)}
-            | {k: other.shards.everywhere(v)[theirs] for k, v in half.items()},
-        )
-
-    def _temperatures(self) -> Tensor:
-        """T of every chain, as far as the configuration says: (chain,)."""
-        value = self.config.get("temperature", 1.0)
-        return torch.as_tensor(value, dtype=torch.float64).expand(self.chains)
-
-    def _configurational(
-        self,
-        data: tuple[Tensor, Tensor],
-        prior: PriorLike | None,
-        batch_size: int,
-        max_draws: int,
-    ) -> diagnostics.Configurational | None:
-        like = {name: value[0] for name, value in self.last.items()}
-        device = next(iter(like.values())).device
-        known = self.prior if prior is None else resolve(prior, like, self.chains, device=device)
-        if known is None:
-            raise ValueError(
-                "the temperature of the samples needs the prior, which a saved posterior does not "
-                "hold: diagnose(x, data=data, prior=priors.Gaussian(...))"
-            )
-        temperature = self._temperatures()
-        warm = [c for c in self.healthy if temperature[c] > 0]
-        if not warm:
-            return None
-        here = {name: self.shards.here(value) for name, value in self.learned.items()}
-        x, y = (t.to(device) for t in self.signature.split(data))
-        return diagnostics.configurational.measure(
-            self._call, self.likelihood, known, self.samples, here, temperature,
-            (x, y), like=next(iter(self.last.values())), chosen_chains=warm,
-            of_all=self.shards.everywhere, batch_size=batch_size,
-            num_data=float(self.config.get("num_data", len(x))), max_draws=max_draws,
-        )  # fmt: skip
 
     def _call(self, params: Params, x: Tensor) -> Any:
         with vectorised(x):

@@ -1,26 +1,48 @@
-"""Where the chains of a run by the recipe begin.
+"""Where chains begin.
 
-At the model where it has learned something. Otherwise every chain at random weights of its own,
-N(0, 1/fan_in), from where it first goes downhill (``warm_up``).
+Those of a run by the recipe: at the model where it has learned something. Otherwise every chain at
+random weights of its own, N(0, 1/fan_in), from where it first goes downhill (``warm_up``).
 
 ``sampler`` is a ``Langevin``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from natural_langevin import models
+from natural_langevin import models, random
+from natural_langevin.priors import Prior
 from natural_langevin.sampling.warm_up import losses
 from natural_langevin.types import Params
 
 #: A network has learned something where shuffled inputs, or random weights, raise its loss by this
 #: part.
 FITTED, RANDOM_STARTS = 0.5, 5
+
+
+def weights(
+    kind: str, params: Params, prior: Mapping[str, Prior], chain: Tensor, seed: int
+) -> Params:
+    """The first weights of chains of these numbers, {name: (chain, *shape)}: ``kind`` is "prior",
+    "fan_in", or else the model's own, ``params``."""
+    if kind == "fan_in":
+        return models.fan_in_init(params, chain=chain, seed=seed)
+    if kind == "prior":
+        key = random.origin(seed, random.INIT, chain)
+        return {
+            name: prior[name].sample(random.stream(key, index), tuple(p.shape), p.dtype)
+            for index, (name, p) in enumerate(params.items())
+        }
+    # Row by row, whatever the strides of the model's own: kernels read memory as it lies.
+    return {
+        k: p.expand(len(chain), *p.shape).clone(memory_format=torch.contiguous_format)
+        for k, p in params.items()
+    }
 
 
 def better(sampler: Any, data: tuple[Tensor, Tensor]) -> tuple[str, bool]:
@@ -39,8 +61,8 @@ def better(sampler: Any, data: tuple[Tensor, Tensor]) -> tuple[str, bool]:
         return "model", False
     numbers = torch.arange(RANDOM_STARTS, device=sampler.device)
     trainable = sampler._dynamics.gradients.network.trainable()
-    random = models.fan_in_init(trainable, chain=numbers, seed=sampler.seed)
-    usual = median(_losses(sampler, random, data).tolist())
+    drawn = models.fan_in_init(trainable, chain=numbers, seed=sampler.seed)
+    usual = median(_losses(sampler, drawn, data).tolist())
     weakly = own < others and own < usual - FITTED * abs(usual)
     return "model" if weakly else "fan_in", True
 

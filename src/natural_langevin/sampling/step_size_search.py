@@ -42,7 +42,7 @@ from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.priors import Prior
 from natural_langevin.sampling.collector import finite_chains
 from natural_langevin.sampling.loop import DivergenceError
-from natural_langevin.sampling.validation import largest_step
+from natural_langevin.sampling.step_size_checks import largest_step
 
 log = logging.getLogger("natural_langevin")
 

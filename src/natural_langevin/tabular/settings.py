@@ -25,8 +25,6 @@ PRECONDITIONERS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
     "rmsprop": preconditioners.RMSProp,
     "sgld": preconditioners.Euclidean,
 }
-#: Prior variances with a name (see ``candidates``).
-NAMED_VARIANCES = ("learned", "fan_in", "unit_fan_in")
 #: Fewer rows than this are sampled in float64 and as whole batches, where it costs nothing.
 TINY = 150
 #: 400 MB for every network that is kept; beyond it, a table is not what one has.

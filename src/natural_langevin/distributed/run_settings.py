@@ -1,0 +1,106 @@
+"""What a run was asked for, and what follows for all that was left open: its length, and its draws.
+
+``sampler`` is a ``Langevin``, whose own module imports this one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from natural_langevin import schedules
+from natural_langevin._internal.tensorfile import Spec
+from natural_langevin.data.streams import usual_batch
+from natural_langevin.distributed.run_setup import resumed_config
+from natural_langevin.posterior import networks, stores
+from natural_langevin.sampling import planning, recipe
+from natural_langevin.sampling.kept_draws import (
+    check_every,
+    check_given,
+    check_sample_dtype,
+    check_thinning,
+)
+from natural_langevin.sampling.loop import RunPlan
+from natural_langevin.sampling.validation import whole_number
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """``plan``: which iterates are kept. ``where``, ``specs``, ``dtype``: how they are stored.
+    ``choice``: what the recipe chose. ``wanted``: the effective sample size of ``until``."""
+
+    plan: RunPlan
+    batch_size: int
+    where: str | Path
+    specs: Mapping[str, Spec]
+    dtype: torch.dtype
+    choice: recipe.Choice | None
+    checkpoint: str | os.PathLike[str] | None
+    seconds: float | None
+    until: str | None
+    wanted: float | None
+
+
+def settle(
+    sampler: Any,
+    data: Any,
+    *,
+    steps: int | None,
+    seconds: float | None,
+    until: str | None,
+    wanted: float | None,
+    batch_size: int | None,
+    burn_in: int | None,
+    thin: int | None,
+    keep: int | None,
+    store: str | os.PathLike[str],
+    sample_dtype: torch.dtype | None,
+    checkpoint: str | os.PathLike[str] | None,
+    every: int | None,
+) -> RunSettings:
+    """The arguments of ``sample``, with nothing open; the recipe also sets the sampler's prior and
+    its start."""
+    check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
+    choice = None
+    if sampler._by_recipe:
+        with sampler.mesh.together("choosing what was left open"):
+            known = recipe.Choice.from_config(resumed_config(checkpoint, sampler.mesh))
+            batch_size, choice, lengths = planning.plan(
+                sampler, data, batch_size, known, steps=steps, burn_in=burn_in, thin=thin,
+                seconds=seconds, until=wanted is not None,
+            )  # fmt: skip
+        steps, burn_in, thin = lengths.steps, lengths.burn_in, lengths.thin
+    batch_size = whole_number("batch_size", usual_batch(data) if batch_size is None else batch_size)
+    if steps is None and seconds is not None and wanted is None:
+        steps = planning.steps_within(sampler, seconds, data, batch_size)
+    if steps is None:
+        raise ValueError(
+            "steps must be said where the step size is: sample(data, steps=...); with "
+            'step_size="auto", the default, a run knows its own length. With until=, steps is '
+            "the most that may be taken"
+        )
+    steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
+    explores = schedules.stages(sampler.step_size)
+    thin, draws = check_thinning(
+        steps, burn_in, whole_number("thin", 1 if thin is None else thin), keep, explores
+    )
+    plan = RunPlan(steps, burn_in, thin, check_every(every), explores=explores)
+    where, params = stores.location(store), sampler.init().params
+    dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
+    return RunSettings(
+        plan=plan,
+        batch_size=batch_size,
+        where=where,
+        specs=networks.specs(params, draws, dtype),
+        dtype=dtype,
+        choice=choice,
+        checkpoint=checkpoint,
+        seconds=seconds,
+        until=until,
+        wanted=wanted,
+    )

@@ -1,0 +1,197 @@
+"""A sampler's run, on one process or several: from its settings to the posterior.
+
+``sampler`` is a ``Langevin``, whose own module imports this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin._internal.provenance import provenance
+from natural_langevin.data.streams import InMemory
+from natural_langevin.distributed.run_settings import RunSettings
+from natural_langevin.distributed.run_setup import (
+    check_same_everywhere,
+    open_checkpoint,
+    resumed_config,
+)
+from natural_langevin.dynamics.base import State
+from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.posterior import stores
+from natural_langevin.posterior.pooling import pooled_chains
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.weighting import draw_weights
+from natural_langevin.sampling import recipe, rounding, step_size_search, temperature_probe, warm_up
+from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.exchange import ReplicaExchange
+from natural_langevin.sampling.kept_draws import check_memory
+from natural_langevin.sampling.look import Callback
+from natural_langevin.sampling.loop import run
+from natural_langevin.sampling.step_size_checks import StepSize
+from natural_langevin.sampling.until import Target
+from natural_langevin.sampling.watching import Watching
+
+Choice = recipe.Choice | step_size_search.Choice
+
+
+def carry_out(
+    sampler: Any,
+    data: Any,
+    asked: RunSettings,
+    *,
+    callback: Callback | None,
+    exchange: int | None,
+    progress: bool | str,
+) -> Posterior:
+    """Prepares, samples and reports; what is kept of it is ``sampler``'s posterior."""
+    plan, mesh = asked.plan, sampler.mesh
+    with mesh.together("preparing the run"):
+        choice, step_size, engine, state = _prepared(sampler, data, asked)
+    sampler._notice(engine.stream)
+    config = _described(sampler, asked, engine)
+    swaps = None
+    if exchange is not None:
+        swaps = ReplicaExchange(
+            engine, mesh, sampler._temperature, sampler._prior,
+            every=exchange, burn_in=plan.burn_in, seed=sampler.seed,
+        )  # fmt: skip
+        engine.pauses.append(swaps)
+        state, config["exchange"] = swaps.begin(state), swaps.describe()
+    if sampler._owner.signature.several:
+        config["inputs"] = sampler._owner.signature.several
+    if asked.until is not None:
+        config["until"] = asked.until
+        _refuse_different(asked.until, config, sampler.chains)
+    if choice is not None:
+        key = "recipe" if isinstance(choice, recipe.Choice) else "pilot"
+        config |= {"step_size": stable_repr(step_size), key: choice.as_dict()}
+    identity = config
+    if asked.checkpoint is not None or isinstance(asked.where, Path) or mesh.world > 1:
+        table = sampler._rates_table(0, plan.steps, step_size, burn_in=plan.burn_in)
+        mode = "compiled" if engine.mode == "compiled" else "eager"
+        identity = config | exact_settings(sampler._template, table.values, sampler._prior, mode)
+    made_by = provenance(
+        sampler._template, likelihood=sampler.likelihood, preconditioner=sampler.preconditioner,
+        **{f"prior of {name}": p for name, p in sampler._prior.items()},
+    )  # fmt: skip
+    where = check_same_everywhere(mesh, identity, made_by, engine.stream, asked.where)
+    sink = stores.open_store(where, asked.specs, device=sampler.device, run=identity)
+    collector = SampleCollector(
+        state, store=sink, dtype=asked.dtype, looks=plan.looks, first=int(sampler.chain_ids[0])
+    )
+    target = Target(
+        asked.wanted, lambda now: sampler._posterior_of(sampler, collector.so_far, now, config),
+        engine.stream.example()[0], seconds=asked.seconds if asked.wanted is not None else None,
+    )  # fmt: skip
+    watcher = Watching(engine, mesh, target, steps=plan.steps, callback=callback)
+    title = progress if isinstance(progress, str) else "sampling"
+    with contextlib.ExitStack() as closing:
+        closing.callback(sink.close)
+        saved = open_checkpoint(asked.checkpoint, identity, engine.stream, mesh, made_by)
+        if saved is not None:
+            closing.callback(saved.close)
+        with mesh.together("the run"):
+            state = run(
+                plan, engine, state, collector, saved=saved, title=title,
+                progress=bool(progress), processes=mesh, watcher=watcher,
+            )  # fmt: skip
+        config |= _length_reached(asked, target, state)
+        if swaps is not None:
+            config["exchange"] = swaps.report(state)
+        config |= _measured(sampler, asked, engine, state, step_size)
+        return sampler._posterior_of(sampler._owner, collector.finish, state, config)
+
+
+def _prepared(
+    sampler: Any, data: Any, asked: RunSettings
+) -> tuple[Choice | None, StepSize | None, Engine, State]:
+    """The choice of what was open, its step size, an engine, and the state that chains start at:
+    downhill from the recipe's where they begin at random."""
+    plan = asked.plan
+    choice: Choice | None = asked.choice
+    check_memory(asked.specs, asked.where, sampler.device)
+    if sampler._auto and not sampler._by_recipe:
+        choice = _pilot(sampler, data, asked)
+    step_size = None if choice is None else choice.schedule_of(plan.burn_in)
+    if choice is not None:
+        sampler._settled = (choice.schedule_of(0), asked.batch_size)
+    engine, state = sampler.prepare(
+        data, steps=plan.steps, batch_size=asked.batch_size, step_size=step_size,
+        burn_in=plan.burn_in,
+    )  # fmt: skip
+    if sampler._downhill and sampler.mesh.data is None:
+        stream = engine.stream
+        if not isinstance(stream, InMemory):
+            x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
+            stream = InMemory(
+                x, y, batch_size=min(asked.batch_size, len(x)), chain=sampler.chain_ids,
+                seed=sampler.seed, device=sampler.device,
+            )  # fmt: skip
+        mode = choose_mode(sampler.compile)
+        state = warm_up.descend(sampler._dynamics, state, stream, engine.num_data, mode=mode)
+    return choice, step_size, engine, state
+
+
+def _pilot(sampler: Any, data: Any, asked: RunSettings) -> step_size_search.Choice:
+    """The pilot's choice; a run to go on with keeps the one that it was started with."""
+    found = step_size_search.Choice.from_config(
+        resumed_config(asked.checkpoint, sampler.mesh), sampler.chains
+    )
+    return found or sampler.choose_step_size(data, asked.plan.steps, batch_size=asked.batch_size)
+
+
+def _described(sampler: Any, asked: RunSettings, engine: Engine) -> dict[str, Any]:
+    """The sampler and the run in words."""
+    plan, stream = asked.plan, engine.stream
+    return sampler.describe() | {
+        "steps": plan.steps,
+        "batch_size": asked.batch_size,
+        "burn_in": plan.burn_in,
+        "thin": plan.thin,
+        "store": "folder" if isinstance(asked.where, Path) else asked.where,
+        "sample_dtype": str(asked.dtype),
+        "num_data": engine.num_data,
+        "data": stream.fingerprint(),
+        "shared_batches": not stream.chain_axis,
+        "adapting": engine.rates.kind(plan.steps - 1).adapts,
+    }
+
+
+def _refuse_different(until: str, config: dict[str, Any], chains: int) -> None:
+    """Chains of several posteriors have no effective sample size together."""
+    pooled = pooled_chains(config, range(chains))
+    if len({config["alike"][c] for c in pooled}) > 1:
+        raise ValueError(
+            f"until={until!r} needs chains of one posterior, and these differ in "
+            "temperature or prior: give steps="
+        )
+
+
+def _length_reached(asked: RunSettings, target: Target, state: State) -> dict[str, Any]:
+    """How far the run went, and what ended it, which is also said."""
+    done = int(state.step)
+    by_clock = asked.seconds is not None and asked.wanted is None
+    target.say(done, asked.plan.steps, asked.seconds)
+    found: dict[str, Any] = {"limit": "seconds" if by_clock else target.reached, "steps": done}
+    return found | ({"ess": target.ess} if asked.wanted is not None else {})
+
+
+def _measured(
+    sampler: Any, asked: RunSettings, engine: Engine, state: State, step_size: StepSize | None
+) -> dict[str, Any]:
+    """Of the steps that were taken: how they were run, weights, acceptance, rounding, heat."""
+    done, burn_in = int(state.step), asked.plan.burn_in
+    found: dict[str, Any] = {"execution": engine.way}
+    table = sampler._rates_table(0, done, step_size, burn_in=burn_in)
+    weights = draw_weights(table.step_size, burn_in, asked.plan.thin, asked.plan.explores)
+    if weights is not None:
+        found["draw_weights"] = weights
+    for name, values in sampler.dynamics.report(state).items():
+        found[name] = sampler.mesh.all_rows(values).tolist()  # of all chains
+    if (shift := rounding.autocast_shift(engine, state)) is not None:
+        found["autocast_shift"] = shift
+    heat = temperature_probe.after_run(engine, state, done, sampler.mesh)
+    return found | {"effective_temperature": heat}

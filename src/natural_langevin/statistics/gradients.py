@@ -1,0 +1,245 @@
+"""Gradients: model + batch -> loss, mean gradient and Fisher statistics, for all chains at once.
+
+For every chain, with per-sample loss l_n:
+
+    gradient = mean_n d l_n / d theta                      what Algorithm 1 calls g
+    statistics                                             what was asked for: see ``requests``
+
+With ``targets="model"`` the statistics come from labels y~ drawn from the model (the Fisher matrix
+proper); the gradient always comes from the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.likelihoods import State as LikelihoodState
+from natural_langevin.statistics.accumulation import clipped
+from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.data_parallel import DataParallel, Part, at_its_rows
+from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Settled, Statistics
+from natural_langevin.statistics.moments import (
+    CHUNK_NUMBERS,
+    NO_BASIS,
+    Sharing,
+)
+from natural_langevin.statistics.one_chain import OneChain, from_layers, kind_of
+from natural_langevin.statistics.plan import Plan, make_plan
+from natural_langevin.statistics.requests import (
+    Basis,
+    Request,
+    Requests,
+    check_requests,
+    grouped,
+)
+
+
+def _without_axis(function: Any, axes: tuple[int | None, ...], *values: Any) -> Any:
+    """``vmap`` of one: eagerly, the transformation costs more than the arithmetic."""
+    inside = (
+        value if axis is None else pytree.tree_map(lambda t: t[0], value)
+        for axis, value in zip(axes, values, strict=True)
+    )
+    return pytree.tree_map(lambda t: t[None], function(*inside))
+
+
+class Gradients:
+    """Evaluates all chains on a batch. ``requests`` name the statistics that a metric needs."""
+
+    def __init__(
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        *,
+        requests: Collection[Request] = (),
+        targets: Literal["data", "model"] = "data",
+        sharing: Sharing = "exact",
+        microbatch: int | None = None,
+        clip: float | None = None,
+        data_parallel: DataParallel | None = None,
+    ) -> None:
+        """``microbatch``: at most this many samples of a chain at once (see ``accumulation``).
+        ``clip``: the largest norm of a chain's gradient; statistics stay as they are.
+        ``data_parallel``: processes that each take a part of every minibatch."""
+        self.network, self.likelihood = network, likelihood
+        self.requests, self.targets, self.sharing = check_requests(requests), targets, sharing
+        self.microbatch, self.clip, self.data_parallel = microbatch, clip, data_parallel
+        self._plans: dict[Any, Plan] = {}  # by ``kind_of`` the inputs
+        self._distrusted: frozenset[str] = frozenset()
+        self._watching = from_layers(self.requests)
+        if self.requests - {"samples"}:  # the hooks' owners tell which parameters are a unit
+            network.install_hooks()
+        self._units = network.units()  # once: it walks over all layers
+
+    def prepare(self, params: Params, x: Tensor) -> None:
+        """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""
+        if not self._watching:
+            return
+        if self.data_parallel is not None:
+            x = x[self.data_parallel.part(len(x)).rows]
+        first = {name: value[0] for name, value in params.items()}
+        for part in x.split(self.microbatch or len(x)):
+            kind = kind_of(self.network, part)
+            if kind not in self._plans:
+                self._plans[kind] = make_plan(self.network, first, part, self._distrusted)
+
+    def deferrable(self, params: Params, x: Tensor) -> list[str]:
+        """Linear layers whose update needs nothing but one call's matrices a and delta.
+
+        From here on their calls are on tape whatever the preconditioner needs. Gradients that are
+        clipped, gathered in pieces or formed in reduced precision are deferred to nobody."""
+        whole = self.microbatch is None and self.data_parallel is None
+        if not whole or self.clip is not None or self.network.dtype is not None:
+            return []
+        if not self._watching:
+            self.network.install_hooks()
+            self._watching = True
+        self.prepare(params, x)
+        return self._plans[kind_of(self.network, x)].single_linear_calls(self.network)
+
+    def distrust(self, names: set[str]) -> bool:
+        """From now on these parameters' statistics come from the whole network, sample by sample.
+
+        False where they did already."""
+        known = self._distrusted.union(*(plan.whole for plan in self._plans.values()))
+        self._distrusted |= names
+        self._plans = {}
+        return not known >= names
+
+    def __call__(
+        self,
+        params: Params,
+        likelihood: LikelihoodState,
+        batch: tuple[Tensor, Tensor],
+        *,
+        chain_axis: bool,
+        key: Tensor,
+        step: Tensor,
+        deferred: tuple[str, ...] = (),
+        statistics: bool = True,
+        basis: Basis = NO_BASIS,
+    ) -> Evaluation:
+        """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t).
+        Without ``statistics`` the gradient alone is computed, as if nothing else were needed.
+        ``basis``: that of the statistics "rotated".
+
+        For the layers named in ``deferred``, some of ``deferrable``, neither gradient nor
+        statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
+        first = next(iter(params.values()))
+        rate = (step + 1).to(first.dtype).rsqrt()
+        one = self._one_chain(params, self.requests if statistics else frozenset(), deferred)
+        if self.data_parallel is None:
+            found = self._evaluate(one, params, likelihood, batch, key, rate, chain_axis, basis)
+        else:
+            found = self._in_parallel(
+                one, params, likelihood, batch, key, rate, chain_axis, basis, self.data_parallel
+            )
+        if self.clip is not None:
+            found.gradient = vmap(partial(clipped, limit=self.clip))(found.gradient)
+        return found
+
+    def _one_chain(self, params: Params, requests: Requests, deferred: tuple[str, ...]) -> OneChain:
+        first = next(iter(params.values()))
+        shapes = {k: p.shape[1:] for k, p in params.items()}
+        return OneChain(
+            self.network, self.likelihood, requests,
+            groups=grouped(shapes, self._units, requests) if requests else [],
+            plans=self._plans, targets=self.targets, sharing=self.sharing,
+            microbatch=self.microbatch, deferred=deferred,
+            numbers=max(1, CHUNK_NUMBERS // len(first)),  # of one chain's temporary tensors
+        )  # fmt: skip
+
+    def _evaluate(
+        self,
+        one: OneChain,
+        params: Params,
+        likelihood: LikelihoodState,
+        batch: tuple[Tensor, Tensor],
+        key: Tensor,
+        rate: Tensor,
+        chain_axis: bool,
+        basis: Basis,
+    ) -> Evaluation:
+        """All chains on a batch, or on the part of one that is here."""
+        data = 0 if chain_axis else None
+        axes = (0, 0, data, data, 0, None, 0)
+        over_chains = vmap(one.evaluate, in_dims=axes)
+        if len(key) == 1 and chain_axis and not torch.compiler.is_compiling():
+            over_chains = partial(_without_axis, one.evaluate, axes)
+        loss, gradient, found, state, calls = over_chains(
+            params, likelihood, *batch, key, rate, basis
+        )
+        handed = {name: DeferredCall(*call) for name, call in calls.items()}
+        return Evaluation(loss, gradient, Statistics(**found), state, handed)
+
+    def _in_parallel(
+        self,
+        one: OneChain,
+        params: Params,
+        state: LikelihoodState,
+        batch: tuple[Tensor, Tensor],
+        key: Tensor,
+        rate: Tensor,
+        chain_axis: bool,
+        basis: Basis,
+        group: DataParallel,
+    ) -> Evaluation:
+        """The same when every process evaluates a part of the batch: what single samples say is
+        added up. What the likelihood learns from all outputs is settled beforehand, like in
+        ``OneChain``."""
+        x, y = batch
+        part = group.part(x.shape[1 if chain_axis else 0])
+        own = (x[:, part.rows], y[:, part.rows]) if chain_axis else (x[part.rows], y[part.rows])
+        if state:
+            data = 0 if chain_axis else None
+            outputs = vmap(self.network.call, in_dims=(0, data))(params, own[0])
+            everybody = group.add_up(at_its_rows(outputs, part, axis=1))
+            update = vmap(self.likelihood.update, in_dims=(0, 0, data, None))
+            state = update(state, everybody, y, rate)
+        one.part = part
+        if from_layers(one.requests) and self.microbatch is None:
+            return _overlapped(one, params, state, own, key, chain_axis, basis, part, group)
+        here = self._evaluate(one, params, state, own, key, rate, chain_axis, basis)
+        found = dict(vars(here.statistics))
+        samples = at_its_rows(found.pop("samples"), part, axis=1)
+        means = pytree.tree_map(part.share, (here.loss, here.gradient, found))
+        (loss, gradient, found), samples = group.add_up((means, samples))
+        return Evaluation(loss, gradient, Statistics(samples=samples, **found), state)
+
+
+def _overlapped(
+    one: OneChain,
+    params: Params,
+    state: LikelihoodState,
+    own: tuple[Tensor, Tensor],
+    key: Tensor,
+    chain_axis: bool,
+    basis: Basis,
+    part: Part,
+    group: DataParallel,
+) -> Evaluation:
+    """The gradient is on its way while the statistics are computed."""
+    data = 0 if chain_axis else None
+
+    def backward(p: Params, s: LikelihoodState, x: Tensor, y: Tensor, k: Tensor) -> Any:
+        def settle(outputs: Any) -> Settled:
+            return Settled(s, y, one.labels(outputs, y, k, s))
+
+        loss, gradient, _, _, tape = one.backward(p, x, settle)
+        return loss, gradient, tape
+
+    loss, gradient, tape = vmap(backward, in_dims=(0, 0, data, data, 0))(params, state, *own, key)
+    under_way = group.start(pytree.tree_map(part.share, (loss, gradient)))
+    over_chains: Any = vmap(one.moments, in_dims=(0, 0, data, 0, 0, 0, 0))
+    moments = over_chains(params, state, own[0], *tape, basis)
+    found = group.add_up(pytree.tree_map(part.share, moments))
+    loss, gradient = under_way()
+    return Evaluation(loss, gradient, Statistics(**found), state)

@@ -1,0 +1,227 @@
+"""One chain on its minibatch: loss, gradient and statistics, in one backward pass.
+
+The gradient is the mean over the batch of d l_n / d theta; statistics are means over the same
+samples, of the data's labels or of labels drawn from the model. ``gradients`` runs it for all
+chains at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad, vjp, vmap
+from torch.utils import _pytree as pytree
+
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.likelihoods import State as LikelihoodState
+from natural_langevin.statistics.accumulation import accumulated, joined
+from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.data_parallel import Part, at_its_rows
+from natural_langevin.statistics.evaluation import Settled
+from natural_langevin.statistics.moments import Moments, Sharing, dense_moments
+from natural_langevin.statistics.plan import Plan
+from natural_langevin.statistics.requests import Basis, Group, Requests
+from natural_langevin.statistics.statistics import Recorded, layer_statistics
+
+Deferred = dict[str, tuple[Tensor, ...]]  # a, delta, and delta of drawn labels where they differ
+
+
+def from_layers(requests: Requests) -> bool:
+    """Whether statistics come from the layers' calls: some are wanted, and none of them is
+    per-sample gradients of the whole network, from which all others would follow."""
+    return bool(requests) and "samples" not in requests
+
+
+def kind_of(network: Network, x: Tensor) -> Any:
+    """What a plan depends on: shapes, and the precision of what layers return."""
+    return tuple(x.shape), network.autocast
+
+
+@dataclass(eq=False)
+class OneChain:
+    """The pass over a batch, or over the ``part`` of one that is here, for which the likelihood is
+    settled already.
+
+    ``groups``: what ``requests`` ask of every parameter. ``plans``: how the network treats batches,
+    by ``kind_of`` them. ``numbers``: how many a temporary tensor may hold. Of the layers named in
+    ``deferred`` neither gradient nor statistics are formed: their calls are handed out."""
+
+    network: Network
+    likelihood: Likelihood
+    requests: Requests
+    groups: list[Group]
+    plans: Mapping[Any, Plan]
+    targets: Literal["data", "model"]
+    sharing: Sharing
+    microbatch: int | None
+    numbers: int
+    deferred: tuple[str, ...] = ()
+    part: Part | None = None
+
+    def evaluate(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        x: Tensor,
+        y: Tensor,
+        key: Tensor,
+        rate: Tensor,
+        basis: Basis,
+    ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
+        """``key`` draws labels; the likelihood's own averages move at ``rate``."""
+
+        def settle(outputs: Any) -> Settled:
+            learned = self.part is not None
+            new = state if learned else self.likelihood.update(state, outputs, y, rate)
+            return Settled(new, y, self.labels(outputs, y, key, new))
+
+        if "samples" in self.requests:
+            return (*self._with_samples(params, x, settle, basis), {})
+        if self.microbatch is None or self.microbatch >= len(x):
+            return self._one_batch(params, x, settle, basis)
+        return (*self._in_pieces(params, state, x, y, settle, basis), {})
+
+    def _one_batch(
+        self, params: Params, x: Tensor, settle: Callable[[Any], Settled], basis: Basis
+    ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
+        loss, gradient, state, calls, tape = self.backward(params, x, settle)
+        found = self.moments(params, state, x, *tape, basis) if self.requests else {}
+        return loss, gradient, found, state, calls
+
+    def backward(
+        self, params: Params, x: Tensor, settle: Callable[[Any], Settled]
+    ) -> tuple[Tensor, Params, LikelihoodState, Deferred, tuple[Any, Any, Tensor]]:
+        """Loss and gradient; and what the statistics are made of: every watched call's inputs, the
+        gradients of its outputs, and the labels whose gradients count."""
+        watched = from_layers(self.requests) or self.deferred
+        epsilons = self._plan(x).epsilons(x.device) if watched else {}
+        apart = self._apart()
+        own = {name: p for name, p in params.items() if name not in apart}
+        outputs, pullback, inputs = vjp(  # type: ignore[misc]
+            lambda p, e: self.network.recorded_call(params | p, e, x), own, epsilons, has_aux=True
+        )
+        state, y, labels = settle(outputs)
+        losses = self.likelihood.log_loss(outputs, y, state)
+        # The sum of losses: its output gradients are the per-sample ones, whatever the batch size.
+        total, deltas = self._unscaled(pullback, self._output_gradient(outputs, y, state))
+        gradient = {name: g / x.shape[0] for name, g in total.items()}
+        calls: Deferred = {n: (*inputs[n, 0], *deltas[n, 0]) for n in self.deferred}
+        if self.requests and self.targets == "model":
+            drawn = self._output_gradient(outputs, labels, state)
+            _, deltas = self._unscaled(pullback, drawn)
+            calls = {n: (*call, *deltas[n, 0]) for n, call in calls.items()}
+        return losses.mean(), gradient, state, calls, (inputs, deltas, labels)
+
+    def moments(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        x: Tensor,
+        inputs: Any,
+        deltas: Any,
+        labels: Tensor,
+        basis: Basis,
+    ) -> Moments:
+        """The statistics of what ``backward`` left."""
+        plan, apart = self._plan(x), self._apart()
+        recorded = Recorded(params, inputs, deltas, x, labels, partial(self._sample_loss, state))
+        groups = [g for g in self.groups if g.name not in apart]
+        return layer_statistics(
+            self.network, plan.without(self.deferred), groups, recorded,
+            sharing=self.sharing, numbers=self.numbers, basis=basis,
+        )  # fmt: skip
+
+    def _plan(self, x: Tensor) -> Plan:
+        return self.plans[kind_of(self.network, x)]
+
+    def _apart(self) -> set[str]:
+        """Parameters of the layers whose products somebody else forms."""
+        return {full for name in self.deferred for full in self.network.owned[name].values()}
+
+    def _in_pieces(
+        self,
+        params: Params,
+        state: LikelihoodState,
+        x: Tensor,
+        y: Tensor,
+        settle: Callable[[Any], Settled],
+        basis: Basis,
+    ) -> tuple[Tensor, Params, Moments, LikelihoodState]:
+        """The same for a batch in pieces. What depends on all outputs (the likelihood's averages,
+        labels drawn from the model) is settled by a forward pass of its own beforehand."""
+        assert self.microbatch is not None
+        xs, ys = x.split(self.microbatch), y.split(self.microbatch)
+        labels = y
+        if state or (self.requests and self.targets == "model"):
+            outputs = joined([self.network.call(params, part) for part in xs])
+            state, _, labels = settle(outputs)
+
+        def piece(part: Tensor, y: Tensor, labels: Tensor) -> Any:
+            return self._one_batch(params, part, lambda _: Settled(state, y, labels), basis)[:3]
+
+        means = map(piece, xs, ys, labels.split(self.microbatch))
+        return (*accumulated(means, [len(part) for part in xs]), state)
+
+    def labels(self, outputs: Any, y: Tensor, key: Tensor, state: LikelihoodState) -> Tensor:
+        """Whose gradients are squared: the data's labels, or some drawn from the model.
+
+        Draws are addressed by a sample's place in the whole minibatch: with a part of it, labels
+        are drawn for all places, and those of the part are used."""
+        if self.targets == "data" or not self.requests:
+            return y
+        if self.part is None:
+            return self.likelihood.sample(outputs, key, state)
+        return self.likelihood.sample(at_its_rows(outputs, self.part), key, state)[self.part.rows]
+
+    def _unscaled(self, pullback: Any, cotangent: Any) -> Any:
+        """Gradients for a cotangent that is scaled where float16 would lose it; back in full
+        precision and at their own scale before anything is squared."""
+        scale, dtype = self.network.loss_scale, self.network.dtype
+        if dtype is None:
+            return _first_order(pullback, cotangent)
+        found = _first_order(pullback, pytree.tree_map(lambda g: g * scale, cotangent))
+        return pytree.tree_map(lambda g: g.to(dtype) / scale, found)
+
+    def _output_gradient(self, outputs: Tensor, y: Tensor, state: LikelihoodState) -> Tensor:
+        """d loss_n / d outputs_n for every sample."""
+        return grad(lambda o: self.likelihood.log_loss(o, y, state).sum())(outputs)
+
+    def _sample_loss(self, state: LikelihoodState, p: Params, x: Tensor, y: Tensor) -> Tensor:
+        return self.likelihood.log_loss(self.network.call(p, x), y, state).sum()
+
+    def _with_samples(
+        self, params: Params, x: Tensor, settle: Callable[[Any], Settled], basis: Basis
+    ) -> tuple[Tensor, Params, Moments, LikelihoodState]:
+        """Per-sample gradients of the whole network: any layer, at B times the memory."""
+        outputs = self.network.call(params, x)
+        state, y, labels = settle(outputs)
+        losses = self.likelihood.log_loss(outputs, y, state)
+        samples = self._per_sample(params, state, x, y)
+        gradient = {name: g.mean(0) for name, g in samples.items()}
+        if self.targets == "model":
+            samples = self._per_sample(params, state, x, labels)
+        asked = [g for g in self.groups if g.requests]
+        means = dense_moments(
+            lambda part: samples, asked, samples=len(x), chunk=len(x), basis=basis
+        )
+        return losses.mean(), gradient, means | {"samples": samples}, state
+
+    def _per_sample(self, params: Params, state: LikelihoodState, x: Tensor, y: Tensor) -> Params:
+        def loss(p: Params, x_n: Tensor, y_n: Tensor) -> Tensor:
+            return self._sample_loss(state, p, x_n[None], y_n[None])
+
+        return vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
+
+
+def _first_order(pullback: Any, cotangent: Any) -> Any:
+    """Without a graph of the gradient itself, which nobody differentiates: torch then takes its
+    one-kernel formulas (of SiLU, say) rather than those made of differentiable pieces."""
+    if torch.compiler.is_compiling():  # which fuses the pieces anyway
+        return pullback(cotangent)
+    with torch.no_grad():
+        return pullback(cotangent)

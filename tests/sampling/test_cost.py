@@ -35,7 +35,7 @@ def test_a_dear_run_is_shorter_and_says_so(caplog: pytest.LogCaptureFixture) -> 
         assert recipe.length(choice, work=1e6, dear=True, **options).steps == 4000
         assert not caplog.text
         assert recipe.length(choice, work=cost.MOST_WORK / 750, dear=True, **options).steps == 700
-        assert "700 steps, where" in caplog.text
+        assert "700 steps, where 4000" in caplog.text
         found = recipe.length(choice, work=cost.MOST_WORK, dear=True, **options)
         assert (found.steps, found.burn_in) == (cost.FEWEST_STEPS, cost.FEWEST_STEPS // 3)
 

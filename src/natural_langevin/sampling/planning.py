@@ -171,16 +171,18 @@ def _prior_scale(
         return None
     work = price * lines * min(batch_size, inside)  # of a step with a chain on each fold
     dear = cost.is_dear(sampler, x) and work * prior_scale.EAGER.steps > cost.TRIAL_WORK
-    if dear or prior_scale.EAGER.affordable(work) is None:
+    short = work / prior_scale.FOLDS * prior_scale.DEAR.steps
+    if short > cost.TRIAL_WORK if dear else prior_scale.EAGER.affordable(work) is None:
         log.info("prior variance x 1: a trial of others would cost more than the run")
         return None
     scaled = _with_scales(sampler, 1, recipe.FIRST_STEP)
     choices = _pilot(scaled, (x, y), inside, batch_size, price, len(prior_scale.SCALES))
     usual = prior_scale.EAGER if choices[0].way == "eager" else prior_scale.NATIVE
-    trial = usual.affordable(work)
+    trial = prior_scale.DEAR if dear else usual.affordable(work)
     if trial is None:
         return None
-    rows = prior_scale.folds(inside, sampler.seed, trial.chains)
+    rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds)
+    lines = len(prior_scale.SCALES) * trial.folds
     count = lines * trial.chains
     if sampler.held_out is not None:  # all rows to learn from, and others to be scored on
         x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), sampler.held_out, strict=True))
@@ -208,7 +210,7 @@ def _prior_scale(
             out = rows.outside[chains[0]].to(x.device)
             density = found.log_likelihood(x[out], y[out], chains=list(chains)).flatten(0, 1)
             table[line] = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
-    table = table.unflatten(0, (-1, prior_scale.FOLDS)).flatten(1)
+    table = table.unflatten(0, (-1, trial.folds)).flatten(1)
     best, scale, why = prior_scale.best(table)
     log.info("prior variance x %.3g: %s", scale, why)
     chosen = recipe.PriorScale(float(f"{scale:.3g}"), why)

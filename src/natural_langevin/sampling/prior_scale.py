@@ -28,6 +28,7 @@ class Trial(NamedTuple):
     steps: int
     chains: int
     draws: int
+    folds: int = FOLDS
 
     def affordable(self, work: float) -> Trial | None:
         """The same with fewer chains, where it would take more than ``MOST_WORK`` multiply-adds;
@@ -37,6 +38,8 @@ class Trial(NamedTuple):
 
 
 NATIVE, EAGER = Trial(800, 4, 20), Trial(300, 2, 15)
+#: Where a step costs much (see ``cost``): one third of the rows is held out, once.
+DEAR = Trial(150, 1, 15, folds=1)
 MOST_WORK = 5e11
 
 
@@ -47,15 +50,15 @@ class Folds(NamedTuple):
     outside: Tensor
 
 
-def folds(count: int, seed: int, chains: int = 1) -> Folds:
+def folds(count: int, seed: int, chains: int = 1, used: int = FOLDS) -> Folds:
     """A line for every chain of every scale on every fold: the ``chains`` of scale 0 on fold 0,
-    those of scale 0 on fold 1, ..."""
+    those of scale 0 on fold 1, ...; ``used``: how many of the folds."""
     key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), 0)
     order = random.permutation(key, count)[0]
     size = count // FOLDS
-    outside = [order[k * size : (k + 1) * size] for k in range(FOLDS)]
+    outside = [order[k * size : (k + 1) * size] for k in range(used)]
     inside = [
-        torch.cat([order[: k * size], order[(k + 1) * size : FOLDS * size]]) for k in range(FOLDS)
+        torch.cat([order[: k * size], order[(k + 1) * size : FOLDS * size]]) for k in range(used)
     ]
     lines = [torch.stack(rows).repeat_interleave(chains, 0) for rows in (inside, outside)]
     return Folds(*(rows.repeat(len(SCALES), 1) for rows in lines))

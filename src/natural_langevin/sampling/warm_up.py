@@ -96,8 +96,9 @@ def descend(
         enough = DEAR_ENOUGH if dear or engine.way == "eager" else ENOUGH
         if not bool((best < before - enough).any()):
             break
-        if engine.way == "eager" and whole.likelihood.discrete and bool((best < enough).all()):
-            break  # a loss of at least 0 cannot fall by so much again
+        low = float((best < enough).double().mean())
+        if engine.way == "eager" and whole.likelihood.discrete and low >= 0.5:
+            break  # of most chains: a loss of at least 0 cannot fall by so much again
     return moves.init(state.params)._replace(likelihood=state.likelihood)
 
 

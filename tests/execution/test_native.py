@@ -292,6 +292,29 @@ def test_any_number_of_threads(threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_chains_in_pieces(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five chains by two threads, and by one: the same bits, whoever takes which piece of a chain,
+    along several epochs, and with no room to keep their permutations in."""
+    if not kept:
+        monkeypatch.setattr("natural_langevin.execution.kernels.native.engine.MOST_KEPT", 0)
+    given, before, ends = data(LIKELIHOODS["gaussian"], 4, 2), torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            model = network(4, 6, 2).double()
+            sampler = Langevin(model, LIKELIHOODS["gaussian"], chains=5, step_size=1e-2)
+            engine, state = sampler.prepare(given, steps=100, batch_size=16)
+            for first, count in ((0, 1), (1, 59), (60, 40)):
+                state, _ = engine.run(state, first, count)
+        finally:
+            torch.set_num_threads(before)
+        assert engine.way == "native"
+        ends.append(pytree.tree_leaves(state))
+    assert float(state.params["0.weight"].std(0).min()) > 0
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
 def test_a_disagreement_is_noticed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -317,8 +340,8 @@ def test_inputs_far_from_zero_are_no_disagreement(caplog: pytest.LogCaptureFixtu
     """J_ii - J_0i^2 / J_00 is rounding alone in float32 there, for the reference too; float64
     tells that the formulas are the same."""
     _, native, state = engines(
-        network(1, 16, 1), LIKELIHOODS["gaussian"],
-        (1000 + torch.rand(50, 1), torch.rand(50, 1)), dtype=torch.float32,
+        network(1, 16, 1, activation=nn.Identity), LIKELIHOODS["gaussian"],
+        (3000 + torch.rand(50, 1), torch.rand(50, 1)), dtype=torch.float32,
     )  # fmt: skip
     executor = NativeMLP(native.dynamics, state, native.stream, native.rates, native.num_data)
     assert not planner.agrees(executor, state)

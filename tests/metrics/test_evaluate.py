@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, metrics, preconditioners
 
-pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
 Data = tuple[Tensor, Tensor]
 
 

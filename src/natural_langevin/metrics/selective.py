@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin.metrics.classification import torchmetrics_classification
-
 
 class RiskCoverage(NamedTuple):
     """``risk[k]``: mean error of the k + 1 most certain of n samples; ``coverage[k]`` = (k+1)/n.
@@ -43,13 +41,15 @@ def ood_auroc(inside: Tensor, outside: Tensor) -> float:
     """Probability that an input of a second dataset looks more uncertain than one of the first.
 
     ``inside`` (n,) and ``outside`` (m,) are uncertainties, in any unit; ties count half. 1 is
-    perfect detection, 0.5 is chance (torchmetrics).
+    perfect detection, 0.5 is chance.
     """
     both = torch.cat([inside.flatten().double().cpu(), outside.flatten().double().cpu()])
     if not (len(inside) and len(outside)):
         raise ValueError(f"both datasets need samples, got {len(inside)} and {len(outside)}")
-    # Ranks in [0, 1]: torchmetrics squashes anything else, and large scores would become ties.
     values, rank = torch.unique(both, return_inverse=True)
-    labels = torch.cat([torch.zeros(inside.numel()), torch.ones(outside.numel())]).int()
-    scores = rank.double() / max(1, len(values) - 1)
-    return float(torchmetrics_classification().binary_auroc(scores, labels))
+    of_inside, of_outside = (
+        torch.bincount(part, minlength=len(values)).double()
+        for part in rank.split([inside.numel(), outside.numel()])
+    )
+    below = of_inside.cumsum(0) - of_inside / 2
+    return float((of_outside * below).sum() / (inside.numel() * outside.numel()))

@@ -289,7 +289,7 @@ class Posterior:
         sample_batch: int = 16,
         chains: Chains = None,
     ) -> ClassificationScores | RegressionScores:
-        """Scores on labelled data; ``print`` them. Needs torchmetrics (the extra ``metrics``).
+        """Scores on labelled data; ``print`` them.
 
         Beside the negative log-likelihood stand that of a blind guess, which does not look at the
         inputs, and of the best single network; ``verdicts`` say, on data that were held out,

@@ -9,16 +9,18 @@ import dataclasses
 import logging
 import math
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.loaders import SharedBatches
 from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
-from natural_langevin.sampling import prior_scale, recipe, starts, step_size_search, trials
+from natural_langevin.sampling import cost, prior_scale, recipe, starts, step_size_search, trials
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.until import MOST, thinning
 
@@ -47,35 +49,41 @@ def plan(
         data, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
     )
     x, y, num_data = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
+    price = 6.0 * cost.multiplications(sampler, x)  # of a sample
+    dear = cost.is_dear(sampler, x)
     if batch_size is None:
         batch_size = recipe.batch_size(data.rows.shape[1] if isinstance(data, Subsets) else len(x))
+        if dear and sampler.chains * batch_size * price * recipe.MOST_EAGER_STEPS > cost.MOST_WORK:
+            batch_size = min(batch_size, cost.BATCH)
     if sampler._start == "auto":
         rows = x[: recipe.ROWS], y[: recipe.ROWS]
         sampler._start, sampler._downhill = starts.better(sampler, rows)
     choice = known
     sampler._set_friction(recipe.FRICTION)
     if known is None and sampler._scale_open and isinstance(data, tuple | list | TensorDataset):
-        choice = _prior_scale(sampler, (x, y), batch_size)
+        choice = _prior_scale(sampler, (x, y), batch_size, price)
     scale = choice.prior_scale if choice else None
     if sampler._scale_open and scale is not None:
         sampler._set_prior(recipe.prior(scale.value))
     if choice is None or (known is None and len(x) > prior_scale.MOST_ROWS):
         shuffled = not isinstance(data, DataLoader | SharedBatches)
-        pilot = _pilot(sampler, (x, y), num_data, batch_size, shuffled=shuffled)
+        pilot = _pilot(sampler, (x, y), num_data, batch_size, price, shuffled=shuffled)
         found = recipe.Choice.most_careful(pilot)
         choice = dataclasses.replace(found, prior_scale=scale)
     log.info("step_size=%s", choice.reason)
     sampler._set_friction(choice.friction)
-    weights = sum(p[0].numel() for p in sampler.init().params.values())
     if steps is None and seconds is not None and not until:
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
-    work = 6.0 * sampler.chains * batch_size * weights
-    lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work)
+    work = price * sampler.chains * batch_size
+    lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work, dear=dear)
     if until:
         usual = lengths
         if steps is not None:
-            usual = recipe.length(choice, steps=None, burn_in=burn_in, thin=thin, work=work)
+            usual = recipe.length(
+                choice, steps=None, burn_in=burn_in, thin=thin, work=work, dear=dear
+            )
         if steps is None or steps > usual.steps:
+            weights = sum(p[0].numel() for p in sampler.init().params.values())
             lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
     return batch_size, choice, lengths
 
@@ -115,6 +123,7 @@ def _pilot(
     data: tuple[Tensor, Tensor],
     num_data: float,
     batch_size: int,
+    price: float,
     chains: int = recipe.PILOT_CHAINS,
     *,
     shuffled: bool = True,
@@ -130,6 +139,7 @@ def _pilot(
         num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
         mode=choose_mode(sampler.compile), downhill=sampler._downhill,
         shuffled=shuffled,
+        work=price * len(ids) * batch_size if cost.is_dear(sampler, data[0]) else 0.0,
     )  # fmt: skip
 
 
@@ -148,7 +158,7 @@ def _with_scales(sampler: Any, repeats: int, step_size: Any) -> Any:
 
 
 def _prior_scale(
-    sampler: Any, data: tuple[Tensor, Tensor], batch_size: int
+    sampler: Any, data: tuple[Tensor, Tensor], batch_size: int, price: float
 ) -> recipe.Choice | None:
     """The prior's scale by held-out rows, and the step size that goes with it: a wide prior leaves
     more to the data, and its posterior is steeper in the metric. None where there are too few rows,
@@ -159,12 +169,13 @@ def _prior_scale(
     inside, lines = len(x), len(prior_scale.SCALES) * prior_scale.FOLDS
     if inside < prior_scale.FEWEST_ROWS:
         return None
-    weights = sum(p[0].numel() for p in sampler.init().params.values())
-    work = 6.0 * lines * min(batch_size, inside) * weights  # of a step with a chain on each fold
-    if prior_scale.EAGER.affordable(work) is None:
+    work = price * lines * min(batch_size, inside)  # of a step with a chain on each fold
+    dear = cost.is_dear(sampler, x) and work * prior_scale.EAGER.steps > cost.TRIAL_WORK
+    if dear or prior_scale.EAGER.affordable(work) is None:
+        log.info("prior variance x 1: a trial of others would cost more than the run")
         return None
     scaled = _with_scales(sampler, 1, recipe.FIRST_STEP)
-    choices = _pilot(scaled, (x, y), inside, batch_size, len(prior_scale.SCALES))
+    choices = _pilot(scaled, (x, y), inside, batch_size, price, len(prior_scale.SCALES))
     usual = prior_scale.EAGER if choices[0].way == "eager" else prior_scale.NATIVE
     trial = usual.affordable(work)
     if trial is None:
@@ -179,8 +190,10 @@ def _prior_scale(
     etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(repeats)
     compared = _with_scales(sampler, repeats, etas)
     half = trial.steps // 2
+    # Where the pilot went by the native engine, that has agreed with the reference on this network.
+    checked = proven_network() if choices[0].way == "native" else nullcontext()
     try:
-        with trials.trial():
+        with trials.trial(), checked:
             found = compared.sample(
                 Subsets(x, y, rows.inside), trial.steps,
                 batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,

@@ -50,7 +50,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine
 from natural_langevin.preconditioners.base import AveragedPreconditioner, FisherPreconditioner
-from natural_langevin.sampling import slowness, warm_up
+from natural_langevin.sampling import cost, slowness, trials, warm_up
 from natural_langevin.sampling.curvature import steepest
 
 log = logging.getLogger("natural_langevin")
@@ -199,23 +199,37 @@ class Length:
 
 
 def length(
-    choice: Choice, *, steps: int | None, burn_in: int | None, thin: int | None, work: float
+    choice: Choice,
+    *,
+    steps: int | None,
+    burn_in: int | None,
+    thin: int | None,
+    work: float,
+    dear: bool = False,
 ) -> Length:
-    """What the user leaves open of a run's length; ``work``: multiply-adds of one step."""
+    """What the user leaves open of a run's length; ``work``: operations of one step, ``dear``: of
+    a network without an engine of its own on a CPU (see ``cost``)."""
     if steps is None:
-        affordable = int(MOST_WORK / max(work, 1.0) / 100) * 100
-        steps = min(_usual_steps(choice.step_size, choice.way), max(FEWEST_STEPS, affordable))
+        budget, fewest = (cost.MOST_WORK, cost.FEWEST_STEPS) if dear else (MOST_WORK, FEWEST_STEPS)
+        affordable = max(fewest, int(budget / max(work, 1.0) / 100) * 100)
+        wanted = _usual_steps(choice.step_size, choice.way)
         if choice.relaxation is not None:
             wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
-            steps = max(FEWEST_STEPS, min(wanted, affordable, MOST_STEPS))
-            if steps < wanted:
-                log.warning(
-                    "the slowest direction relaxes in %.0f steps (curvatures in the metric from "
-                    "%.2g to %.2g): %d steps are %.0f such times, and %d would be needed. Inputs "
-                    "of mean 0 and size 1, or a denser metric (preconditioners.FullFisher()), are "
-                    "the remedy", choice.relaxation, choice.slowest, choice.curvature, steps,
-                    steps / choice.relaxation, wanted,
-                )  # fmt: skip
+            affordable = min(affordable, MOST_STEPS)
+        steps = min(max(FEWEST_STEPS, wanted), affordable)
+        if choice.relaxation is not None and steps < wanted:
+            log.warning(
+                "the slowest direction relaxes in %.0f steps (curvatures in the metric from "
+                "%.2g to %.2g): %d steps are %.0f such times, and %d would be needed. Inputs "
+                "of mean 0 and size 1, or a denser metric (preconditioners.FullFisher()), are "
+                "the remedy", choice.relaxation, choice.slowest, choice.curvature, steps,
+                steps / choice.relaxation, wanted,
+            )  # fmt: skip
+        elif dear and steps < wanted:
+            log.log(
+                trials.level(), "%d steps, where %d would be usual: a step takes %.1g operations "
+                "of torch on a CPU. Give steps= for more, or a GPU", steps, wanted, work,
+            )  # fmt: skip
     if burn_in is None:
         burn_in = steps // 3
     if thin is None:
@@ -242,23 +256,28 @@ def choose(
     mode: Any,
     downhill: bool = False,
     shuffled: bool = True,
+    work: float = 0.0,
 ) -> list[Choice]:
     """The step size of every chain of ``ids``, by a pilot from ``state`` on ``data`` in memory.
 
     ``rates`` gives the table of (step sizes, first step, last step), all of them adapting.
     ``downhill``: whether chains begin as in ``warm_up``; ``shuffled``: whether the run's
-    minibatches are parts of shuffled epochs, as the pilot's are."""
+    minibatches are parts of shuffled epochs, as the pilot's are; ``work``: operations of a step
+    where these are to be spared (see ``cost``)."""
     x, y = data
     stream = InMemory(
         x, y, batch_size=min(batch, len(x)), chain=ids, seed=seed, device=moves.temperature.device
     )
-    some = tuple(t[:ROWS].to(moves.temperature.device) for t in (stream.x, stream.y))
+    rows = cost.ROWS if work * PILOT_STEPS[-1] > cost.PILOT_WORK else ROWS
+    some = tuple(t[:rows].to(moves.temperature.device) for t in (stream.x, stream.y))
     lam, done = torch.full((len(ids),), math.nan, dtype=torch.float64), 0
     eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
     moves.prepare(state.params, stream.example()[0])
     if downhill:
         state = warm_up.descend(moves, state, stream, num_data, mode=mode)
     for stop in PILOT_STEPS:
+        if done >= cost.FEWEST_PILOT_STEPS and work * stop > cost.PILOT_WORK:
+            break
         engine = Engine(moves, stream, rates(eta, 0, stop), num_data, mode=mode)
         state, _ = engine.run(state, done, stop - done)
         done = stop

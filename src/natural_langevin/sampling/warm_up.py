@@ -16,10 +16,13 @@ run to climb back. Every chain sees its own rows alone; burn-in comes after it, 
 from __future__ import annotations
 
 import dataclasses
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
 
 from natural_langevin import schedules
 from natural_langevin.data.streams import InMemory
@@ -38,6 +41,8 @@ LOOKS, HELD_OUT, FEWEST_ROWS = 6, 0.2, 40
 FRICTION, MEMORY = 0.1, 0.05
 #: The length of a step in every weight at first, for networks of up to ``SMALL`` weights.
 LENGTH, SMALL = 0.02, 1000
+#: From so many chains on they are evaluated side by side, this many rows in all at a time.
+MANY_CHAINS, ROWS_AT_ONCE = 8, 20_000
 #: Multiply-adds of a round that is dear.
 MOST_WORK = 1e11
 
@@ -49,7 +54,8 @@ def descend(
     lowest loss that was looked at."""
     held_out = None
     if stream.num_data >= FEWEST_ROWS:
-        stream, held_out = stream.parted(HELD_OUT)
+        stream, rows = stream.parted(HELD_OUT)
+        held_out = stream.x[rows], stream.y[rows]
     metric = RMSProp(fresh=True)  # so that no step is longer than MEMORY^(-1/2) lengths
     whole = moves.gradients
     gradients = Gradients(
@@ -78,8 +84,7 @@ def descend(
             end, info = engine.run(end, look * steps // LOOKS, steps // LOOKS)
             loss = info.loss
             if held_out is not None:
-                rows = stream.x[held_out], stream.y[held_out]
-                loss = losses(whole, end.params, rows, end.likelihood)
+                loss = losses(whole, end.params, held_out, end.likelihood)
             loss = loss.double().masked_fill(end.diverged >= 0, torch.inf)
             better = loss < best
             state = state._replace(
@@ -91,6 +96,8 @@ def descend(
         enough = DEAR_ENOUGH if dear or engine.way == "eager" else ENOUGH
         if not bool((best < before - enough).any()):
             break
+        if engine.way == "eager" and whole.likelihood.discrete and bool((best < enough).all()):
+            break  # a loss of at least 0 cannot fall by so much again
     return moves.init(state.params)._replace(likelihood=state.likelihood)
 
 
@@ -99,13 +106,17 @@ def losses(
 ) -> Tensor:
     """-ln p(y | x) per sample for every chain of ``params``, (chain,), each on its rows of
     ``data``, (chain, n, ...)."""
-    found = []
+
+    def one(own: Params, x: Tensor, y: Tensor, state: Params) -> Tensor:
+        return gradients.likelihood.log_loss(gradients.network.call(own, x), y, state).mean()
+
+    x, y = data
     with torch.no_grad():
-        for chain, (x, y) in enumerate(zip(*data, strict=True)):
-            outputs = gradients.network.call({k: p[chain] for k, p in params.items()}, x)
-            own = {k: v[chain] for k, v in learned.items()}
-            found.append(gradients.likelihood.log_loss(outputs, y, own).mean().double())
-    return torch.stack(found)
+        if len(x) >= MANY_CHAINS:  # operator calls are what is paid for
+            together = max(1, ROWS_AT_ONCE // x.shape[1])
+            return vmap(one, chunk_size=together)(params, x, y, learned).double()
+        of = [pytree.tree_map(itemgetter(c), (params, x, y, learned)) for c in range(len(x))]
+        return torch.stack([one(*chain) for chain in of]).double()
 
 
 def _where(chains: Tensor, new: Params, old: Params) -> Params:

@@ -26,7 +26,7 @@ from natural_langevin.experiments.speed.contender import Contender, Ready, Unava
 from natural_langevin.experiments.speed.contenders import OURS, PEERS, PLAIN, REFERENCE, contenders
 from natural_langevin.experiments.speed.plot import plot
 from natural_langevin.experiments.speed.problems import STEP_SIZE, problem
-from natural_langevin.experiments.speed.run import MEASURES
+from natural_langevin.experiments.speed.run import MEASURES, _add
 from natural_langevin.experiments.speed.show import plain as plain_text
 
 SIZES = {"inputs": 12, "hidden": (16, 16), "batch_size": 8, "num_data": 64}
@@ -342,3 +342,15 @@ def test_bad_settings_name_the_remedy(changes, part):
 
 def test_unavailable_keeps_its_reason_on_one_line():
     assert Unavailable("no rule", "a\n  b").reason == "a b"
+
+
+def test_samplers_from_the_same_starts_stand_side_by_side():
+    """Measured by two calls; from other starts they would not be comparable."""
+    sections = {}
+    parts = [(0.2, "a", 1), (0.2, "b", 2), (0.2, "a", 3), (0.3, "b", 4)]
+    seen = []
+    for level, name, ess in parts:
+        found = {"reference_loss": level, "rows": [{"name": name, "ess": ess}]}
+        _add(sections, "samples", found)
+        seen.append([(row["name"], row["ess"]) for row in sections["samples"]["rows"]])
+    assert seen == [[("a", 1)], [("a", 1), ("b", 2)], [("b", 2), ("a", 3)], [("b", 4)]]

@@ -1,8 +1,9 @@
 """The six small networks: three lines of code against NUTS on the very same posterior.
 
 ``python -m natural_langevin.experiments.defaults.against_nuts --out FILE``: every problem is kept
-as soon as it is done. NUTS has the prior that the recipe chose, so that the two differ by how they
-sample alone.
+as soon as it is done. Both have the same prior, so that they differ by how they sample alone: that
+of the NUTS run in the folder ``nuts`` beside FILE, where there is one (it may have taken a quarter
+of an hour), otherwise the one that the recipe chooses.
 """
 
 from __future__ import annotations
@@ -20,14 +21,27 @@ import torch
 from natural_langevin import Langevin, Posterior
 from natural_langevin.experiments.defaults.small import PROBLEMS, Problem
 from natural_langevin.experiments.origin import origin
+from natural_langevin.sampling import recipe
 
 
-def ours(problem: Problem, seed: int, **lengths: Any) -> tuple[Posterior, float]:
-    """A posterior by pure defaults, and the seconds it took."""
+def ours(problem: Problem, seed: int, scale: float | None) -> tuple[Posterior, float]:
+    """A posterior by pure defaults but for the scale of the prior, and the seconds it took."""
     began = time.perf_counter()
-    sampler = Langevin(problem.network(), problem.likelihood, seed=seed)
-    posterior = sampler.sample((problem.x, problem.y), progress=False, **lengths)
+    prior = None if scale is None else recipe.prior(scale)
+    sampler = Langevin(problem.network(), problem.likelihood, prior=prior, seed=seed)
+    posterior = sampler.sample((problem.x, problem.y), progress=False)
     return posterior, time.perf_counter() - began
+
+
+def stored_scale(problem: Problem, folder: Path) -> float | None:
+    """The scale of the prior under which NUTS has been run."""
+    name = _stem(problem)
+    found = [file.stem.removeprefix(name) for file in folder.glob(f"{name}*.npz")]
+    return float(found[0]) if found else None
+
+
+def _stem(problem: Problem) -> str:
+    return f"{problem.name.replace(' ', '-')}-"
 
 
 def score(problem: Problem, posterior: Posterior) -> dict[str, Any]:
@@ -50,7 +64,7 @@ def score(problem: Problem, posterior: Posterior) -> dict[str, Any]:
 
 def reference(problem: Problem, scale: float, folder: Path, **lengths: int) -> dict[str, Any]:
     """NUTS under the prior N(0, 2 scale / fan-in), from the folder if it has been run before."""
-    file = folder / f"{problem.name.replace(' ', '-')}-{scale:g}.npz"
+    file = folder / f"{_stem(problem)}{scale:g}.npz"
     if not file.exists():
         from natural_langevin.experiments.defaults import nuts  # blackjax is for developers
 
@@ -70,18 +84,20 @@ def reference(problem: Problem, scale: float, folder: Path, **lengths: int) -> d
 
 def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[str, Any]:
     """One run of ours against NUTS."""
-    posterior, seconds = ours(problem, seed)
-    recipe = posterior.config["recipe"]
-    scale = (recipe["prior_scale"] or {"value": 1.0})["value"]
+    given = stored_scale(problem, folder)
+    posterior, seconds = ours(problem, seed, given)
+    choice = posterior.config["recipe"]
+    scale = given or (choice["prior_scale"] or {"value": 1.0})["value"]
     found, true = score(problem, posterior), reference(problem, scale, folder, **lengths)
     mean, sd = (torch.from_numpy(true[k]).flatten() for k in ("mean", "sd"))
     return {
         "seed": seed,
         "seconds": seconds,
         "prior_scale": scale,
-        "step_size": recipe["step_size"],
+        "prior_scale_given": given is not None,
+        "step_size": choice["step_size"],
         "steps": posterior.config["steps"],
-        "way": recipe["way"],
+        "way": choice["way"],
         "nll": found["nll"],
         "nuts_nll": float(true["nll"]),
         "nll_difference": found["nll"] - float(true["nll"]),

@@ -92,12 +92,19 @@ def _pieces(settings: Settings) -> Iterator[tuple[str, Settings]]:
 
 
 def _add(sections: dict[str, Any], name: str, found: dict[str, Any]) -> None:
-    """The section, or the one network of it that was measured."""
+    """The section, or the network of it, or the samplers from the same starts, that were
+    measured."""
     if name == "steps" and name in sections:
         new = {part["network"] for part in found["networks"]}
-        old = [part for part in sections[name]["networks"] if part["network"] not in new]
-        networks = sorted(old + found["networks"], key=lambda p: NETWORKS.index(p["network"]))
+        kept = [part for part in sections[name]["networks"] if part["network"] not in new]
+        networks = sorted(kept + found["networks"], key=lambda p: NETWORKS.index(p["network"]))
         found = {"networks": networks}
+    if (
+        name == "samples"
+        and sections.get(name, {}).get("reference_loss") == found["reference_loss"]
+    ):
+        new = {row["name"] for row in found["rows"]}
+        found["rows"] = [r for r in sections[name]["rows"] if r["name"] not in new] + found["rows"]
     sections[name] = found
 
 

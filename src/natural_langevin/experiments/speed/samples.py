@@ -11,7 +11,8 @@ is at most 5 %, and of those that count the one with most effective samples per 
 
 ESS. Over all chains, autocorrelations summed by Geyer's initial positive sequence, with the
 variance between chains in it (Vehtari et al. 2021), the median over the numbers followed. Time is
-that of the steps alone, after the first ones, which compile.
+that of the steps alone, after the first ones, which compile. A run of many seconds ends before all
+of its steps are done.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ SIZES = {
     },
 }  # fmt: skip
 START_STEP = 2e-4
+#: A row's steps end after so many seconds, but not before so many draws.
+MOST_SECONDS, FEWEST_DRAWS = 60.0, 100
 
 Layers = list[tuple[Tensor, Tensor]]
 
@@ -64,7 +67,8 @@ def section(settings: Any, say: Say) -> dict[str, Any]:
     start, level, seconds = reference(task, sizes, test)
     say(f"samples: starts made in {seconds:.0f} s, reference loss {level:.4f}")
     rows = []
-    for rival in rivals():
+    wanted = [r for r in rivals() if not settings.only or any(o in r.name for o in settings.only)]
+    for rival in wanted:
         found = [
             one(task, rival, size, start, level, sizes, test, say) for size in rival.step_sizes
         ]
@@ -176,15 +180,15 @@ def one(
     say(f"samples: {rival.name}, {step_size:g}: bias {bias:+.3f}, ESS {ess:.0f} in {seconds:.1f} s")
     return row | {
         "status": "measured", "way": ready.way(), "bias": bias, "counts": abs(bias) <= MOST_BIAS,
-        "ess": ess, "steps": sizes["steps"], "seconds": seconds, "cpu_seconds": cpu,
-        "ess_per_second": ess / seconds, "ess_per_cpu_second": ess / cpu,
+        "ess": ess, "steps": followed.shape[1] * sizes["thin"], "seconds": seconds,
+        "cpu_seconds": cpu, "ess_per_second": ess / seconds, "ess_per_cpu_second": ess / cpu,
     }  # fmt: skip
 
 
 def follow(
     task: Problem, ready: Ready, steps: int, thin: int, test: Tensor
 ) -> tuple[Tensor, np.ndarray[Any, Any], float, float]:
-    """Losses of the last four fifths, (draw,), log-probabilities (chain, draw, k), and seconds."""
+    """Losses after the first draws, (draw,), log-probabilities (chain, draw, k), and seconds."""
     losses, values, seconds, cpu = [], [], 0.0, 0.0
     rows, labels = task.x[:SCORED], task.y[:SCORED]
     for draw in range(steps // thin):
@@ -195,9 +199,11 @@ def follow(
         seconds, cpu = seconds + time.perf_counter() - began, cpu + time.process_time() - began_cpu
         layers = [(w.to(task.device), b.to(task.device)) for w, b in ready.layers()]
         values.append(outputs(layers, test).log_softmax(-1).flatten(1).cpu())
-        if draw % 4 == 0 and draw >= steps // thin // 5:
+        if draw % 4 == 0 and draw >= min(steps // thin, FEWEST_DRAWS) // 5:
             log_p = outputs(layers, rows).log_softmax(-1)
             losses.append(-log_p[:, torch.arange(len(labels)), labels].mean())
+        if seconds > MOST_SECONDS and draw + 1 >= FEWEST_DRAWS:
+            break
     return torch.stack(losses).cpu(), torch.stack(values, 1).double().numpy(), seconds, cpu
 
 

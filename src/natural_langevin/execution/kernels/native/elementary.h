@@ -119,11 +119,10 @@ INLINE real log1p_unit(real u) {
     return u * (p * u + 1.0f);
 }
 
-// A quotient of polynomials in x^2 up to |x| = 9, where tanh is 1 in single precision.
+// A quotient of polynomials in x^2 up to |x| = 9, where tanh is 1 in single precision. The choice
+// comes last: one on the way in is worked out several times.
 INLINE real tanh_(real x) {
-    real c = x > 9.0f ? 9.0f : x;
-    c = c < -9.0f ? -9.0f : c;
-    const real s = c * c;
+    const real s = x * x;
     real p = 1.3354801708942432e-08f;
     p = p * s + 2.0609195416909643e-05f;
     p = p * s + 0.0034955956507474184f;
@@ -134,7 +133,8 @@ INLINE real tanh_(real x) {
     q = q * s + 0.025877011939883232f;
     q = q * s + 0.4671434760093689f;
     q = q * s + 1.0f;
-    return c * p / q;
+    const real one = float_of((word_of(x) & (int32_t)0x80000000) | 0x3F800000);
+    return abs_(x) > 9.0f ? one : x * p / q;
 }
 
 // Phi(x), given gauss = exp(-x^2 / 2): erfc is that times a polynomial in 1 / (1 + 0.4 |x| / sqrt 2).

@@ -1,7 +1,7 @@
 // Whole Langevin steps of a chain of linear layers and activations, many steps per call.
 //
-// A chain is advanced by one thread, or by a team of threads where there are fewer chains than
-// threads. A team shares a step in two parts: everybody takes some of the samples forward and
+// A chain is advanced by one thread at a time, or by a team of threads where there are fewer chains
+// than threads. A team shares a step in two parts: everybody takes some of the samples forward and
 // backward, then some of the units, whose sums over the batch become their update.
 
 #include <pthread.h>
@@ -17,6 +17,10 @@
 // A chain whose step takes fewer multiplications than this goes by one thread: a team's members wait
 // for each other four times a step, and for long where other programs want their cores.
 #define SHARED_FROM 250000
+
+// The steps of a call are handed out in so many pieces per thread: none waits long for another, also
+// where chains do not divide by threads, or other programs want a core.
+#define PIECES 8
 
 // From this many inputs on a layer's moments are formed row by row of the batch.
 #define WIDE 48
@@ -40,7 +44,8 @@ typedef struct {
     const Layer *layers;
     Pass *passes;
     int64_t chain, members, stride, vectors, first;  // first: the lowest layer that is trained
-    int64_t epoch, *order, *rows;
+    int64_t *epoch, own_epoch, *rows;  // epoch: that of `order`
+    int32_t *order;
     uint64_t *pairs;
     real *numbers;          // row of priors whose precision is worked out anew: (layer, 2, 4)
     real *loss, *largest, *total;
@@ -89,10 +94,10 @@ static int needs_moments(const Run *run) { return run->metric >= DIAGONAL; }
 
 static void carve_team(Arena *arena, Team *t, const Run *run, const Layer *layers) {
     memset(t, 0, sizeof *t);
-    t->run = run, t->layers = layers, t->epoch = -1;
+    t->run = run, t->layers = layers;
     t->vectors = (run->batch + LANES - 1) / LANES, t->stride = stride_of(run);
     t->passes = CARVE(arena, Pass, run->layers);
-    t->order = CARVE(arena, int64_t, run->num_rows);
+    t->order = CARVE(arena, int32_t, run->orders ? 0 : run->num_rows);
     t->pairs = CARVE(arena, uint64_t, 2 * run->num_rows);
     t->rows = CARVE(arena, int64_t, t->stride);
     t->numbers = CARVE(arena, real, run->layers * 2 * PRIOR_NUMBERS);
@@ -171,13 +176,13 @@ static void choose_rows(Team *t, int64_t step) {
         for (int64_t n = 0; n < run->batch; ++n) t->rows[n] = own ? own[n] : n;
     } else {
         const int64_t per_epoch = run->num_rows / run->batch, epoch = step / per_epoch;
-        if (epoch != t->epoch) {
+        if (epoch != *t->epoch) {
             const Key key = stream_key(run->data_origin[t->chain], epoch);
             permutation(t->pairs, run->num_rows, key, t->order);
-            t->epoch = epoch;
+            *t->epoch = epoch;
         }
         const int64_t *const own = run->rows ? run->rows + t->chain * run->num_rows : 0;
-        const int64_t *const order = t->order + step % per_epoch * run->batch;
+        const int32_t *const order = t->order + step % per_epoch * run->batch;
         for (int64_t n = 0; n < run->batch; ++n) t->rows[n] = own ? own[order[n]] : order[n];
     }
     for (int64_t n = run->batch; n < t->vectors * LANES; ++n) t->rows[n] = t->rows[run->batch - 1];
@@ -468,15 +473,19 @@ static Rates rates_of(const Team *t, int64_t s) {
     };
 }
 
-// All steps of one chain; every member of its team calls this.
-static void advance(Team *t, int64_t member, Scratch *s) {
+// Steps from ... to of this call, of one chain; every member of its team calls this.
+static void advance(Team *t, int64_t member, Scratch *s, int64_t from, int64_t to) {
     const Run *run = t->run;
     if (member == 0) {
-        t->epoch = -1;
-        choose_rows(t, run->start);
+        t->own_epoch = -1, t->epoch = &t->own_epoch;
+        if (run->orders) {
+            t->order = run->orders + t->chain * run->num_rows;
+            t->epoch = run->epochs + t->chain;
+        }
+        choose_rows(t, run->start + from);
     }
     meet(t);
-    for (int64_t k = 0; k < run->count; ++k) {
+    for (int64_t k = from; k < to; ++k) {
         const int64_t step = run->start + k;
         const int stopped = run->diverged[t->chain] >= 0, final = k == run->count - 1;
         const Rates r = rates_of(t, k);
@@ -501,18 +510,20 @@ static void advance(Team *t, int64_t member, Scratch *s) {
             if (final) run->loss[t->chain] = loss;
             if (moves && run->learned_variance) run->learned_variance[t->chain] = t->variance;
             if (!stopped && !moves) run->diverged[t->chain] = step;
-            if (!final) choose_rows(t, step + 1);
+            if (k + 1 < to) choose_rows(t, step + 1);
         }
         meet(t);
     }
 }
 
-// The threads of one call: whole chains first, then those that are left over, in common.
+// The threads of one call. Whole chains are advanced piece by piece, all chains by a piece and then
+// by the next; chains that are left over, in common.
 typedef struct {
     const Run *run;
     Team *teams, *common;
     Scratch *scratch;
     atomic_llong next;
+    atomic_llong *done;  // (chain): pieces
     atomic_int threads;  // 0 until it is known how many could be started
     int shared;          // whether chains that are left over are worth a team
 } Crew;
@@ -527,18 +538,26 @@ static void *work(void *argument) {
     Worker *const w = argument;
     Crew *const crew = w->crew;
     const Run *run = crew->run;
+    Scratch *const scratch = crew->scratch + w->number;
     while (!atomic_load(&crew->threads)) sched_yield();
-    const int64_t rounds = run->chains / crew->threads;
-    const int64_t alone = crew->shared ? rounds * crew->threads : run->chains;
+    const int64_t threads = crew->threads, left_over = run->chains % threads;
+    const int in_common = crew->shared && (run->chains < threads || run->count == 1);
+    const int64_t alone = run->chains - (in_common ? left_over : 0);
+    int64_t pieces = 1;
+    if (alone && threads > 1 && (run->orders || !run->shuffled))
+        pieces = least(run->count, (PIECES * threads + alone - 1) / alone);
     Team *const own = crew->teams + w->number;
-    for (int64_t chain; (chain = atomic_fetch_add(&crew->next, 1)) < alone;) {
+    for (int64_t task; (task = atomic_fetch_add(&crew->next, 1)) < alone * pieces;) {
+        const int64_t piece = task / alone, chain = task % alone;
+        while (atomic_load(crew->done + chain) < piece) sched_yield();
         own->chain = chain, own->members = 1;
-        advance(own, 0, crew->scratch + w->number);
+        advance(own, 0, scratch, run->count * piece / pieces, run->count * (piece + 1) / pieces);
+        atomic_fetch_add(crew->done + chain, 1);
     }
     for (int64_t chain = alone; chain < run->chains; ++chain) {
         crew->common->chain = chain;  // everybody writes the same, behind the barrier below
         meet(crew->common);
-        advance(crew->common, w->number, crew->scratch + w->number);
+        advance(crew->common, w->number, scratch, 0, run->count);
         meet(crew->common);
     }
     return 0;
@@ -548,6 +567,8 @@ static void prepare(Arena *arena, Crew *crew, const Run *run, const Layer *layer
     crew->run = run;
     crew->teams = CARVE(arena, Team, run->threads + 1);
     crew->scratch = CARVE(arena, Scratch, run->threads);
+    crew->done = CARVE(arena, atomic_llong, run->chains);
+    for (int64_t k = 0; k < run->chains && arena->base; ++k) atomic_init(crew->done + k, 0);
     for (int64_t k = 0; k <= run->threads; ++k) {
         Team unused;
         carve_team(arena, arena->base ? crew->teams + k : &unused, run, layers);

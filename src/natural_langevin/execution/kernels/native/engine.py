@@ -28,6 +28,8 @@ from natural_langevin.execution.kernels.native.trace import LinearSpec, trace
 
 #: A call into the library lasts about so long: between calls Ctrl-C is noticed.
 SECONDS_PER_CALL = 0.2
+#: Row numbers of all chains' permutations that are kept from call to call.
+MOST_KEPT = 1 << 26
 
 
 class NativeMLP:
@@ -196,6 +198,9 @@ class NativeMLP:
         run.data_origin = self._keep(stream.origin)
         if stream.rows is not None:
             run.rows = self._keep(stream.rows.long())
+        if run.chains * run.num_rows <= MOST_KEPT:
+            run.orders = self._keep(torch.empty(run.chains, run.num_rows, dtype=torch.int32))
+            run.epochs = self._keep(torch.full((run.chains,), -1, dtype=torch.int64))
         self._take_rows(stream.x, stream.y)
 
     def take_batch(self, x: Tensor, y: Tensor) -> None:

@@ -53,6 +53,8 @@ typedef struct {
     const real *offset;       // (row): added to a sample's loss, NULL: none
     const real *weight;       // (row): multiplies a sample's loss, NULL: 1
     const int64_t *rows;      // (chain, num_rows), NULL: all rows
+    int32_t *orders;          // (chain, num_rows): permutations of ...
+    int64_t *epochs;          // (chain): these epochs; NULL: not kept from call to call
     const int64_t *data_origin, *noise_origin, *label_origin;  // (chain)
     // Rates of step start + s: row s.
     const real *step_size;    // (step, chain), rows step_stride apart

@@ -59,6 +59,8 @@ class Run(ctypes.Structure):
         ("offset", c_void_p),
         ("weight", c_void_p),
         ("rows", c_void_p),
+        ("orders", c_void_p),
+        ("epochs", c_void_p),
         ("data_origin", c_void_p),
         ("noise_origin", c_void_p),
         ("label_origin", c_void_p),

@@ -8,7 +8,7 @@
 
 // Positions 0 ... count sorted by random 32-bit words, ties in their order: order[r] is the row that
 // comes r-th. `pairs` has room for 2 count. Radix sort, since words are uniform.
-static void permutation(uint64_t *pairs, int64_t count, Key key, int64_t *order) {
+static void permutation(uint64_t *pairs, int64_t count, Key key, int32_t *order) {
     const int bits = count < 4096 ? 8 : 11;
     uint64_t *from = pairs, *to = pairs + count;
     for (int64_t i = 0; i < count; ++i)  // the reference sorts signed words
@@ -28,7 +28,7 @@ static void permutation(uint64_t *pairs, int64_t count, Key key, int64_t *order)
         uint64_t *const other = from;
         from = to, to = other;
     }
-    for (int64_t i = 0; i < count; ++i) order[i] = (int64_t)(from[i] & 0xFFFFFFFFu);
+    for (int64_t i = 0; i < count; ++i) order[i] = (int32_t)(from[i] & 0xFFFFFFFFu);
 }
 
 // A few rows of `width` numbers become columns from ... of a (width, stride).

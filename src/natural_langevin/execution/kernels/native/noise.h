@@ -48,36 +48,43 @@ INLINE float cos_turns(uint32_t word) {
     return c * s + 1.0f;
 }
 
-// Blocks of normals that are made together. Each stage is a short chain of operations over many
-// numbers, which keeps a processor busier than one long chain over a few.
+// Blocks of normals that are made together where there are so many.
 #define TOGETHER 8
+
+// `together` blocks of 32 normals from number `base` on. Each stage is a short chain of operations
+// over many numbers, which keeps a processor busier than one long chain over a few.
+INLINE void normal_blocks(const uint32_t together, float *out, uint32_t base, Key key) {
+    float radius[16 * TOGETHER];
+    uint32_t angle[16 * TOGETHER];
+    for (uint32_t b = 0; b < together; ++b)
+        for (uint32_t k = 0; k < 16; ++k) {
+            radius[16 * b + k] = open_unit(random_bits(base + 32 * b + k, key));
+            angle[16 * b + k] = random_bits(base + 32 * b + 16 + k, key);
+        }
+    for (uint32_t k = 0; k < 16 * together; ++k) {
+        const float squared = -2.0f * log_positive(radius[k]);
+        radius[k] = sqrtf(squared > 0.0f ? squared : 0.0f);
+    }
+    for (uint32_t b = 0; b < together; ++b)
+        for (uint32_t k = 0; k < 16; ++k)
+            out[32 * b + k] = radius[16 * b + k] * cos_turns(angle[16 * b + k]);
+    for (uint32_t b = 0; b < together; ++b)
+        for (uint32_t k = 0; k < 16; ++k)
+            out[32 * b + 16 + k] = radius[16 * b + k] * cos_turns(angle[16 * b + k] - (1u << 30));
+}
 
 // Standard normals number `first` ... `first` + `count` of a stream. They are made in blocks of 32,
 // the halves of which form pairs, so the answer begins inside `out`, which has room for 512 more.
 static const float *normals(float *out, uint32_t first, int64_t count, Key key) {
     const uint32_t skip = first % 32;
     const int64_t blocks = (skip + count + 31) / 32;
-    for (int64_t block = 0; block < blocks; block += TOGETHER) {
-        const uint32_t base = first - skip + 32 * (uint32_t)block;
-        float *const here = out + 32 * block;
-        float radius[16 * TOGETHER];
-        uint32_t angle[16 * TOGETHER];
-        for (uint32_t b = 0; b < TOGETHER; ++b)
-            for (uint32_t k = 0; k < 16; ++k) {
-                radius[16 * b + k] = open_unit(random_bits(base + 32 * b + k, key));
-                angle[16 * b + k] = random_bits(base + 32 * b + 16 + k, key);
-            }
-        for (int k = 0; k < 16 * TOGETHER; ++k) {
-            const float squared = -2.0f * log_positive(radius[k]);
-            radius[k] = sqrtf(squared > 0.0f ? squared : 0.0f);
-        }
-        for (int b = 0; b < TOGETHER; ++b)
-            for (int k = 0; k < 16; ++k)
-                here[32 * b + k] = radius[16 * b + k] * cos_turns(angle[16 * b + k]);
-        for (int b = 0; b < TOGETHER; ++b)
-            for (int k = 0; k < 16; ++k)
-                here[32 * b + 16 + k] = radius[16 * b + k] * cos_turns(angle[16 * b + k] - (1u << 30));
-    }
+    int64_t block = 0;
+    for (; block + TOGETHER <= blocks; block += TOGETHER)
+        normal_blocks(TOGETHER, out + 32 * block, first - skip + 32 * (uint32_t)block, key);
+    for (; block + 2 <= blocks; block += 2)
+        normal_blocks(2, out + 32 * block, first - skip + 32 * (uint32_t)block, key);
+    if (block < blocks)
+        normal_blocks(1, out + 32 * block, first - skip + 32 * (uint32_t)block, key);
     return out + skip;
 }
 

@@ -14,9 +14,12 @@ typedef struct {
 } UnitInputs;
 
 static real row_sum(const real *row, int64_t vectors) {
-    vector sum = {0};
-    for (int64_t v = 0; v < vectors; ++v) sum += load(row + v * LANES);
-    return lane_sum(sum);
+    vector sum[4] = {{0}};  // four: one addition need not wait for the last
+    int64_t v = 0;
+    for (; v + 4 <= vectors; v += 4)
+        for (int k = 0; k < 4; ++k) sum[k] += load(row + (v + k) * LANES);
+    for (; v < vectors; ++v) sum[0] += load(row + v * LANES);
+    return lane_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 // J moves towards the batch's own block; `scaled` holds delta^2 a, `gram` their products with a.

@@ -1,0 +1,69 @@
+"""What a step costs, counted and not timed: two runs of one seed must choose the same lengths.
+
+A forward pass takes M multiply-adds per sample; a step of all chains about 6 M B floating-point
+operations per chain (forward, and twice that backward, two operations each). A chain of linear
+layers has M = its number of weights; convolutions and attention use every weight many times.
+
+On a CPU such networks have no engine of their own, and torch reaches a few 10^9 operations per
+second and core with them: the budgets here are some tens of seconds. Where they leave fewer steps
+than the recipe would take, it says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+#: Operations of a run's steps, of a pilot's, and of the trial of the prior's scales.
+MOST_WORK, PILOT_WORK, TRIAL_WORK = 2e11, 3e10, 5e10
+#: A run has so many steps whatever they cost; a pilot so many before it may end early.
+FEWEST_STEPS, FEWEST_PILOT_STEPS = 300, 50
+#: Rows of a minibatch, and rows on which curvature is measured.
+BATCH, ROWS = 100, 250
+
+
+def is_dear(sampler: Any, x: Tensor) -> bool:
+    """Whether steps go by torch's operations on a CPU, and cost more than their calls: the network
+    is more than linear layers one after the other, or its inputs are more than rows of numbers.
+
+    ``sampler`` is a ``Langevin``."""
+    if sampler.device.type != "cpu":
+        return False
+    layers = [m for m in sampler.model.modules() if len(list(m.parameters(recurse=False)))]
+    return x.ndim > 2 or not all(isinstance(m, nn.Linear) for m in layers)
+
+
+def multiplications(sampler: Any, x: Tensor) -> float:
+    """M: multiply-adds of a sample's way forward; at least the number of trainable weights."""
+    params = sampler.init().params
+    weights = float(sum(p[0].numel() for p in params.values()))
+    if not is_dear(sampler, x):
+        return weights
+    counts: list[float] = []
+    layers = [m for m in sampler.model.modules() if not isinstance(m, nn.Embedding)]
+    hooks = [m.register_forward_hook(lambda *call: counts.append(_of_call(*call))) for m in layers]
+    network = sampler._dynamics.gradients.network
+    try:
+        with torch.no_grad():
+            network.call({k: p[0] for k, p in params.items()}, x[:1].to(sampler.device).clone())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(weights, sum(counts))
+
+
+def _of_call(module: nn.Module, inputs: Any, output: Any) -> float:
+    """The layer's own matrices, once for every position (pixel, token) of what came out."""
+    matrices = [p for p in module.parameters(recurse=False) if p.ndim > 1]
+    out = output[0] if isinstance(output, tuple) else output
+    if not matrices or not isinstance(out, Tensor):
+        return 0.0
+    positions = out.numel() / out.shape[-1]
+    if isinstance(module, _ConvNd):
+        positions = out.numel() / module.out_channels
+        if module.transposed:
+            positions = inputs[0].numel() / module.in_channels
+    return sum(p.numel() for p in matrices) * positions

@@ -49,6 +49,7 @@ METRICS = [
     "default", "DiagonalFisher", "UnitFisher", "FullFisher", "KroneckerFisher", "RMSProp",
     "Euclidean",
 ]  # fmt: skip
+SLOWEST = ["Euclidean", "RMSProp", "DiagonalFisher", "KroneckerFisher"]  # in this order
 BATCHES = {"all": 1, "quarter": 4}
 
 
@@ -177,7 +178,8 @@ def main() -> None:
     if options.only:
         options.metrics, options.batches, options.models = ([v] for v in options.only)
     if options.list:
-        longest = sorted(_cells(options), key=lambda c: (METRICS.index(c[0]), c[1]), reverse=True)
+        rank = {metric: n for n, metric in enumerate(SLOWEST)}
+        longest = sorted(_cells(options), key=lambda c: (rank.get(c[0], len(rank)), c[1] == "all"))
         print("\n".join(f"{metric} {batch} '{name}'" for metric, batch, name in longest))
         return
     if options.merge:

@@ -28,6 +28,7 @@ import torch
 import natural_langevin
 import small_run
 from natural_langevin._internal import tensorfile
+from natural_langevin.distributed import sampler_run
 from natural_langevin.posterior import storage, stores
 from natural_langevin.sampling import checkpoint
 
@@ -100,7 +101,7 @@ def small_pieces(tensor: torch.Tensor, pieces: Any = tensorfile.pieces) -> Any:
 def work(command: dict[str, Any]) -> dict[str, int]:
     watch = Watch(Path(command["marker"]), command["at"])
     watch.enter(PREPARING)
-    watch.wrap(natural_langevin.langevin, "run", SAMPLING)
+    watch.wrap(sampler_run, "run", SAMPLING)
     watch.wrap(stores.InFolder, "put", DRAWING)
     watch.wrap(checkpoint.RunCheckpoint, "save", CHECKPOINTING)
     watch.wrap(storage, "write", SAVING)

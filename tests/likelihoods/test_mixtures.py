@@ -65,8 +65,38 @@ def test_crps(mixture: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.Monkey
     found = mixtures.crps(y, means, variance)
     for k in range(4):
         assert float(found[k]) == pytest.approx(by_quadrature(components(mixture, k), y[k]), 1e-6)
-    monkeypatch.setattr(mixtures, "_PAIRS", 1)  # one network at a time
+    monkeypatch.setattr(mixtures, "_AT_ONCE", 1)  # one network at a time
     torch.testing.assert_close(mixtures.crps(y, means, variance), found)
+
+
+def test_quadrature_of_many_networks_is_the_sum_over_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    means = torch.randn(400, 3, generator=g) * torch.tensor([0.1, 1.0, 5.0])
+    variance = 0.5 + torch.rand(400, 3, generator=g)
+    found = mixtures.spread(means, variance)
+    monkeypatch.setattr(mixtures, "_STEP", 1e-6)  # so many nodes that pairs are less work
+    torch.testing.assert_close(found, mixtures.spread(means, variance), rtol=1e-11, atol=0)
+    draws = means[0, 1] + variance[0, 1].sqrt() * torch.randn(2, 10**6, generator=g)
+    one = mixtures.spread(means[:1, 1:2].repeat(400, 1), variance[:1, 1:2].repeat(400, 1))
+    assert float(one) == pytest.approx(float((draws[0] - draws[1]).abs().mean() / 2), rel=5e-3)
+
+
+@pytest.mark.parametrize("level", [0.025, 0.5, 0.95])
+def test_a_quantile_is_found_in_a_few_steps(level: float) -> None:
+    """Rounding at the end must not send a search that has arrived back into its bracket."""
+    means = torch.randn(800, 50, generator=torch.Generator().manual_seed(0)).double()
+    asked = []
+
+    def cdf(y: Tensor) -> Tensor:
+        asked.append(y)
+        return mixtures.cdf(y, means, torch.tensor(0.04))
+
+    def density(y: Tensor) -> Tensor:
+        return mixtures.log_density(y, means, torch.tensor(0.04)).exp()
+
+    found = mixtures.search(cdf, density, level, means.amin(0) - 1, means.amax(0) + 1)
+    assert (mixtures.cdf(found, means, torch.tensor(0.04)) - level).abs().max() < 1e-14
+    assert len(asked) <= 20
 
 
 def test_crps_of_a_point_is_the_absolute_error() -> None:

@@ -9,6 +9,7 @@ is what the likelihood learned, one value per network.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Normal
+from torch.distributions import Bernoulli, Categorical, Distribution, Normal, Poisson
 
 from natural_langevin import random
 from natural_langevin.likelihoods import mixtures
@@ -33,6 +34,8 @@ from natural_langevin.likelihoods.base import (
 _LARGEST = 2.0**52
 #: Numbers evaluated at once, over networks, targets and places.
 _VALUES = 1 << 22
+#: Counts up to here are added up one by one.
+_COUNTS = 1000
 #: Gauss-Legendre nodes in every panel of a CRPS by quadrature.
 _NODES = 12
 
@@ -86,6 +89,7 @@ class Mixture(Distribution):
         law = _side_by_side(likelihood, self._outputs, state)
         assert law is not None, "a mixture of distributions that are not known"
         self._networks, self._count = law, len(outputs)
+        self._below = self._outputs.new_empty(0, *outputs.shape[1:2], *shape_of(law)[1:])
         super().__init__(torch.Size(outputs.shape[1:2]), shape_of(law)[1:], validate_args=False)
 
     def __repr__(self) -> str:
@@ -172,7 +176,12 @@ class Mixture(Distribution):
         return found if levels.ndim else found[0]
 
     def _search(self, level: Tensor) -> Tensor:
-        """Quantiles by bisection, for counts, or with Newton's steps, for numbers."""
+        """Quantiles of counts by adding up, or by bisection where they are large; of numbers with
+        Newton's steps."""
+        if self.is_discrete:
+            below = self._cumulative(float(level.max()))
+            if below is not None:
+                return torch.cat([(below < one).sum(0, keepdim=True) for one in level]).double()
         low, high = self._bracket(level)
         if not self.is_discrete:
             return mixtures.search(self.cdf, self._density, level, low, high)
@@ -191,6 +200,10 @@ class Mixture(Distribution):
             return mixtures.crps(y, self._of_each(law.loc), self._of_each(law.scale).square())
         total = torch.zeros_like(y)
         if self.is_discrete:
+            below = self._cumulative(1 - 1e-9, y.max())
+            if below is not None:
+                t = torch.arange(len(below), device=y.device).reshape(-1, *(1,) * y.ndim)
+                return (below - (y <= t).double()).square().sum(0)
             ends = self.icdf([1e-9, 1 - 1e-9])
             first = int(torch.minimum(ends[0], y).min())
             last = int(torch.maximum(ends[1], y).max())
@@ -226,6 +239,34 @@ class Mixture(Distribution):
     def _density(self, y: Tensor) -> Tensor:
         """p(y) of every component."""
         return self._over_networks(lambda t: self._networks.log_prob(t).exp(), y)
+
+    def _cumulative(self, level: float, least: Tensor | float = 0.0) -> Tensor | None:
+        """P(Y <= 0), P(Y <= 1), ... of every component, (n, B, ...), up to where all of them have
+        reached ``level`` and beyond ``least``; None where that is far. Probabilities of counts are
+        added up: the networks' own cdf is an incomplete gamma or beta function for each."""
+        if float(least) > _COUNTS or float(self.mean.max()) > _COUNTS:
+            return None
+        while len(self._below) <= float(least) or not bool((self._below[-1] >= level).all()):
+            first = len(self._below)
+            if first >= _COUNTS:
+                return None
+            heights = torch.stack([self._height(t) for t in range(first, first + 16)])
+            before = self._below[-1:] if first else torch.zeros_like(heights[:1])
+            self._below = torch.cat([self._below, before + heights.cumsum(0)])
+        return self._below
+
+    def _height(self, count: int) -> Tensor:
+        """P(Y = count) of every component."""
+        law = self._networks
+        if not isinstance(law, Poisson):
+            return self._density(self.mean.new_full(self.mean.shape, float(count)))[0]
+        # A logarithm of every rate once, where ``log_prob`` takes ln gamma of every count, too.
+        log_p = count * self._log_rate - law.rate - math.lgamma(count + 1)
+        return self._of_each(log_p.exp()).mean(0)
+
+    @functools.cached_property
+    def _log_rate(self) -> Tensor:
+        return self._networks.rate.log()  # type: ignore[attr-defined]
 
     def _bracket(self, level: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers below and above the quantiles: further from the mean until they are."""

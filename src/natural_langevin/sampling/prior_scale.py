@@ -40,7 +40,7 @@ class Trial(NamedTuple):
 NATIVE, EAGER = Trial(800, 4, 20), Trial(300, 2, 15)
 #: Where a step costs much (see ``cost``): one third of the rows is held out, once.
 DEAR = Trial(150, 1, 15, folds=1)
-MOST_WORK = 5e11
+MOST_WORK = 8e10
 
 
 class Folds(NamedTuple):

@@ -64,7 +64,7 @@ FIRST_STEP, LARGEST_STEP, FALLBACK_STEP = 1e-2, 0.3, 1e-3
 PILOT_CHAINS, PILOT_STEPS = 2, (1, 50, 150, 500)
 #: Rows on which curvature is measured.
 ROWS, LOADER_ROWS = 1000, 2000
-RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 5e11
+RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e11
 #: Where every step is a few milliseconds of operator calls, whatever the network's size.
 MOST_EAGER_STEPS = 4_000
 DRAWS = 200

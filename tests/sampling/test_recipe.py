@@ -164,8 +164,9 @@ def test_a_dear_trial_has_fewer_chains_or_is_left_out() -> None:
     trial = prior_scale.Trial(steps=100, chains=4, draws=10)
     free = prior_scale.MOST_WORK / 400
     assert trial.affordable(free) == trial
-    assert trial.affordable(2 * free) == trial._replace(chains=2)
-    assert trial.affordable(5 * free) is None
+    assert trial.affordable(2 * free) == trial._replace(steps=50)
+    assert trial.affordable(4 * free) == trial._replace(steps=50, chains=2)
+    assert trial.affordable(9 * free) is None
 
 
 def test_the_way_down_ends_before_a_network_learns_its_noise() -> None:

@@ -31,16 +31,20 @@ class Trial(NamedTuple):
     folds: int = FOLDS
 
     def affordable(self, work: float) -> Trial | None:
-        """The same with fewer chains, where it would take more than ``MOST_WORK`` multiply-adds;
-        None where one is too many. ``work``: of a step with one chain on every fold."""
-        most = int(MOST_WORK / (work * self.steps))
-        return self._replace(chains=min(most, self.chains)) if most else None
+        """The same with half the steps, and then with fewer chains, where it would take more than
+        ``MOST_WORK`` multiply-adds; None where one chain is too many. ``work``: of a step with one
+        chain on every fold."""
+        trial = self
+        if work * self.steps * self.chains > MOST_WORK:
+            trial = self._replace(steps=self.steps // 2)
+        most = int(MOST_WORK / (work * trial.steps))
+        return trial._replace(chains=min(most, self.chains)) if most else None
 
 
 NATIVE, EAGER = Trial(800, 4, 20), Trial(300, 2, 15)
 #: Where a step costs much (see ``cost``): one third of the rows is held out, once.
 DEAR = Trial(150, 1, 15, folds=1)
-MOST_WORK = 8e10
+MOST_WORK = 1.2e11
 
 
 class Folds(NamedTuple):

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from natural_langevin import Langevin, Posterior
+from natural_langevin._internal.pages import markdown, with_part
 from natural_langevin.experiments.defaults.small import PROBLEMS, Problem
 from natural_langevin.experiments.origin import origin
 from natural_langevin.sampling import recipe
@@ -109,6 +110,28 @@ def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[s
     }
 
 
+def table(results: dict[str, Any]) -> str:
+    """Markdown: a problem a row, figures of its seeds side by side."""
+
+    def each(rows: list[dict[str, Any]], key: str, digits: int = 3) -> str:
+        return ", ".join(f"{row[key]:.{digits}f}" for row in rows)
+
+    rows = [
+        (
+            name, f"{found[0]['prior_scale']:g}", f"{found[0]['nuts_nll']:.3f}",
+            each(found, "nll_difference", 4), each(found, "sd_ratio", 2),
+            each(found, "distance_in_sd", 2), each(found, "seconds", 1),
+            f"{found[0]['nuts_seconds']:,.0f}",
+        )
+        for name, found in results["problems"].items()
+    ]  # fmt: skip
+    columns = (
+        "prior scale, NLL of NUTS, ours minus it, ratio of predictive sds, "
+        "distance of means in sds, seconds, seconds of NUTS"
+    )
+    return markdown(columns.split(", "), rows)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -117,6 +140,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--chains", type=int, default=4)
+    parser.add_argument("--page", type=Path, help="a page with markers for the table")
     options = parser.parse_args()
     results: dict[str, Any] = {"problems": {}}
     if options.out.exists():
@@ -135,6 +159,8 @@ def main() -> None:
             results["problems"][problem.name] = rows
             options.out.write_text(json.dumps(results | origin("cpu"), indent=1))
             print(problem.name, json.dumps(rows[-1]), flush=True)
+    if options.page:
+        options.page.write_text(with_part(options.page.read_text(), "nuts", table(results)))
 
 
 if __name__ == "__main__":

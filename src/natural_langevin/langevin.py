@@ -401,7 +401,7 @@ class Langevin:
         if (apart := self._of_features(data)) is not None:
             inner, features = apart
             posterior = inner.sample(features, **arguments)
-            self._settled, self._prior = inner._settled, inner._prior
+            self._settled, self._prior, self.dynamics = inner._settled, inner._prior, inner.dynamics
             self._dynamics = dataclasses.replace(
                 self._dynamics, prior=inner._dynamics.prior, integrator=inner.dynamics
             )

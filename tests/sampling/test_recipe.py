@@ -192,7 +192,7 @@ def test_rows_are_held_out_of_each_chains_own() -> None:
         torch.zeros(40, 1), torch.zeros(40), batch_size=20, chain=torch.arange(2), seed=0,
         device=torch.device("cpu"), rows=rows,
     )  # fmt: skip
-    inside, held_out = whole.parted(0.2)
+    inside, held_out = whole.parted(0.2, most=100)
     assert held_out.shape == (2, 4)
     assert inside.batch_size == 16
     for chain in range(2):

@@ -84,12 +84,12 @@ class InMemory:
             return y, y
         return self.x[index], self.y[index]
 
-    def parted(self, share: float) -> tuple[InMemory, Tensor]:
-        """The same data without a ``share`` of every chain's rows, chosen at random, and the
-        numbers of these: (chain, n)."""
+    def parted(self, share: float, most: int) -> tuple[InMemory, Tensor]:
+        """The same data without a ``share`` of every chain's rows (at ``most`` so many), chosen at
+        random, and the numbers of these: (chain, n)."""
         order = random.permutation(random.stream(self.origin, -1), self.num_data)
         rows = order if self.rows is None else self.rows.gather(1, order)
-        count = int(share * self.num_data)
+        count = min(int(share * self.num_data), most)
         inside = InMemory(
             self.x, self.y, batch_size=min(self.batch_size, self.num_data - count),
             chain=torch.arange(len(rows)), seed=0, device=self.x.device, rows=rows[:, count:],

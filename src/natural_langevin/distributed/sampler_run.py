@@ -122,7 +122,7 @@ def _prepared(
         data, steps=plan.steps, batch_size=asked.batch_size, step_size=step_size,
         burn_in=plan.burn_in,
     )  # fmt: skip
-    if sampler._downhill and sampler.mesh.data is None:
+    if sampler._downhill:
         stream = engine.stream
         if not isinstance(stream, InMemory):
             x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)

@@ -246,6 +246,8 @@ class Mixture(Distribution):
         added up: the networks' own cdf is an incomplete gamma or beta function for each."""
         if float(least) > _COUNTS or float(self.mean.max()) > _COUNTS:
             return None
+        if self.mean.numel() * _COUNTS > 16 * _VALUES:
+            return None
         while len(self._below) <= float(least) or not bool((self._below[-1] >= level).all()):
             first = len(self._below)
             if first >= _COUNTS:
@@ -266,7 +268,7 @@ class Mixture(Distribution):
 
     @functools.cached_property
     def _log_rate(self) -> Tensor:
-        return self._networks.rate.log()  # type: ignore[attr-defined]
+        return self._networks.rate.clamp_min(1e-300).log()  # type: ignore[attr-defined]
 
     def _bracket(self, level: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers below and above the quantiles: further from the mean until they are."""

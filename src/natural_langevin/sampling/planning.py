@@ -57,14 +57,15 @@ def plan(
             batch_size = min(batch_size, cost.BATCH)
     if sampler._start == "auto":
         rows = x[: recipe.ROWS], y[: recipe.ROWS]
-        sampler._start, sampler._downhill = starts.better(sampler, rows)
+        sampler._start, downhill = starts.better(sampler, rows)
+        sampler._downhill = downhill and sampler.mesh.data is None
     choice = known
     sampler._set_friction(recipe.FRICTION)
     if known is None and sampler._scale_open and isinstance(data, tuple | list | TensorDataset):
         choice = _prior_scale(sampler, (x, y), batch_size, price)
     scale = choice.prior_scale if choice else None
-    if sampler._scale_open and scale is not None:
-        sampler._set_prior(recipe.prior(scale.value))
+    if sampler._scale_open:
+        sampler._set_prior(recipe.prior(scale.value if scale else 1.0))
     if choice is None or (known is None and len(x) > prior_scale.MOST_ROWS):
         shuffled = not isinstance(data, DataLoader | SharedBatches)
         pilot = _pilot(sampler, (x, y), num_data, batch_size, price, shuffled=shuffled)
@@ -146,11 +147,14 @@ def _pilot(
 def _with_scales(sampler: Any, repeats: int, step_size: Any) -> Any:
     """A sampler like this one, with ``repeats`` chains for every scale of the prior."""
     scales = torch.tensor(prior_scale.SCALES).repeat_interleave(repeats)
+    gradients = sampler._dynamics.gradients
     compared = type(sampler)(
         sampler._template, sampler.likelihood, prior=recipe.prior(scales), chains=len(scales),
         preconditioner=sampler.preconditioner, dynamics=sampler.dynamics, step_size=step_size,
         temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
         seed=sampler.seed, device=sampler.device, compile=sampler.compile, parallel=None,
+        microbatch=gradients.microbatch, clip=gradients.clip,
+        autocast=gradients.network.autocast,
     )  # fmt: skip
     compared._downhill = sampler._downhill
     compared.signature.adopt(sampler.signature)
@@ -178,7 +182,8 @@ def _prior_scale(
     scaled = _with_scales(sampler, 1, recipe.FIRST_STEP)
     choices = _pilot(scaled, (x, y), inside, batch_size, price, len(prior_scale.SCALES))
     usual = prior_scale.EAGER if choices[0].way == "eager" else prior_scale.NATIVE
-    trial = prior_scale.DEAR if dear else usual.affordable(work)
+    trial = usual.affordable(work) or prior_scale.EAGER.affordable(work)
+    trial = prior_scale.DEAR if dear else trial
     if trial is None:
         return None
     rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds)
@@ -205,10 +210,11 @@ def _prior_scale(
         return None
     table = torch.full((lines, rows.outside.shape[1]), math.inf, dtype=torch.float64)
     for line in range(lines):
-        chains = range(line * trial.chains, (line + 1) * trial.chains)
-        if set(chains) <= set(found.healthy):
-            out = rows.outside[chains[0]].to(x.device)
-            density = found.log_likelihood(x[out], y[out], chains=list(chains)).flatten(0, 1)
+        first = line * trial.chains
+        chains = [c for c in range(first, first + trial.chains) if c in found.healthy]
+        if 2 * len(chains) >= trial.chains:  # one that was lost is no verdict on a scale
+            out = rows.outside[first].to(x.device)
+            density = found.log_likelihood(x[out], y[out], chains=chains).flatten(0, 1)
             table[line] = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
     table = table.unflatten(0, (-1, trial.folds)).flatten(1)
     best, scale, why = prior_scale.best(table)

@@ -32,7 +32,7 @@ class Trial(NamedTuple):
 
     def affordable(self, work: float) -> Trial | None:
         """The same with half the steps, and then with fewer chains, where it would take more than
-        ``MOST_WORK`` multiply-adds; None where one chain is too many. ``work``: of a step with one
+        ``MOST_WORK`` operations; None where one chain is too many. ``work``: of a step with one
         chain on every fold."""
         trial = self
         if work * self.steps * self.chains > MOST_WORK:
@@ -74,6 +74,8 @@ def best(scores: Tensor) -> tuple[int, float, str]:
     held-out row)."""
     mean = [m if math.isfinite(m) else math.inf for m in scores.mean(1).tolist()]
     found = min(range(len(mean)), key=mean.__getitem__)
+    if not math.isfinite(mean[found]):
+        found = SCALES.index(1.0)
     scale = SCALES[found]
     if 0 < found < len(mean) - 1 and math.isfinite(mean[found - 1] + mean[found + 1]):
         down, up = mean[found - 1] - mean[found], mean[found + 1] - mean[found]

@@ -22,7 +22,7 @@ under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of 
 fifth of burn-in goes up to four times eta, to travel, and rises to it while the metric has seen few
 batches. After it eta is constant: longer is better.
 Steps. 150 relaxation times a / eta of the directions that only the prior sees, a third of it
-burn-in; at least 2,000, and at most what ``MOST_WORK`` multiply-adds allow. Where the posterior of
+burn-in; at least 2,000, and at most what ``MOST_WORK`` operations allow. Where the posterior of
 few weights has directions so slow that this is less than 60 of their relaxation times, it is run
 with less friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
@@ -225,10 +225,11 @@ def length(
                 "the remedy", choice.relaxation, choice.slowest, choice.curvature, steps,
                 steps / choice.relaxation, wanted,
             )  # fmt: skip
-        elif dear and steps < wanted:
+        elif steps < wanted:
             log.log(
-                trials.level(), "%d steps, where %d would be usual: a step takes %.1g operations "
-                "of torch on a CPU. Give steps= for more, or a GPU", steps, wanted, work,
+                trials.level() if dear else logging.INFO,
+                "%d steps, where %d would be usual: a step takes %.1g operations. Give steps= for "
+                "more", steps, wanted, work,
             )  # fmt: skip
     if burn_in is None:
         burn_in = steps // 3

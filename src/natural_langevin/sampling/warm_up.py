@@ -37,14 +37,14 @@ from natural_langevin.types import Params
 
 ROUNDS, ENOUGH, DEAR_ENOUGH = (300, 600, 1200, 2400), 0.1, 1.0
 #: How often a round looks at the rows held out, their share, and the rows of which some are spared.
-LOOKS, HELD_OUT, FEWEST_ROWS = 6, 0.2, 40
+LOOKS, HELD_OUT, FEWEST_ROWS, MOST_HELD_OUT = 6, 0.2, 40, 2000
 FRICTION, MEMORY = 0.1, 0.05
 #: The length of a step in every weight at first, for networks of up to ``SMALL`` weights.
 LENGTH, SMALL = 0.02, 1000
 #: From so many chains on they are evaluated side by side, this many rows in all at a time.
 MANY_CHAINS, ROWS_AT_ONCE = 8, 20_000
-#: Multiply-adds of a round that is dear.
-MOST_WORK = 1e11
+#: Operations of one chain's round that is dear.
+MOST_WORK = 2e10
 
 
 def descend(
@@ -54,7 +54,7 @@ def descend(
     lowest loss that was looked at."""
     held_out = None
     if stream.num_data >= FEWEST_ROWS:
-        stream, rows = stream.parted(HELD_OUT)
+        stream, rows = stream.parted(HELD_OUT, MOST_HELD_OUT)
         held_out = stream.x[rows], stream.y[rows]
     metric = RMSProp(fresh=True)  # so that no step is longer than MEMORY^(-1/2) lengths
     whole = moves.gradients
@@ -71,6 +71,8 @@ def descend(
     weights = sum(p[0].numel() for p in state.params.values())
     eta = FRICTION * LENGTH * min(1.0, (SMALL / weights) ** 0.25)
     best = torch.full((len(first),), torch.inf, dtype=torch.float64, device=first.device)
+    # Each decides for itself: where a chain starts must not depend on which others are here.
+    going = torch.ones_like(best, dtype=torch.bool)
     for steps in ROUNDS:
         rates = RatesTable.build(
             schedules.cyclical(eta, steps), lambda step: max(MEMORY, 1 / (step + 1)),
@@ -86,19 +88,19 @@ def descend(
             if held_out is not None:
                 loss = losses(whole, end.params, held_out, end.likelihood)
             loss = loss.double().masked_fill(end.diverged >= 0, torch.inf)
-            better = loss < best
+            better = going & (loss < best)
             state = state._replace(
                 params=_where(better, end.params, state.params),
                 likelihood=_where(better, end.likelihood, state.likelihood),
             )
-            best = torch.minimum(loss, best)
-        dear = 6.0 * weights * len(first) * stream.batch_size * steps > MOST_WORK
+            best = torch.where(better, loss, best)
+        dear = 6.0 * weights * stream.batch_size * steps > MOST_WORK
         enough = DEAR_ENOUGH if dear or engine.way == "eager" else ENOUGH
-        if not bool((best < before - enough).any()):
+        going = going & (best < before - enough)
+        if whole.likelihood.discrete:  # a loss of at least 0 cannot fall by so much again
+            going = going & (best >= enough)
+        if not bool(going.any()):
             break
-        low = float((best < enough).double().mean())
-        if engine.way == "eager" and whole.likelihood.discrete and low >= 0.5:
-            break  # of most chains: a loss of at least 0 cannot fall by so much again
     return moves.init(state.params)._replace(likelihood=state.likelihood)
 
 
@@ -109,7 +111,8 @@ def losses(
     ``data``, (chain, n, ...)."""
 
     def one(own: Params, x: Tensor, y: Tensor, state: Params) -> Tensor:
-        return gradients.likelihood.log_loss(gradients.network.call(own, x), y, state).mean()
+        outputs = gradients.network.call(own, x.clone())  # it may work on its inputs in place
+        return gradients.likelihood.log_loss(outputs, y, state).mean()
 
     x, y = data
     with torch.no_grad():

@@ -37,8 +37,8 @@ def ours(problem: Problem, seed: int, scale: float | None) -> tuple[Posterior, f
 def stored_scale(problem: Problem, folder: Path) -> float | None:
     """The scale of the prior under which NUTS has been run."""
     name = _stem(problem)
-    found = [file.stem.removeprefix(name) for file in folder.glob(f"{name}*.npz")]
-    return float(found[0]) if found else None
+    found = [float(file.stem.removeprefix(name)) for file in folder.glob(f"{name}*.npz")]
+    return min(found, default=None)
 
 
 def _stem(problem: Problem) -> str:

@@ -246,7 +246,7 @@ class Mixture(Distribution):
         added up: the networks' own cdf is an incomplete gamma or beta function for each."""
         if float(least) > _COUNTS or float(self.mean.max()) > _COUNTS:
             return None
-        if self.mean.numel() * _COUNTS > 16 * _VALUES:
+        if self.mean.numel() * _COUNTS > 16 * _VALUES:  # all of them are kept
             return None
         while len(self._below) <= float(least) or not bool((self._below[-1] >= level).all()):
             first = len(self._below)

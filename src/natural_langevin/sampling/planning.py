@@ -58,7 +58,8 @@ def plan(
     if sampler._start == "auto":
         rows = x[: recipe.ROWS], y[: recipe.ROWS]
         sampler._start, downhill = starts.better(sampler, rows)
-        sampler._downhill = downhill and sampler.mesh.data is None
+        # A run to go on with has been downhill.
+        sampler._downhill = downhill and known is None and sampler.mesh.data is None
     choice = known
     sampler._set_friction(recipe.FRICTION)
     if known is None and sampler._scale_open and isinstance(data, tuple | list | TensorDataset):
@@ -182,10 +183,9 @@ def _prior_scale(
     scaled = _with_scales(sampler, 1, recipe.FIRST_STEP)
     choices = _pilot(scaled, (x, y), inside, batch_size, price, len(prior_scale.SCALES))
     usual = prior_scale.EAGER if choices[0].way == "eager" else prior_scale.NATIVE
-    trial = usual.affordable(work) or prior_scale.EAGER.affordable(work)
-    trial = prior_scale.DEAR if dear else trial
-    if trial is None:
-        return None
+    affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
+    trial = prior_scale.DEAR if dear else affordable
+    assert trial is not None, "what the pilot was run for is affordable"
     rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds)
     lines = len(prior_scale.SCALES) * trial.folds
     count = lines * trial.chains
@@ -208,16 +208,22 @@ def _prior_scale(
             )  # fmt: skip
     except DivergenceError:
         return None
-    table = torch.full((lines, rows.outside.shape[1]), math.inf, dtype=torch.float64)
-    for line in range(lines):
-        first = line * trial.chains
-        chains = [c for c in range(first, first + trial.chains) if c in found.healthy]
-        if 2 * len(chains) >= trial.chains:  # one that was lost is no verdict on a scale
-            out = rows.outside[first].to(x.device)
-            density = found.log_likelihood(x[out], y[out], chains=chains).flatten(0, 1)
-            table[line] = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
-    table = table.unflatten(0, (-1, trial.folds)).flatten(1)
-    best, scale, why = prior_scale.best(table)
+    scores = _held_out_nll(found, (x, y), rows.outside, trial.chains)
+    best, scale, why = prior_scale.best(scores.unflatten(0, (-1, trial.folds)).flatten(1))
     log.info("prior variance x %.3g: %s", scale, why)
     chosen = recipe.PriorScale(float(f"{scale:.3g}"), why)
     return dataclasses.replace(choices[best], prior_scale=chosen)
+
+
+def _held_out_nll(found: Any, data: tuple[Tensor, Tensor], outside: Tensor, chains: int) -> Tensor:
+    """-ln of the density that ``chains`` chains together give to every row held out of them, (fold
+    of a scale, row); infinite where most of them were lost. ``outside``: (chain, row)."""
+    (x, y), each = data, outside[::chains]
+    table = torch.full(each.shape, math.inf, dtype=torch.float64)
+    for line, rows in enumerate(each.to(x.device)):
+        own = range(line * chains, (line + 1) * chains)
+        healthy = [c for c in own if c in found.healthy]
+        if 2 * len(healthy) >= chains:  # one that was lost is no verdict on a scale
+            density = found.log_likelihood(x[rows], y[rows], chains=healthy).flatten(0, 1)
+            table[line] = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
+    return table

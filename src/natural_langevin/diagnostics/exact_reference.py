@@ -144,7 +144,7 @@ def fidelity(
     )  # fmt: skip
     inputs = x if at is None else at
     inputs = inputs[:: -(-len(inputs) // MOST_INPUTS)]
-    own, other = posterior.predict(inputs), reference.predict(inputs)
+    own, other = posterior.predict(inputs, sharpness=1.0), reference.predict(inputs)
     halves = other.samples.unflatten(0, (chains, -1))
     first, second = _halves(halves)
     classes = own.mean.ndim == 2 and own.mean.shape == own.samples.shape[1:] and _sums_to_one(own)

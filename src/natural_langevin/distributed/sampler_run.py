@@ -68,6 +68,8 @@ def carry_out(
     if choice is not None:
         key = "recipe" if isinstance(choice, recipe.Choice) else "pilot"
         config |= {"step_size": stable_repr(step_size), key: choice.as_dict()}
+        if isinstance(choice, recipe.Choice) and choice.sharpness is not None:
+            config["sharpness"] = choice.sharpness.value
     identity = config
     if asked.checkpoint is not None or isinstance(asked.where, Path) or mesh.world > 1:
         table = sampler._rates_table(0, plan.steps, step_size, burn_in=plan.burn_in)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal, Poisson
+from torch.nn.functional import logsigmoid
 
 from natural_langevin import random
 from natural_langevin.likelihoods import mixtures
@@ -64,6 +65,20 @@ def said(likelihood: Likelihood, outputs: Tensor, state: State) -> Said:
     else:
         value, spread, classes = law.mean, law.variance, None
     return Said(value.unflatten(0, (count, batch)), spread.unflatten(0, (count, batch)), classes)
+
+
+def log_probabilities(
+    likelihood: Likelihood, outputs: Tensor, state: State
+) -> tuple[Tensor, type[Distribution]] | None:
+    """ln p of every class by every network, (M, B, ..., K), two classes of a binary target, and
+    the kind of distribution; None where targets are no classes."""
+    law = _side_by_side(likelihood, outputs, state)
+    if not isinstance(law, Categorical | Bernoulli):
+        return None
+    log_p: Tensor = law.logits
+    if isinstance(law, Bernoulli):
+        log_p = torch.stack([logsigmoid(-log_p), logsigmoid(log_p)], -1)
+    return log_p.unflatten(0, outputs.shape[:2]), type(law)
 
 
 def of_classes(classes: type[Distribution], probabilities: Tensor) -> Distribution:

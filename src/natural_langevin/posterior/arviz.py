@@ -3,6 +3,8 @@
 * ``posterior``: one variable per parameter tensor, and ``prediction`` for inputs that are given
 * with data (x, y): ``log_likelihood`` ln p(y_n | x_n, theta) for ``arviz.loo`` and ``compare``;
   ``posterior_predictive`` draws y~ ~ p(. | x_n, theta), one of each network; ``observed_data``
+* ``prediction`` and ``posterior_predictive`` are of ``predict``, sharpened where it sharpens;
+  ``log_likelihood`` is of the networks as they are
 * ``sample_stats``: ``lp``, the log density of every draw, and the chain's ``acceptance_rate``
   where its dynamics accept and reject
 """
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin.diagnostics import import_arviz
+from natural_langevin.likelihoods import Bernoulli
+from natural_langevin.likelihoods.categorical import draw_classes
 from natural_langevin.posterior import networks
 
 if TYPE_CHECKING:
@@ -31,7 +35,9 @@ def inference_data(posterior: Posterior, x: Any, data: Any, *, seed: int = 0) ->
         }
     }
     if x is not None:
-        groups["posterior"]["prediction"] = posterior.followed(x, "all")
+        values = posterior.predict(x, chains="all").samples
+        assert values is not None
+        groups["posterior"]["prediction"] = values.unflatten(0, (-1, posterior.draws))
     stats: dict[str, Tensor] = {}
     if "acceptance" in posterior.config:
         rate = torch.tensor(posterior.config["acceptance"])[healthy]
@@ -57,6 +63,17 @@ def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
     device = next(iter(posterior.last.values())).device
     origins = random.origin(seed, random.LABELS, torch.tensor(chains, device=device))
     state = {k: v[chains].repeat_interleave(count) for k, v in posterior.learned.items()}
+    if posterior.sharpness != 1:
+        values = posterior.predict(x, chains="all").samples
+        assert values is not None
+        keys = [random.stream(origins, d)[c] for c in range(len(chains)) for d in range(count)]
+        binary = isinstance(posterior.likelihood, Bernoulli)
+        return torch.stack(
+            [
+                posterior.likelihood.sample(p.logit(), key, {}) if binary else draw_classes(p, key)
+                for p, key in zip(values, keys, strict=True)
+            ]
+        ).unflatten(0, (len(chains), count))
     found: list[Tensor] = []
     with torch.no_grad():
         for some in networks.chunks(posterior.samples, chains, 16, like=posterior.last):

@@ -24,8 +24,9 @@ from torch.func import vmap
 from natural_langevin._internal.atomic import output
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, LogLoss, State
-from natural_langevin.likelihoods.predictive import said
+from natural_langevin.likelihoods.predictive import Said, said
 from natural_langevin.posterior.prediction import combined, one_tensor
+from natural_langevin.posterior.sharpening import classes_only, sharpened
 from natural_langevin.statistics.capture import ParameterSlots
 
 log = logging.getLogger("natural_langevin")
@@ -45,8 +46,10 @@ class Served(nn.Module):
         likelihood: Likelihood,
         networks: dict[str, Tensor],
         state: State,
+        sharpness: float = 1.0,
     ) -> None:
         super().__init__()
+        self.sharpness = sharpness
         self.model = copy.deepcopy(model)
         self._slots = ParameterSlots(self.model)
         self._signature = Signature(self.model, raw=isinstance(likelihood, LogLoss))
@@ -76,7 +79,7 @@ class Served(nn.Module):
             members = [{k: v[m] for k, v in networks.items()} for m in range(count)]
             outputs = torch.stack([one(member) for member in members])
         state = {name: getattr(self, f"learned_{name}") for name in self._learned}
-        value, spread, classes = said(self.likelihood, outputs, state)
+        value, spread, classes = self._said(outputs, state)
         mean, own = value.mean(0), None if spread is None else spread.mean(0)
         if classes is not None:
             assert own is not None
@@ -85,6 +88,13 @@ class Served(nn.Module):
             epistemic = (value - mean).square().mean(0)
             total = None if own is None else own + epistemic
         return (mean, epistemic) if total is None else (mean, total, epistemic)
+
+
+    def _said(self, outputs: Tensor, state: State) -> Said:
+        if self.sharpness == 1:
+            return said(self.likelihood, outputs, state)
+        log_p, classes = classes_only(self.likelihood, outputs, state, self.sharpness)
+        return sharpened(log_p, classes, self.sharpness, served=True)
 
 
 def write(served: Served, path: str | os.PathLike[str], example: Tensor, format: Format) -> None:

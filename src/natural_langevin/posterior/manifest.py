@@ -16,6 +16,7 @@ from typing import Any
 from natural_langevin._internal.checked_json import checksum, with_checksum
 from natural_langevin._internal.tensorfile import DTYPES, Spec, StorageError
 from natural_langevin._internal.version import __version__
+from natural_langevin.posterior.sharpening import check_sharpness
 
 FORMAT = 2
 NAME = "posterior.json"
@@ -103,10 +104,15 @@ def parse(text: str) -> Manifest:
     model = _get(fields, "model", dict)
     for key, kind in (("text", str), ("torch", str), ("sampled", dict), ("fixed", dict)):
         _get(model, key, kind)
+    config = _get(fields, "config", dict)
+    try:
+        check_sharpness(config.get("sharpness", 1.0))
+    except ValueError as error:
+        raise StorageError(f"{NAME}: {error}") from error
     return Manifest(
         model=model,
         likelihood=_get(fields, "likelihood", dict),
-        config=_get(fields, "config", dict),
+        config=config,
         samples=_file(_get(fields, "samples", dict)),
         rest=_file(_get(fields, "rest", dict)),
     )

@@ -51,7 +51,26 @@ def log_score(log_likelihood: Tensor) -> Reading:
     whole, size = own.logsumexp(0), parts.shape[1]
     # ln(sum - part): parts are positive, and none is the whole.
     rest = whole + torch.log1p(-(own - whole).exp().clamp_max(1 - 1e-12))
-    left_out = score(rest, size * (len(parts) - 1))
-    count = len(parts)
-    spread = (left_out - left_out.mean()).square().sum() * (count - 1) / count
-    return Reading(value, float(spread.sqrt()))
+    return Reading(value, float(jackknife(score(rest, size * (len(parts) - 1)))))
+
+
+def left_out(values: Tensor) -> Tensor | None:
+    """Means over chains and draws of (chain, draw, ...) without one batch of draws: (A, ...)."""
+    parts = batched(values)
+    if parts is None:
+        return None
+    means = parts.mean(1, dtype=torch.float64)
+    return (means.sum(0) - means) / (len(means) - 1)
+
+
+def label_score_error(log_left_out: Tensor, y: Tensor) -> float:
+    """Of the mean of -ln q(y_n), from ln q without one batch of draws each (A, N, ..., K)."""
+    index = y.flatten().long().expand(len(log_left_out), -1).unsqueeze(-1)
+    of_labels = log_left_out.flatten(1, -2).gather(-1, index.to(log_left_out.device))
+    return float(jackknife(-of_labels.mean((1, 2))))
+
+
+def jackknife(values: Tensor) -> Tensor:
+    """The standard error of a function of a mean, from its values (A, ...) without one batch."""
+    count = len(values)
+    return ((values - values.mean(0)).square().sum(0) * (count - 1) / count).sqrt()

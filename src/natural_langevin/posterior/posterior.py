@@ -42,6 +42,7 @@ from natural_langevin.posterior.prediction import (
     join,
     one_tensor,
 )
+from natural_langevin.posterior.sharpening import check_sharpness
 from natural_langevin.priors import Prior, PriorLike
 from natural_langevin.statistics import plain_copy, prepare_model, vectorised, with_parameters
 from natural_langevin.statistics.capture import ParameterSlots
@@ -64,6 +65,11 @@ class Posterior:
 
     A chain that diverged keeps the samples drawn before; the missing ones are NaN. Predictions and
     the pooled mean leave it out.
+
+    ``sharpness`` (1: none) is what predictions of classes raise the mean of the networks' class
+    probabilities to, learned on held-out rows where the recipe tries the prior's scale (see
+    ``sharpening``). It belongs to predictions alone: the draws are of the same posterior, at the
+    same temperature, and ``samples``, ``network`` and ``log_likelihood`` know nothing of it.
     """
 
     def __init__(
@@ -113,6 +119,22 @@ class Posterior:
         posterior's mean. It has less variance than ``mean``, which averages late iterates alone."""
         like = self.last
         return {k: s.double().mean(1).to(like[k]) for k, s in self.samples.items()}
+
+    @property
+    def sharpness(self) -> float:
+        """The power of the mean class probabilities that is predicted; 1.0: the plain mixture. It
+        may be set, and is saved with the posterior."""
+        return check_sharpness(self.config.get("sharpness", 1.0))
+
+    @sharpness.setter
+    def sharpness(self, value: float) -> None:
+        self.config = self.config | {"sharpness": check_sharpness(value)}
+
+    def _sharpness(self, given: float | None, estimate: Estimate) -> float:
+        """The one asked for; else the posterior's own, which was learned for the ensemble."""
+        if given is not None:
+            return check_sharpness(given)
+        return self.sharpness if estimate == "ensemble" else 1.0
 
     @property
     def sigma(self) -> Tensor | None:
@@ -182,6 +204,7 @@ class Posterior:
         keep_samples: bool = True,
         quantiles: Iterable[float] | None = None,
         chains: Chains = None,
+        sharpness: float | None = None,
     ) -> Prediction:
         """Averages *probabilities* (or means) over networks: never log-probabilities.
 
@@ -192,15 +215,18 @@ class Posterior:
         ``batch_size`` inputs are evaluated at once. ``quantiles=(0.05, 0.95)`` asks for these
         levels too (see ``Prediction``). Large x: ``keep_samples=False`` keeps the averages alone.
         ``chains``: numbers of the chains to pool; all of them unless they differ in temperature or
-        prior, where ``chains="all"`` says that pooling them is meant.
+        prior, where ``chains="all"`` says that pooling them is meant. ``sharpness``: of class
+        probabilities; None is the posterior's own for "ensemble" and 1 otherwise, 1.0 the plain
+        mixture, the posterior predictive distribution of the model itself.
         """
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
-        options |= {"estimate": estimate, "chains": chains}
+        options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
         found = self._averaged(
-            x, keep_samples=keep_samples, levels=check_levels(quantiles), **options
-        )
+            x, keep_samples=keep_samples, levels=check_levels(quantiles), errors=keep_samples,
+            **options,
+        )  # fmt: skip
         joined = join([averager.finish() for averager in found])
-        if joined.samples is None or estimate != "ensemble":
+        if joined.samples is None or estimate != "ensemble" or joined.error is not None:
             return joined
         values = joined.samples.unflatten(0, (-1, self.draws))
         return joined._replace(error=monte_carlo.standard_error(values))
@@ -213,15 +239,16 @@ class Posterior:
         batch_size: int = 1000,
         sample_batch: int = 16,
         chains: Chains = None,
+        sharpness: float | None = None,
     ) -> Distribution:
         """The predictive distribution as a ``torch.distributions`` object over the targets.
 
-        Classes: a ``Categorical`` or ``Bernoulli`` with the mean probabilities. Numbers and counts:
+        Classes: a ``Categorical`` or ``Bernoulli`` with the probabilities ``predict(x).mean``. Numbers and counts:
         a ``Mixture`` over networks with ``mean``, ``variance`` (``aleatoric`` + ``epistemic``),
         ``log_prob``, ``cdf``, ``icdf(level)``, ``crps(y)`` and ``sample(shape, seed=0)``.
         """
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
-        options |= {"estimate": estimate, "chains": chains}
+        options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
         first, *others = self._averaged(x, keep_samples=False, whole=True, **options)
         return first.distribution(*others)
 
@@ -234,8 +261,10 @@ class Posterior:
         sample_batch: int,
         keep_samples: bool,
         chains: Chains,
+        sharpness: float | None,
         levels: Sequence[float] = (),
         whole: bool = False,
+        errors: bool = False,
     ) -> Iterator[Averager]:
         """What all networks say of every batch of inputs."""
         samples, pooled = self._networks(estimate), self.chosen(chains)
@@ -247,6 +276,7 @@ class Posterior:
             averager = Averager(
                 self.likelihood, len(pooled) * draws, state,
                 keep_samples=keep_samples, levels=levels, whole=whole,
+                sharpness=self._sharpness(sharpness, estimate), draws=draws if errors else None,
             )  # fmt: skip
             self._fill(averager, samples, batch.to(device), sample_batch, pooled)
             yield averager
@@ -263,20 +293,21 @@ class Posterior:
         batch_size: int = 1000,
         sample_batch: int = 16,
         chains: Chains = None,
+        sharpness: float | None = None,
     ) -> ClassificationScores | RegressionScores:
-        """Scores on labelled data; ``print`` them.
+        """Scores on labelled data of what ``predict`` says; ``print`` them.
 
         Beside the negative log-likelihood stand that of a blind guess, which does not look at the
-        inputs, and of the best single network; ``verdicts`` say, on data that were held out,
-        whether the predictions are usable.
+        inputs, and of the best single network, as it is; ``verdicts`` say, on data that were held
+        out, whether the predictions are usable.
 
         ``ood``: inputs of another kind; how well epistemic uncertainty tells them from ``x`` is
         scored too. Binary targets, and the positions of a sequence, count as samples each.
         """
         options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
-        options |= {"sample_batch": sample_batch, "chains": chains}
+        options |= {"sample_batch": sample_batch, "chains": chains, "sharpness": sharpness}
         x, y = self.signature.split((x, y))
-        found = list(self._averaged(x, keep_samples=False, whole=True, **options))
+        found = list(self._averaged(x, keep_samples=False, whole=True, errors=True, **options))
         prediction = join([averager.finish() for averager in found])
         y = y.to(prediction.mean.device)
         self.likelihood.check(found[0].example, y)
@@ -290,7 +321,11 @@ class Posterior:
             return scores
         each = self.log_likelihood(x, y, chains=chains)
         single = -float(each.double().mean(-1).max())
+        left_out = [averager.log_left_out for averager in found]
         error = monte_carlo.log_score(each).error
+        if left_out[0] is not None:
+            rows = torch.cat([part for part in left_out if part is not None], 1)
+            error = monte_carlo.label_score_error(rows, y)
         return dataclasses.replace(scores, nll_error=error, single_nll=single)
 
     def log_likelihood(
@@ -305,7 +340,8 @@ class Posterior:
         """ln p(y_n | x_n, theta) of every draw and datum, in nats: (chain, draw, N).
 
         What leave-one-out cross-validation and WAIC are made of: ``to_arviz(data=(x, y))`` hands
-        it to ``arviz.loo``. At temperatures other than 1 the draws are not from the posterior that
+        it to ``arviz.loo``. Of the networks as they are, whatever the ``sharpness`` of their mean. At
+        temperatures other than 1 the draws are not from the posterior that
         those formulas assume."""
         self.shards.check_whole("log_likelihood")
         x, y = self.signature.split((x, y))
@@ -366,17 +402,21 @@ class Posterior:
         *,
         format: export.Format = "torch",
         estimate: Estimate = "ensemble",
+        sharpness: float | None = None,
     ) -> None:
         """Writes the predictor as one file for serving: ``torch.export`` (.pt2) or ONNX.
 
         It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
-        ``predict(x, estimate=estimate)`` does. ONNX needs the extra ``export``.
+        ``predict(x, estimate=estimate, sharpness=sharpness)`` does. ONNX needs the extra
+        ``export``.
         """
         self.shards.check_whole("export")
         every, chains = self._stacked(estimate), self.chosen(None)
         state = self._learned_by(chains, len(next(iter(every.values()))) // len(chains))
         with MODEL_LOCK:
-            served = export.Served(self._model, self.likelihood, every, state)
+            served = export.Served(
+                self._model, self.likelihood, every, state, self._sharpness(sharpness, estimate)
+            )
             example = self._one_input(example, "export")
             export.write(served, path, example.to(next(iter(every.values())).device), format)
 
@@ -415,6 +455,7 @@ class Posterior:
                 averager.add(self.outputs(some, x))
             one = {name: value[:1] for name, value in self.last.items()}
             self.shards.pool(averager, lambda: self.outputs(one, x)[:0])
+            averager.settle()
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of several networks: (network, B, ...)."""
@@ -452,8 +493,8 @@ class Posterior:
         )  # fmt: skip
 
     def followed(self, x: Tensor, chains: Chains) -> Tensor:
-        """Predictions along the draws: (chain, draw, B, ...)."""
-        predictions = self.predict(x, chains=chains).samples
+        """What the networks as they are say along the draws: (chain, draw, B, ...)."""
+        predictions = self.predict(x, chains=chains, sharpness=1.0).samples
         assert predictions is not None
         return predictions.unflatten(0, (-1, self.draws))
 

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Bernoulli, Distribution
 
 from natural_langevin.likelihoods import Likelihood, State, mixtures
 from natural_langevin.likelihoods.predictive import Mixture, Said, of_classes, said
+from natural_langevin.posterior import monte_carlo, sharpening
 
 
 class Prediction(NamedTuple):
@@ -28,6 +29,10 @@ class Prediction(NamedTuple):
 
     ``error``, where samples are kept, is the Monte-Carlo standard error of ``mean`` (see
     ``monte_carlo``): more draws make it smaller, and it says nothing of the data's own noise.
+
+    With a ``sharpness`` other than 1 (see ``sharpening``) ``mean`` is the sharpened mixture, and
+    ``samples`` are the networks' probabilities after one shift common to all of them: ``mean`` is
+    the mean of ``samples`` and total = aleatoric + epistemic then, too.
     """
 
     mean: Tensor
@@ -44,7 +49,9 @@ class Averager:
 
     ``count`` networks in all; ``state`` is what the likelihood learned, a value for each network
     that will be added. Only what was asked for is kept: without samples, quantiles or the
-    ``whole`` distribution, memory does not grow with the number of networks.
+    ``whole`` distribution, memory does not grow with the number of networks. With a ``sharpness``
+    other than 1 all class probabilities of a batch are held until ``settle``; ``draws`` of every
+    chain then ask for ``log_left_out``.
     """
 
     def __init__(
@@ -56,22 +63,51 @@ class Averager:
         keep_samples: bool,
         levels: Sequence[float],
         whole: bool = False,
+        sharpness: float = 1.0,
+        draws: int | None = None,
     ) -> None:
         self.likelihood, self.count, self.whole = likelihood, count, whole
+        self.sharpness, self.draws = sharpness, draws
         self._state, self._seen = state, 0
         self.keep_samples, self.levels = keep_samples, levels
         self._values: list[Tensor] = []
         self._outputs: list[Tensor] = []
+        self._log_p: list[Tensor] = []
+        #: ln q of the mixtures without one batch of draws each, (A, B, ..., K).
+        self.log_left_out: Tensor | None = None
         self._sums: list[Tensor] = []  # of values, their squares and spreads, over the networks
         self._said: Said | None = None
+        self._classes: type[Distribution] | None = None
         self.example = torch.empty(0)  # of the shape of one network's outputs
 
     def add(self, outputs: Tensor) -> None:
         """Outputs (network, B, ...) of the next networks."""
         first, self._seen = self._seen, self._seen + len(outputs)
         state = {k: v[first : self._seen] for k, v in self._state.items()}
-        new = self._said = said(self.likelihood, outputs, state)
         self.example = outputs.new_empty(outputs.shape[1:])
+        if self.sharpness == 1:
+            self._take(said(self.likelihood, outputs, state), outputs)
+            return
+        log_p, self._classes = sharpening.classes_only(
+            self.likelihood, outputs, state, self.sharpness
+        )
+        self._log_p.append(log_p)
+
+    def settle(self) -> None:
+        """Sharpens, when all networks have been added and pooled."""
+        if self.sharpness == 1:
+            return
+        assert self._classes is not None
+        log_p, self._log_p = torch.cat(self._log_p), []
+        self._take(sharpening.sharpened(log_p, self._classes, self.sharpness), log_p)
+        if self.draws is not None:
+            means = monte_carlo.left_out(log_p.exp().unflatten(0, (-1, self.draws)))
+            if means is not None:
+                self.log_left_out = sharpening.sharper(means, self.sharpness)
+
+    def _take(self, new: Said, outputs: Tensor) -> None:
+        """Adds what networks say to what is kept."""
+        self._said = new
         numbers = new.classes is None
         if self.keep_samples or (self.levels and (not numbers or new.spread is None)):
             self._values.append(new.value)
@@ -87,8 +123,9 @@ class Averager:
 
     def pool(self, add_up: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]) -> None:
         """Puts together what several of these have seen: sums added up, networks side by side."""
-        self._values, self._outputs = (
-            [join(torch.cat(kept))] if kept else [] for kept in (self._values, self._outputs)
+        self._values, self._outputs, self._log_p = (
+            [join(torch.cat(kept))] if kept else []
+            for kept in (self._values, self._outputs, self._log_p)
         )
         self._state = {k: join(v) for k, v in self._state.items()}
         self._sums = [add_up(total) for total in self._sums]
@@ -113,7 +150,16 @@ class Averager:
             epistemic.to(dtype),
             values if self.keep_samples else None,
             quantiles,
+            self._error(),
         )
+
+    def _error(self) -> Tensor | None:
+        """The Monte-Carlo error of sharpened probabilities."""
+        if self.log_left_out is None:
+            return None
+        assert self._said is not None
+        found = monte_carlo.jackknife(self.log_left_out.exp()).to(self._said.value.dtype)
+        return found[..., 1] if self._said.classes is Bernoulli else found
 
     def distribution(self, *others: Averager) -> Distribution:
         """The predictive distribution of these inputs, and of the others' after them."""

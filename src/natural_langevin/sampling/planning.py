@@ -20,6 +20,8 @@ from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.loaders import SharedBatches
 from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
+from natural_langevin.likelihoods import Bernoulli, Categorical
+from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.sampling import cost, prior_scale, recipe, starts, step_size_search, trials
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.until import MOST, thinning
@@ -71,7 +73,8 @@ def plan(
         shuffled = not isinstance(data, DataLoader | SharedBatches)
         pilot = _pilot(sampler, (x, y), num_data, batch_size, price, shuffled=shuffled)
         found = recipe.Choice.most_careful(pilot)
-        choice = dataclasses.replace(found, prior_scale=scale)
+        sharpness = choice.sharpness if choice else None
+        choice = dataclasses.replace(found, prior_scale=scale, sharpness=sharpness)
     log.info("step_size=%s", choice.reason)
     sampler._set_friction(choice.friction)
     if steps is None and seconds is not None and not until:
@@ -211,8 +214,53 @@ def _prior_scale(
     scores = _held_out_nll(found, (x, y), rows.outside, trial.chains)
     best, scale, why = prior_scale.best(scores.unflatten(0, (-1, trial.folds)).flatten(1))
     log.info("prior variance x %.3g: %s", scale, why)
-    chosen = recipe.PriorScale(float(f"{scale:.3g}"), why)
-    return dataclasses.replace(choices[best], prior_scale=chosen)
+    chosen = recipe.HeldOutChoice(float(f"{scale:.3g}"), why)
+    # Where the rows held out are the same for every fold, one fold has them all.
+    first, used = best * trial.folds, 1 if sampler.held_out is not None else trial.folds
+    lines = rows.outside[:: trial.chains][first : first + used]
+    return dataclasses.replace(
+        choices[best], prior_scale=chosen,
+        sharpness=_sharpness(sampler, found, (x, y), lines, first, trial.chains),
+    )  # fmt: skip
+
+
+def _pooled(found: Any, line: int, chains: int) -> list[int]:
+    """The healthy ones of a line's chains; none where most of them were lost: one that was is no
+    verdict on a scale."""
+    healthy = [c for c in range(line * chains, (line + 1) * chains) if c in found.healthy]
+    return healthy if 2 * len(healthy) >= chains else []
+
+
+def _sharpness(
+    sampler: Any, found: Any, data: tuple[Tensor, Tensor], outside: Tensor, first: int, chains: int
+) -> recipe.HeldOutChoice | None:
+    """How sharply the chains of the lines from ``first`` on should predict the rows held out of
+    them, (line, row); None for numbers, for weighted classes, whose probabilities are of other
+    proportions, and for chains of several posteriors."""
+    likelihood, (x, y) = sampler.likelihood, data
+    counted = isinstance(likelihood, Bernoulli) or (
+        isinstance(likelihood, Categorical) and likelihood.class_weights is None
+    )
+    if not counted or len(set(sampler._temperature.tolist())) > 1:
+        return None
+    mixtures, labels = [], []
+    for line, rows in enumerate(outside.to(x.device), first):
+        own = _pooled(found, line, chains)
+        if not own:
+            return None
+        law = found.predict_dist(x[rows], chains=own)
+        p = probabilities(law)
+        mixtures.append(p.reshape(-1, p.shape[-1]).cpu())
+        labels.append(y[rows].flatten().long().cpu())
+    p, labels = torch.cat(mixtures), torch.cat(labels)
+    if likelihood.ignore_index is not None:
+        there = labels != likelihood.ignore_index
+        p, labels = p[there], labels[there]
+    if not len(labels):
+        return None
+    value, why = prior_scale.sharpness(p, labels)
+    log.info("sharpness %.3g: %s", value, why)
+    return recipe.HeldOutChoice(value, why)
 
 
 def _held_out_nll(found: Any, data: tuple[Tensor, Tensor], outside: Tensor, chains: int) -> Tensor:
@@ -221,9 +269,8 @@ def _held_out_nll(found: Any, data: tuple[Tensor, Tensor], outside: Tensor, chai
     (x, y), each = data, outside[::chains]
     table = torch.full(each.shape, math.inf, dtype=torch.float64)
     for line, rows in enumerate(each.to(x.device)):
-        own = range(line * chains, (line + 1) * chains)
-        healthy = [c for c in own if c in found.healthy]
-        if 2 * len(healthy) >= chains:  # one that was lost is no verdict on a scale
-            density = found.log_likelihood(x[rows], y[rows], chains=healthy).flatten(0, 1)
+        own = _pooled(found, line, chains)
+        if own:
+            density = found.log_likelihood(x[rows], y[rows], chains=own).flatten(0, 1)
             table[line] = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
     return table

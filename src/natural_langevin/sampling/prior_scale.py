@@ -2,7 +2,9 @@
 
 Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold's training rows,
 and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
-run's second half. Chosen is the scale of the lowest score, between those that were tried.
+run's second half. Chosen is the scale of the lowest score, between those that were tried. Of
+classes, the same rows then say how much sharper the mixture of the best scale's chains should be
+(see ``posterior.sharpening``).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
+from natural_langevin.metrics import TemperatureScaling, nll
 
 #: Variances in units of the default's.
 SCALES = (0.2, 1.0, 5.0, 25.0)
@@ -45,6 +48,8 @@ NATIVE, EAGER = Trial(800, 4, 20), Trial(300, 2, 15)
 #: Where a step costs much (see ``cost``): one third of the rows is held out, once.
 DEAR = Trial(150, 1, 15, folds=1)
 MOST_WORK = 1.2e11
+#: Of the prior of ln sharpness, and the nats on held-out labels below which it stays 1.
+DEVIATION, LEAST_GAIN = 0.2, 2.0
 
 
 class Folds(NamedTuple):
@@ -83,3 +88,14 @@ def best(scores: Tensor) -> tuple[int, float, str]:
         scale *= STEP**shift
     said = ", ".join(f"{m:.3f} at {s:g}" for s, m in zip(SCALES, mean, strict=True))
     return found, scale, f"held-out NLL by variance, in units of 2 / fan-in: {said}"
+
+
+def sharpness(mixture: Tensor, y: Tensor) -> tuple[float, str]:
+    """beta of the lowest -sum ln q(y) + (ln beta)^2 / (2 DEVIATION^2), q ~ m^beta, of held-out
+    probabilities m (n, K) and labels (n,), and why; 1 where it gains less than ``LEAST_GAIN``."""
+    scale = TemperatureScaling.fit(mixture, y, deviation=DEVIATION).scale
+    before, after = (nll(TemperatureScaling(s)(mixture.double()), y) for s in (1.0, scale))
+    gain, beta = (before - after) * len(y), float(f"{1 / scale:.3g}")
+    if not gain >= LEAST_GAIN:
+        return 1.0, f"{beta:g} would gain {gain:.2g} nats on {len(y)} held-out labels: too few"
+    return beta, f"{gain:.3g} nats gained on {len(y)} held-out labels"

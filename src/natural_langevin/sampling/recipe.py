@@ -27,6 +27,8 @@ few weights has directions so slow that this is less than 60 of their relaxation
 with less friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
+Prior and sharpness. The prior's scale, and of classes how sharply the mixture is predicted, by
+held-out rows (see ``prior_scale``). The sharpness is of predictions: chains know nothing of it.
 """
 
 from __future__ import annotations
@@ -140,8 +142,8 @@ def batch_size(num_data: int) -> int:
 
 
 @dataclass(frozen=True)
-class PriorScale:
-    """The prior's variance in units of the default's, and why."""
+class HeldOutChoice:
+    """A number chosen on held-out rows, and why."""
 
     value: float
     reason: str
@@ -149,14 +151,16 @@ class PriorScale:
 
 @dataclass(frozen=True)
 class Choice:
-    """The step size, and why; the prior's scale where it was chosen too."""
+    """The step size, and why; the prior's variance in units of the default's and the sharpness of
+    class probabilities where they were chosen too."""
 
     step_size: float
     curvature: float | None
     heat: float
     reason: str
     way: str = "eager"  # how the pilot's steps were run
-    prior_scale: PriorScale | None = None
+    prior_scale: HeldOutChoice | None = None
+    sharpness: HeldOutChoice | None = None
     friction: float = FRICTION
     #: The smallest curvature in the metric, of few weights whose curvatures are all positive; and
     #: in how many steps such a direction relaxes, where it is what the length follows.
@@ -185,8 +189,8 @@ class Choice:
         found = config.get("recipe")
         if not isinstance(found, dict):
             return None
-        scale = found["prior_scale"]
-        return Choice(**found | {"prior_scale": None if scale is None else PriorScale(**scale)})
+        chosen = {k: found.get(k) for k in ("prior_scale", "sharpness")}
+        return Choice(**found | {k: v and HeldOutChoice(**v) for k, v in chosen.items()})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,161 @@
+"""Sharpness: a mixture over networks that is surer, or less sure, by one number.
+
+With m(x) the mean class probabilities of M networks, p_s(x) those of network s, and beta the
+sharpness, the prediction is
+
+    q_c = m_c^beta / sum_k m_k^beta.
+
+An average over networks whose posterior is right but wide is less sure than it is right; beta > 1
+says it more firmly. Classes keep their order, so that accuracy is the same. All networks get the
+same shift u(x) of their log-probabilities,
+
+    p'_sc = p_sc e^(u_c) / sum_k p_sk e^(u_k),      (1/M) sum_s p'_s = q,
+
+so that the prediction is still the mean of its networks, and entropies divide into aleatoric and
+epistemic ones as they always do. u minimises the convex function
+
+    F(u) = (1/M) sum_s ln sum_c p_sc e^(u_c) - q . u,
+    gradient  mean_s p'_s - q,   Hessian  H = mean_s (diag p'_s - p'_s p'_s^T),
+
+by Newton's method. F is a mean of log-sum-exps, whose Hessian changes by at most a factor e^r along
+a step of range r = max Delta - min Delta: the step t Delta, t = ln(1 + r) / r, goes downhill all
+the way, without a line search, and t -> 1. H Delta = -gradient is solved by conjugate gradients,
+which leave that true: a product with H is two with the matrix p, and no (class, class) matrix is
+ever built.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Distribution
+
+from natural_langevin.likelihoods import Likelihood, State
+from natural_langevin.likelihoods.predictive import Said, log_probabilities
+
+#: Largest |mean_s p'_s - q| that is left, and the most steps of Newton's method. Networks that are
+#: one-hot to rounding cannot be moved: inputs with more than ``GIVEN_UP`` left are not sharpened.
+TOLERANCE, STEPS, GIVEN_UP = 1e-10, 60, 1e-6
+#: Products with H in a step at most, and when they are enough: at this part of the first residual.
+PRODUCTS, ENOUGH = 24, 1e-3
+#: In an exported file nothing can depend on the numbers: steps and products of every input, and
+#: what may be left.
+SERVED_STEPS, SERVED_PRODUCTS, SERVED_GIVEN_UP = 12, 10, 1e-2
+#: Added to H in units of its diagonal: differences of ones are rounded.
+_RIDGE = 1e-14
+#: Smaller probabilities, and sums of them, count as this.
+_LEAST = 1e-200
+#: Probabilities in float64 at once.
+_VALUES = 1 << 21
+
+
+def check_sharpness(value: Any) -> float:
+    """A positive, finite number."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise ValueError(
+            f"sharpness must be a positive number, got {value!r}: 1.0 is the plain mixture"
+        )
+    return float(value)
+
+
+def classes_only(
+    likelihood: Likelihood, outputs: Tensor, state: State, sharpness: float
+) -> tuple[Tensor, type[Distribution]]:
+    """The networks' log-probabilities (see ``log_probabilities``), or an error where there are
+    none to sharpen."""
+    found = log_probabilities(likelihood, outputs, state)
+    if found is None:
+        raise TypeError(
+            f"sharpness={sharpness:g} is for class probabilities, and "
+            f"{type(likelihood).__name__} predicts numbers: leave it at 1"
+        )
+    return found
+
+
+def sharper(mean: Tensor, sharpness: float) -> Tensor:
+    """ln q of mean probabilities m (..., K), in float64."""
+    return (sharpness * mean.double().clamp_min(_LEAST).log()).log_softmax(-1)
+
+
+def sharpened(
+    log_p: Tensor, classes: type[Distribution], sharpness: float, *, served: bool = False
+) -> Said:
+    """What M networks say together with log-probabilities (M, B, ..., K), after the shift that
+    sharpens their mean. ``served``: in a fixed number of operations, for an exported file."""
+    flat = log_p.flatten(1, -2).permute(1, 2, 0)  # (n, K, M): long rows are quick to multiply
+    size = max(1, _VALUES // math.prod(flat.shape[1:]))
+    parts = [flat] if served else flat.split(size)
+    found = [
+        _shifted(part.contiguous().double().exp(), sharpness, served=served) for part in parts
+    ]
+    p = torch.cat(found).permute(2, 0, 1).reshape(log_p.shape).to(log_p.dtype)
+    spread = torch.special.entr(p).sum(-1)
+    return Said(p[..., 1] if classes is Bernoulli else p, spread, classes)
+
+
+def _shifted(p: Tensor, sharpness: float, *, served: bool) -> Tensor:
+    """p' of p (n, K, M)."""
+    mean = p.mean(-1)
+    log_q = sharper(mean, sharpness)
+    u = log_q - mean.clamp_min(_LEAST).log()  # exact where all networks say the same
+    if served:
+        for _ in range(SERVED_STEPS):
+            u, residual = _newton(p, log_q.exp(), u, served=True)
+        u = torch.where(residual.unsqueeze(-1) > SERVED_GIVEN_UP, 0.0, u)
+    else:
+        u = _solved(p, log_q.exp(), u)
+    shifted = p * _factors(u).unsqueeze(-1)
+    return shifted / shifted.sum(1, keepdim=True).clamp_min(_LEAST)
+
+
+def _solved(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
+    """u of every input, from a first guess; those that have arrived are left alone."""
+    u, rows = u.clone(), torch.arange(len(p), device=p.device)
+    for step in range(STEPS):
+        stepped, residual = _newton(p, q, u[rows])
+        away = ~(residual <= (TOLERANCE if step < STEPS - 1 else GIVEN_UP))
+        if not bool(away.any()):
+            return u
+        if not bool(away.all()):
+            p, q, rows, stepped = p[away], q[away], rows[away], stepped[away]
+        u[rows] = stepped
+    u[rows] = 0.0
+    return u
+
+
+def _factors(u: Tensor) -> Tensor:
+    """e^u, of which only ratios count."""
+    return (u - u.amax(-1, keepdim=True)).exp()
+
+
+def _newton(p: Tensor, q: Tensor, u: Tensor, *, served: bool = False) -> tuple[Tensor, Tensor]:
+    """u after a step, and the largest |mean p' - q| before it, (n,)."""
+    b, count = _factors(u), p.shape[-1]
+    z = (b.unsqueeze(1) @ p).clamp_min(_LEAST)  # (n, 1, M)
+    mean = b * (p @ z.reciprocal().mT).squeeze(-1) / count
+    scale = mean.clamp_min(_LEAST)
+
+    def times(v: Tensor) -> Tensor:
+        of_each = (b * v).unsqueeze(1) @ p / z  # p'_s . v
+        return mean * v - b * (p @ (of_each / z).mT).squeeze(-1) / count + _RIDGE * scale * v
+
+    step, left = torch.zeros_like(u), q - mean
+    direction = left / scale
+    size = first = (left * direction).sum(-1, keepdim=True)
+    for _ in range(min(u.shape[-1] - 1, SERVED_PRODUCTS if served else PRODUCTS)):
+        product = times(direction)
+        floor = _RIDGE * (scale * direction.square()).sum(-1, keepdim=True)
+        curved = (direction * product).sum(-1, keepdim=True).maximum(floor).clamp_min(_LEAST)
+        step = step + size / curved * direction
+        left = left - size / curved * product
+        before, size = size, (left.square() / scale).sum(-1, keepdim=True)
+        direction = left / scale + size / before.clamp_min(_LEAST) * direction
+        if not served and bool((size <= ENOUGH**2 * first).all()):
+            break
+    reach = step.amax(-1, keepdim=True) - step.amin(-1, keepdim=True)
+    damped = torch.where(reach > 1e-6, reach.log1p() / reach.clamp_min(1e-6), 1.0)
+    return u + damped * step, (mean - q).abs().amax(-1)

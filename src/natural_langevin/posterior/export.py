@@ -89,7 +89,6 @@ class Served(nn.Module):
             total = None if own is None else own + epistemic
         return (mean, epistemic) if total is None else (mean, total, epistemic)
 
-
     def _said(self, outputs: Tensor, state: State) -> Said:
         if self.sharpness == 1:
             return said(self.likelihood, outputs, state)

@@ -38,16 +38,18 @@ from natural_langevin.likelihoods.predictive import Said, log_probabilities
 
 #: Largest |mean_s p'_s - q| that is left, and the most steps of Newton's method. Networks that are
 #: one-hot to rounding cannot be moved: inputs with more than ``GIVEN_UP`` left are not sharpened.
-TOLERANCE, STEPS, GIVEN_UP = 1e-10, 60, 1e-6
+TOLERANCE, STEPS, GIVEN_UP = 1e-10, 100, 1e-6
 #: Products with H in a step at most, and when they are enough: at this part of the first residual.
 PRODUCTS, ENOUGH = 24, 1e-3
 #: In an exported file nothing can depend on the numbers: steps and products of every input, and
 #: what may be left.
-SERVED_STEPS, SERVED_PRODUCTS, SERVED_GIVEN_UP = 12, 10, 1e-2
+SERVED_STEPS, SERVED_PRODUCTS, SERVED_GIVEN_UP = 9, 4, 1e-2
 #: Added to H in units of its diagonal: differences of ones are rounded.
 _RIDGE = 1e-14
 #: Smaller probabilities, and sums of them, count as this.
 _LEAST = 1e-200
+#: Of the mean, far below ``TOLERANCE``.
+_FAR = 1e-40
 #: Probabilities in float64 at once.
 _VALUES = 1 << 21
 
@@ -89,9 +91,7 @@ def sharpened(
     flat = log_p.flatten(1, -2).permute(1, 2, 0)  # (n, K, M): long rows are quick to multiply
     size = max(1, _VALUES // math.prod(flat.shape[1:]))
     parts = [flat] if served else flat.split(size)
-    found = [
-        _shifted(part.contiguous().double().exp(), sharpness, served=served) for part in parts
-    ]
+    found = [_shifted(part.contiguous().double().exp(), sharpness, served=served) for part in parts]
     p = torch.cat(found).permute(2, 0, 1).reshape(log_p.shape).to(log_p.dtype)
     spread = torch.special.entr(p).sum(-1)
     return Said(p[..., 1] if classes is Bernoulli else p, spread, classes)
@@ -137,7 +137,7 @@ def _newton(p: Tensor, q: Tensor, u: Tensor, *, served: bool = False) -> tuple[T
     b, count = _factors(u), p.shape[-1]
     z = (b.unsqueeze(1) @ p).clamp_min(_LEAST)  # (n, 1, M)
     mean = b * (p @ z.reciprocal().mT).squeeze(-1) / count
-    scale = mean.clamp_min(_LEAST)
+    scale = mean + _FAR  # classes that nobody speaks of stay where they are
 
     def times(v: Tensor) -> Tensor:
         of_each = (b * v).unsqueeze(1) @ p / z  # p'_s . v

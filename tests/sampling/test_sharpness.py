@@ -1,0 +1,118 @@
+"""How sharply classes are predicted, learned where the prior's scale is tried, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, Posterior, likelihoods, models, priors
+from natural_langevin.sampling import prior_scale, recipe
+
+
+def unsure(rows: int, beta: float) -> tuple[Tensor, Tensor]:
+    """Probabilities m, and labels drawn from m^beta."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(rows, 3, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial((beta * logits).softmax(-1), 1, generator=generator).squeeze(1)
+    return logits.softmax(-1), labels
+
+
+def test_lowest_point_of_the_penalised_score() -> None:
+    mixture, y = unsure(500, 1.5)
+    grid = torch.linspace(0.5, 3.0, 2501, dtype=torch.float64)
+    rows = (grid[:, None, None] * mixture.log()).log_softmax(-1)
+    nats = -rows.gather(-1, y.expand(len(grid), -1)[..., None]).sum((1, 2))
+    best = (nats + (grid.log() / prior_scale.DEVIATION).square() / 2).argmin()
+    beta, why = prior_scale.sharpness(mixture, y)
+    assert beta == pytest.approx(float(grid[best]), abs=0.006)  # three digits are kept
+    gain = float(nats[(grid - 1).abs().argmin()] - nats[best])
+    assert why == f"{gain:.3g} nats gained on 500 held-out labels"
+
+
+@pytest.mark.parametrize(("rows", "beta"), [(20, 1.5), (500, 1.0)])
+def test_one_where_labels_say_little(rows: int, beta: float) -> None:
+    found, why = prior_scale.sharpness(*unsure(rows, beta))
+    assert found == 1.0
+    assert f"on {rows} held-out labels: too few" in why
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial of a moment, in which every sharpness counts."""
+    for name in ("NATIVE", "EAGER"):
+        monkeypatch.setattr(prior_scale, name, prior_scale.Trial(steps=40, chains=2, draws=5))
+    monkeypatch.setattr(prior_scale, "LEAST_GAIN", -math.inf)
+
+
+def rows(count: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 2, generator=generator)
+    return x, (x.sum(1) > 0).long()
+
+
+def run(likelihood: likelihoods.Likelihood, y: Tensor | None = None, **options: Any) -> Posterior:
+    x, labels = rows()
+    y = labels if y is None else y
+    outputs = y.shape[1] if y.ndim > 1 else 2
+    network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs))
+    sampler = Langevin(network, likelihood, **{"chains": 2} | options)
+    return sampler.sample((x, y), 40, progress=False)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_run_learns_it() -> None:
+    posterior = run(likelihoods.Categorical())
+    chosen = posterior.config["recipe"]["sharpness"]
+    assert posterior.sharpness == chosen["value"] != 1
+    assert "held-out labels" in chosen["reason"]
+    again = recipe.Choice.from_config(posterior.config)
+    assert again is not None
+    assert again.as_dict() == posterior.config["recipe"]
+    assert posterior.config["temperature"] == [1.0, 1.0]
+
+
+@pytest.mark.usefixtures("short")
+def test_every_label_counts_once() -> None:
+    """Several labels of a row; positions without one do not count; rows held out are not new to
+    every fold."""
+    many = torch.stack([rows()[1], 1 - rows()[1]], 1).float()
+    posterior = run(likelihoods.Bernoulli(), many)
+    assert "on 120 held-out labels" in posterior.config["recipe"]["sharpness"]["reason"]
+    some = rows()[1].where(torch.arange(60) % 3 > 0, -100)
+    posterior = run(likelihoods.Categorical(ignore_index=-100), some)
+    assert "on 40 held-out labels" in posterior.config["recipe"]["sharpness"]["reason"]
+    sampler = Langevin.from_trained(
+        models.mlp(2, 2, (3,)), likelihoods.Categorical(), held_out=rows(45, 1), chains=2
+    )
+    posterior = sampler.sample(rows(), 40, progress=False)
+    assert "on 45 held-out labels" in posterior.config["recipe"]["sharpness"]["reason"]
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(
+    ("likelihood", "options"),
+    [
+        (likelihoods.Categorical(), {"prior": priors.FanIn(2**0.5)}),
+        (likelihoods.Categorical(), {"step_size": 1e-2}),
+        (likelihoods.Categorical(class_weights=(1.0, 2.0)), {}),
+        (likelihoods.Categorical(), {"temperature": torch.tensor([1.0, 0.5])}),
+    ],
+)
+def test_nothing_is_learned_otherwise(
+    likelihood: likelihoods.Likelihood, options: dict[str, Any]
+) -> None:
+    posterior = run(likelihood, **options)
+    assert posterior.sharpness == 1.0
+    assert "sharpness" not in posterior.config
+    assert posterior.config.get("recipe", {}).get("sharpness") is None
+
+
+def test_too_few_rows_for_a_trial() -> None:
+    x, y = rows(30)
+    sampler = Langevin(models.mlp(2, 2, (3,)), likelihoods.Categorical(), chains=2)
+    posterior = sampler.sample((x, y), 40, progress=False)
+    assert posterior.sharpness == 1.0

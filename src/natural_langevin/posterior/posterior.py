@@ -243,9 +243,10 @@ class Posterior:
     ) -> Distribution:
         """The predictive distribution as a ``torch.distributions`` object over the targets.
 
-        Classes: a ``Categorical`` or ``Bernoulli`` with the probabilities ``predict(x).mean``. Numbers and counts:
-        a ``Mixture`` over networks with ``mean``, ``variance`` (``aleatoric`` + ``epistemic``),
-        ``log_prob``, ``cdf``, ``icdf(level)``, ``crps(y)`` and ``sample(shape, seed=0)``.
+        Classes: a ``Categorical`` or ``Bernoulli`` with the probabilities ``predict(x).mean``.
+        Numbers and counts: a ``Mixture`` over networks with ``mean``, ``variance`` (``aleatoric`` +
+        ``epistemic``), ``log_prob``, ``cdf``, ``icdf(level)``, ``crps(y)`` and
+        ``sample(shape, seed=0)``.
         """
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
         options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
@@ -340,9 +341,9 @@ class Posterior:
         """ln p(y_n | x_n, theta) of every draw and datum, in nats: (chain, draw, N).
 
         What leave-one-out cross-validation and WAIC are made of: ``to_arviz(data=(x, y))`` hands
-        it to ``arviz.loo``. Of the networks as they are, whatever the ``sharpness`` of their mean. At
-        temperatures other than 1 the draws are not from the posterior that
-        those formulas assume."""
+        it to ``arviz.loo``. Of the networks as they are, whatever the ``sharpness`` of their mean.
+        At temperatures other than 1 the draws are not from the posterior that those formulas
+        assume."""
         self.shards.check_whole("log_likelihood")
         x, y = self.signature.split((x, y))
         pooled, like = self.chosen(chains), next(iter(self.last.values()))

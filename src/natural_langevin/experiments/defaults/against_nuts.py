@@ -20,9 +20,11 @@ import torch
 
 from natural_langevin import Langevin, Posterior
 from natural_langevin._internal.pages import markdown, with_part
+from natural_langevin.experiments.defaults import record
 from natural_langevin.experiments.defaults.small import PROBLEMS, Problem
-from natural_langevin.experiments.origin import origin
 from natural_langevin.sampling import recipe
+
+PART = "nuts"
 
 
 def ours(problem: Problem, seed: int, scale: float | None) -> tuple[Posterior, float]:
@@ -49,7 +51,7 @@ def score(problem: Problem, posterior: Posterior) -> dict[str, Any]:
     """Test NLL of the averaged densities, that of every chain, and mean and sd over networks of
     the predictions (class probabilities, or the target's mean)."""
     log_p = posterior.log_likelihood(problem.x_test, problem.y_test).double()
-    values = posterior.predict(problem.x_test).samples
+    values = posterior.predict(problem.x_test, sharpness=1.0).samples
     assert values is not None
 
     def nll(some: torch.Tensor) -> float:
@@ -110,7 +112,7 @@ def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[s
     }
 
 
-def table(results: dict[str, Any]) -> str:
+def table(problems: dict[str, Any]) -> str:
     """Markdown: a problem a row, figures of its seeds side by side."""
 
     def each(rows: list[dict[str, Any]], key: str, digits: int = 3) -> str:
@@ -123,7 +125,7 @@ def table(results: dict[str, Any]) -> str:
             each(found, "distance_in_sd", 2), each(found, "seconds", 1),
             f"{found[0]['nuts_seconds']:,.0f}",
         )
-        for name, found in results["problems"].items()
+        for name, found in problems.items()
     ]  # fmt: skip
     columns = (
         "prior scale, NLL of NUTS, ours minus it, ratio of predictive sds, "
@@ -135,16 +137,13 @@ def table(results: dict[str, Any]) -> str:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/defaults-nuts.json"))
+    parser.add_argument("--out", type=Path, default=record.FILE)
     parser.add_argument("--only", nargs="*", help="numbers of problems, from 0")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--page", type=Path, help="a page with markers for the table")
     options = parser.parse_args()
-    results: dict[str, Any] = {"problems": {}}
-    if options.out.exists():
-        results = json.loads(options.out.read_text())
     for number, make in enumerate(PROBLEMS):
         if options.only and str(number) not in options.only:
             continue
@@ -156,11 +155,11 @@ def main() -> None:
                     warmup=options.draws, draws=options.draws,
                 )
             )  # fmt: skip
-            results["problems"][problem.name] = rows
-            options.out.write_text(json.dumps(results | origin("cpu"), indent=1))
+            record.keep(options.out, PART, problem.name, rows)
             print(problem.name, json.dumps(rows[-1]), flush=True)
     if options.page:
-        options.page.write_text(with_part(options.page.read_text(), "nuts", table(results)))
+        found = table(record.rows(options.out, PART))
+        options.page.write_text(with_part(options.page.read_text(), PART, found))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """Twenty problems on which no default was chosen: tables, generated ones, digits as pixels and as
 images. Inputs and targets that are numbers are standardised by their training rows.
 
-``python -m natural_langevin.experiments.defaults.twenty --out FILE``: pure defaults against
-``rivals``, test NLL and calibration error, seconds beside; every problem is kept when it is done.
-With ``--ours`` the rivals' figures of the file stay, and ours are run again (``--only`` some).
+``python -m natural_langevin.experiments.defaults.twenty``: pure defaults against ``rivals``, test
+NLL and calibration error, seconds beside; every problem is kept when it is done, and any number of
+processes may share the file. With ``--ours`` the rivals' figures of the file stay, and ours are run
+again (``--only`` some).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, likelihoods, models
+from natural_langevin import Langevin, Posterior, likelihoods, models
 from natural_langevin._internal.pages import markdown, with_part
-from natural_langevin.experiments.defaults import rivals
-from natural_langevin.experiments.origin import origin
+from natural_langevin.experiments.defaults import record, rivals
 from natural_langevin.experiments.uci.data import TABLES, load, split
 
 MOST = 1000
+PART = "twenty"
 #: What a row keeps of the rivals: test NLL of three, how they were set and what it took.
 RIVALS = ("Adam, early stopping", "five networks", "MC-dropout", "settings", "rivals_cpu_seconds")
 
@@ -137,14 +137,24 @@ def run(problem: Problem, known: dict[str, Any] | None = None) -> dict[str, Any]
         "rows": len(problem.x),
         "ours": scores.nll,
         "calibration_error": _calibration_error(scores),
+        "plain": _plain(posterior, problem),
         **others,
         "seconds": seconds,
         "cpu_seconds": cpu,
         "steps": posterior.config["steps"],
         "step_size": recipe["step_size"],
         "prior_scale": recipe["prior_scale"],
+        "sharpness": recipe["sharpness"],
         "way": recipe["way"],
     }
+
+
+def _plain(posterior: Posterior, problem: Problem) -> dict[str, float] | None:
+    """The same scores of the plain mixture, where predictions were sharpened."""
+    if posterior.sharpness == 1:
+        return None
+    scores = posterior.evaluate(problem.x_test, problem.y_test, sharpness=1.0)
+    return {"ours": scores.nll, "calibration_error": _calibration_error(scores)}
 
 
 def _rivals(problem: Problem) -> dict[str, Any]:
@@ -153,19 +163,24 @@ def _rivals(problem: Problem) -> dict[str, Any]:
     return found | {"rivals_cpu_seconds": time.process_time() - began}
 
 
-def table(results: dict[str, Any]) -> str:
+def table(rows_by_name: dict[str, Any]) -> str:
     """Markdown: a problem a row, the best rival beside, and how many are as good and calibrated."""
     rows = []
-    for name, row in results["problems"].items():
+    for name, row in rows_by_name.items():
         rival = min(RIVALS[:3], key=row.__getitem__)
-        scale = (row["prior_scale"] or {"value": 1.0})["value"]
+        scale, beta = (
+            (row.get(k) or {"value": 1.0})["value"] for k in ("prior_scale", "sharpness")
+        )
         rows.append((
             name, f"{row['rows']:,}", f"{row['ours']:.3f}", f"{row[rival]:.3f}", rival,
-            f"{row['calibration_error']:.3f}", f"{scale:.3g}", f"{row['cpu_seconds']:.1f}",
+            f"{row['calibration_error']:.3f}", f"{scale:.3g}", f"{beta:.3g}",
+            f"{row['cpu_seconds']:.1f}",
         ))  # fmt: skip
-    good = sum(r["ours"] <= min(r[k] for k in RIVALS[:3]) for r in results["problems"].values())
-    calibrated = sum(r["calibration_error"] < 0.05 for r in results["problems"].values())
-    columns = "rows, NLL, best rival's, rival, calibration error, prior scale, CPU-seconds"
+    good = sum(r["ours"] <= min(r[k] for k in RIVALS[:3]) for r in rows_by_name.values())
+    calibrated = sum(r["calibration_error"] < 0.05 for r in rows_by_name.values())
+    columns = (
+        "rows, NLL, best rival's, rival, calibration error, prior scale, sharpness, CPU-seconds"
+    )
     return f"{markdown(columns.split(', '), rows)}\n\nAt least as good as the best rival on " + (
         f"{good} of {len(rows)}, calibration error below .05 on {calibrated}."
     )
@@ -174,28 +189,25 @@ def table(results: dict[str, Any]) -> str:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/defaults-twenty.json"))
+    parser.add_argument("--out", type=Path, default=record.FILE)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--ours", action="store_true")
     parser.add_argument("--page", type=Path, help="a page with markers for the table")
     options = parser.parse_args()
-    results: dict[str, Any] = {"problems": {}}
-    if options.out.exists():
-        results = json.loads(options.out.read_text())
     for name, make in problems():
-        known = results["problems"].get(name)
+        known = record.rows(options.out, PART).get(name)
         if (known and not options.ours) or (options.only and name not in options.only):
             continue
         row = run(make(), known)
-        results["problems"][name] = row
-        options.out.write_text(json.dumps(results | origin("cpu"), indent=1))
+        record.keep(options.out, PART, name, row)
         best = min(row[k] for k in RIVALS[:3])
         print(
             f"{name}: ours {row['ours']:.4f}, best rival {best:.4f}, calibration "
             f"{row['calibration_error']:.3f}, {row['cpu_seconds']:.1f} s", flush=True,
         )  # fmt: skip
     if options.page:
-        options.page.write_text(with_part(options.page.read_text(), "twenty", table(results)))
+        found = table(record.rows(options.out, PART))
+        options.page.write_text(with_part(options.page.read_text(), PART, found))
 
 
 if __name__ == "__main__":

@@ -248,6 +248,7 @@ def answers(posterior: Posterior) -> dict[str, Any]:
     x, y = classes(count=12)
     predicted = posterior.predict(x, quantiles=(0.1, 0.9), chains="all")
     small = posterior.predict(x, keep_samples=False, batch_size=5, sample_batch=3, chains="all")
+    sharp = posterior.predict(x, sharpness=1.5, chains="all")
     diagnosis = posterior.diagnose(x, data=classes(), parameters=["0.bias"], chains="all")
     assert diagnosis.configurational is not None
     networks = [
@@ -263,6 +264,7 @@ def answers(posterior: Posterior) -> dict[str, Any]:
         "quantiles": predicted.quantiles.tolist(),  # type: ignore[union-attr]
         "epistemic": predicted.epistemic.tolist(),
         "without samples": small.mean.tolist(),
+        "sharpened": [sharp.mean.tolist(), sharp.samples.tolist()],  # type: ignore[union-attr]
         "running means": posterior.predict(x, estimate="mean", chains="all").mean.tolist(),
         "scores": json.loads(json.dumps(vars(scores), default=float)),
         "rhat": diagnosis.rhat.tolist(),  # type: ignore[union-attr]

@@ -217,10 +217,10 @@ def _prior_scale(
     chosen = recipe.HeldOutChoice(float(f"{scale:.3g}"), why)
     # Where the rows held out are the same for every fold, one fold has them all.
     first, used = best * trial.folds, 1 if sampler.held_out is not None else trial.folds
-    lines = rows.outside[:: trial.chains][first : first + used]
+    outside = rows.outside[:: trial.chains][first : first + used]
     return dataclasses.replace(
         choices[best], prior_scale=chosen,
-        sharpness=_sharpness(sampler, found, (x, y), lines, first, trial.chains),
+        sharpness=_sharpness(sampler, found, (x, y), outside, first, trial.chains),
     )  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def _sharpness(
     )
     if not counted or len(set(sampler._temperature.tolist())) > 1:
         return None
-    mixtures, labels = [], []
+    mixtures, targets = [], []
     for line, rows in enumerate(outside.to(x.device), first):
         own = _pooled(found, line, chains)
         if not own:
@@ -251,8 +251,8 @@ def _sharpness(
         law = found.predict_dist(x[rows], chains=own)
         p = probabilities(law)
         mixtures.append(p.reshape(-1, p.shape[-1]).cpu())
-        labels.append(y[rows].flatten().long().cpu())
-    p, labels = torch.cat(mixtures), torch.cat(labels)
+        targets.append(y[rows].flatten().long().cpu())
+    p, labels = torch.cat(mixtures), torch.cat(targets)
     if likelihood.ignore_index is not None:
         there = labels != likelihood.ignore_index
         p, labels = p[there], labels[there]

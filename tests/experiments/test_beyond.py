@@ -68,16 +68,18 @@ def test_the_chains_learn_and_their_temperature_is_measured(finished):
     assert len(virial) == len(final["groups"])
 
 
-def test_choices_are_made_on_held_out_images_from_the_grid(finished):
+def test_choices_are_made_on_held_out_images_by_searches(finished):
     parts = finished[1]["parts"]
-    ranking = parts["select"]["ranking"]
-    assert [row["nll"] for row in ranking] == sorted(row["nll"] for row in ranking)
-    grid = PROTOCOL.first_grid()
-    assert Setting.from_dict(ranking[0]) in grid
-    assert len(ranking) == len(grid)
-    chosen = Setting.from_dict(parts["refine"]["ranking"][0])
-    assert chosen.length == ranking[0]["length"]
-    assert parts["final"]["groups"][0]["variances"] == list(chosen.variances)
+    for name in ("select", "refine", "overdamped-select"):
+        found = parts[name]["ranking"]
+        smooth = [row["smoothed"] for row in found]
+        assert smooth == sorted(smooth)
+        assert sum(parts[name]["rounds"]) >= len(found)
+    chosen = next(row for row in parts["refine"]["ranking"] if row["cell"][0] == 0)
+    assert chosen["length"] == parts["select"]["ranking"][0]["length"]
+    assert parts["final"]["groups"][0]["variances"] == chosen["variances"]
+    single = next(g for g in parts["final"]["groups"] if len(set(g["variances"])) == 1)
+    assert single["variances"][0] in PROTOCOL.single
 
 
 def test_out_of_time_it_goes_on_with_the_same_numbers(tmp_path, finished):
@@ -126,7 +128,7 @@ def test_every_chain_sees_its_own_blur():
 
 
 def test_parts_and_their_seconds_on_the_command_line(capsys, tmp_path):
-    assert command.chosen_parts("select=3,final", None, "cuda") == {"select": 3.0, "final": 90.0}
+    assert command.chosen_parts("select=3,final", None, "cuda") == {"select": 3.0, "final": 120.0}
     assert command.chosen_parts("final", 9.0, "cpu") == {"final": 9.0}
     with pytest.raises(BeyondError, match="unknown part 'x'"):
         command.chosen_parts("x", None, "cpu")

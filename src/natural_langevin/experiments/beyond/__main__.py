@@ -35,8 +35,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--toy", action="store_true", help="all sizes as small as they can be")
     parser.add_argument("--hidden", type=int, help="units of both hidden layers")
     parser.add_argument("--steps", type=int, help="updates of the final parts")
-    parser.add_argument("--mixed", type=int, help="lengths beside the chosen one in the final part")
-    parser.add_argument("--adapt", default="burn-in", choices=("burn-in", "always"))
+    parser.add_argument("--select-steps", type=int, help="updates of every round of a search")
+    parser.add_argument("--not-mixed", action="store_true", help="the chosen length alone")
+    parser.add_argument("--adapt", default="always", choices=("burn-in", "always"))
     return parser
 
 
@@ -65,9 +66,9 @@ def main(given: list[str] | None = None) -> int:
         protocol = replace(protocol, hidden=(options.hidden, options.hidden))
     if options.steps:
         protocol = replace(protocol, steps=options.steps)
-    if options.mixed is not None:
-        protocol = replace(protocol, mixed=options.mixed)
-    protocol = replace(protocol, adapt=options.adapt)
+    if options.select_steps:
+        protocol = replace(protocol, select_steps=options.select_steps)
+    protocol = replace(protocol, adapt=options.adapt, mixed=not options.not_mixed)
     modes: dict[str, bool | str] = {"auto": "auto", "true": True, "false": False}
     try:
         results = run(

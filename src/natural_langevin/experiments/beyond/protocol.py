@@ -1,25 +1,29 @@
 """What is run: sizes, grids, and the settings of a chain.
 
 The recipe of every sampling part: inputs x M (``priors.blur_pixels``), Gaussian prior with a
-variance for each layer, QDOP frozen after burn-in, momentum with friction 0.1, step size falling as
-(1 + k / offset)^(-1/3), temperature 1. The damping is 1e-3: with the prior's, a chain from a random
-start was seen to be thrown far away in its first hundred steps, and to take long to come back (one
-chain, by its training loss and held-out training images; other values were not searched).
-What is not fixed here (length of the blur, step size, variances) is chosen on the last
-``validation`` training images, by draws from half a run, in two rounds:
+variance for each layer, QDOP that follows every batch as the paper's does, momentum with friction
+0.1, step size falling as (1 + k / offset)^(-1/3), temperature 1. What is not fixed here is chosen
+on the last ``validation`` training images, by draws from half a run, in two searches (``search``),
+each of which goes on where its best cell lies on an edge:
 
-- select: length x step size x the first layer's variance;
-- refine: the variances of all three layers, at the length and step size chosen.
+- select: length of the blur x step size x damping;
+- refine: the variances of all three layers, at what was chosen; and for the rows beside it, the
+  first layer's variance for plain inputs, and one variance for all layers.
 
-Every grid is the chains of one run. Test images are scored in the final parts, whose settings are
-then fixed.
+Damping is counted in data, epsilon = ``damping`` / N, so that it means the same for every N: 6 is
+the paper's 1e-4 for 60,000 images. A smaller one lets weights that the data do not see reach the
+prior's width sooner; too small a one, with long steps, throws a chain far away at its start.
+
+Every round of a search is the chains of one run. Test images are scored in the final parts, whose
+settings are then fixed.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from itertools import product
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
+
+from natural_langevin.experiments.beyond.search import OFF, Axis
 
 
 class Setting(NamedTuple):
@@ -27,6 +31,7 @@ class Setting(NamedTuple):
 
     length: float
     step_size: float
+    damping: float  # times 1/N
     variances: tuple[float, ...]  # of the prior, for each layer
 
     def as_dict(self) -> dict[str, Any]:
@@ -36,7 +41,13 @@ class Setting(NamedTuple):
     @staticmethod
     def from_dict(known: dict[str, Any]) -> Setting:
         """The inverse of ``as_dict``."""
-        return Setting(known["length"], known["step_size"], tuple(known["variances"]))
+        return Setting(
+            known["length"], known["step_size"], known["damping"], tuple(known["variances"])
+        )
+
+
+def _axis(start: float, ratio: float, *levels: int) -> Axis:
+    return field(default=Axis(start, ratio, levels))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -48,8 +59,7 @@ class Protocol:
     validation: int = 10_000
     friction: float = 0.1
     offset: int = 2_000
-    damping: float = 1e-3
-    adapt: Literal["burn-in", "always"] = "burn-in"
+    adapt: Literal["burn-in", "always"] = "always"
     select_steps: int = 30_000
     select_burn_in: int = 10_000
     steps: int = 60_000
@@ -57,17 +67,18 @@ class Protocol:
     thin: int = 200
     seeds: int = 5
     pooled: int = 12
-    mixed: int = 0  # lengths beside the chosen one whose chains the widest pool has
-    lengths: tuple[float, ...] = (0.0, 0.6, 0.8, 1.0, 1.4)
-    step_sizes: tuple[float, ...] = (2e-4, 4e-4, 8e-4)
-    variances: tuple[float, ...] = (0.2, 0.3, 0.008)  # where the search begins
-    first_factors: tuple[float, ...] = (0.5, 1.0, 2.0)
-    refine_factors: tuple[tuple[float, ...], ...] = (
-        (0.7, 1.0, 1.4),
-        (0.6, 1.0, 1.7),
-        (0.5, 1.0, 2.0),
+    mixed: bool = True  # whether the widest pool has chains of the lengths next to the chosen one
+    extensions: int = 2  # rounds of a search beyond its first
+    length: Axis = _axis(1.0, 1.4, OFF, -1, 0, 1, 2)
+    step_size: Axis = _axis(2e-4, 2.0, -1, 0, 1)
+    damping: Axis = _axis(20.0, 3.0, -1, 0, 1)
+    variances: tuple[Axis, ...] = (
+        Axis(0.2, 2.0, (-1, 0, 1)),
+        Axis(0.3, 2.0, (-1, 0, 1)),
+        Axis(0.008, 2.0, (-1, 0, 1)),
     )
-    overdamped_step_sizes: tuple[float, ...] = (7e-4, 1.4e-3, 2.8e-3)
+    single: tuple[float, ...] = (0.03, 0.1, 0.3)  # one variance for all layers
+    overdamped_step_size: Axis = _axis(1.4e-3, 2.0, -1, 0, 1)
     sgd_step_sizes: tuple[float, ...] = (0.05, 0.1, 0.2)
     dropout_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
     ensembles: int = 2  # of ``pooled`` SGD networks, for each of plain and mapped inputs
@@ -82,39 +93,13 @@ class Protocol:
         """Plain values, for JSON."""
         return asdict(self)
 
-    def first_grid(self) -> list[Setting]:
-        """Length x step size x the first layer's variance."""
-        first, *others = self.variances
-        return [
-            Setting(length, eta, (first * factor, *others))
-            for length, eta, factor in product(self.lengths, self.step_sizes, self.first_factors)
-        ]
-
-    def second_grid(self, best: Setting) -> list[Setting]:
-        """The variances around those of ``best``."""
-        return [
-            best._replace(
-                variances=tuple(v * f for v, f in zip(best.variances, factors, strict=True))
-            )
-            for factors in product(*self.refine_factors)
-        ]
-
-    def overdamped_grid(self, best: Setting) -> list[Setting]:
-        """Step sizes and first variances without momentum, for plain inputs and the chosen ones."""
-        first, *others = best.variances
-        return [
-            Setting(length, eta, (first * factor, *others))
-            for length, eta, factor in product(
-                dict.fromkeys((0.0, best.length)), self.overdamped_step_sizes, self.first_factors
-            )
-        ]
-
 
 #: Every size as small as it can be: what runs in seconds on a CPU.
 TOY = Protocol(
     hidden=(16, 16), batch_size=20, validation=100, select_steps=60, select_burn_in=20, steps=200,
-    burn_in=40, thin=20, seeds=2, pooled=2, mixed=1, lengths=(0.0, 0.8, 1.2),
-    step_sizes=(1e-4, 3e-4), first_factors=(1.0, 2.0),
-    refine_factors=((1.0,), (1.0, 2.0), (1.0, 4.0)), overdamped_step_sizes=(1e-3,),
+    burn_in=40, thin=20, seeds=2, pooled=2, extensions=1, length=Axis(1.0, 1.4, (OFF, 0)),
+    step_size=Axis(2e-4, 2.0, (0,)), damping=Axis(60.0, 3.0, (0,)),
+    variances=(Axis(0.2, 2.0, (0,), grows=False), Axis(0.3, 2.0, (0, 1)), Axis(0.02, 2.0, (0,))),
+    single=(0.1,), overdamped_step_size=Axis(1e-3, 2.0, (0,), grows=False),
     sgd_step_sizes=(0.1,), dropout_rates=(0.2,), ensembles=2, masks=3,
 )  # fmt: skip

@@ -3,6 +3,15 @@
     OMP_NUM_THREADS=1 python benchmarks/samplers.py [--seconds 500] [--metrics FullFisher]
     python benchmarks/samplers.py --seconds 0 --page docs/samplers.md     # the table alone
 
+or in pieces, each a process with a file of its own in a folder (a piece that was stopped goes on;
+the last line makes one file and the page of them):
+
+    export OMP_NUM_THREADS=1
+    python benchmarks/samplers.py --folder cells --references
+    python benchmarks/samplers.py --list | xargs -P 16 -L 1 python benchmarks/samplers.py \\
+        --folder cells --piece
+    python benchmarks/samplers.py --folder cells --merge --page docs/samplers.md
+
 Three problems: a linear regression with correlated inputs (its posterior is known), two moons
 (2-16-2) and a wave (1-20-1). Chains start from draws of the exact law, or of a Metropolis-adjusted
 reference, so that what is read is where a sampler stays and how fast it moves, not how it gets
@@ -153,9 +162,24 @@ def exact() -> tuple[Tensor, Tensor]:
     return covariance @ x.T @ case.y[:, 0].double() / 0.25, covariance
 
 
+#: Where references are kept for other processes, if anywhere.
+STORED: list[Path] = []
+
+
 @cache
 def reference(name: str) -> dict[str, Any]:
     """Metropolis-adjusted trajectories of 10 steps, from where BAOAB came to from the prior."""
+    files = [folder / f"reference-{name}.pt" for folder in STORED]
+    if files and files[0].exists():
+        found: dict[str, Any] = torch.load(files[0], weights_only=True)
+        return found
+    found = _reference(name)
+    for file in files:
+        torch.save(found, file)
+    return found
+
+
+def _reference(name: str) -> dict[str, Any]:
     there = sampler(name, "QuasiDiagonalFisher", Underdamped(0.1, "baoab"), 0.005, CHAINS)
     _, kept, _, _ = run(there, name, None, burn_in=2000, thin=1, draws=1)
     start = {k: p[:, -1] for k, p in kept.items()}
@@ -411,26 +435,25 @@ def _left(cell: dict[str, Any]) -> bool:
     return cell.get("gap", 0.0) is None or cell.get("gap", 0.0) > 10
 
 
-def main() -> None:
-    """Runs the cells that are missing, and writes after each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "samplers.json")
-    parser.add_argument("--metrics", nargs="*", default=METRICS)
-    parser.add_argument("--dynamics", nargs="*", default=[*DYNAMICS, *CORRECTED])
-    parser.add_argument("--kinds", nargs="*", default=[*PROBLEMS, "cost", "heat"])
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so much CPU")
-    parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
-    options = parser.parse_args()
-    logging.getLogger("natural_langevin").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    known = json.loads(options.out.read_text()) if options.out.exists() else {"cells": []}
+def pieces() -> list[tuple[str, str]]:
+    """(metric, kind), the longest first; a step's cost is read last, when others are done."""
+    slow = [m for m in METRICS if m not in ("Euclidean", "RMSProp")][::-1]
+    order = [*slow, *(m for m in METRICS if m not in slow)]
+    return [(m, k) for k in ("wave", "moons", "line", "heat", "cost") for m in order]
+
+
+def measure(
+    out: Path, metrics: list[str], dynamics: list[str], kinds: list[str], seconds: float
+) -> dict[str, Any]:
+    """Runs the cells that are missing in ``out``, and writes after each."""
+    known = json.loads(out.read_text()) if out.exists() else {"cells": []}
     done = {(c["kind"], c["dynamics"], c["metric"]) for c in known["cells"]}
     begin, here = time.process_time(), origin("cpu")
-    for kind, name, metric, how in cells(options.metrics):
-        wanted = kind in options.kinds and name in options.dynamics
+    for kind, name, metric, how in cells(metrics):
+        wanted = kind in kinds and name in dynamics
         if (kind, name, metric) in done or not wanted:
             continue
-        if time.process_time() - begin >= options.seconds:
+        if time.process_time() - begin >= seconds:
             break
         row = {"kind": kind, "dynamics": name, "metric": metric}
         try:
@@ -446,8 +469,61 @@ def main() -> None:
             "origin": here, "seed": SEED, "chains": CHAINS, "burn_in": BURN_IN,
             "steepness": STEEPNESS, "parts": PARTS,
         }  # fmt: skip
-        options.out.write_text(json.dumps(known, indent=1) + "\n")
+        out.write_text(json.dumps(known, indent=1) + "\n")
     print("CPU-seconds", time.process_time() - begin)
+    return known
+
+
+def merged(folder: Path) -> dict[str, Any]:
+    """The files of all pieces as one."""
+    found = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    if not found:
+        raise SystemExit(f"no pieces in {folder}: run --piece METRIC KIND first")
+    return {**found[0], "cells": [cell for one in found for cell in one["cells"]]}
+
+
+def main() -> None:
+    """Runs the cells that are missing, and fills the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "samplers.json")
+    parser.add_argument("--metrics", nargs="*", default=METRICS)
+    parser.add_argument("--dynamics", nargs="*", default=[*DYNAMICS, *CORRECTED])
+    parser.add_argument("--kinds", nargs="*", default=[*PROBLEMS, "cost", "heat"])
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so much CPU")
+    parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
+    parser.add_argument("--folder", type=Path, help="of the pieces' files, and of references")
+    parser.add_argument("--list", action="store_true", help="prints the pieces, one a line")
+    parser.add_argument("--references", action="store_true", help="makes them for all pieces")
+    parser.add_argument("--piece", nargs=2, metavar=("METRIC", "KIND"))
+    parser.add_argument("--merge", action="store_true", help="makes --out of the pieces")
+    options = parser.parse_args()
+    logging.getLogger("natural_langevin").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        STORED.append(options.folder)
+    elif options.references or options.piece or options.merge:
+        parser.error("pieces need --folder")
+    if options.list:
+        print("\n".join(" ".join(piece) for piece in pieces()))
+        return
+    if options.references:
+        for name in ("moons", "wave"):
+            found = reference(name)
+            print(name, "ess", found["ess"], "rhat", found["rhat"], flush=True)
+        return
+    if options.piece:
+        metric, kind = options.piece
+        file = options.folder / f"{metric}-{kind}.json"
+        measure(file, [metric], options.dynamics, [kind], options.seconds)
+        return
+    if options.merge:
+        known = merged(options.folder)
+        options.out.write_text(json.dumps(known, indent=1) + "\n")
+    else:
+        known = measure(
+            options.out, options.metrics, options.dynamics, options.kinds, options.seconds
+        )
     if options.page is not None:
         rows = json.loads((ROOT / "results" / "integrator-order.json").read_text())["rows"]
         page = options.page.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from natural_langevin.data import Dataset
 from natural_langevin.experiments.beyond import __main__ as command
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
 from natural_langevin.experiments.beyond.parts import PARTS
-from natural_langevin.experiments.beyond.protocol import TOY, Setting
+from natural_langevin.experiments.beyond.protocol import TOY
 from natural_langevin.experiments.beyond.run import BeyondError, run, table
 from natural_langevin.models import mlp
 

@@ -151,13 +151,13 @@ class AveragedPreconditioner(Preconditioner):
 
     ``damping``: epsilon, which bounds C where the data say nothing. "prior" is the prior's share of
     the posterior's curvature, 1 / (N variance), by parameter and chain (see ``damping``); a number,
-    or a tensor of one for each chain, is taken as it is. ``decay``, or by its other name ``ema_rate``: gamma_t, the weight of the
-    *newest* batch, a number or a schedule; 1/sqrt(t) with t = 1, 2, ... where it is left out.
-    ``adapt``: "burn-in" stops the average there, so that the chain that is kept has one metric;
-    "always" goes on. ``fresh``: whether a step applies the metric that its own batch has just
-    changed, as the paper does; that couples C with the gradient it multiplies and biases the
-    chain, so by default C comes from the batches before. ``every``: batches are looked at every so
-    many steps; gamma_t then counts the looks.
+    or a tensor of one for each chain, is taken as it is. ``decay``, or by its other name
+    ``ema_rate``: gamma_t, the weight of the *newest* batch, a number or a schedule; 1/sqrt(t) with
+    t = 1, 2, ... where it is left out. ``adapt``: "burn-in" stops the average there, so that the
+    chain that is kept has one metric; "always" goes on. ``fresh``: whether a step applies the
+    metric that its own batch has just changed, as the paper does; that couples C with the gradient
+    it multiplies and biases the chain, so by default C comes from the batches before. ``every``:
+    batches are looked at every so many steps; gamma_t then counts the looks.
     """
 
     damping: float | Tensor | Literal["prior"] = "prior"

@@ -20,7 +20,7 @@ settings are then fixed.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from natural_langevin.experiments.beyond.search import OFF, Axis
@@ -46,8 +46,11 @@ class Setting(NamedTuple):
         )
 
 
-def _axis(start: float, ratio: float, *levels: int) -> Axis:
-    return field(default=Axis(start, ratio, levels))  # type: ignore[return-value]
+LENGTH = Axis(1.0, 1.4, (OFF, -1, 0, 1, 2))
+STEP_SIZE = Axis(5e-5, 2.0, (-1, 0, 1))
+DAMPING = Axis(6.0, 3.0, (-1, 0, 1))
+VARIANCES = tuple(Axis(start, 2.0, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
+OVERDAMPED_STEP_SIZE = Axis(7e-4, 2.0, (-1, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,12 @@ class Protocol:
     pooled: int = 12
     mixed: bool = True  # whether the widest pool has chains of the lengths next to the chosen one
     extensions: int = 2  # rounds of a search beyond its first
-    length: Axis = _axis(1.0, 1.4, OFF, -1, 0, 1, 2)
-    step_size: Axis = _axis(2e-4, 2.0, -1, 0, 1)
-    damping: Axis = _axis(20.0, 3.0, -1, 0, 1)
-    variances: tuple[Axis, ...] = (
-        Axis(0.2, 2.0, (-1, 0, 1)),
-        Axis(0.3, 2.0, (-1, 0, 1)),
-        Axis(0.008, 2.0, (-1, 0, 1)),
-    )
+    length: Axis = LENGTH
+    step_size: Axis = STEP_SIZE
+    damping: Axis = DAMPING
+    variances: tuple[Axis, ...] = VARIANCES
     single: tuple[float, ...] = (0.03, 0.1, 0.3)  # one variance for all layers
-    overdamped_step_size: Axis = _axis(1.4e-3, 2.0, -1, 0, 1)
+    overdamped_step_size: Axis = OVERDAMPED_STEP_SIZE
     sgd_step_sizes: tuple[float, ...] = (0.05, 0.1, 0.2)
     dropout_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
     ensembles: int = 2  # of ``pooled`` SGD networks, for each of plain and mapped inputs

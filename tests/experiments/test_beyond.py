@@ -8,14 +8,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
-from natural_langevin.data import Dataset
+from natural_langevin.data import DataError, Dataset
 from natural_langevin.experiments.beyond import __main__ as command
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
 from natural_langevin.experiments.beyond.parts import PARTS
-from natural_langevin.experiments.beyond.protocol import TOY
+from natural_langevin.experiments.beyond.problems import problem
+from natural_langevin.experiments.beyond.protocol import TOY, Protocol
 from natural_langevin.experiments.beyond.run import BeyondError, run, table
 from natural_langevin.models import mlp
 
@@ -125,6 +127,33 @@ def test_every_chain_sees_its_own_blur():
         torch.testing.assert_close(p[chain], expected)
     with pytest.raises(ValueError, match="square"):
         mapped(torch.zeros(1, 5), 1.0)
+
+
+def test_a_table_goes_through_the_same_procedure_without_a_length(tmp_path):
+    x, y = images(150, 3)
+    numpy.savez(
+        tmp_path / "t.npz", x=50 * x[:120, :5], y=y[:120] + 4, x_test=50 * x[120:, :5],
+        y_test=y[120:] + 4,
+    )  # fmt: skip
+    dataset, protocol = problem(str(tmp_path / "t.npz"), PROTOCOL)
+    assert dataset.train_x.shape == (120, 5)
+    assert dataset.train_x.std(0).mean() == pytest.approx(1, abs=0.01)
+    assert dataset.num_classes == 3
+    found = run(dataset, tmp_path / "rows.json", protocol=replace(protocol, steps=60))
+    assert list(found["parts"]) == list(PARTS)
+    assert {row["length"] for row in found["parts"]["select"]["ranking"]} == {0.0}
+    labels = [row["label"] for row in found["rows"]]
+    assert "one chain, one variance for all layers" in labels
+    assert not any("length" in label for label in labels)
+    numpy.savez(tmp_path / "bad.npz", x=x[:20], y=y[:20], x_test=x[:2], y_test=y[:2] + 9)
+    with pytest.raises(DataError, match="every class of the test rows"):
+        problem(str(tmp_path / "bad.npz"), PROTOCOL)
+
+
+def test_a_shorter_run_is_in_proportion():
+    short = Protocol().shortened(6_000)
+    assert (short.steps, short.burn_in, short.select_steps) == (6_000, 1_000, 3_000)
+    assert (short.select_burn_in, short.thin) == (1_000, 20)
 
 
 def test_parts_and_their_seconds_on_the_command_line(capsys, tmp_path):

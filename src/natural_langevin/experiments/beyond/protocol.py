@@ -88,6 +88,19 @@ class Protocol:
         """Held out is at most a sixth of the training images."""
         return replace(self, validation=min(self.validation, train_size // 6))
 
+    def shortened(self, steps: int) -> Protocol:
+        """The same with ``steps`` updates in the final parts: everything else in proportion, but
+        for the step size's schedule."""
+        scale = steps / self.steps
+        burn_in, select, select_burn_in, thin = (
+            max(1, round(scale * count))
+            for count in (self.burn_in, self.select_steps, self.select_burn_in, self.thin)
+        )
+        return replace(
+            self, steps=steps, burn_in=burn_in, select_steps=select,
+            select_burn_in=select_burn_in, thin=thin,
+        )  # fmt: skip
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)

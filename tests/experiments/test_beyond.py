@@ -15,7 +15,7 @@ import torch
 from natural_langevin.data import DataError, Dataset
 from natural_langevin.experiments.beyond import __main__ as command
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
-from natural_langevin.experiments.beyond.parts import PARTS
+from natural_langevin.experiments.beyond.parts import PARTS, SINGLE
 from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol
 from natural_langevin.experiments.beyond.run import BeyondError, run, table
@@ -77,7 +77,7 @@ def test_choices_are_made_on_held_out_images_by_searches(finished):
         smooth = [row["smoothed"] for row in found]
         assert smooth == sorted(smooth)
         assert sum(parts[name]["rounds"]) >= len(found)
-    chosen = next(row for row in parts["refine"]["ranking"] if row["cell"][0] == 0)
+    chosen = next(row for row in parts["refine"]["ranking"] if row["cell"][0] in (0, SINGLE))
     assert chosen["length"] == parts["select"]["ranking"][0]["length"]
     assert parts["final"]["groups"][0]["variances"] == chosen["variances"]
     single = next(g for g in parts["final"]["groups"] if len(set(g["variances"])) == 1)

@@ -71,7 +71,7 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
     """The table's rows: the chosen setting; plain inputs, one variance for all layers, and the
     lengths next to the chosen one beside it."""
     protocol, size = bench.protocol, bench.protocol.pooled
-    best = _refined(done, 0)
+    best = _chosen(done)
     beside = {"one variance for all layers": _refined(done, SINGLE)}
     lengths = {}
     if best.length:
@@ -161,7 +161,7 @@ def baselines_final(bench: Bench, done: dict[str, Result]) -> Result:
 
 def overdamped_select(bench: Bench, done: dict[str, Result]) -> Result:
     """Step size and damping without momentum, for plain inputs and the chosen ones."""
-    best = _refined(done, 0)
+    best = _chosen(done)
     plain = _refined(done, PLAIN) if best.length else best
     kinds = Axis(1.0, 1.0, (0, PLAIN) if best.length else (0,), grows=False)
     protocol = bench.protocol
@@ -236,8 +236,9 @@ def _search(
         file=bench.folder / f"{part}.json",
     )  # fmt: skip
     ranking = [{**of, "cell": list(cell)} for cell, of in found.ranked.items()]
-    best = ranking[0]
-    bench.say(f"{Setting.from_dict(best)}, validation NLL {best['nll']:.4f}")
+    edge = "" if found.inside else ", at an edge"
+    for best in ranking[:2]:
+        bench.say(f"{Setting.from_dict(best)}, validation NLL {best['nll']:.4f}{edge}")
     return {
         "complete": found.complete,
         "inside": found.inside,
@@ -265,7 +266,7 @@ def _ranking(result: Result) -> list[Setting]:
 
 
 def _both_lengths(done: dict[str, Result]) -> list[float]:
-    return [*dict.fromkeys((0.0, _refined(done, 0).length))]
+    return [*dict.fromkeys((0.0, _chosen(done).length))]
 
 
 def _result(ran: Ran, steps: int) -> Result:

@@ -7,8 +7,8 @@ on the last ``validation`` training images, by draws from half a run, in two sea
 each of which goes on where its best cell lies on an edge:
 
 - select: length of the blur x step size x damping;
-- refine: the variances of all three layers, at what was chosen; and for the rows beside it, the
-  first layer's variance for plain inputs, and one variance for all layers.
+- refine: the variances of all three layers, or one for all of them, at what was chosen; and for
+  the rows beside it, the first layer's variance for plain inputs.
 
 Damping is counted in data, epsilon = ``damping`` / N, so that it means the same for every N: 6 is
 the paper's 1e-4 for 60,000 images. A smaller one lets weights that the data do not see reach the
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
 LENGTH = Axis(1.0, 1.4, (OFF, -1, 0, 1, 2))
 STEP_SIZE = Axis(5e-5, 2.0, (-1, 0, 1))
 DAMPING = Axis(6.0, 3.0, (-1, 0, 1))
-VARIANCES = tuple(Axis(start, 2.0, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
+VARIANCES = tuple(Axis(start, 2.5, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
 OVERDAMPED_STEP_SIZE = Axis(7e-4, 2.0, (-1, 0, 1))
 
 

@@ -256,9 +256,15 @@ def _best(result: Result, *, plain: bool = False) -> Setting:
     return next((s for s in ranking if not plain or not s.length), ranking[0])
 
 
-def _refined(done: dict[str, Result], kind: int) -> Setting:
-    """The best of one kind of the second search's chains."""
-    return next(Setting.from_dict(of) for of in done["refine"]["ranking"] if of["cell"][0] == kind)
+def _refined(done: dict[str, Result], *kinds: int) -> Setting:
+    """The best of these kinds of the second search's chains."""
+    ranking = done["refine"]["ranking"]
+    return next(Setting.from_dict(of) for of in ranking if of["cell"][0] in kinds)
+
+
+def _chosen(done: dict[str, Result]) -> Setting:
+    """What both searches have come to: plain inputs are chosen by the first one alone."""
+    return _refined(done, 0, SINGLE)
 
 
 def _ranking(result: Result) -> list[Setting]:

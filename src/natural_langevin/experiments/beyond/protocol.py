@@ -46,9 +46,9 @@ class Setting(NamedTuple):
         )
 
 
-LENGTH = Axis(1.0, 1.4, (OFF, -1, 0, 1, 2))
-STEP_SIZE = Axis(5e-5, 2.0, (-1, 0, 1))
-DAMPING = Axis(6.0, 3.0, (-1, 0, 1))
+LENGTH = Axis(1.0, 1.4, (OFF, 0, 1, 2))
+STEP_SIZE = Axis(1e-4, 2.0, (-1, 0, 1))
+DAMPING = Axis(6.0, 3.0, (-1, 0, 1, 2))
 VARIANCES = tuple(Axis(start, 2.5, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
 OVERDAMPED_STEP_SIZE = Axis(7e-4, 2.0, (-1, 0, 1))
 

@@ -129,10 +129,31 @@ def test_the_pilot_chooses_on_training_images_alone(tmp_path: Path) -> None:
     settings = dataclasses.replace(TOY, pilot=0.05)
     row = run(wrong, tmp_path / "f.json", settings=settings, names=["sghmc"])["rows"]["sghmc"]
     assert len(row["pilot"]) == 3
-    assert row["step_size"] == min(row["pilot"], key=lambda p: p["nll"])["step_size"]
+    chosen = min(row["pilot"], key=lambda p: p["nll"])["step_size"]
+    assert row["step_size"] == CONTENDERS["sghmc"].step_size(chosen, settings.seconds)
     held_out = problem.pilot()
     assert len(held_out.x) + len(held_out.test_x) == len(problem.x)
     assert torch.equal(torch.cat([held_out.x, held_out.test_x]), problem.x)
+
+
+def test_several_chains_share_the_time_and_are_pooled(tmp_path: Path) -> None:
+    settings = dataclasses.replace(TOY, chains=2, looks=6)
+    row = run(synthetic(60), tmp_path / "f.json", settings=settings, names=["rmsprop"])["rows"]
+    looks = row["rmsprop"]["looks"]
+    assert [look["draws"] for look in looks] == [1, 2, 3, 4, 4, 4, 5, 6, 7, 8]
+    assert looks[-1]["epochs"] == pytest.approx(2 * 6 / 3), "six steps of 20 of 60 images, twice"
+    one = dataclasses.replace(settings, chains=1)
+    alone = run(synthetic(60), tmp_path / "1.json", settings=one, names=["rmsprop"])["rows"]
+    first = [look["total_variation"] for look in alone["rmsprop"]["looks"]]
+    assert [look["total_variation"] for look in looks[:4]] == first
+    assert looks[-1]["total_variation"] != looks[3]["total_variation"]
+
+
+def test_step_sizes_fall_with_the_cube_root_of_the_time() -> None:
+    rmsprop, ensemble = CONTENDERS["rmsprop"], CONTENDERS["ensemble"]
+    assert rmsprop.step_size(1e-4, 120.0) == 1e-4
+    assert rmsprop.step_size(1e-4, 960.0) == pytest.approx(0.5e-4)
+    assert ensemble.step_size(0.1, 960.0) == 0.1
 
 
 def test_iterates_are_kept_late_in_every_cycle() -> None:

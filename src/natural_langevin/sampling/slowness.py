@@ -72,14 +72,15 @@ class Epochs(NamedTuple):
     def largest_step(self, curvatures: Sequence[float], friction: float) -> float:
         """eta up to ``STEEPNESS`` / lambda at which heat is at most what it may be."""
         low, high = 0.0, STEEPNESS / max(curvatures)
-        if self._bearable(high, curvatures, friction):
+        if self.bearable(high, curvatures, friction):
             return high
         for _ in range(40):
             eta = (low + high) / 2
-            low, high = (eta, high) if self._bearable(eta, curvatures, friction) else (low, eta)
+            low, high = (eta, high) if self.bearable(eta, curvatures, friction) else (low, eta)
         return low
 
-    def _bearable(self, eta: float, curvatures: Sequence[float], friction: float) -> bool:
+    def bearable(self, eta: float, curvatures: Sequence[float], friction: float) -> bool:
+        """Whether heat is at most ``HEAT`` in the mean and ``MOST_HEAT`` in the steepest."""
         heats = [self.heat(eta * k, friction) for k in curvatures]
         return max(heats) <= MOST_HEAT and sum(heats) <= HEAT * len(heats)
 

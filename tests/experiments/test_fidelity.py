@@ -106,6 +106,16 @@ def test_every_contender_at_toy_size_and_going_on(
     assert page.endswith("<!-- fidelity:end -->after")
 
 
+@pytest.mark.parametrize("name", ["fidelity-h200", "fidelity-long-h200"])
+def test_the_page_shows_the_committed_runs(name: str) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    results = json.loads((root / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    assert table.with_table(page, results) == page
+    for row in results["rows"].values():
+        assert f"{row['looks'][-1]['agreement']:.4f}" in page
+
+
 def test_the_same_draws_on_shifted_images() -> None:
     settings, ensemble = dataclasses.replace(TOY, shift=10), CONTENDERS["ensemble"]
     networks = [start(ensemble, settings, member) for member in range(2)]
@@ -147,6 +157,8 @@ def test_several_chains_share_the_time_and_are_pooled(tmp_path: Path) -> None:
     first = [look["total_variation"] for look in alone["rmsprop"]["looks"]]
     assert [look["total_variation"] for look in looks[:4]] == first
     assert looks[-1]["total_variation"] != looks[3]["total_variation"]
+    results = json.loads((tmp_path / "f.json").read_text())
+    assert [cells[-1] for cells in table.by_chains(results)] == ["4", "8"]
 
 
 def test_step_sizes_fall_with_the_cube_root_of_the_time() -> None:

@@ -15,7 +15,7 @@ import torch
 from natural_langevin.data import DataError, Dataset
 from natural_langevin.experiments.beyond import __main__ as command
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
-from natural_langevin.experiments.beyond.parts import PARTS, SINGLE
+from natural_langevin.experiments.beyond.parts import PARTS
 from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol
 from natural_langevin.experiments.beyond.run import BeyondError, run, table
@@ -77,8 +77,9 @@ def test_choices_are_made_on_held_out_images_by_searches(finished):
         smooth = [row["smoothed"] for row in found]
         assert smooth == sorted(smooth)
         assert sum(parts[name]["rounds"]) >= len(found)
-    chosen = next(row for row in parts["refine"]["ranking"] if row["cell"][0] in (0, SINGLE))
-    assert chosen["length"] == parts["select"]["ranking"][0]["length"]
+    chosen = parts["refine"]["ranking"][0]
+    assert chosen["length"] in (0.0, parts["select"]["ranking"][0]["length"])
+    assert len({row["length"] for row in parts["select"]["ranking"]}) == 3  # both ways from one
     assert parts["final"]["groups"][0]["variances"] == chosen["variances"]
     single = next(g for g in parts["final"]["groups"] if len(set(g["variances"])) == 1)
     assert single["variances"][0] in PROTOCOL.single
@@ -153,7 +154,7 @@ def test_a_table_goes_through_the_same_procedure_without_a_length(tmp_path):
 def test_a_shorter_run_is_in_proportion():
     short = Protocol().shortened(6_000)
     assert (short.steps, short.burn_in, short.select_steps) == (6_000, 1_000, 3_000)
-    assert (short.select_burn_in, short.thin) == (1_000, 20)
+    assert (short.select_burn_in, short.thin, short.select_thin) == (1_000, 10, 5)
 
 
 def test_parts_and_their_seconds_on_the_command_line(capsys, tmp_path):

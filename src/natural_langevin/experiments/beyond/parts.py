@@ -16,7 +16,7 @@ from natural_langevin.experiments.beyond import baselines
 from natural_langevin.experiments.beyond.protocol import Setting
 from natural_langevin.experiments.beyond.running import Ran
 from natural_langevin.experiments.beyond.sampling import Bench, Group, Sampled, sample
-from natural_langevin.experiments.beyond.search import OFF, Axis, Cell, Round, full, search
+from natural_langevin.experiments.beyond.search import OFF, Axis, Cell, Round, full, search, star
 
 Result = dict[str, Any]
 #: Kinds of chains in the second search beside the chosen setting's own, which is 0: with plain
@@ -46,20 +46,20 @@ def select(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 def refine(bench: Bench, done: dict[str, Result]) -> Result:
-    """The variances of all layers; of the first for plain inputs; and one for all layers.
+    """The variances of all layers; one for all of them; and plain inputs.
 
     Which of these a chain belongs to is the first axis; the search goes on for the first alone."""
     protocol = bench.protocol
-    best, plain = _best(done["select"]), _best(done["select"], plain=True)
+    best = _ranking(done["select"])[0]
     axes = (Axis(1.0, 1.0, (0,), grows=False), *protocol.variances)
 
     def setting(cell: Cell) -> Setting:
         if cell[0] == SINGLE:
             return best._replace(variances=(protocol.single[cell[1]],) * len(best.variances))
         variances = tuple(a.value(k) for a, k in zip(axes[1:], cell[1:], strict=True))
-        return (plain if cell[0] == PLAIN else best)._replace(variances=variances)
+        return best._replace(length=0.0 if cell[0] == PLAIN else best.length, variances=variances)
 
-    cells = full(axes)
+    cells = star(axes)
     others = (0,) * (len(axes) - 2)
     if best.length:
         cells += [(PLAIN, k, *others) for k in protocol.variances[0].levels]
@@ -160,16 +160,16 @@ def baselines_final(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 def overdamped_select(bench: Bench, done: dict[str, Result]) -> Result:
-    """Step size and damping without momentum, for plain inputs and the chosen ones."""
+    """The step size without momentum, for plain inputs and the chosen ones."""
     best = _chosen(done)
     plain = _refined(done, PLAIN) if best.length else best
     kinds = Axis(1.0, 1.0, (0, PLAIN) if best.length else (0,), grows=False)
     protocol = bench.protocol
-    axes = (kinds, protocol.overdamped_step_size, protocol.damping)
+    axes = (kinds, protocol.overdamped_step_size)
 
     def setting(cell: Cell) -> Setting:
         of = plain if cell[0] == PLAIN else best
-        return of._replace(step_size=axes[1].value(cell[1]), damping=axes[2].value(cell[2]))
+        return of._replace(step_size=axes[1].value(cell[1]))
 
     return _search(bench, "overdamped-select", axes, full(axes), setting, Overdamped())
 
@@ -220,14 +220,15 @@ def _search(
     """The search of ``search``, every round the chains of one run, by validation NLL."""
 
     def score(count: int, cells: list[Cell]) -> Round:
-        groups = [Group(setting(cell), 1) for cell in cells]
+        groups = [Group(setting(cell), bench.protocol.copies) for cell in cells]
         found = sample(bench, f"{part}-{count}", groups, dynamics, final=False)
         bench.say(f"round {count}: {len(cells)} chains, {found.measured['execution']}")
+        pooled = found.probabilities.unflatten(0, (len(cells), -1)).mean(1)
         rows = [
             {**group.setting.as_dict(), **_scores(p, found.labels)}
             if bool(p.isfinite().all())
             else None
-            for group, p in zip(groups, found.probabilities, strict=True)
+            for group, p in zip(groups, pooled, strict=True)
         ]
         return Round(rows, **_result(found.ran, bench.protocol.select_steps))
 
@@ -250,21 +251,15 @@ def _search(
     }
 
 
-def _best(result: Result, *, plain: bool = False) -> Setting:
-    """The first of the ranking, or of those with plain inputs."""
-    ranking = _ranking(result)
-    return next((s for s in ranking if not plain or not s.length), ranking[0])
-
-
-def _refined(done: dict[str, Result], *kinds: int) -> Setting:
-    """The best of these kinds of the second search's chains."""
+def _refined(done: dict[str, Result], kind: int) -> Setting:
+    """The best of one kind of the second search's chains."""
     ranking = done["refine"]["ranking"]
-    return next(Setting.from_dict(of) for of in ranking if of["cell"][0] in kinds)
+    return next(Setting.from_dict(of) for of in ranking if of["cell"][0] == kind)
 
 
 def _chosen(done: dict[str, Result]) -> Setting:
-    """What both searches have come to: plain inputs are chosen by the first one alone."""
-    return _refined(done, 0, SINGLE)
+    """What both searches have come to."""
+    return _ranking(done["refine"])[0]
 
 
 def _ranking(result: Result) -> list[Setting]:

@@ -6,9 +6,12 @@ variance for each layer, QDOP that follows every batch as the paper's does, mome
 on the last ``validation`` training images, by draws from half a run, in two searches (``search``),
 each of which goes on where its best cell lies on an edge:
 
-- select: length of the blur x step size x damping;
-- refine: the variances of all three layers, or one for all of them, at what was chosen; and for
-  the rows beside it, the first layer's variance for plain inputs.
+- select: step size x damping, and from its second round on the length of the blur;
+- refine: the variances of all three layers, one for all of them, and plain inputs, at what was
+  chosen.
+
+A cell of a search is ``copies`` chains, scored as one ensemble: what is to be chosen is a setting
+whose chains are pooled, and hot chains lose by a few draws what they win by many.
 
 Damping is counted in data, epsilon = ``damping`` / N, so that it means the same for every N: 6 is
 the paper's 1e-4 for 60,000 images. A smaller one lets weights that the data do not see reach the
@@ -23,7 +26,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from natural_langevin.experiments.beyond.search import OFF, Axis
+from natural_langevin.experiments.beyond.search import Axis
 
 
 class Setting(NamedTuple):
@@ -46,11 +49,11 @@ class Setting(NamedTuple):
         )
 
 
-LENGTH = Axis(1.0, 1.4, (OFF, 0, 1, 2))
+LENGTH = Axis(1.4, 1.4, (0,))
 STEP_SIZE = Axis(1e-4, 2.0, (-1, 0, 1))
 DAMPING = Axis(6.0, 3.0, (-1, 0, 1, 2))
 VARIANCES = tuple(Axis(start, 2.5, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
-OVERDAMPED_STEP_SIZE = Axis(7e-4, 2.0, (-1, 0, 1))
+OVERDAMPED_STEP_SIZE = Axis(1.4e-3, 2.0, (-1, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,9 @@ class Protocol:
     select_burn_in: int = 10_000
     steps: int = 60_000
     burn_in: int = 10_000
-    thin: int = 200
+    thin: int = 100
+    select_thin: int = 50
+    copies: int = 2  # chains of every cell of a search, which are scored pooled
     seeds: int = 5
     pooled: int = 12
     mixed: bool = True  # whether the widest pool has chains of the lengths next to the chosen one
@@ -92,14 +97,9 @@ class Protocol:
         """The same with ``steps`` updates in the final parts: everything else in proportion, but
         for the step size's schedule."""
         scale = steps / self.steps
-        burn_in, select, select_burn_in, thin = (
-            max(1, round(scale * count))
-            for count in (self.burn_in, self.select_steps, self.select_burn_in, self.thin)
-        )
-        return replace(
-            self, steps=steps, burn_in=burn_in, select_steps=select,
-            select_burn_in=select_burn_in, thin=thin,
-        )  # fmt: skip
+        names = ("burn_in", "select_steps", "select_burn_in", "thin", "select_thin")
+        other: dict[str, Any] = {k: max(1, round(scale * getattr(self, k))) for k in names}
+        return replace(self, steps=steps, **other)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -109,8 +109,8 @@ class Protocol:
 #: Every size as small as it can be: what runs in seconds on a CPU.
 TOY = Protocol(
     hidden=(16, 16), batch_size=20, validation=100, select_steps=60, select_burn_in=20, steps=200,
-    burn_in=40, thin=20, seeds=2, pooled=2, extensions=1, length=Axis(1.0, 1.4, (OFF, 0)),
-    step_size=Axis(2e-4, 2.0, (0,)), damping=Axis(60.0, 3.0, (0,)),
+    burn_in=40, thin=20, select_thin=20, seeds=2, pooled=2, extensions=1,
+    length=Axis(1.0, 1.4, (0,)), step_size=Axis(2e-4, 2.0, (0,)), damping=Axis(60.0, 3.0, (0,)),
     variances=(Axis(0.2, 2.0, (0,), grows=False), Axis(0.3, 2.0, (0, 1)), Axis(0.02, 2.0, (0,))),
     single=(0.1,), overdamped_step_size=Axis(1e-3, 2.0, (0,), grows=False),
     sgd_step_sizes=(0.1,), dropout_rates=(0.2,), ensembles=2, masks=3,

@@ -133,10 +133,10 @@ def sample(
     protocol = bench.protocol
     settings = [g.setting for g in groups for _ in range(g.chains)]
     lengths = [s.length for s in settings]
-    steps, burn_in = (
-        (protocol.steps, protocol.burn_in)
+    steps, burn_in, thin = (
+        (protocol.steps, protocol.burn_in, protocol.thin)
         if final
-        else (protocol.select_steps, protocol.select_burn_in)
+        else (protocol.select_steps, protocol.select_burn_in, protocol.select_thin)
     )
     x, y, scored_x, scored_y = bench.part(final=final)
     one = sampler(bench, settings, dynamics, len(x))
@@ -144,7 +144,7 @@ def sample(
         views(x, y, lengths), steps=steps, batch_size=protocol.batch_size, burn_in=burn_in
     )
     engine.notify = bench.say
-    draws = (steps - burn_in) // protocol.thin
+    draws = (steps - burn_in) // thin
     scorer = BlurredScorer(one.model, {"scored": (scored_x, scored_y)}, lengths)
     collector = _Both(
         Ensemble(scorer, chains=len(settings), classes=bench.data.num_classes, draws=draws),
@@ -152,7 +152,7 @@ def sample(
     )
     config = {"part": part, "settings": [s.as_dict() for s in settings]} | protocol.as_dict()
     ran = advance(
-        engine, state, collector, steps=steps, burn_in=burn_in, thin=protocol.thin,
+        engine, state, collector, steps=steps, burn_in=burn_in, thin=thin,
         folder=bench.folder / part, config=config, deadline=bench.deadline, say=bench.say,
     )  # fmt: skip
     kept = int(collector.ensemble.kept)

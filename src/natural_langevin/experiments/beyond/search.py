@@ -4,7 +4,7 @@ A level i of an axis is the value start ratio^i; a cell is a level of every axis
 round are chains of one run, scored on held-out images. One chain's score is noisy, so cells are
 compared by half their own and half their neighbours' (one level along one axis away): the middle
 of a good region wins over a lucky chain. Where the best lies on the edge of what was
-tried, the next round goes a level further there, for the levels next to the best along the others.
+tried, the next round goes a level further there, with at most one other axis a level away.
 """
 
 from __future__ import annotations
@@ -64,6 +64,22 @@ def full(axes: Sequence[Axis]) -> list[Cell]:
     return list(product(*(axis.levels for axis in axes)))
 
 
+def star(axes: Sequence[Axis]) -> list[Cell]:
+    """The middle, and the other levels of one axis at a time.
+
+    >>> star((Axis(1.0, 2.0, (-1, 0, 1)), Axis(1.0, 2.0, (0, 1))))
+    [(0, 0), (-1, 0), (1, 0), (0, 1)]
+    """
+    middle = (0,) * len(axes)
+    arms = [
+        (*middle[:d], level, *middle[d + 1 :])
+        for d, axis in enumerate(axes)
+        for level in axis.levels
+        if level
+    ]
+    return [middle, *arms]
+
+
 def smoothed(scores: Scores) -> dict[Cell, float]:
     """Half the cell's own score and half the mean over axes of its two neighbours'; along an axis
     where one of them is missing or diverged, its own.
@@ -111,7 +127,8 @@ def outward(axes: Sequence[Axis], scores: Scores) -> list[Cell]:
             near |= new
             at_edge |= bool(new)
         levels.append(sorted(near))
-    return [cell for cell in product(*levels) if at_edge and cell not in scores]
+    box = [cell for cell in product(*levels) if at_edge and cell not in scores]
+    return [c for c in box if sum(a != b for a, b in zip(c, best, strict=True)) <= 2]
 
 
 def search(

@@ -171,6 +171,18 @@ def test_the_rows_in_plain_text(finished):
     assert " ± " in next(line for line in lines if line.startswith("one chain"))
 
 
+def test_the_rows_on_a_page(finished, tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- beyond:begin -->\nold\n<!-- beyond:end -->\nb\n")
+    monkeypatch.setattr(command, "run", lambda *_, **__: finished[1])
+    monkeypatch.setattr(command, "problem", lambda name, protocol, **_: (DATA, protocol))
+    assert command.main(["--out", str(tmp_path / "rows.json"), "--toy", "--page", str(page)]) == 0
+    lines = page.read_text().splitlines()
+    assert lines[-2:] == ["<!-- beyond:end -->", "b"]
+    assert sum(line.startswith("| ") for line in lines) == 1 + len(finished[1]["rows"])
+    assert "old" not in lines
+
+
 def test_it_needs_torch_numpy_and_safetensors_alone():
     code = (
         "import sys\n"

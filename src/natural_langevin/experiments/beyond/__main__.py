@@ -8,11 +8,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from natural_langevin._internal.pages import with_part
 from natural_langevin.data import DataError
 from natural_langevin.experiments.beyond.parts import PARTS
 from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol
-from natural_langevin.experiments.beyond.run import BeyondError, run, table
+from natural_langevin.experiments.beyond.run import BeyondError, page_table, run, table
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -39,6 +40,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--hidden", type=int, help="units of both hidden layers")
     parser.add_argument("--steps", type=int, help="updates of the final parts; searches take half")
     parser.add_argument("--not-mixed", action="store_true", help="the chosen length alone")
+    parser.add_argument("--page", type=Path, help="a page with markers beyond:begin and :end")
     parser.add_argument("--adapt", default="always", choices=("burn-in", "always"))
     return parser
 
@@ -87,6 +89,9 @@ def main(given: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(table(results))
+    if options.page is not None:
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(with_part(page, "beyond", page_table(results)), encoding="utf-8")
     return 0
 
 

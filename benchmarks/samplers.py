@@ -370,8 +370,10 @@ def nuts_file(name: str) -> Path:
     return ROOT / "results" / "nuts" / f"samplers-{name}.npz"
 
 
-def run_nuts(name: str, folder: Path) -> None:
-    """Predictions of NUTS at the same inputs, (chain, draw, input), under the same prior."""
+def run_nuts(name: str, folder: Path, only: int | None = None) -> None:
+    """Predictions of NUTS at the same inputs, (chain, draw, input), under the same prior.
+
+    ``only``: this chain alone, whose draws stay in ``folder``."""
     from natural_langevin.experiments.defaults import nuts, small  # blackjax is for developers
 
     case = problem(name)
@@ -379,7 +381,7 @@ def run_nuts(name: str, folder: Path) -> None:
     of = small.Problem(name, case.x, case.y, some, case.y, case.likelihood, lambda: case.network)
     variances = {k: 1.0 for k, _ in case.network.named_parameters()}
     chains, seconds = [], 0.0
-    for k in range(NUTS_CHAINS):  # one after the other: a run that was stopped goes on
+    for k in range(NUTS_CHAINS) if only is None else (only,):  # one that was stopped goes on
         file = folder / f"nuts-{name}-{k}.npz"
         if not file.exists():
             began = time.perf_counter()
@@ -391,6 +393,8 @@ def run_nuts(name: str, folder: Path) -> None:
             chains.append(torch.from_numpy(stored["drawn"]))
             seconds += float(stored["seconds"])
         print(file, f"{seconds:.0f} s so far", flush=True)
+    if only is not None:
+        return
     drawn = torch.cat(chains)
     drawn = drawn.softmax(-1)[..., 1] if name == "moons" else drawn[..., 0]
     np.savez_compressed(
@@ -585,6 +589,7 @@ def main() -> None:
     parser.add_argument("--references", action="store_true", help="makes them for all pieces")
     parser.add_argument("--piece", nargs=2, metavar=("METRIC", "KIND"))
     parser.add_argument("--nuts", choices=("moons", "wave"), help="runs NUTS on a problem")
+    parser.add_argument("--chain", type=int, help="of NUTS: this one alone")
     parser.add_argument("--merge", action="store_true", help="makes --out of the pieces")
     options = parser.parse_args()
     logging.getLogger("natural_langevin").setLevel(logging.ERROR)
@@ -598,7 +603,7 @@ def main() -> None:
         print("\n".join(" ".join(piece) for piece in pieces()))
         return
     if options.nuts:
-        run_nuts(options.nuts, options.folder)
+        run_nuts(options.nuts, options.folder, options.chain)
         return
     if options.references:
         for name in ("moons", "wave"):

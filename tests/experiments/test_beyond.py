@@ -154,6 +154,8 @@ def test_a_table_goes_through_the_same_procedure_without_a_length(tmp_path):
 def test_a_shorter_run_is_in_proportion():
     short = Protocol().shortened(6_000)
     assert (short.steps, short.burn_in, short.select_steps) == (6_000, 1_000, 3_000)
+    assert Protocol().fit_to(60_000) == Protocol()
+    assert Protocol().fit_to(6_000).step_size.value(0) == pytest.approx(1e-3)
     assert (short.select_burn_in, short.thin, short.select_thin) == (1_000, 10, 5)
 
 

@@ -222,7 +222,7 @@ def _search(
     def score(count: int, cells: list[Cell]) -> Round:
         groups = [Group(setting(cell), bench.protocol.copies) for cell in cells]
         found = sample(bench, f"{part}-{count}", groups, dynamics, final=False)
-        bench.say(f"round {count}: {len(cells)} chains, {found.measured['execution']}")
+        bench.say(f"round {count}: {found.ran.state.chains} chains, {found.measured['execution']}")
         pooled = found.probabilities.unflatten(0, (len(cells), -1)).mean(1)
         rows = [
             {**group.setting.as_dict(), **_scores(p, found.labels)}

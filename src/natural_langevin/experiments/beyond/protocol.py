@@ -49,6 +49,8 @@ class Setting(NamedTuple):
         )
 
 
+#: Training images of the data set that the first levels below are for.
+MNIST_SIZE = 60_000
 LENGTH = Axis(1.4, 1.4, (0,))
 STEP_SIZE = Axis(1e-4, 2.0, (-1, 0, 1))
 DAMPING = Axis(6.0, 3.0, (-1, 0, 1, 2))
@@ -90,8 +92,15 @@ class Protocol:
     seed: int = 1
 
     def fit_to(self, train_size: int) -> Protocol:
-        """Held out is at most a sixth of the training images."""
-        return replace(self, validation=min(self.validation, train_size // 6))
+        """Held out is at most a sixth of the training rows. Searches for a step size begin at one
+        whose minibatches bring the same heat, eta N / (2 B): at most fifty times MNIST's."""
+        factor = min(50.0, max(1.0, MNIST_SIZE / train_size))
+        steps, others = (
+            replace(axis, start=factor * axis.start)
+            for axis in (self.step_size, self.overdamped_step_size)
+        )
+        held_out = min(self.validation, train_size // 6)
+        return replace(self, validation=held_out, step_size=steps, overdamped_step_size=others)
 
     def shortened(self, steps: int) -> Protocol:
         """The same with ``steps`` updates in the final parts: everything else in proportion, but

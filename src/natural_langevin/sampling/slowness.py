@@ -35,6 +35,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from natural_langevin.diagnostics.kinetic import left_by_epochs
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.sampling.curvature import curvature_products
@@ -66,8 +67,7 @@ class Epochs(NamedTuple):
         if m <= 1:
             return 0.0
         alone = eta_k * (m - 1) / (2 * friction)
-        dropped = (self.num_data % self.batch) / (self.num_data - self.batch)
-        return alone * (min(1.0, eta_k * m * (m + 1) / 12 + dropped) if self.shuffled else 1.0)
+        return alone * (left_by_epochs(eta_k, self.num_data, self.batch) if self.shuffled else 1.0)
 
     def largest_step(self, curvatures: Sequence[float], friction: float) -> float:
         """eta up to ``STEEPNESS`` / lambda at which heat is at most what it may be."""

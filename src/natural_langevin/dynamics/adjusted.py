@@ -236,7 +236,9 @@ class Adjusted(Integrator):
 
 def _kinetic(p: Params) -> Tensor:
     """|p|^2 / 2 of every chain, in float64."""
-    return torch.stack([x.double().square().reshape(len(x), -1).sum(1) for x in p.values()]).sum(0) / 2
+    return (
+        torch.stack([x.double().square().reshape(len(x), -1).sum(1) for x in p.values()]).sum(0) / 2
+    )
 
 
 def _kicked(p: Params, force: Params, scale: Tensor) -> Params:

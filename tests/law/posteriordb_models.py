@@ -217,8 +217,9 @@ def at_the_defaults(
     at_mode: bool = False,
     **length: Any,
 ) -> tuple[Model, Posterior]:
-    """A run by the recipe from where the network happens to be (or near the mode), with batches of all data or one of
-    so many ``parts``; ``length``: what of ``steps``, ``burn_in`` and ``thin`` is given."""
+    """A run by the recipe from where the network happens to be (or near the mode), with batches of
+    all data or one of so many ``parts``; ``length``: what of ``steps``, ``burn_in`` and ``thin`` is
+    given."""
     torch.manual_seed(0)
     model = load(name, at_mode=at_mode)
     own = {} if metric == "default" else {"preconditioner": getattr(preconditioners, metric)()}

@@ -7,8 +7,6 @@ regression, whose posterior is no Gaussian, by quadrature.
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from gaussian_law import flat, make_problem, whiten

@@ -304,7 +304,7 @@ def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
     On two, runs count as long enough for their effective temperature to be measured."""
     length = {"steps": 60, "burn_in": 20, "thin": 4}
     if group.world > 2:
-        length = {"steps": 24, "burn_in": 4, "thin": 4}
+        length = {"steps": 20, "burn_in": 4, "thin": 2}  # eight draws, the fewest for a temperature
     with pytest.MonkeyPatch.context() as patch:
         if group.world == 2:
             patch.setattr(temperature_probe, "SMALL_PART", 5)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
 from natural_langevin.tabular.predictive import Predictive
+from natural_langevin.tabular.target import are_counts
 
 
 class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # type: ignore[misc]
@@ -21,7 +22,8 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
 
     Held-out rows choose whether the noise has one size or depends on the inputs, and whether a
     skewed positive target is sampled as its logarithm (``noise``, ``log``). ``task="count"``:
-    targets 0, 1, 2, ... with Poisson or overdispersed noise.
+    targets 0, 1, 2, ... with Poisson or overdispersed noise; "auto" is that where targets look like
+    counts (``tabular.target.are_counts``), and "regression" otherwise.
 
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True)
@@ -44,7 +46,8 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
         table, y, weight = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
         y = np.array(y, dtype=np.float64)
         self._flat = y.ndim == 1
-        self._learn(table, torch.as_tensor(y.reshape(len(y), -1)), weight)
+        task = "count" if self.task == "auto" and self._flat and are_counts(y) else ""
+        self._learn(table, torch.as_tensor(y.reshape(len(y), -1)), weight, task=task)
         return self
 
     def _targets(self, y: Any) -> Tensor:

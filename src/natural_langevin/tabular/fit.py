@@ -68,8 +68,8 @@ def prepare(
     table, notices = _rows_to_use(data.table, target, skip_missing)
     if not target.classes:
         cells = table.frame[target.name]
-        values = columns.numbers(cells, target.decimal)
-        read = columns.notation(cells, values, target.decimal)
+        values = columns.numbers(cells, target.decimal, target.unit)
+        read = columns.notation(cells, values, target.decimal, target.unit)
         notices += [f"{target.name}: {what}" for what in read]
     _check_count(table)
     train, held_out = table, data.test
@@ -272,8 +272,8 @@ def _batches(run: Run, table: Table | None) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def labelled(run: Run, chunk: Table) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets of the rows that have both."""
-    chunk = chunk.take(np.flatnonzero(run.target.known(chunk)))
+    """Inputs and targets of the rows that have both; a class must be one that was learned."""
+    chunk = chunk.take(np.flatnonzero(run.target.learned(chunk)))
     if len(chunk):
         encoded = run.features.encode(chunk)
         usable = np.flatnonzero(encoded.usable)

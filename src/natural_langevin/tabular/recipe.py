@@ -255,6 +255,8 @@ def learn(
     weighed = weigh(held_out, outcome, y, len(every))
     learned = _on_all_data(chosen, every, weighed)
     reason = f"{trials.reason}{_reason(learned, every, weighed, folds)}"
+    if outcome.bounded:
+        reason += "; no prediction is below 0, since no target is"
     return replace(learned, reason=reason)
 
 

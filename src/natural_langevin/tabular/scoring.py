@@ -94,13 +94,15 @@ class ClassScores:
 
 def _auc(p: Tensor, y: Tensor) -> dict[str, float]:
     """Area under the curve of true against false positives; of several classes the average of one
-    against the rest. Nothing where a class has no rows."""
+    against the rest, over the classes that have rows."""
     from sklearn.metrics import roc_auc_score
 
-    if len(y.unique()) < p.shape[1] or not bool(p.isfinite().all()):
+    there = y.unique().tolist()
+    if len(there) < 2 or not bool(p.isfinite().all()):
         return {}
-    scores = p[:, 1] if p.shape[1] == 2 else p
-    return {"auc": float(roc_auc_score(y.numpy(), scores.numpy(), multi_class="ovr"))}
+    asked = [1] if p.shape[1] == 2 else there
+    found = [roc_auc_score((y == k).numpy(), p[:, k].numpy()) for k in asked]
+    return {"auc": float(np.mean(found))}
 
 
 def _class_slices(p: Tensor, y: Tensor, names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -137,6 +139,8 @@ class NumberScores:
         below = p.cdf(truth)
         if self._target.task == "count":  # the middle of the step that the count is
             below = (below + p.cdf(truth - 1)) / 2
+        elif p.bounded:  # zero is such a step
+            below = np.where(truth <= 0, below / 2, below)
         low, high = p.interval(INTERVAL)
         self._rows.append(
             (truth, p.mean, p.log_prob(truth), below, p.std, np.sqrt(p.epistemic), low, high)

@@ -57,7 +57,8 @@ def evaluate(
             batches = _batches(run, source, read, strange)
             found = quality(learned, run.target, batches, label=label, features=run.features)
         if not found["rows"]:
-            raise DataError(f"{label} has no rows with a target that was learned: add at least one")
+            first = f" that was learned (first: {strange[0]})" if strange else ""
+            raise DataError(f"{label} has no rows with a target{first}: add at least one")
         if json is not None:
             write_json(json, found)
     skipped = sum(read) - found["rows"]

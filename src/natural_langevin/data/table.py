@@ -147,8 +147,12 @@ def from_frame(frame: Any, label: str = "the table") -> Table:
     columns = {}
     for name, cells in frame.items():
         kind = pd.api.types
+        if isinstance(cells.dtype, pd.PeriodDtype):
+            cells = cells.dt.to_timestamp()
         if kind.is_datetime64_any_dtype(cells):
             columns[str(name)] = pd.to_datetime(cells, utc=True)
+        elif kind.is_timedelta64_dtype(cells):
+            columns[str(name)] = cells / pd.Timedelta(days=1)
         elif kind.is_numeric_dtype(cells) or _is_boolean(cells):
             columns[str(name)] = cells.astype(np.float64)
         elif cells.map(lambda cell: hasattr(cell, "year")).any():

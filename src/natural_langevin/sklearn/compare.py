@@ -27,7 +27,7 @@ from natural_langevin._internal.atomic import output
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.parts import join_parts
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
-from natural_langevin.sklearn.base import Array
+from natural_langevin.sklearn.frames import Array
 from natural_langevin.sklearn.rivals import (
     FOLDS,
     GRID,

@@ -31,7 +31,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from natural_langevin.sklearn.base import Array
+from natural_langevin.sklearn.frames import Array
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Predictive
 

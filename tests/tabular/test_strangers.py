@@ -12,9 +12,11 @@ from scipy import stats
 from natural_langevin.data import DataError
 from natural_langevin.data.csv_file import CsvFile
 from natural_langevin.data.table import Table, from_frame
+from natural_langevin.data.tables import TrainingData
 from natural_langevin.tabular import columns
 from natural_langevin.tabular.columns import Date, Number
 from natural_langevin.tabular.features import Features
+from natural_langevin.tabular.fit import prepare
 from natural_langevin.tabular.outcome import FEWEST_BOUNDED, Outcome, outcomes
 from natural_langevin.tabular.predictive import Predictive
 from natural_langevin.tabular.quality import _for_the_command
@@ -156,6 +158,16 @@ def test_rows_of_a_class_that_was_not_learned_are_not_scored_and_the_rest_is():
     new = table("y;x\na;1\nc;2\n;3\nb;4\n")
     assert target.known(new).tolist() == [True, True, False, True]
     assert target.learned(new).tolist() == [True, False, False, True]
+
+
+def test_a_class_of_one_row_is_mentioned():
+    rows = "\n".join(f"{k};{'yew' if k == 7 else 'oak' if k % 2 else 'ash'}" for k in range(20))
+    data = TrainingData(table(f"x;y\n{rows}\n"), None, "y")
+    notices = prepare(data, source="a.csv").run.notices
+    assert notices == (
+        "y: classes of fewer than 3 rows are hardly learned, and one of a single row is not "
+        "tested: yew (1)",
+    )
 
 
 def test_the_area_under_the_curve_leaves_out_classes_without_rows():

@@ -67,9 +67,10 @@ def evaluate(
         why = f"they lack {name}, or cannot be predicted"
         if strange:
             why = (
-                f"in {len(strange):,} of them {name} is no class of the training rows (first: "
-                f"{strange[0]}), in the others it is missing or they cannot be predicted"
+                f"in {len(strange):,} {name} is no class of the training rows (first: {strange[0]})"
             )
+            if skipped > len(strange):
+                why += ", others lack it or cannot be predicted"
         said = f"{skipped:,} of {sum(read):,} rows are not scored: {why}"
         console.print(escape(said), highlight=False)
     uncertainty.show(found, console)

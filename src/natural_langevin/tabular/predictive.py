@@ -125,6 +125,8 @@ class Predictive:
         while bool((self._cdf(high) < level).any()):
             high = torch.where(self._cdf(high) < level, 2 * high + 1, high)
         for _ in range(HALVINGS):
+            if whole and bool((high - low <= 1).all()):
+                break
             middle = ((low + high) / 2).floor() if whole else (low + high) / 2
             below = self._cdf(middle) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)

@@ -12,7 +12,7 @@ from scipy import stats
 from natural_langevin.data import DataError
 from natural_langevin.data.csv_file import CsvFile
 from natural_langevin.data.table import Table, from_frame
-from natural_langevin.data.tables import TrainingData
+from natural_langevin.data.tables import TrainingData, read_training
 from natural_langevin.tabular import columns
 from natural_langevin.tabular.columns import Date, Number
 from natural_langevin.tabular.features import Features
@@ -219,3 +219,40 @@ def test_a_column_of_times_where_numbers_were_is_missing():
     features = fit_features(table("x,y\n1,0\n2,1\n4,0\n"), targets=("y",))
     new = from_frame(pd.DataFrame({"x": pd.to_datetime(["2021-01-01"]), "y": [0]}))
     assert re.search("no number", features.encode(new).notes[0])
+
+
+def test_lines_above_the_header_are_told_and_titles_are_named(tmp_path):
+    file = CsvFile(io.BytesIO(b"sep=;\n# made by a tool\nx;y\n1;2\n"), label="a.csv")
+    assert file.names == ("x", "y")
+    assert file.notices == (
+        "a.csv, line 1: 'sep=;' skipped", "a.csv, line 2: '# made by a tool' skipped"
+    )  # fmt: skip
+    assert file.table().where(0) == "a.csv, line 4"
+    path = tmp_path / "t.csv"
+    path.write_text("Sales report\nx,y\n1,2\n")
+    with pytest.raises(DataError, match=r"it has Sales report alone: is line 1 a title\?"):
+        read_training(str(path), target="y")
+    path.write_text('[{"x": 1, "y": 2}]')
+    with pytest.raises(DataError, match="line 1: this looks like JSON"):
+        read_training(str(path), target="y")
+
+
+def test_spreadsheet_errors_are_missing_and_parentheses_a_minus():
+    features, said = surveyed(["1", "2", "#DIV/0!", "n.a.", "(blank)", "(3)", "4"])
+    (part,) = features.parts
+    assert part.mean == pytest.approx((1 + 2 - 3 + 4) / 4)
+    assert "3 of 7 cells are missing" in said
+    assert "parentheses are read as a minus ((3) is -3)" in said
+
+
+def test_words_that_differ_in_capitals_are_mentioned():
+    _, said = surveyed(["Rome", "rome", "Oslo"] * 4)
+    assert "'Rome' and 'rome' differ in capitals alone and are kept apart" in said
+
+
+@pytest.mark.parametrize("form", ["%Y-%m", "%m/%Y", "%b %Y"])
+def test_months_are_dates(form):
+    months = pd.date_range("2020-01-01", periods=30, freq="MS")
+    features, _ = surveyed([month.strftime(form) for month in months])
+    assert isinstance(features.parts[0], Date)
+    assert features.parts[0].format == form

@@ -248,6 +248,16 @@ class CsvFile:
         line = first + int(row[1]) if row else line
         return DataError(f"{self.label}, line {line}: a quote is not closed: correct the quotes")
 
+    @staticmethod
+    def _above(line: str) -> bool:
+        """Whether a line in front of the header says how the file was made: Excel's sep=; or a
+        remark behind #, which has no separator."""
+        remark = line.startswith("#") and not any(sign in line for sign in SEPARATORS)
+        return remark or line.strip().strip('"').lower() in {f"sep={sign}" for sign in SEPARATORS}
+
+    def _lines_here(self) -> str:
+        return f"{self.label}, line {self._lines.number}"
+
     def _named(self, names: list[str]) -> list[str]:
         """With names for columns that have none, such as the index that pandas writes in front."""
         nameless = [k for k, name in enumerate(names, 1) if not name]
@@ -270,6 +280,11 @@ class CsvFile:
         while lines.open and more[-1]:  # a name over several lines
             more.append(lines.readline())
         first = "".join(more)
+        if first.startswith(("[", "{")) and '"' in first:
+            raise DataError(f"{self.label}, line 1: this looks like JSON: {SAVE}")
+        while self._above(first):
+            self._lines.notices += (f"{self._lines_here()}: {short(first.strip())} skipped",)
+            first = lines.readline()
         if "\r" in first.rstrip("\r\n"):
             raise DataError(f"{self.label}, line 1: lines end as on old Macintoshes: {SAVE}")
         outside = re.sub(r'"[^"]*"', "", first)

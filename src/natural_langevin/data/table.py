@@ -18,7 +18,29 @@ if TYPE_CHECKING:
 
 #: Cells that mean "nothing here", in lower case.
 MISSING = frozenset(
-    {"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none", "?", "-", "--", "."}
+    {
+        "",
+        *[
+            "na",
+            "n/a",
+            "n.a.",
+            "n.a",
+            "#n/a",
+            "<na>",
+            "nan",
+            "-nan",
+            "null",
+            "(null)",
+            "none",
+            "?",
+            "-",
+            "--",
+            ".",
+            "missing",
+            "(blank)",
+        ],
+    }
+    | set(["#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"])
 )
 
 

@@ -43,14 +43,19 @@ AFFIX = re.compile(rf"^(?:[{SPACES}]|{CURRENCY})+|(?:[{SPACES}%]|{CURRENCY})+$")
 UNIT = re.compile(rf"[+-]?\d[\d.,{SPACES}]*?[{SPACES}]?([^\W\d_][^\d,.;:/%-]{{0,11}})")
 #: Numbers that people write for "missing"; 999 and the like may be prices.
 CODES = (-9.0, -99.0, -999.0, -9999.0, -99999.0)
+NEGATIVE = re.compile(r"\([^-+()]+\)")
 SIGN = re.compile(rf"^([+-])(?:[{SPACES}]|{CURRENCY})+")
-DATE = re.compile(r"\d{1,4}[-/. ]\w{1,9}[-/., ]+\d{1,4}|[A-Za-z]{3,9} \d{1,2},? \d{4}")
+DATE = re.compile(
+    r"\d{1,4}[-/. ]\w{1,9}[-/., ]+\d{1,4}|[A-Za-z]{3,9} \d{1,2},? \d{4}"
+    r"|\d{4}[-/]\d{1,2}$|\d{1,2}/\d{4}$|[A-Za-z]{3,9} \d{4}$"
+)
 CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
 #: Ways of writing dates that one column may mix.
 MOST_FORMS = 3
 DAYS = (
     "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%d.%m.%y",
     "%m/%d/%y", "%d/%m/%y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
+    "%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%B %Y",
 )  # fmt: skip
 TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
 #: Cycles of a date, in days: their phases are inputs beside the day itself.
@@ -149,10 +154,12 @@ def parse_number(cell: str, decimal: str = ".") -> float:
 
     >>> parse_number("$1,234.50"), parse_number("1.234,5", ","), parse_number("12 %")
     (1234.5, 1234.5, 12.0)
-    >>> parse_number("-$5"), parse_number("12 EUR"), parse_number("1_000"), parse_number("Rome")
-    (-5.0, 12.0, nan, nan)
+    >>> parse_number("-$5"), parse_number("(12 EUR)"), parse_number("1_000"), parse_number("Rome")
+    (-5.0, -12.0, nan, nan)
     """
     text = SIGN.sub(r"\1", AFFIX.sub("", cell))
+    if NEGATIVE.fullmatch(text):  # as accountants write it
+        return -parse_number(text[1:-1], decimal)
     if GROUPED[decimal].fullmatch(text):
         text = re.sub(rf"[{SPACES}{',' if decimal == '.' else '.'}]", "", text)
     elif decimal == "," and "." in text:
@@ -236,6 +243,8 @@ def notation(cells: pd.Series, values: pd.Series, decimal: str, unit: str = "") 
             other = "others have none" if "" in signs else "others differ"
             said += f", and {other} ({signs['' if '' in signs else named[1]]}): is all in one unit?"
         found.append(said)
+    for level in [level for level in levels if "(" in level][:1]:
+        found.append(f"parentheses are read as a minus {example(level)}")
     for level in [level for level in levels if unit and level.endswith(unit)][:1]:
         found.append(f"{unit} left out {example(level)}")
     return found

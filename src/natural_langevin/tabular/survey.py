@@ -190,6 +190,7 @@ class _Survey:
             return None
         if self._copy(name, found):
             return None
+        self._spelling(name, levels)
         kept = sorted(levels.index)
         if len(levels) > MOST_LEVELS:
             common = levels.sort_index().sort_values(ascending=False, kind="stable")
@@ -203,6 +204,15 @@ class _Survey:
             self._missing(name, cells, filled="a category of their own")
             kept.append(MISSING_LEVEL)
         return Category(name, tuple(map(str, kept)))
+
+    def _spelling(self, name: str, levels: pd.Series) -> None:
+        """Says which words differ in capitals alone."""
+        alike: dict[str, list[str]] = {}
+        for level in sorted(map(str, levels.index)):
+            alike.setdefault(level.casefold(), []).append(level)
+        for group in [group for group in alike.values() if len(group) > 1][:1]:
+            shown = " and ".join(map(short, group[:4]))
+            self.say(name, f"{shown} differ in capitals alone and are kept apart: write them alike")
 
     def _missing(
         self,

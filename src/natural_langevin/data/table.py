@@ -17,31 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Cells that mean "nothing here", in lower case.
-MISSING = frozenset(
-    {
-        "",
-        *[
-            "na",
-            "n/a",
-            "n.a.",
-            "n.a",
-            "#n/a",
-            "<na>",
-            "nan",
-            "-nan",
-            "null",
-            "(null)",
-            "none",
-            "?",
-            "-",
-            "--",
-            ".",
-            "missing",
-            "(blank)",
-        ],
-    }
-    | set(["#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"])
-)
+MISSING = frozenset({
+    "", "na", "n/a", "n.a.", "n.a", "#n/a", "<na>", "nan", "-nan", "null", "(null)", "none", "?", "-",
+    "--", ".", "missing", "(blank)", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

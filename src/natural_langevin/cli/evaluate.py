@@ -91,5 +91,5 @@ def _batches(
         read.append(len(chunk))
         for row in np.flatnonzero(run.target.known(chunk) & ~run.target.learned(chunk)):
             cell = short(str(chunk.frame[run.target.name].iloc[row]))
-            strange.append(f"{cell}, {chunk.where(row)}")
+            strange.append(f"{cell}, {chunk.where(int(row))}")
         yield from labelled(run, chunk)

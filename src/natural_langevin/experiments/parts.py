@@ -24,7 +24,8 @@ def join_parts(
     files = sorted(folder.glob("*.json"))
     if not files:
         raise PartsError(f"{folder} holds no results (*.json): run some parts with --out in there")
-    rows, parts = {}, []
+    rows: dict[Any, dict[str, Any]] = {}
+    parts: list[dict[str, Any]] = []
     for path in files:
         try:
             parts.append(read_json(path))

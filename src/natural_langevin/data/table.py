@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 #: Cells that mean "nothing here", in lower case.
 MISSING = frozenset({
     "", "na", "n/a", "n.a.", "n.a", "#n/a", "<na>", "nan", "-nan", "null", "(null)", "none", "?",
-    "-", "--", ".", "missing", "(blank)", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!",
+    "-", "--", ".", "missing", "(blank)", "#div/0!", "#ref!", "#value!", "#name?", "#num!",
+    "#null!",
 })  # fmt: skip
 
 

@@ -33,6 +33,7 @@ LIKELIHOODS: dict[str, Any] = {
     "poisson": likelihoods.Poisson(),
     "negative-binomial": likelihoods.NegativeBinomial(),
     "ordinal": likelihoods.Ordinal(4),
+    "ordinal, gaps": likelihoods.Ordinal(3),
     "weighted": likelihoods.Categorical(class_weights=(0.5, 2.0), ignore_index=-1),
 }
 METRICS: dict[str, Any] = {
@@ -71,7 +72,7 @@ ACTIVATIONS: dict[str, Any] = {
 }
 STEPS, BURN_IN = 9, 6
 #: Not drawn from in C: the general way serves.
-NOT_DRAWN = ("poisson", "negative-binomial", "ordinal", "weighted")
+NOT_DRAWN = ("poisson", "negative-binomial", "ordinal", "ordinal, gaps", "weighted")
 
 
 def network(*widths: int, activation: Any = nn.Tanh, bias: bool = True) -> nn.Sequential:

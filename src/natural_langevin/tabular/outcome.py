@@ -70,8 +70,8 @@ class Outcome:
     @property
     def outputs(self) -> int:
         """How many outputs the network needs."""
-        if self.task == "ordinal":
-            return 1
+        if self.task == "ordinal":  # a latent value and the gaps between levels
+            return self.classes - 1
         twice = self.noise in ("varying", "overdispersed")
         return self.classes or len(self.mean) * (2 if twice else 1)
 
@@ -148,7 +148,8 @@ def outcomes(
     if task == "count":
         mean = (share * y).sum(0).clamp_min(1e-3).log()
         return [Outcome(task, kind, mean=tuple(mean.tolist())) for kind in kinds]
-    found, bounded = [], _bounded(y, share)
+    count = len(y) if weights is None else float(weights.sum())
+    found, bounded = [], _bounded(y, share, count)
     for log in _logs(y, share, settings.log):
         values = y.log() if log else y
         # Divided by the largest first, so that squares neither overflow nor vanish.
@@ -176,12 +177,13 @@ def _logs(y: Tensor, share: Tensor, asked: bool | str) -> tuple[bool, ...]:
     return (False, True) if _skewness(y, share) > SKEWED else (False,)
 
 
-def _bounded(y: Tensor, share: Tensor) -> bool:
+def _bounded(y: Tensor, share: Tensor, count: float) -> bool:
     """Whether the target is an amount, which cannot be negative: skewed or with zeros, of at least
     FEWEST_BOUNDED rows, so that a negative one is rarer than what a 90 % interval leaves out."""
-    if y.shape[1] > 1 or len(y) < FEWEST_BOUNDED or bool((y < 0).any()):
+    counted = y[share[:, 0] > 0]
+    if y.shape[1] > 1 or count < FEWEST_BOUNDED or bool((counted < 0).any()):
         return False
-    return bool((y == 0).any()) or _skewness(y, share) > SKEWED
+    return bool((counted == 0).any()) or _skewness(y, share) > SKEWED
 
 
 def _skewness(y: Tensor, share: Tensor) -> float:

@@ -140,22 +140,32 @@ static void negative_binomial(const Run *run, const Outputs *o) {
     }
 }
 
-// P(y <= k) = sigmoid(c_k - f) with cutpoints one unit apart, centred at 0; one output, f.
+// P(y <= k) = sigmoid(c_k), where c_0 = -(K - 2)/2 - f and c_k = c_{k-1} + g_k: the outputs are f
+// and, where there are more, ln g_1 ... ln g_{K-2}; otherwise all gaps g are 1.
 static void ordinal(const Run *run, const Outputs *o) {
     const int64_t last = (int64_t)o->variance - 1;  // the highest level
+    for (int64_t k = 1; k < o->outputs; ++k)
+        SAMPLES o->d[k * o->stride + n] = 0;
     SAMPLES {
         const int64_t level = run->classes[o->rows[n]];
-        const real c = (real)level - (real)0.5 * (real)(last - 1) - o->z[n];
-        o->loss[n] = o->d[n] = 0;
-        if (level < last) {
-            o->loss[n] += softplus_(-c);
-            o->d[n] += sigmoid_(-c);
+        const real *z = o->z + n;
+        real *d = o->d + n, below = 0, above = -(real)0.5 * (real)(last - 1) - z[0], gap = 0;
+        for (int64_t k = 1; k <= level && k < last; ++k) {
+            gap = o->outputs > 1 ? exp_(z[k * o->stride]) : 1;
+            below = above;
+            above += gap;
         }
-        if (level > 0) {
-            o->loss[n] += softplus_(c - 1);
-            o->d[n] -= sigmoid_(c - 1);
-        }
-        if (level > 0 && level < last) o->loss[n] += (real)0.45867514538708189;  // -ln(1 - 1/e)
+        if (level == last) below = above;
+        // The level lies between the cutpoints below and above.
+        const real by_above = level < last ? -sigmoid_(-above) : 0;
+        const real by_below = level > 0 ? sigmoid_(below) : 0;
+        o->loss[n] = (level < last ? softplus_(-above) : 0) + (level > 0 ? softplus_(below) : 0);
+        d[0] = -by_above - by_below;
+        if (level > 0 && level < last) o->loss[n] -= (real)log(-expm1(-(double)gap));
+        for (int64_t k = 1; k <= level && k < last && o->outputs > 1; ++k)
+            d[k * o->stride] = exp_(z[k * o->stride]) * (by_above + by_below);
+        if (level > 0 && level < last && o->outputs > 1)
+            d[level * o->stride] = gap * (by_above - (real)(1 / expm1((double)gap)));
     }
 }
 

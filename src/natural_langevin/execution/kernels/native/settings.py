@@ -132,8 +132,6 @@ def likelihood(one: Any, *, drawn: bool) -> tuple[int, float]:
 def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
     """``y`` (row, ...) as the likelihood reads it."""
     per_target = _LIKELIHOODS[type(one).__name__][1]
-    if type(one).__name__ == "Ordinal" and outputs != 1:
-        raise UnsupportedError("cutpoints that are sampled")
     if per_target is None:
         return _classes(one, y, dtype)
     values = y.detach().reshape(len(y), -1).to(dtype).contiguous()

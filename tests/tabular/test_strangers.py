@@ -139,6 +139,16 @@ def test_an_order_that_nobody_knows_is_not_made_up():
     assert find_target(table(text), "y", "ordinal")[0].classes == ("low", "medium", "high")
 
 
+def test_a_class_in_the_middle_may_be_all_but_certain():
+    """With cutpoints a unit apart it could have no more than tanh(1/4), a quarter."""
+    outcome = Outcome("ordinal", "ordinal", classes=4)
+    assert outcome.outputs == 3  # the latent value, and two gaps
+    outputs = torch.tensor([[-0.5, 0.0, 0.0], [4.5, 2.5, 2.5]])
+    law = outcome.likelihood.distribution(outputs, {})
+    assert float(law.probs[0, 1]) == pytest.approx(np.tanh(0.25))
+    assert float(law.probs[1, 1]) > 0.99
+
+
 def test_counts_are_recognised_and_few_values_are_classes():
     rng = np.random.default_rng(0)
     claims = rng.negative_binomial(1, 0.1, size=400)

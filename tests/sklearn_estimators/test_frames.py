@@ -146,5 +146,6 @@ def test_weights_that_sum_to_one_are_relative(frame):
     one = NaturalLangevinClassifier(**TINY).fit(X, y, np.full(COUNT, 1 / COUNT))
     plain = NaturalLangevinClassifier(**TINY).fit(X, y)
     assert np.array_equal(one.predict_proba(X), plain.predict_proba(X))
-    boosted = AdaBoostClassifier(NaturalLangevinClassifier(**TINY), n_estimators=2).fit(X, y)
-    assert len(boosted.estimators_) == 2  # none of which is worse than chance
+    estimator = NaturalLangevinClassifier(**TINY | {"steps": 200})
+    boosted = AdaBoostClassifier(estimator, n_estimators=2, random_state=0).fit(X, y)
+    assert boosted.score(X, y) > 0.75  # which raises where a fit is no better than chance

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from natural_langevin import likelihoods
 from natural_langevin.data import DataError
 from natural_langevin.data.csv_file import CsvFile
 from natural_langevin.data.table import Table, from_frame
@@ -20,8 +21,9 @@ from natural_langevin.tabular.fit import prepare
 from natural_langevin.tabular.outcome import FEWEST_BOUNDED, Outcome, outcomes
 from natural_langevin.tabular.predictive import Predictive
 from natural_langevin.tabular.quality import _for_the_command
-from natural_langevin.tabular.scoring import _auc
+from natural_langevin.tabular.scoring import NumberScores, _auc
 from natural_langevin.tabular.settings import Settings
+from natural_langevin.tabular.sureness import sentences
 from natural_langevin.tabular.survey import fit_features
 from natural_langevin.tabular.target import Target, find_target, in_order
 
@@ -214,6 +216,27 @@ def test_amounts_are_never_negative():
                        flat=True)  # fmt: skip
     assert found.log_prob([1.3]) == plain.log_prob([1.3])
     assert plain.quantile(0.05)[0] < 0
+
+
+def test_intervals_of_counts_are_judged_by_what_they_say():
+    """Right Poisson laws: 90 % intervals of whole numbers hold more, and are not too wide."""
+    rates = torch.full((1, 400, 1), 1.3).double().log()
+    law = likelihoods.Poisson().distribution(rates, {})
+
+    class Exact:
+        def predictive(self, x):
+            return Predictive(Outcome("count", "poisson"), law, torch.ones(1), flat=True)
+
+    y = torch.as_tensor(np.random.default_rng(0).poisson(1.3, size=(400, 1)).astype(float))
+    scores = NumberScores(Exact(), Target("y", task="count"))
+    hit, said = scores.add(torch.zeros(400, 1), y)
+    exact = stats.poisson(1.3).cdf(3)  # from 0 to 3
+    assert said.tolist() == pytest.approx([exact] * 400)
+    found = scores.result()
+    assert found["intervals"]["said"] == pytest.approx(exact)
+    words = sentences(found | {"rows": 400})
+    assert "96 % by their own account): as sure as it should be" in words[0]
+    assert float(hit.double().mean()) > 0.93
 
 
 def test_advice_names_options_of_the_command():

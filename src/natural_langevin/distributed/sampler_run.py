@@ -131,7 +131,10 @@ def _prepared(
                 seed=sampler.seed, device=sampler.device,
             )  # fmt: skip
         mode = choose_mode(sampler.compile)
-        state = warm_up.descend(sampler._dynamics, state, stream, engine.num_data, mode=mode)
+        state = warm_up.descend(
+            sampler._dynamics, state, stream, engine.num_data, mode=mode,
+            pattern=sampler._downhill_pattern,
+        )  # fmt: skip
     return choice, step_size, engine, state
 
 

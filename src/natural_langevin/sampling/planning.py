@@ -140,7 +140,7 @@ def _pilot(
         lambda eta, start, stop: sampler._rates_table(start, stop, eta, chains=len(ids)),
         num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
         mode=choose_mode(sampler.compile), downhill=sampler._downhill,
-        shuffled=shuffled,
+        pattern=sampler._downhill_pattern, shuffled=shuffled,
         work=price * len(ids) * batch_size if cost.is_dear(sampler, data[0]) else 0.0,
     )  # fmt: skip
 
@@ -158,6 +158,8 @@ def _with_scales(sampler: Any, repeats: int, step_size: Any) -> Any:
         autocast=gradients.network.autocast,
     )  # fmt: skip
     compared._downhill = sampler._downhill
+    usual = repeats * prior_scale.SCALES.index(1.0) + torch.arange(repeats, device=sampler.device)
+    compared._downhill_pattern = usual.repeat(len(prior_scale.SCALES))
     compared.signature.adopt(sampler.signature)
     return compared
 

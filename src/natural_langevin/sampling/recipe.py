@@ -256,13 +256,15 @@ def choose(
     seed: int,
     mode: Any,
     downhill: bool = False,
+    pattern: Tensor | None = None,
     shuffled: bool = True,
     work: float = 0.0,
 ) -> list[Choice]:
     """The step size of every chain of ``ids``, by a pilot from ``state`` on ``data`` in memory.
 
     ``rates`` gives the table of (step sizes, first step, last step), all of them adapting.
-    ``downhill``: whether chains begin as in ``warm_up``; ``shuffled``: whether the run's
+    ``downhill``: whether chains begin as in ``warm_up``, ``pattern``: by which of them;
+    ``shuffled``: whether the run's
     minibatches are parts of shuffled epochs, as the pilot's are; ``work``: operations of a step
     where these are to be spared (see ``cost``)."""
     x, y = data
@@ -275,7 +277,7 @@ def choose(
     eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
     moves.prepare(state.params, stream.example()[0])
     if downhill:
-        state = warm_up.descend(moves, state, stream, num_data, mode=mode)
+        state = warm_up.descend(moves, state, stream, num_data, mode=mode, pattern=pattern)
     for stop in PILOT_STEPS:
         if done >= cost.FEWEST_PILOT_STEPS and work * stop > cost.PILOT_WORK:
             break

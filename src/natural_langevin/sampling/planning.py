@@ -188,6 +188,8 @@ def _prior_scale(
     affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
     trial = prior_scale.DEAR if dear else affordable
     assert trial is not None, "what the pilot was run for is affordable"
+    if cost.is_dear(sampler, x):
+        trial = trial.on_enough(inside)
     rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds)
     lines = len(prior_scale.SCALES) * trial.folds
     count = lines * trial.chains

@@ -212,7 +212,7 @@ def length(
     if steps is None:
         budget, fewest = (cost.MOST_WORK, cost.FEWEST_STEPS) if dear else (MOST_WORK, FEWEST_STEPS)
         affordable = max(fewest, int(budget / max(work, 1.0) / 100) * 100)
-        wanted = _usual_steps(choice.step_size, choice.way)
+        wanted = _usual_steps(choice.step_size, choice.way, dear=dear)
         if choice.relaxation is not None:
             wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
             affordable = min(affordable, MOST_STEPS)
@@ -238,9 +238,10 @@ def length(
     return Length(steps, burn_in, thin)
 
 
-def _usual_steps(step_size: float, way: str) -> int:
+def _usual_steps(step_size: float, way: str, *, dear: bool = False) -> int:
     """By the directions that only the prior sees."""
-    wanted = math.ceil(RELAXATIONS * FRICTION / step_size / 100) * 100
+    times = cost.RELAXATIONS if dear else RELAXATIONS
+    wanted = math.ceil(times * FRICTION / step_size / 100) * 100
     return min(max(FEWEST_STEPS, wanted), MOST_EAGER_STEPS if way == "eager" else MOST_STEPS)
 
 
@@ -264,9 +265,8 @@ def choose(
 
     ``rates`` gives the table of (step sizes, first step, last step), all of them adapting.
     ``downhill``: whether chains begin as in ``warm_up``, ``pattern``: by which of them;
-    ``shuffled``: whether the run's
-    minibatches are parts of shuffled epochs, as the pilot's are; ``work``: operations of a step
-    where these are to be spared (see ``cost``)."""
+    ``shuffled``: whether the run's minibatches are parts of shuffled epochs, as the pilot's are;
+    ``work``: operations of a step where these are to be spared (see ``cost``)."""
     x, y = data
     stream = InMemory(
         x, y, batch_size=min(batch, len(x)), chain=ids, seed=seed, device=moves.temperature.device
@@ -280,6 +280,8 @@ def choose(
         state = warm_up.descend(moves, state, stream, num_data, mode=mode, pattern=pattern)
     for stop in PILOT_STEPS:
         if done >= cost.FEWEST_PILOT_STEPS and work * stop > cost.PILOT_WORK:
+            break
+        if work and stop > cost.MOST_PILOT_STEPS:
             break
         engine = Engine(moves, stream, rates(eta, 0, stop), num_data, mode=mode)
         state, _ = engine.run(state, done, stop - done)

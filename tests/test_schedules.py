@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,7 +133,7 @@ def test_bad_arguments(make, message: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("steps, rise", [(0, 0), (20, 0), (20, 7)])
+@pytest.mark.parametrize(("steps", "rise"), [(0, 0), (20, 0), (20, 7)])
 @pytest.mark.parametrize("value", [0.013, torch.tensor([0.1, 0.013])])
 def test_a_table_at_once_is_the_schedule_step_by_step(steps: int, rise: int, value: Any) -> None:
     eta = schedules.warm_start(value, factor=4.0, steps=steps, rise=rise)

@@ -3,6 +3,18 @@
     OMP_NUM_THREADS=1 python benchmarks/samplers.py [--seconds 500] [--metrics FullFisher]
     python benchmarks/samplers.py --seconds 0 --page docs/samplers.md     # the table alone
 
+or in pieces, each a process with a file of its own in a folder (a piece that was stopped goes on;
+the last line makes one file and the page of them):
+
+    export OMP_NUM_THREADS=1
+    python benchmarks/samplers.py --folder cells --references
+    python benchmarks/samplers.py --list | xargs -P 16 -L 1 python benchmarks/samplers.py \\
+        --folder cells --piece
+    python benchmarks/samplers.py --folder cells --merge --page docs/samplers.md
+
+The reference itself is held against NUTS (blackjax), whose predictions are in results/nuts; they
+are made by --folder cells --nuts moons, and --nuts wave (some minutes a chain).
+
 Three problems: a linear regression with correlated inputs (its posterior is known), two moons
 (2-16-2) and a wave (1-20-1). Chains start from draws of the exact law, or of a Metropolis-adjusted
 reference, so that what is read is where a sampler stays and how fast it moves, not how it gets
@@ -30,12 +42,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from natural_langevin import Langevin, likelihoods, models, preconditioners, priors, schedules
-from natural_langevin._internal.pages import with_part
+from natural_langevin._internal.pages import markdown, with_part
 from natural_langevin.diagnostics import mixing
 from natural_langevin.dynamics import Adjusted, Integrator, NoseHoover, Overdamped, Underdamped
 from natural_langevin.experiments.origin import origin
@@ -52,8 +65,10 @@ LEAST = 40
 STEEPNESS = 0.2
 #: Parts of the data in a minibatch, where heat is measured.
 PARTS = 4
-#: Trajectories of every chain of the reference.
-REFERENCE = 250
+#: Trajectories of every chain of the reference, and how many of them make a draw.
+REFERENCE, SPACED = 250, {"moons": 1, "wave": 4}
+#: Warm-up and draws of each of NUTS's chains.
+NUTS_WARMUP, NUTS_DRAWS, NUTS_CHAINS = 500, 1000, 4
 #: What makes an effective sample size a reading: so many of every chain (disagreement of chains is
 #: counted in it), and an estimate below its ceiling, S log10 S of S draws.
 FEWEST = 5
@@ -127,10 +142,15 @@ def sampler(name: str, metric: str, dynamics: Integrator, eta: float, chains: in
     )  # fmt: skip
 
 
+def inputs(name: str) -> Tensor:
+    """Twenty of the problem's inputs."""
+    x = problem(name).x
+    return x[:: len(x) // 20][:20]
+
+
 def predictions(name: str, params: dict[str, Tensor]) -> Tensor:
     """Of weights (..., *shape) at 20 inputs: the mean, or the probability of the second class."""
-    case = problem(name)
-    some = case.x[:: len(case.x) // 20][:20]
+    case, some = problem(name), inputs(name)
     lead = next(iter(params.values())).shape[: next(iter(params.values())).ndim - _rank(name)]
     flat = {k: p.reshape(-1, *p.shape[len(lead) :]) for k, p in params.items()}
     with torch.no_grad():
@@ -153,14 +173,30 @@ def exact() -> tuple[Tensor, Tensor]:
     return covariance @ x.T @ case.y[:, 0].double() / 0.25, covariance
 
 
+#: Where references are kept for other processes, if anywhere.
+STORED: list[Path] = []
+
+
 @cache
 def reference(name: str) -> dict[str, Any]:
     """Metropolis-adjusted trajectories of 10 steps, from where BAOAB came to from the prior."""
+    files = [folder / f"reference-{name}.pt" for folder in STORED]
+    if files and files[0].exists():
+        found: dict[str, Any] = torch.load(files[0], weights_only=True)
+        return found
+    found = _reference(name)
+    for file in files:
+        torch.save(found, file)
+    return found
+
+
+def _reference(name: str) -> dict[str, Any]:
     there = sampler(name, "QuasiDiagonalFisher", Underdamped(0.1, "baoab"), 0.005, CHAINS)
     _, kept, _, _ = run(there, name, None, burn_in=2000, thin=1, draws=1)
     start = {k: p[:, -1] for k, p in kept.items()}
     adjusted = sampler(name, "QuasiDiagonalFisher", Adjusted(steps=10), 0.01, CHAINS)
-    _, kept, _, _ = run(adjusted, name, start, burn_in=500, thin=10, draws=REFERENCE)
+    spaced = 10 * SPACED[name]
+    _, kept, _, _ = run(adjusted, name, start, burn_in=500, thin=spaced, draws=REFERENCE)
     followed = mixing(predictions(name, kept))
     ess = float(torch.tensor(followed.ess).median())
     return {"kept": kept, "ess": ess, "rhat": float(followed.rhat.max())}
@@ -329,6 +365,84 @@ def cells(metrics: list[str]) -> Iterator[tuple[str, str, str, Callable[[], dict
                 yield "heat", name, metric, lambda n=name, m=metric: heated(n, m)
 
 
+def nuts_file(name: str) -> Path:
+    """Where NUTS's predictions are."""
+    return ROOT / "results" / "nuts" / f"samplers-{name}.npz"
+
+
+def run_nuts(name: str, folder: Path, only: int | None = None) -> None:
+    """Predictions of NUTS at the same inputs, (chain, draw, input), under the same prior.
+
+    ``only``: this chain alone, whose draws stay in ``folder``."""
+    from natural_langevin.experiments.defaults import nuts, small  # blackjax is for developers
+
+    case = problem(name)
+    some = inputs(name)
+    of = small.Problem(name, case.x, case.y, some, case.y, case.likelihood, lambda: case.network)
+    variances = {k: 1.0 for k, _ in case.network.named_parameters()}
+    chains, seconds = [], 0.0
+    for k in range(NUTS_CHAINS) if only is None else (only,):  # one that was stopped goes on
+        file = folder / f"nuts-{name}-{k}.npz"
+        if not file.exists():
+            began = time.perf_counter()
+            drawn = nuts.sample(
+                of, variances, chains=1, warmup=NUTS_WARMUP, draws=NUTS_DRAWS, seed=SEED + k
+            )
+            np.savez_compressed(file, drawn=drawn, seconds=time.perf_counter() - began)
+        with np.load(file) as stored:
+            chains.append(torch.from_numpy(stored["drawn"]))
+            seconds += float(stored["seconds"])
+        print(file, f"{seconds:.0f} s so far", flush=True)
+    if only is not None:
+        return
+    drawn = torch.cat(chains)
+    drawn = drawn.softmax(-1)[..., 1] if name == "moons" else drawn[..., 0]
+    np.savez_compressed(
+        nuts_file(name), predictions=drawn.float().numpy(), seconds=seconds, warmup=NUTS_WARMUP,
+    )  # fmt: skip
+    print(name, tuple(drawn.shape), "rhat", float(mixing(drawn).rhat.max()))
+
+
+def against_nuts(name: str) -> dict[str, Any]:
+    """The Metropolis-adjusted reference against NUTS: distances beside what sampling explains.
+
+    gap and spread as above, with NUTS's standard deviations. z: rms over inputs of the difference
+    of means over its standard error, sqrt(s^2/e + s'^2/e') with effective sizes e of both; about 1
+    where there is no other difference than chance."""
+    ours = predictions(name, reference(name)["kept"])
+    with np.load(nuts_file(name)) as stored:
+        theirs, seconds = torch.from_numpy(stored["predictions"]), float(stored["seconds"])
+    both = [(f.double().flatten(0, 1), mixing(f)) for f in (ours, theirs)]
+    (f, of), (g, other) = both
+    errors = [p.var(0) / torch.as_tensor(m.ess) for p, m in both]
+    apart, sd = f.mean(0) - g.mean(0), g.std(0)
+    return {
+        "problem": name, "nuts_seconds": seconds,
+        "gap": float((apart / sd).square().mean().sqrt()),
+        "floor": float((sum(errors) / sd.square()).mean().sqrt()),
+        "z": float((apart.square() / sum(errors)).mean().sqrt()),
+        "spread": float((f.std(0) / sd).mean()) - 1,
+        "spread_error": float((sum(errors) / sd.square() / 2).sqrt().mean()),
+        "ess": float(np.median(of.ess)), "nuts_ess": float(np.median(other.ess)),
+        "rhat": float(of.rhat.max()), "nuts_rhat": float(other.rhat.max()),
+    }  # fmt: skip
+
+
+def exactness(rows: list[dict[str, Any]]) -> str:
+    """The table of ``against_nuts``."""
+    titles = ["gap", "floor", "gap over its error", "spread", "ESS", "ESS of NUTS",
+              "R-hat", "R-hat of NUTS"]  # fmt: skip
+    cells_of = [
+        (
+            PROBLEMS[r["problem"]], f"{r['gap']:.3f}", f"{r['floor']:.3f}", f"{r['z']:.2f}",
+            f"{100 * r['spread']:+.1f} ± {100 * r['spread_error']:.1f} %", f"{r['ess']:,.0f}",
+            f"{r['nuts_ess']:,.0f}", f"{r['rhat']:.2f}", f"{r['nuts_rhat']:.2f}",
+        )
+        for r in rows
+    ]  # fmt: skip
+    return markdown(titles, cells_of)
+
+
 def read(cell: dict[str, Any]) -> bool:
     """Whether the run was long enough to say how effective its draws are."""
     draws = CHAINS * cell["draws"]
@@ -370,9 +484,10 @@ def order(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def filled(page: str, cells: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
-    """The page with both tables."""
-    return with_part(with_part(page, "samplers", table(cells)), "order", order(rows))
+def filled(page: str, known: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """The page with its tables."""
+    page = with_part(with_part(page, "samplers", table(known["cells"])), "order", order(rows))
+    return with_part(page, "nuts", exactness(known.get("nuts", [])))
 
 
 def _cost(cell: dict[str, Any] | None) -> str:
@@ -411,26 +526,25 @@ def _left(cell: dict[str, Any]) -> bool:
     return cell.get("gap", 0.0) is None or cell.get("gap", 0.0) > 10
 
 
-def main() -> None:
-    """Runs the cells that are missing, and writes after each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "samplers.json")
-    parser.add_argument("--metrics", nargs="*", default=METRICS)
-    parser.add_argument("--dynamics", nargs="*", default=[*DYNAMICS, *CORRECTED])
-    parser.add_argument("--kinds", nargs="*", default=[*PROBLEMS, "cost", "heat"])
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so much CPU")
-    parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
-    options = parser.parse_args()
-    logging.getLogger("natural_langevin").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    known = json.loads(options.out.read_text()) if options.out.exists() else {"cells": []}
+def pieces() -> list[tuple[str, str]]:
+    """(metric, kind), the longest first; a step's cost is read last, when others are done."""
+    slow = [m for m in METRICS if m not in ("Euclidean", "RMSProp")][::-1]
+    order = [*slow, *(m for m in METRICS if m not in slow)]
+    return [(m, k) for k in ("wave", "moons", "line", "heat", "cost") for m in order]
+
+
+def measure(
+    out: Path, metrics: list[str], dynamics: list[str], kinds: list[str], seconds: float
+) -> dict[str, Any]:
+    """Runs the cells that are missing in ``out``, and writes after each."""
+    known = json.loads(out.read_text()) if out.exists() else {"cells": []}
     done = {(c["kind"], c["dynamics"], c["metric"]) for c in known["cells"]}
     begin, here = time.process_time(), origin("cpu")
-    for kind, name, metric, how in cells(options.metrics):
-        wanted = kind in options.kinds and name in options.dynamics
+    for kind, name, metric, how in cells(metrics):
+        wanted = kind in kinds and name in dynamics
         if (kind, name, metric) in done or not wanted:
             continue
-        if time.process_time() - begin >= options.seconds:
+        if time.process_time() - begin >= seconds:
             break
         row = {"kind": kind, "dynamics": name, "metric": metric}
         try:
@@ -446,12 +560,72 @@ def main() -> None:
             "origin": here, "seed": SEED, "chains": CHAINS, "burn_in": BURN_IN,
             "steepness": STEEPNESS, "parts": PARTS,
         }  # fmt: skip
-        options.out.write_text(json.dumps(known, indent=1) + "\n")
+        out.write_text(json.dumps(known, indent=1) + "\n")
     print("CPU-seconds", time.process_time() - begin)
+    return known
+
+
+def merged(folder: Path) -> dict[str, Any]:
+    """The files of all pieces as one."""
+    found = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    if not found:
+        raise SystemExit(f"no pieces in {folder}: run --piece METRIC KIND first")
+    known = {**found[0], "cells": [cell for one in found for cell in one["cells"]]}
+    exact_ones = [name for name in ("moons", "wave") if nuts_file(name).exists()]
+    return known | {"nuts": [against_nuts(name) for name in exact_ones]}
+
+
+def main() -> None:
+    """Runs the cells that are missing, and fills the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "samplers.json")
+    parser.add_argument("--metrics", nargs="*", default=METRICS)
+    parser.add_argument("--dynamics", nargs="*", default=[*DYNAMICS, *CORRECTED])
+    parser.add_argument("--kinds", nargs="*", default=[*PROBLEMS, "cost", "heat"])
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so much CPU")
+    parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
+    parser.add_argument("--folder", type=Path, help="of the pieces' files, and of references")
+    parser.add_argument("--list", action="store_true", help="prints the pieces, one a line")
+    parser.add_argument("--references", action="store_true", help="makes them for all pieces")
+    parser.add_argument("--piece", nargs=2, metavar=("METRIC", "KIND"))
+    parser.add_argument("--nuts", choices=("moons", "wave"), help="runs NUTS on a problem")
+    parser.add_argument("--chain", type=int, help="of NUTS: this one alone")
+    parser.add_argument("--merge", action="store_true", help="makes --out of the pieces")
+    options = parser.parse_args()
+    logging.getLogger("natural_langevin").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        STORED.append(options.folder)
+    elif options.references or options.piece or options.merge or options.nuts:
+        parser.error("pieces need --folder")
+    if options.list:
+        print("\n".join(" ".join(piece) for piece in pieces()))
+        return
+    if options.nuts:
+        run_nuts(options.nuts, options.folder, options.chain)
+        return
+    if options.references:
+        for name in ("moons", "wave"):
+            found = reference(name)
+            print(name, "ess", found["ess"], "rhat", found["rhat"], flush=True)
+        return
+    if options.piece:
+        metric, kind = options.piece
+        file = options.folder / f"{metric}-{kind}.json"
+        measure(file, [metric], options.dynamics, [kind], options.seconds)
+        return
+    if options.merge:
+        known = merged(options.folder)
+        options.out.write_text(json.dumps(known, indent=1) + "\n")
+    else:
+        known = measure(
+            options.out, options.metrics, options.dynamics, options.kinds, options.seconds
+        )
     if options.page is not None:
         rows = json.loads((ROOT / "results" / "integrator-order.json").read_text())["rows"]
         page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(filled(page, known["cells"], rows), encoding="utf-8")
+        options.page.write_text(filled(page, known, rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -288,3 +288,22 @@ def test_nothing_is_drawn_from_torch() -> None:
     before = torch.get_rng_state()
     assert read(run) == read(run)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(("batch_size", "warned"), [(250, False), (1, True)])
+def test_minibatches_of_an_epoch_are_not_called_hot_where_their_errors_cancel(
+    batch_size: int, warned: bool
+) -> None:
+    """A run of the recipe's whose step is larger than its heat allows independent minibatches:
+    quarters of an epoch cancel, a thousandth part of it does not."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(1000, 2, generator=g)
+    y = x.sum(1, keepdim=True) + 0.3 * torch.randn(1000, 1, generator=g)
+    sampler = Langevin(nn.Linear(2, 1), likelihoods.Gaussian(sigma=0.3), chains=2)
+    found = sampler.sample((x, y), steps=40, batch_size=250, progress=False)
+    found.config["batch_size"] = batch_size
+    found.config["recipe"] |= {"step_size": 0.02}
+    measured = Kinetic(None, None, None, {}, minibatch=0.4, cold=None, lost=0.0)
+    found.config["effective_temperature"] = dataclasses.asdict(measured)
+    said = [v for v in found.diagnose(x[:20]).verdicts if "Minibatch noise" in v]
+    assert bool(said) == warned

@@ -70,9 +70,9 @@ def test_the_reference_posteriors_are_the_results():
 
 
 def test_the_samplers_table_is_the_results():
-    program, cells = benchmark("samplers"), results("samplers")["cells"]
+    program, known = benchmark("samplers"), results("samplers")
     page = (ROOT / "docs" / "samplers.md").read_text(encoding="utf-8")
-    assert program.filled(page, cells, results("integrator-order")["rows"]) == page
+    assert program.filled(page, known, results("integrator-order")["rows"]) == page
 
 
 def test_a_sampler_that_did_not_mix_has_no_reading():

@@ -8,14 +8,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
-from natural_langevin.data import Dataset
+from natural_langevin.data import DataError, Dataset
 from natural_langevin.experiments.beyond import __main__ as command
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
 from natural_langevin.experiments.beyond.parts import PARTS
-from natural_langevin.experiments.beyond.protocol import TOY, Setting
+from natural_langevin.experiments.beyond.problems import problem
+from natural_langevin.experiments.beyond.protocol import TOY, Protocol
 from natural_langevin.experiments.beyond.run import BeyondError, run, table
 from natural_langevin.models import mlp
 
@@ -68,16 +70,19 @@ def test_the_chains_learn_and_their_temperature_is_measured(finished):
     assert len(virial) == len(final["groups"])
 
 
-def test_choices_are_made_on_held_out_images_from_the_grid(finished):
+def test_choices_are_made_on_held_out_images_by_searches(finished):
     parts = finished[1]["parts"]
-    ranking = parts["select"]["ranking"]
-    assert [row["nll"] for row in ranking] == sorted(row["nll"] for row in ranking)
-    grid = PROTOCOL.first_grid()
-    assert Setting.from_dict(ranking[0]) in grid
-    assert len(ranking) == len(grid)
-    chosen = Setting.from_dict(parts["refine"]["ranking"][0])
-    assert chosen.length == ranking[0]["length"]
-    assert parts["final"]["groups"][0]["variances"] == list(chosen.variances)
+    for name in ("select", "refine", "overdamped-select"):
+        found = parts[name]["ranking"]
+        smooth = [row["smoothed"] for row in found]
+        assert smooth == sorted(smooth)
+        assert sum(parts[name]["rounds"]) >= len(found)
+    chosen = parts["refine"]["ranking"][0]
+    assert chosen["length"] in (0.0, parts["select"]["ranking"][0]["length"])
+    assert len({row["length"] for row in parts["select"]["ranking"]}) == 3  # both ways from one
+    assert parts["final"]["groups"][0]["variances"] == chosen["variances"]
+    single = next(g for g in parts["final"]["groups"] if len(set(g["variances"])) == 1)
+    assert single["variances"][0] in PROTOCOL.single
 
 
 def test_out_of_time_it_goes_on_with_the_same_numbers(tmp_path, finished):
@@ -125,8 +130,37 @@ def test_every_chain_sees_its_own_blur():
         mapped(torch.zeros(1, 5), 1.0)
 
 
+def test_a_table_goes_through_the_same_procedure_without_a_length(tmp_path):
+    x, y = images(150, 3)
+    numpy.savez(
+        tmp_path / "t.npz", x=50 * x[:120, :5], y=y[:120] + 4, x_test=50 * x[120:, :5],
+        y_test=y[120:] + 4,
+    )  # fmt: skip
+    dataset, protocol = problem(str(tmp_path / "t.npz"), PROTOCOL)
+    assert dataset.train_x.shape == (120, 5)
+    assert dataset.train_x.std(0).mean() == pytest.approx(1, abs=0.01)
+    assert dataset.num_classes == 3
+    found = run(dataset, tmp_path / "rows.json", protocol=replace(protocol, steps=60))
+    assert list(found["parts"]) == list(PARTS)
+    assert {row["length"] for row in found["parts"]["select"]["ranking"]} == {0.0}
+    labels = [row["label"] for row in found["rows"]]
+    assert "one chain, one variance for all layers" in labels
+    assert not any("length" in label for label in labels)
+    numpy.savez(tmp_path / "bad.npz", x=x[:20], y=y[:20], x_test=x[:2], y_test=y[:2] + 9)
+    with pytest.raises(DataError, match="every class of the test rows"):
+        problem(str(tmp_path / "bad.npz"), PROTOCOL)
+
+
+def test_a_shorter_run_is_in_proportion():
+    short = Protocol().shortened(6_000)
+    assert (short.steps, short.burn_in, short.select_steps) == (6_000, 1_000, 3_000)
+    assert Protocol().fit_to(60_000) == Protocol()
+    assert Protocol().fit_to(6_000).step_size.value(0) == pytest.approx(1e-3)
+    assert (short.select_burn_in, short.thin, short.select_thin) == (1_000, 10, 5)
+
+
 def test_parts_and_their_seconds_on_the_command_line(capsys, tmp_path):
-    assert command.chosen_parts("select=3,final", None, "cuda") == {"select": 3.0, "final": 90.0}
+    assert command.chosen_parts("select=3,final", None, "cuda") == {"select": 3.0, "final": 120.0}
     assert command.chosen_parts("final", 9.0, "cpu") == {"final": 9.0}
     with pytest.raises(BeyondError, match="unknown part 'x'"):
         command.chosen_parts("x", None, "cpu")
@@ -137,6 +171,18 @@ def test_the_rows_in_plain_text(finished):
     assert len(lines) == 1 + len(finished[1]["rows"])
     assert "test NLL" in lines[0]
     assert " ± " in next(line for line in lines if line.startswith("one chain"))
+
+
+def test_the_rows_on_a_page(finished, tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- beyond:begin -->\nold\n<!-- beyond:end -->\nb\n")
+    monkeypatch.setattr(command, "run", lambda *_, **__: finished[1])
+    monkeypatch.setattr(command, "problem", lambda name, protocol, **_: (DATA, protocol))
+    assert command.main(["--out", str(tmp_path / "rows.json"), "--toy", "--page", str(page)]) == 0
+    lines = page.read_text().splitlines()
+    assert lines[-2:] == ["<!-- beyond:end -->", "b"]
+    assert sum(line.startswith("| ") for line in lines) == 1 + len(finished[1]["rows"])
+    assert "old" not in lines
 
 
 def test_it_needs_torch_numpy_and_safetensors_alone():

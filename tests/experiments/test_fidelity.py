@@ -106,6 +106,16 @@ def test_every_contender_at_toy_size_and_going_on(
     assert page.endswith("<!-- fidelity:end -->after")
 
 
+@pytest.mark.parametrize("name", ["fidelity-h200", "fidelity-long-h200"])
+def test_the_page_shows_the_committed_runs(name: str) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    results = json.loads((root / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    assert table.with_table(page, results) == page
+    for row in results["rows"].values():
+        assert f"{row['looks'][-1]['agreement']:.4f}" in page
+
+
 def test_the_same_draws_on_shifted_images() -> None:
     settings, ensemble = dataclasses.replace(TOY, shift=10), CONTENDERS["ensemble"]
     networks = [start(ensemble, settings, member) for member in range(2)]
@@ -129,10 +139,33 @@ def test_the_pilot_chooses_on_training_images_alone(tmp_path: Path) -> None:
     settings = dataclasses.replace(TOY, pilot=0.05)
     row = run(wrong, tmp_path / "f.json", settings=settings, names=["sghmc"])["rows"]["sghmc"]
     assert len(row["pilot"]) == 3
-    assert row["step_size"] == min(row["pilot"], key=lambda p: p["nll"])["step_size"]
+    chosen = min(row["pilot"], key=lambda p: p["nll"])["step_size"]
+    assert row["step_size"] == CONTENDERS["sghmc"].step_size(chosen, settings.seconds)
     held_out = problem.pilot()
     assert len(held_out.x) + len(held_out.test_x) == len(problem.x)
     assert torch.equal(torch.cat([held_out.x, held_out.test_x]), problem.x)
+
+
+def test_several_chains_share_the_time_and_are_pooled(tmp_path: Path) -> None:
+    settings = dataclasses.replace(TOY, chains=2, looks=6)
+    row = run(synthetic(60), tmp_path / "f.json", settings=settings, names=["rmsprop"])["rows"]
+    looks = row["rmsprop"]["looks"]
+    assert [look["draws"] for look in looks] == [1, 2, 3, 4, 4, 4, 5, 6, 7, 8]
+    assert looks[-1]["epochs"] == pytest.approx(2 * 6 / 3), "six steps of 20 of 60 images, twice"
+    one = dataclasses.replace(settings, chains=1)
+    alone = run(synthetic(60), tmp_path / "1.json", settings=one, names=["rmsprop"])["rows"]
+    first = [look["total_variation"] for look in alone["rmsprop"]["looks"]]
+    assert [look["total_variation"] for look in looks[:4]] == first
+    assert looks[-1]["total_variation"] != looks[3]["total_variation"]
+    results = json.loads((tmp_path / "f.json").read_text())
+    assert [cells[-1] for cells in table.by_chains(results)] == ["4", "8"]
+
+
+def test_step_sizes_fall_with_the_cube_root_of_the_time() -> None:
+    rmsprop, ensemble = CONTENDERS["rmsprop"], CONTENDERS["ensemble"]
+    assert rmsprop.step_size(1e-4, 120.0) == 1e-4
+    assert rmsprop.step_size(1e-4, 960.0) == pytest.approx(0.5e-4)
+    assert ensemble.step_size(0.1, 960.0) == 0.1
 
 
 def test_iterates_are_kept_late_in_every_cycle() -> None:

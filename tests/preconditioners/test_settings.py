@@ -52,6 +52,7 @@ def test_defaults_and_refusals(kind) -> None:  # type: ignore[no-untyped-def]
         ({"damping": -1.0}, 'damping must be "prior", or finite and at least 0, got -1.0'),
         ({"damping": "posterior"}, "got 'posterior'"),
         ({"damping": math.nan}, "got nan"),
+        ({"damping": torch.tensor([0.1, -1.0])}, "finite and at least 0, got .0.1"),
     ):
         with pytest.raises(ValueError, match=message):
             kind(**options)
@@ -68,6 +69,26 @@ def test_rate_of_every_step() -> None:
     always = RMSProp(adapt="always", decay=0.5).ema_schedule(burn_in=2)
     assert [always(t) for t in range(4)] == [0.5] * 4
     assert DiagonalFisher(decay=0.5).ema_schedule()(10**6) == 0.5  # no burn-in is known
+
+
+@pytest.mark.parametrize("compile", [False, "auto"])
+def test_a_damping_for_each_chain_is_that_of_the_chain_alone(compile) -> None:  # type: ignore[no-untyped-def]
+    """Chains of a grid over dampings end where chains of one damping do, natively and eagerly."""
+    x, y = torch.randn(40, 3), torch.arange(40) % 2
+
+    def ends(damping: float | torch.Tensor) -> torch.Tensor:
+        sampler = Langevin(
+            nn.Linear(3, 2), likelihoods.Categorical(), prior=priors.Gaussian(1.0),
+            preconditioner=QuasiDiagonalFisher(damping=damping), step_size=0.05, chains=2,
+            mean_rate=None, compile=compile, init="prior",
+        )  # fmt: skip
+        engine, state = sampler.prepare((x, y), steps=20, batch_size=10, burn_in=10)
+        return engine.run(state, 0, 20)[0].params["weight"]
+
+    both = ends(torch.tensor([0.01, 1.0]))
+    torch.testing.assert_close(both[0], ends(0.01)[0])
+    torch.testing.assert_close(both[1], ends(1.0)[1])
+    assert (both[1] - ends(0.01)[1]).abs().max() > 0.01
 
 
 def test_damping_is_the_priors_share_of_the_curvature() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
 from natural_langevin.sampling import recipe
 from natural_langevin.sampling.curvature import steepest
-from natural_langevin.sampling.slowness import Epochs, Pace, quickest, spectrum
+from natural_langevin.sampling.slowness import MOST_HEAT, Epochs, Pace, quickest, spectrum
 
 ROWS, SIGMA, PRIOR = 120, 0.5, 100.0
 
@@ -162,6 +163,20 @@ def test_minibatches_heat_the_steepest_direction_as_said(
     # Temperature 1 / N in a direction of curvature 1 is a variance of 1 / N.
     heat = rows * float(torch.stack(squares).mean())
     assert 0.75 * 0.04 < heat < 1.15 * 0.04
+
+
+def test_a_metric_that_is_no_fisher_matrix_steps_less_where_minibatches_heat_it() -> None:
+    """RMSProp's curvatures are far above 1: an eta that only the integrator bounds left a mixture's
+    mean 9 % too wide. A Fisher metric's are near 1, and its choice stands."""
+    epochs = Epochs(1000, 250, shuffled=True)
+    usual = recipe.Choice(0.0017, 60.2, 0.003, "by the steepest curvature", "eager")
+    chosen = recipe._paced(usual, [7.2, 20.0, 60.2], epochs)
+    assert chosen.step_size < 0.7 * usual.step_size
+    heat = epochs.heat(chosen.step_size * 60.2, chosen.friction)
+    assert heat == pytest.approx(MOST_HEAT, rel=0.1), "to the two digits that a step size has"
+    assert "allow no more there" in chosen.reason
+    fisher = recipe.Choice(0.0067, 1.17, 0.1, "minibatches", "eager")
+    assert recipe._paced(fisher, [0.82, 1.17], epochs) == replace(fisher, slowest=0.82)
 
 
 def test_rmsprop_begins_at_the_identity_where_gradients_vanish() -> None:

@@ -28,6 +28,7 @@ def fidelity(
     out: Path = typer.Option(Path("fidelity.json"), metavar="FILE", help="Results; it goes on."),
     seconds: float = typer.Option(Settings.seconds, help="Time of every sampler."),
     pilot: float = typer.Option(Settings.pilot, help="Time of every step size that is tried."),
+    chains: int = typer.Option(Settings.chains, help="Of every sampler, each with its share."),
     batch_size: int = typer.Option(Settings.batch_size, help="Images of a minibatch."),
     looks: int = typer.Option(Settings.looks, help="Times that predictions are made."),
     depth: int = typer.Option(Settings.depth, help="Of the network: 20 is HMC's."),
@@ -50,8 +51,8 @@ def fidelity(
         --seconds 1 --pilot 0 --looks 3 --batch-size 50 --out fidelity.json
     """
     settings = Settings(
-        seconds=seconds, pilot=pilot, batch_size=batch_size, looks=looks, depth=depth,
-        width=width, seed=seed, shift=shift,
+        seconds=seconds, pilot=pilot, chains=chains, batch_size=batch_size, looks=looks,
+        depth=depth, width=width, seed=seed, shift=shift,
         device=choose_device(device) or "cpu",
     )  # fmt: skip
     with one_line_errors(FidelityError, DataError):

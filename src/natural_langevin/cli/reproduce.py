@@ -12,9 +12,9 @@ from natural_langevin.cli import table as shown
 from natural_langevin.cli.console import terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
-from natural_langevin.data import load
 from natural_langevin.distributed.rank_zero import is_rank_zero
 from natural_langevin.experiments.beyond import run as beyond
+from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol
 from natural_langevin.experiments.runner import Request, RunError, run, spent, write_json
 from natural_langevin.experiments.table1.results import assemble
@@ -23,7 +23,9 @@ from natural_langevin.report import write_report
 
 def reproduce(
     table: str = typer.Option("paper", help="paper, or beyond: the best at temperature 1."),
-    data: str = typer.Option("auto", help="auto, mnist, fashion-mnist or digits."),
+    data: str = typer.Option(
+        "auto", help="auto, mnist, fashion-mnist or digits; beyond: or a table's NPZ."
+    ),
     preset: str = typer.Option("quick", help="quick (minutes on a CPU) or paper (a GPU)."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
     seeds: int | None = typer.Option(None, help="Chains per row [default: the preset's]."),
@@ -90,7 +92,7 @@ def _beyond(
     protocol = TOY if preset == "quick" else Protocol()
     if seeds is not None:
         protocol = replace(protocol, seeds=seeds)
-    dataset = load(name, data_dir=data_dir)
+    dataset, protocol = problem(name, protocol, data_dir=data_dir)
     folder = out or Path("runs") / f"{dataset.name}-{preset}-beyond"
     results = beyond.run(
         dataset, folder / "beyond.json", protocol=protocol, device=device, precision=precision,

@@ -22,7 +22,8 @@ that differ say how much (without replacement from N, hence the last factor):
 
     minibatch = N/(2 eta) |eta C delta|^2 / tr(D^{-1} C),   delta = (v_1 - v_2)/2 sqrt(1 - B/N)
 
-in units of temperature: 0.3 means that samples may be as hot as T + 0.3.
+in units of temperature: 0.3 means that samples may be as hot as T + 0.3. That is of independent
+minibatches; ``left_by_epochs`` says what remains of it where they are parts of shuffled epochs.
 """
 
 from __future__ import annotations
@@ -49,6 +50,22 @@ Batch = tuple[Tensor, Tensor]
 _WEIGHT_DRAWS = 16
 #: A drift known less well than this says nothing useful about its scale.
 DRIFT_ERROR = 0.1
+
+
+def left_by_epochs(eta_k: float, num_data: float, batch: float) -> float:
+    """Of the heat of independent minibatches, the part that shuffled epochs leave in a direction of
+    curvature k: their errors add up to zero over an epoch of m = N / B steps, or to what the rows
+    that it drops make of it.
+
+        min(1, eta k m (m + 1) / 12 + dropped / (N - B))
+
+    >>> round(left_by_epochs(0.06, 100, 25), 4), left_by_epochs(0.06, 60_000, 100)
+    (0.1, 1.0)
+    """
+    if num_data <= batch:
+        return 0.0
+    m = num_data / batch
+    return min(1.0, eta_k * m * (m + 1) / 12 + (num_data % batch) / (num_data - batch))
 
 
 @dataclass(frozen=True)

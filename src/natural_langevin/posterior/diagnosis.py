@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from natural_langevin import diagnostics
+from natural_langevin.diagnostics.kinetic import left_by_epochs
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.priors import PriorLike, resolve
 
@@ -33,7 +35,6 @@ def diagnose(
     config, shards = posterior.config, posterior.shards
     pooled = posterior.chosen(chains)
     predictions = posterior.followed(x, chains)
-    measured = config.get("effective_temperature")
     some = diagnostics.some_components(posterior.samples, tuple(parameters))
     heat = scores = pair = None
     if data is not None:
@@ -48,7 +49,7 @@ def diagnose(
         healthy=pooled,
         thin=config.get("thin"),
         parameters={k: shards.everywhere(v)[pooled] for k, v in some.items()},
-        kinetic=None if measured is None else diagnostics.Kinetic.from_dict(measured),
+        kinetic=_kinetic(config),
         configurational=heat,
         temperature=min([t for t in _temperatures(posterior).tolist() if t > 0], default=1.0),
         halved=pair,
@@ -57,6 +58,21 @@ def diagnose(
         advice=diagnostics.Advice(config),
         scores=scores,
     )
+
+
+def _kinetic(config: Mapping[str, Any]) -> diagnostics.Kinetic | None:
+    """The temperature of steps as the run measured it. Minibatches of the recipe's own epochs heat
+    less than independent ones, at most as much as in the steepest direction that it met."""
+    measured = config.get("effective_temperature")
+    if measured is None:
+        return None
+    found = diagnostics.Kinetic.from_dict(measured)
+    chosen, size = config.get("recipe") or {}, config.get("batch_size")
+    steepest = chosen.get("curvature")
+    if found.minibatch is None or steepest is None or not size or config.get("shared_batches"):
+        return found
+    left = left_by_epochs(chosen["step_size"] * steepest, config["num_data"], size)
+    return replace(found, minibatch=found.minibatch * left)
 
 
 def _against(

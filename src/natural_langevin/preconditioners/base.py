@@ -72,8 +72,8 @@ class Preconditioner:
     targets: Targets = "data"
     #: Whether a sample's positions are summed before they are squared (see statistics.moments).
     sharing: Sharing = "exact"
-    #: epsilon: a number, or "prior" (see ``damping.resolve_damping``).
-    damping: float | Literal["prior"] = 0.0
+    #: epsilon: a number, one for each chain, or "prior" (see ``damping.resolve_damping``).
+    damping: float | Tensor | Literal["prior"] = 0.0
     #: gamma_t of the moving average.
     decay: Rate | None = schedules.inverse_sqrt()
     #: Whether a step applies the metric that its own batch has just changed.
@@ -150,17 +150,17 @@ class AveragedPreconditioner(Preconditioner):
     """The settings of every metric that averages over batches. Abstract.
 
     ``damping``: epsilon, which bounds C where the data say nothing. "prior" is the prior's share of
-    the posterior's curvature, 1 / (N variance), by parameter and chain (see ``damping``); a number
-    is taken as it is. ``decay``, or by its other name ``ema_rate``: gamma_t, the weight of the
-    *newest* batch, a number or a schedule; 1/sqrt(t) with t = 1, 2, ... where it is left out.
-    ``adapt``: "burn-in" stops the average there, so that the chain that is kept has one metric;
-    "always" goes on. ``fresh``: whether a step applies the metric that its own batch has just
-    changed, as the paper does; that couples C with the gradient it multiplies and biases the
-    chain, so by default C comes from the batches before. ``every``: batches are looked at every so
-    many steps; gamma_t then counts the looks.
+    the posterior's curvature, 1 / (N variance), by parameter and chain (see ``damping``); a number,
+    or a tensor of one for each chain, is taken as it is. ``decay``, or by its other name
+    ``ema_rate``: gamma_t, the weight of the *newest* batch, a number or a schedule; 1/sqrt(t) with
+    t = 1, 2, ... where it is left out. ``adapt``: "burn-in" stops the average there, so that the
+    chain that is kept has one metric; "always" goes on. ``fresh``: whether a step applies the
+    metric that its own batch has just changed, as the paper does; that couples C with the gradient
+    it multiplies and biases the chain, so by default C comes from the batches before. ``every``:
+    batches are looked at every so many steps; gamma_t then counts the looks.
     """
 
-    damping: float | Literal["prior"] = "prior"
+    damping: float | Tensor | Literal["prior"] = "prior"
     decay: Rate | None = None
     ema_rate: Rate | None = None
     fresh: bool = False
@@ -240,8 +240,12 @@ class FisherPreconditioner(AveragedPreconditioner):
 MODEL_DAMPING = 1e-2
 
 
-def check_damping(damping: float | str) -> float | Literal["prior"]:
-    """A number, or the word "prior"."""
+def check_damping(damping: float | Tensor | str) -> float | Tensor | Literal["prior"]:
+    """A number, one for each chain, or the word "prior"."""
+    if isinstance(damping, Tensor) and damping.ndim == 1:
+        if not bool((damping.isfinite() & (damping >= 0)).all()):
+            raise ValueError(f"damping must be finite and at least 0, got {damping.tolist()!r}")
+        return damping
     if damping == "prior":
         return "prior"
     if isinstance(damping, (str, bool)) or not (math.isfinite(damping) and damping >= 0):

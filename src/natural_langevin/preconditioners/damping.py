@@ -43,7 +43,7 @@ def resolve_damping(
     {'w': 0.3}
     """
     given = preconditioner.damping
-    if given != "prior":
+    if not isinstance(given, str):
         return dict.fromkeys(priors, given)
     return {k: preconditioner.damping_from(_curvature(p, num_data)) for k, p in priors.items()}
 

@@ -312,10 +312,11 @@ def choose(
 
 
 def _paced(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> Choice:
-    """The same choice, or where it has too few relaxation times of the slowest direction in it,
-    the quickest. ``curvatures``: in ascending order."""
+    """The same choice, smaller where minibatches heat the steep directions of a metric that is no
+    Fisher matrix; or where it has too few relaxation times of the slowest direction in it, the
+    quickest. ``curvatures``: in ascending order."""
     slowest, steepest = curvatures[0], curvatures[-1]
-    usual = replace(usual, slowest=slowest)
+    usual = _bearable(replace(usual, slowest=slowest), curvatures, epochs)
     pace = slowness.Pace(usual.step_size, FRICTION)
     steps = _usual_steps(usual.step_size, usual.way)
     if slowness.RELAXATIONS * pace.relaxation(slowest) <= steps:
@@ -331,6 +332,20 @@ def _paced(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> C
     return replace(
         usual, step_size=eta, curvature=steepest, friction=a, heat=heat, reason=why, relaxation=tau
     )
+
+
+def _bearable(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> Choice:
+    """With the largest step up to the usual one at which minibatches heat no direction by more than
+    ``slowness.MOST_HEAT``."""
+    if epochs.bearable(usual.step_size, curvatures, FRICTION):
+        return usual
+    eta = float(f"{epochs.largest_step(curvatures, FRICTION):.2g}")
+    heat = sum(epochs.heat(eta * k, FRICTION) for k in curvatures) / len(curvatures)
+    why = (
+        f"{eta:.2g}: curvatures in the metric are up to {curvatures[-1]:.3g}, and minibatches of "
+        f"{epochs.batch} of {epochs.num_data:.0f} allow no more there"
+    )
+    return replace(usual, step_size=eta, curvature=curvatures[-1], heat=heat, reason=why)
 
 
 def _choice(lam: float, per_step: float, batch: int, num_data: float, way: str) -> Choice:

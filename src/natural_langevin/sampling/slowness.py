@@ -35,6 +35,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from natural_langevin.diagnostics.kinetic import left_by_epochs
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.sampling.curvature import curvature_products
@@ -66,20 +67,20 @@ class Epochs(NamedTuple):
         if m <= 1:
             return 0.0
         alone = eta_k * (m - 1) / (2 * friction)
-        dropped = (self.num_data % self.batch) / (self.num_data - self.batch)
-        return alone * (min(1.0, eta_k * m * (m + 1) / 12 + dropped) if self.shuffled else 1.0)
+        return alone * (left_by_epochs(eta_k, self.num_data, self.batch) if self.shuffled else 1.0)
 
     def largest_step(self, curvatures: Sequence[float], friction: float) -> float:
         """eta up to ``STEEPNESS`` / lambda at which heat is at most what it may be."""
         low, high = 0.0, STEEPNESS / max(curvatures)
-        if self._bearable(high, curvatures, friction):
+        if self.bearable(high, curvatures, friction):
             return high
         for _ in range(40):
             eta = (low + high) / 2
-            low, high = (eta, high) if self._bearable(eta, curvatures, friction) else (low, eta)
+            low, high = (eta, high) if self.bearable(eta, curvatures, friction) else (low, eta)
         return low
 
-    def _bearable(self, eta: float, curvatures: Sequence[float], friction: float) -> bool:
+    def bearable(self, eta: float, curvatures: Sequence[float], friction: float) -> bool:
+        """Whether heat is at most ``HEAT`` in the mean and ``MOST_HEAT`` in the steepest."""
         heats = [self.heat(eta * k, friction) for k in curvatures]
         return max(heats) <= MOST_HEAT and sum(heats) <= HEAT * len(heats)
 

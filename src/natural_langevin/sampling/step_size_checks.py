@@ -75,7 +75,8 @@ def warn_if_stiff(
     if k < 2:
         effect = f"comes out {1 / (1 - k / 2):.3g} times too large"
     remedy = f"a step size below {step_size * STIFF / k:.2g}"
-    if preconditioner.damping not in ("prior", 0.0):
+    given = preconditioner.damping
+    if isinstance(given, Tensor) or given not in ("prior", 0.0):
         remedy += ', or damping="prior"'
     log.log(
         trials.level(),

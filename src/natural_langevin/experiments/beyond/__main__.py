@@ -8,16 +8,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from natural_langevin import data
+from natural_langevin._internal.pages import with_part
+from natural_langevin.data import DataError
 from natural_langevin.experiments.beyond.parts import PARTS
+from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol
-from natural_langevin.experiments.beyond.run import BeyondError, run, table
+from natural_langevin.experiments.beyond.run import BeyondError, page_table, run, table
 
 
 def arguments() -> argparse.ArgumentParser:
     """What can be said on the command line."""
     parser = argparse.ArgumentParser(prog="python -m natural_langevin.experiments.beyond")
-    parser.add_argument("--dataset", default="mnist", choices=("mnist", "fashion-mnist", "digits"))
+    parser.add_argument(
+        "--dataset", default="mnist", help="mnist, fashion-mnist, digits, or a table's NPZ file"
+    )
     parser.add_argument("--data", help="folder with the data set's files")
     parser.add_argument("--out", type=Path, required=True, help="the results, a JSON file")
     parser.add_argument("--work", type=Path, help="folder of parts under way [beside --out]")
@@ -34,9 +38,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--precision", default="high", choices=("high", "highest"))
     parser.add_argument("--toy", action="store_true", help="all sizes as small as they can be")
     parser.add_argument("--hidden", type=int, help="units of both hidden layers")
-    parser.add_argument("--steps", type=int, help="updates of the final parts")
-    parser.add_argument("--mixed", type=int, help="lengths beside the chosen one in the final part")
-    parser.add_argument("--adapt", default="burn-in", choices=("burn-in", "always"))
+    parser.add_argument("--steps", type=int, help="updates of the final parts; searches take half")
+    parser.add_argument("--not-mixed", action="store_true", help="the chosen length alone")
+    parser.add_argument("--page", type=Path, help="a page with markers beyond:begin and :end")
+    parser.add_argument("--adapt", default="always", choices=("burn-in", "always"))
     return parser
 
 
@@ -64,14 +69,13 @@ def main(given: list[str] | None = None) -> int:
     if options.hidden:
         protocol = replace(protocol, hidden=(options.hidden, options.hidden))
     if options.steps:
-        protocol = replace(protocol, steps=options.steps)
-    if options.mixed is not None:
-        protocol = replace(protocol, mixed=options.mixed)
-    protocol = replace(protocol, adapt=options.adapt)
+        protocol = protocol.shortened(options.steps)
+    protocol = replace(protocol, adapt=options.adapt, mixed=not options.not_mixed)
     modes: dict[str, bool | str] = {"auto": "auto", "true": True, "false": False}
     try:
+        dataset, protocol = problem(options.dataset, protocol, data_dir=options.data)
         results = run(
-            data.load(options.dataset, data_dir=options.data),
+            dataset,
             options.out,
             work=options.work,
             protocol=protocol,
@@ -81,10 +85,13 @@ def main(given: list[str] | None = None) -> int:
             precision=options.precision,
             say=say,
         )
-    except BeyondError as error:
+    except (BeyondError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(table(results))
+    if options.page is not None:
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(with_part(page, "beyond", page_table(results)), encoding="utf-8")
     return 0
 
 

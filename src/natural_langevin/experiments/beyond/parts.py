@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from natural_langevin import metrics
-from natural_langevin.dynamics import Overdamped, Underdamped
+from natural_langevin.dynamics import Integrator, Overdamped, Underdamped
 from natural_langevin.experiments.beyond import baselines
 from natural_langevin.experiments.beyond.protocol import Setting
 from natural_langevin.experiments.beyond.running import Ran
 from natural_langevin.experiments.beyond.sampling import Bench, Group, Sampled, sample
+from natural_langevin.experiments.beyond.search import OFF, Axis, Cell, Round, full, search, star
 
 Result = dict[str, Any]
+#: Kinds of chains in the second search beside the chosen setting's own, which is 0: with plain
+#: inputs, and with one variance for all layers. They are nobody's neighbours.
+PLAIN, SINGLE = OFF, 10
 
 
 class Part(NamedTuple):
@@ -29,34 +33,57 @@ class Part(NamedTuple):
 
 
 def select(bench: Bench, done: dict[str, Result]) -> Result:
-    """Length, step size and the first layer's variance."""
-    return _choose(bench, "select", bench.protocol.first_grid(), momentum=True)
+    """Length, step size and damping."""
+    protocol = bench.protocol
+    axes = (protocol.length, protocol.step_size, protocol.damping)
+    variances = tuple(axis.value(0) for axis in protocol.variances)
+
+    def setting(cell: Cell) -> Setting:
+        length, step_size, damping = (a.value(k) for a, k in zip(axes, cell, strict=True))
+        return Setting(length, step_size, damping, variances)
+
+    return _search(bench, "select", axes, full(axes), setting, _momentum(bench))
 
 
 def refine(bench: Bench, done: dict[str, Result]) -> Result:
-    """The variances of all layers."""
-    best = Setting.from_dict(done["select"]["ranking"][0])
-    return _choose(bench, "refine", bench.protocol.second_grid(best), momentum=True)
+    """The variances of all layers; one for all of them; and plain inputs.
+
+    Which of these a chain belongs to is the first axis; the search goes on for the first alone."""
+    protocol = bench.protocol
+    best = _ranking(done["select"])[0]
+    axes = (Axis(1.0, 1.0, (0,), grows=False), *protocol.variances)
+
+    def setting(cell: Cell) -> Setting:
+        if cell[0] == SINGLE:
+            return best._replace(variances=(protocol.single[cell[1]],) * len(best.variances))
+        variances = tuple(a.value(k) for a, k in zip(axes[1:], cell[1:], strict=True))
+        return best._replace(length=0.0 if cell[0] == PLAIN else best.length, variances=variances)
+
+    cells = star(axes)
+    others = (0,) * (len(axes) - 2)
+    if best.length:
+        cells += [(PLAIN, k, *others) for k in protocol.variances[0].levels]
+    cells += [(SINGLE, k, *others) for k in range(len(protocol.single))]
+    return _search(bench, "refine", axes, cells, setting, _momentum(bench))
 
 
 def final(bench: Bench, done: dict[str, Result]) -> Result:
-    """The table's rows: the chosen setting, plain inputs, and other lengths for the widest pool."""
-    protocol = bench.protocol
-    best = Setting.from_dict(done["refine"]["ranking"][0])
-    by_length = {s.length: s for s in reversed(_ranking(done["select"]))}  # the best of each
-    others = [s.length for s in _ranking(done["select"]) if s.length not in (0.0, best.length)]
-    wanted = [*dict.fromkeys(others)][: protocol.mixed]
+    """The table's rows: the chosen setting; plain inputs, one variance for all layers, and the
+    lengths next to the chosen one beside it."""
+    protocol, size = bench.protocol, bench.protocol.pooled
+    best = _chosen(done)
+    beside = {"one variance for all layers": _refined(done, SINGLE)}
+    lengths = {}
     if best.length:
-        wanted.append(0.0)
-    scale = [v / w for v, w in zip(best.variances, by_length[best.length].variances, strict=True)]
-    groups = [Group(best, protocol.seeds * protocol.pooled)]
-    for length in wanted:  # what the second round found for the variances holds for all lengths
-        own = by_length[length]
-        variances = tuple(v * s for v, s in zip(own.variances, scale, strict=True))
-        groups.append(Group(own._replace(variances=variances), protocol.pooled))
+        beside["plain inputs"] = _refined(done, PLAIN)
+        ratio = protocol.length.ratio
+        near = [float(f"{length:.3g}") for length in (best.length / ratio, best.length * ratio)]
+        lengths = {f"length {k:g}": best._replace(length=k) for k in near if protocol.mixed}
+    groups = [Group(best, protocol.seeds * size)]
+    groups += [Group(setting, size) for setting in (*beside.values(), *lengths.values())]
     found = sample(bench, "final", groups, _momentum(bench), final=True)
-    p, y, size = found.probabilities, found.labels, protocol.pooled
-    main = p[: groups[0].chains]
+    y = found.labels
+    main, *others = found.probabilities.split([group.chains for group in groups])
     seeds = main.unflatten(0, (-1, size))
     rows = [
         _row("one chain", best, seeds[:, 0], y, found, chains=1),
@@ -64,23 +91,19 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
         _row(f"{size} pooled chains", best, _pooled(seeds, 1), y, found, chains=size),
         _row(f"all {len(main)} chains pooled", best, _pooled(main), y, found, len(main)),
     ]
-    first = len(main)
-    for group in groups[1:]:
-        here = p[first : first + group.chains]
-        first += group.chains
-        inputs = f"length {group.setting.length:g}" if group.setting.length else "plain inputs"
+    for (label, setting), p in zip((beside | lengths).items(), others, strict=True):
         rows += [
-            _row(f"one chain, {inputs}", group.setting, here, y, found, chains=1),
-            _row(f"{size} pooled, {inputs}", group.setting, _pooled(here), y, found, size),
+            _row(f"one chain, {label}", setting, p, y, found, chains=1),
+            _row(f"{size} pooled, {label}", setting, _pooled(p), y, found, size),
         ]
-    # A prior over the length: as many chains of each, none of plain inputs.
-    members = [seeds[0], *_smooth_members(p, groups)]
-    pool = torch.cat(members)
-    label = f"{len(pool)} chains pooled over {len(members)} lengths"
-    rows.append(_row(label, best, _pooled(pool), y, found, len(pool)))
-    pool = torch.cat([main, *members[1:]])
-    label = f"{len(pool)} chains pooled, all of the smoothed"
-    rows.append(_row(label, best, _pooled(pool), y, found, len(pool)))
+    if lengths:  # a prior over the length: as many chains of each
+        near_ones = others[len(beside) :]
+        pool = torch.cat([seeds[0], *near_ones])
+        label = f"{len(pool)} chains pooled over {1 + len(lengths)} lengths"
+        rows.append(_row(label, best, _pooled(pool), y, found, len(pool)))
+        pool = torch.cat([main, *near_ones])
+        label = f"{len(pool)} chains pooled, all of the smoothed"
+        rows.append(_row(label, best, _pooled(pool), y, found, len(pool)))
     return _result(found.ran, protocol.steps) | {
         "rows": rows,
         "groups": [{"chains": g.chains, **g.setting.as_dict()} for g in groups],
@@ -137,10 +160,18 @@ def baselines_final(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 def overdamped_select(bench: Bench, done: dict[str, Result]) -> Result:
-    """Step sizes and first variances without momentum."""
-    best = Setting.from_dict(done["refine"]["ranking"][0])
-    grid = bench.protocol.overdamped_grid(best)
-    return _choose(bench, "overdamped-select", grid, momentum=False)
+    """The step size without momentum, for plain inputs and the chosen ones."""
+    best = _chosen(done)
+    plain = _refined(done, PLAIN) if best.length else best
+    kinds = Axis(1.0, 1.0, (0, PLAIN) if best.length else (0,), grows=False)
+    protocol = bench.protocol
+    axes = (kinds, protocol.overdamped_step_size)
+
+    def setting(cell: Cell) -> Setting:
+        of = plain if cell[0] == PLAIN else best
+        return of._replace(step_size=axes[1].value(cell[1]))
+
+    return _search(bench, "overdamped-select", axes, full(axes), setting, Overdamped())
 
 
 def overdamped(bench: Bench, done: dict[str, Result]) -> Result:
@@ -168,9 +199,9 @@ def overdamped(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 PARTS = {
-    "select": Part(select, (), 40.0),
-    "refine": Part(refine, ("select",), 30.0),
-    "final": Part(final, ("select", "refine"), 90.0),
+    "select": Part(select, (), 80.0),
+    "refine": Part(refine, ("select",), 60.0),
+    "final": Part(final, ("select", "refine"), 120.0),
     "baselines-select": Part(baselines_select, ("refine",), 25.0),
     "baselines": Part(baselines_final, ("baselines-select",), 40.0),
     "overdamped-select": Part(overdamped_select, ("refine",), 25.0),
@@ -182,24 +213,53 @@ def _momentum(bench: Bench) -> Underdamped:
     return Underdamped(friction=bench.protocol.friction)
 
 
-def _choose(bench: Bench, part: str, grid: list[Setting], *, momentum: bool) -> Result:
-    """The grid as chains of one run, from the lowest validation NLL up; diverged ones left out."""
-    dynamics = _momentum(bench) if momentum else Overdamped()
-    found = sample(bench, part, [Group(s, 1) for s in grid], dynamics, final=False)
-    scores = [
-        {**s.as_dict(), **_scores(p, found.labels)}
-        for s, p in zip(grid, found.probabilities, strict=True)
-        if bool(p.isfinite().all())
-    ]
-    ranking = sorted(scores, key=_nll)
-    if not ranking:
-        raise RuntimeError(f"{part}: every chain of the grid diverged; use smaller step sizes")
-    best = ranking[0]
-    bench.say(f"{part}: {Setting.from_dict(best)}, validation NLL {best['nll']:.4f}")
-    return _result(found.ran, bench.protocol.select_steps) | {
+def _search(
+    bench: Bench, part: str, axes: Sequence[Axis], cells: list[Cell],
+    setting: Callable[[Cell], Setting], dynamics: Integrator,
+) -> Result:  # fmt: skip
+    """The search of ``search``, every round the chains of one run, by validation NLL."""
+
+    def score(count: int, cells: list[Cell]) -> Round:
+        groups = [Group(setting(cell), bench.protocol.copies) for cell in cells]
+        found = sample(bench, f"{part}-{count}", groups, dynamics, final=False)
+        bench.say(f"round {count}: {found.ran.state.chains} chains, {found.measured['execution']}")
+        pooled = found.probabilities.unflatten(0, (len(cells), -1)).mean(1)
+        rows = [
+            {**group.setting.as_dict(), **_scores(p, found.labels)}
+            if bool(p.isfinite().all())
+            else None
+            for group, p in zip(groups, pooled, strict=True)
+        ]
+        return Round(rows, **_result(found.ran, bench.protocol.select_steps))
+
+    found = search(
+        axes, cells, score, extensions=bench.protocol.extensions,
+        file=bench.folder / f"{part}.json",
+    )  # fmt: skip
+    ranking = [{**of, "cell": list(cell)} for cell, of in found.ranked.items()]
+    edge = "" if found.inside else ", at an edge"
+    for best in ranking[:2]:
+        bench.say(f"{Setting.from_dict(best)}, validation NLL {best['nll']:.4f}{edge}")
+    return {
+        "complete": found.complete,
+        "inside": found.inside,
+        "rounds": [len(of.found) for of in found.rounds],
+        "updates": min(of.updates for of in found.rounds),
+        "seconds": sum(of.seconds for of in found.rounds),
+        "wall": sum(of.wall for of in found.rounds),
         "ranking": ranking,
-        "measured": {"execution": found.measured["execution"]},
     }
+
+
+def _refined(done: dict[str, Result], kind: int) -> Setting:
+    """The best of one kind of the second search's chains."""
+    ranking = done["refine"]["ranking"]
+    return next(Setting.from_dict(of) for of in ranking if of["cell"][0] == kind)
+
+
+def _chosen(done: dict[str, Result]) -> Setting:
+    """What both searches have come to."""
+    return _ranking(done["refine"])[0]
 
 
 def _ranking(result: Result) -> list[Setting]:
@@ -207,17 +267,7 @@ def _ranking(result: Result) -> list[Setting]:
 
 
 def _both_lengths(done: dict[str, Result]) -> list[float]:
-    return [*dict.fromkeys((0.0, done["refine"]["ranking"][0]["length"]))]
-
-
-def _smooth_members(p: Tensor, groups: Sequence[Group]) -> list[Tensor]:
-    """The chains of the groups after the first whose inputs are smoothed."""
-    found, first = [], 0
-    for k, group in enumerate(groups):
-        if k and group.setting.length:
-            found.append(p[first : first + group.chains])
-        first += group.chains
-    return found
+    return [*dict.fromkeys((0.0, _chosen(done).length))]
 
 
 def _result(ran: Ran, steps: int) -> Result:

@@ -1,25 +1,32 @@
 """What is run: sizes, grids, and the settings of a chain.
 
 The recipe of every sampling part: inputs x M (``priors.blur_pixels``), Gaussian prior with a
-variance for each layer, QDOP frozen after burn-in, momentum with friction 0.1, step size falling as
-(1 + k / offset)^(-1/3), temperature 1. The damping is 1e-3: with the prior's, a chain from a random
-start was seen to be thrown far away in its first hundred steps, and to take long to come back (one
-chain, by its training loss and held-out training images; other values were not searched).
-What is not fixed here (length of the blur, step size, variances) is chosen on the last
-``validation`` training images, by draws from half a run, in two rounds:
+variance for each layer, QDOP that follows every batch as the paper's does, momentum with friction
+0.1, step size falling as (1 + k / offset)^(-1/3), temperature 1. What is not fixed here is chosen
+on the last ``validation`` training images, by draws from half a run, in two searches (``search``),
+each of which goes on where its best cell lies on an edge:
 
-- select: length x step size x the first layer's variance;
-- refine: the variances of all three layers, at the length and step size chosen.
+- select: step size x damping, and from its second round on the length of the blur;
+- refine: the variances of all three layers, one for all of them, and plain inputs, at what was
+  chosen.
 
-Every grid is the chains of one run. Test images are scored in the final parts, whose settings are
-then fixed.
+A cell of a search is ``copies`` chains, scored as one ensemble: what is to be chosen is a setting
+whose chains are pooled, and hot chains lose by a few draws what they win by many.
+
+Damping is counted in data, epsilon = ``damping`` / N, so that it means the same for every N: 6 is
+the paper's 1e-4 for 60,000 images. A smaller one lets weights that the data do not see reach the
+prior's width sooner; too small a one, with long steps, throws a chain far away at its start.
+
+Every round of a search is the chains of one run. Test images are scored in the final parts, whose
+settings are then fixed.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from typing import Any, Literal, NamedTuple
+
+from natural_langevin.experiments.beyond.search import Axis
 
 
 class Setting(NamedTuple):
@@ -27,6 +34,7 @@ class Setting(NamedTuple):
 
     length: float
     step_size: float
+    damping: float  # times 1/N
     variances: tuple[float, ...]  # of the prior, for each layer
 
     def as_dict(self) -> dict[str, Any]:
@@ -36,7 +44,18 @@ class Setting(NamedTuple):
     @staticmethod
     def from_dict(known: dict[str, Any]) -> Setting:
         """The inverse of ``as_dict``."""
-        return Setting(known["length"], known["step_size"], tuple(known["variances"]))
+        return Setting(
+            known["length"], known["step_size"], known["damping"], tuple(known["variances"])
+        )
+
+
+#: Training images of the data set that the first levels below are for.
+MNIST_SIZE = 60_000
+LENGTH = Axis(1.4, 1.4, (0,))
+STEP_SIZE = Axis(1e-4, 2.0, (-1, 0, 1))
+DAMPING = Axis(6.0, 3.0, (-1, 0, 1, 2))
+VARIANCES = tuple(Axis(start, 2.5, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
+OVERDAMPED_STEP_SIZE = Axis(1.4e-3, 2.0, (-1, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -48,26 +67,24 @@ class Protocol:
     validation: int = 10_000
     friction: float = 0.1
     offset: int = 2_000
-    damping: float = 1e-3
-    adapt: Literal["burn-in", "always"] = "burn-in"
+    adapt: Literal["burn-in", "always"] = "always"
     select_steps: int = 30_000
     select_burn_in: int = 10_000
     steps: int = 60_000
     burn_in: int = 10_000
-    thin: int = 200
+    thin: int = 100
+    select_thin: int = 50
+    copies: int = 2  # chains of every cell of a search, which are scored pooled
     seeds: int = 5
     pooled: int = 12
-    mixed: int = 0  # lengths beside the chosen one whose chains the widest pool has
-    lengths: tuple[float, ...] = (0.0, 0.6, 0.8, 1.0, 1.4)
-    step_sizes: tuple[float, ...] = (2e-4, 4e-4, 8e-4)
-    variances: tuple[float, ...] = (0.2, 0.3, 0.008)  # where the search begins
-    first_factors: tuple[float, ...] = (0.5, 1.0, 2.0)
-    refine_factors: tuple[tuple[float, ...], ...] = (
-        (0.7, 1.0, 1.4),
-        (0.6, 1.0, 1.7),
-        (0.5, 1.0, 2.0),
-    )
-    overdamped_step_sizes: tuple[float, ...] = (7e-4, 1.4e-3, 2.8e-3)
+    mixed: bool = True  # whether the widest pool has chains of the lengths next to the chosen one
+    extensions: int = 2  # rounds of a search beyond its first
+    length: Axis = LENGTH
+    step_size: Axis = STEP_SIZE
+    damping: Axis = DAMPING
+    variances: tuple[Axis, ...] = VARIANCES
+    single: tuple[float, ...] = (0.03, 0.1, 0.3)  # one variance for all layers
+    overdamped_step_size: Axis = OVERDAMPED_STEP_SIZE
     sgd_step_sizes: tuple[float, ...] = (0.05, 0.1, 0.2)
     dropout_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
     ensembles: int = 2  # of ``pooled`` SGD networks, for each of plain and mapped inputs
@@ -75,46 +92,35 @@ class Protocol:
     seed: int = 1
 
     def fit_to(self, train_size: int) -> Protocol:
-        """Held out is at most a sixth of the training images."""
-        return replace(self, validation=min(self.validation, train_size // 6))
+        """Held out is at most a sixth of the training rows. Searches for a step size begin at one
+        whose minibatches bring the same heat, eta N / (2 B): at most fifty times MNIST's."""
+        factor = min(50.0, max(1.0, MNIST_SIZE / train_size))
+        steps, others = (
+            replace(axis, start=factor * axis.start)
+            for axis in (self.step_size, self.overdamped_step_size)
+        )
+        held_out = min(self.validation, train_size // 6)
+        return replace(self, validation=held_out, step_size=steps, overdamped_step_size=others)
+
+    def shortened(self, steps: int) -> Protocol:
+        """The same with ``steps`` updates in the final parts: everything else in proportion, but
+        for the step size's schedule."""
+        scale = steps / self.steps
+        names = ("burn_in", "select_steps", "select_burn_in", "thin", "select_thin")
+        other: dict[str, Any] = {k: max(1, round(scale * getattr(self, k))) for k in names}
+        return replace(self, steps=steps, **other)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
 
-    def first_grid(self) -> list[Setting]:
-        """Length x step size x the first layer's variance."""
-        first, *others = self.variances
-        return [
-            Setting(length, eta, (first * factor, *others))
-            for length, eta, factor in product(self.lengths, self.step_sizes, self.first_factors)
-        ]
-
-    def second_grid(self, best: Setting) -> list[Setting]:
-        """The variances around those of ``best``."""
-        return [
-            best._replace(
-                variances=tuple(v * f for v, f in zip(best.variances, factors, strict=True))
-            )
-            for factors in product(*self.refine_factors)
-        ]
-
-    def overdamped_grid(self, best: Setting) -> list[Setting]:
-        """Step sizes and first variances without momentum, for plain inputs and the chosen ones."""
-        first, *others = best.variances
-        return [
-            Setting(length, eta, (first * factor, *others))
-            for length, eta, factor in product(
-                dict.fromkeys((0.0, best.length)), self.overdamped_step_sizes, self.first_factors
-            )
-        ]
-
 
 #: Every size as small as it can be: what runs in seconds on a CPU.
 TOY = Protocol(
     hidden=(16, 16), batch_size=20, validation=100, select_steps=60, select_burn_in=20, steps=200,
-    burn_in=40, thin=20, seeds=2, pooled=2, mixed=1, lengths=(0.0, 0.8, 1.2),
-    step_sizes=(1e-4, 3e-4), first_factors=(1.0, 2.0),
-    refine_factors=((1.0,), (1.0, 2.0), (1.0, 4.0)), overdamped_step_sizes=(1e-3,),
+    burn_in=40, thin=20, select_thin=20, seeds=2, pooled=2, extensions=1,
+    length=Axis(1.0, 1.4, (0,)), step_size=Axis(2e-4, 2.0, (0,)), damping=Axis(60.0, 3.0, (0,)),
+    variances=(Axis(0.2, 2.0, (0,), grows=False), Axis(0.3, 2.0, (0, 1)), Axis(0.02, 2.0, (0,))),
+    single=(0.1,), overdamped_step_size=Axis(1e-3, 2.0, (0,), grows=False),
     sgd_step_sizes=(0.1,), dropout_rates=(0.2,), ensembles=2, masks=3,
 )  # fmt: skip

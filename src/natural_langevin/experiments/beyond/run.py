@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.pages import markdown
 from natural_langevin.data import Dataset
 from natural_langevin.experiments.beyond.parts import PARTS
 from natural_langevin.experiments.beyond.protocol import Protocol
@@ -128,3 +129,17 @@ def table(results: dict[str, Any]) -> str:
             f"{accuracy['mean']:.2f}{spread[1]:7}   {row['updates']}"
         )
     return "\n".join(lines)
+
+
+def page_table(results: dict[str, Any]) -> str:
+    """The rows in Markdown; spread: the standard deviation over seeds or chains."""
+
+    def shown(of: dict[str, Any], digits: int) -> str:
+        spread = f" ± {of['std']:.{digits}f}" if len(of["values"]) > 1 else ""
+        return f"{of['mean']:.{digits}f}{spread}"
+
+    rows = [
+        (row["label"], shown(row["nll"], 4), shown(row["accuracy"], 2), f"{row['updates']:,}")
+        for row in results["rows"]
+    ]
+    return markdown(["test NLL", "accuracy %", "updates"], rows)

@@ -88,7 +88,9 @@ class _Both:
         self.virial.keep(state)
 
 
-def sampler(bench: Bench, settings: Sequence[Setting], dynamics: Integrator) -> Langevin:
+def sampler(
+    bench: Bench, settings: Sequence[Setting], dynamics: Integrator, num_data: int
+) -> Langevin:
     """One chain for every setting, at temperature 1."""
     network, protocol = bench.network(), bench.protocol
     layers = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
@@ -97,6 +99,7 @@ def sampler(bench: Bench, settings: Sequence[Setting], dynamics: Integrator) -> 
         for k, name in enumerate(layers)
     }
     etas = torch.tensor([s.step_size for s in settings])
+    damping = torch.tensor([s.damping for s in settings], device=bench.device) / num_data
     return Langevin(
         network,
         likelihoods.Categorical(),
@@ -106,8 +109,9 @@ def sampler(bench: Bench, settings: Sequence[Setting], dynamics: Integrator) -> 
         preconditioner=preconditioners.QuasiDiagonalFisher(
             fresh=True,
             adapt=protocol.adapt,
-            damping=protocol.damping,
-            decay=schedules.polynomial_average(1),
+            damping=damping,
+            # As the paper's, where the metric follows; an average that stops forgets its start.
+            decay=None if protocol.adapt == "always" else schedules.polynomial_average(1),
         ),
         dynamics=dynamics,
         step_size=schedules.polynomial(etas, offset=protocol.offset),
@@ -129,18 +133,18 @@ def sample(
     protocol = bench.protocol
     settings = [g.setting for g in groups for _ in range(g.chains)]
     lengths = [s.length for s in settings]
-    steps, burn_in = (
-        (protocol.steps, protocol.burn_in)
+    steps, burn_in, thin = (
+        (protocol.steps, protocol.burn_in, protocol.thin)
         if final
-        else (protocol.select_steps, protocol.select_burn_in)
+        else (protocol.select_steps, protocol.select_burn_in, protocol.select_thin)
     )
     x, y, scored_x, scored_y = bench.part(final=final)
-    one = sampler(bench, settings, dynamics)
+    one = sampler(bench, settings, dynamics, len(x))
     engine, state = one.prepare(
         views(x, y, lengths), steps=steps, batch_size=protocol.batch_size, burn_in=burn_in
     )
     engine.notify = bench.say
-    draws = (steps - burn_in) // protocol.thin
+    draws = (steps - burn_in) // thin
     scorer = BlurredScorer(one.model, {"scored": (scored_x, scored_y)}, lengths)
     collector = _Both(
         Ensemble(scorer, chains=len(settings), classes=bench.data.num_classes, draws=draws),
@@ -148,7 +152,7 @@ def sample(
     )
     config = {"part": part, "settings": [s.as_dict() for s in settings]} | protocol.as_dict()
     ran = advance(
-        engine, state, collector, steps=steps, burn_in=burn_in, thin=protocol.thin,
+        engine, state, collector, steps=steps, burn_in=burn_in, thin=thin,
         folder=bench.folder / part, config=config, deadline=bench.deadline, say=bench.say,
     )  # fmt: skip
     kept = int(collector.ensemble.kept)

@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     for name in ("seconds", "pilot"):
         parser.add_argument(f"--{name}", type=float, default=getattr(Settings, name))
-    for name in ("batch_size", "looks", "depth", "width", "seed", "shift"):
+    for name in ("chains", "batch_size", "looks", "depth", "width", "seed", "shift"):
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, dest=name, type=int, default=getattr(Settings, name))
     given = vars(parser.parse_args(arguments))

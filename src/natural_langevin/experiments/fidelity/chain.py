@@ -23,11 +23,13 @@ TIMED = {"cuda": 40, "cpu": 3}
 
 @dataclass(frozen=True)
 class Settings:
-    """What all contenders share. ``seconds``: of each of them, predictions included; ``shift``:
-    test images that are also looked at turned, blurred, noisy and pale (``shifted``)."""
+    """What all contenders share. ``seconds``: of each of them, predictions included; ``chains``:
+    of every sampler, one after the other, each for its share of the time; ``shift``: test images
+    that are also looked at turned, blurred, noisy and pale (``shifted``)."""
 
     seconds: float = 120.0
     pilot: float = 10.0
+    chains: int = 1
     batch_size: int = 1000
     looks: int = 120
     depth: int = 20
@@ -174,8 +176,10 @@ def follow(
     average: Average | None = None
     spent, steps = 0.0, 0
     epoch = len(problem.y) // settings.batch_size
-    for member in range(contender.members):
-        share = seconds / contender.members
+    sampled = contender.members == 1
+    runs = settings.chains if sampled else contender.members
+    for member in range(runs):
+        share = seconds / runs
         planned = max(looks, math.ceil(share / step_seconds))
         burn_in = max(1, math.ceil(planned * contender.kept_from / contender.cycles))
         chain = sampler(contender, settings, contender.schedule(eta, planned), member)
@@ -194,21 +198,21 @@ def follow(
             if stop > done:
                 state, info = engine.run(state, done, stop - done)
             done, late = stop, stop == stops[-1]
-            if kept(contender, done / planned) and (contender.members == 1 or late):
+            if kept(contender, done / planned) and (sampled or late):
                 average.add(state.params)
                 if draws is not None:
                     draws.append({name: p[0].clone() for name, p in state.params.items()})
             took = now(settings.device) - began
             own, spent = own + took, spent + took
-            if average.draws and (contender.members == 1 or late):
+            if average.draws and (sampled or late):
                 epochs = (steps + done) / epoch
                 yield {"seconds": spent, "epochs": epochs, "draws": average.draws}, average.mean
             if bool(info.diverged.any()):
                 say(f"{contender.title}: diverged at step {done} with step size {eta:g}")
                 return
-            if own > 1.1 * share + 2 and contender.members == 1:
+            if own > 1.1 * share + 2 and sampled:
                 say(f"{contender.title}: broken off after {own:.0f} s, {done} of {planned} steps")
-                return
+                break
         steps += done
 
 

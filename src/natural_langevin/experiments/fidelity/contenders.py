@@ -1,10 +1,10 @@
 """Who is held against HMC: samplers at T = 1, and an ensemble of optimised networks.
 
-Step sizes are on SGD's scale; which of a contender's candidates is used, a short pilot decides on
-training images that it holds out. Weights in front of a normalisation have no scale of their own,
-so that the prior alone says how long they are: a metric that follows them starts there, at the
-prior's scale, while Euclidean dynamics, whose steps shrink with the square of that length, start
-at the usual initialisation and grow into it.
+Step sizes are on SGD's scale and those of a chain of ``REFERENCE_SECONDS``; which of a contender's
+candidates is used, a short pilot decides on training images that it holds out. Weights in front of
+a normalisation have no scale of their own, so that the prior alone says how long they are: a metric
+that follows them starts there, at the prior's scale, while Euclidean dynamics, whose steps shrink
+with the square of that length, start at the usual initialisation and grow into it.
 
 What limits a step is heat. In the metric, minibatches of B of the N images add
 eta tr(C F) / (4 a B) nats to the loss per image, F the Fisher matrix: friction a and step size eta
@@ -23,6 +23,8 @@ from natural_langevin import preconditioners, schedules
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.base import Integrator
 from natural_langevin.preconditioners import Preconditioner
+
+REFERENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ class Contender:
     #: Share of the run (or of a cycle, where there are several) from which iterates are kept.
     kept_from: float = 0.4
     cycles: int = 1
+
+    def step_size(self, candidate: float, seconds: float) -> float:
+        """A candidate's step size for a chain of so many seconds: bias and variance together are
+        least where it falls like the cube root of a run's length (Teh, Thiery & Vollmer 2016).
+        Without noise it is taken as it is, and runs of less than a second are toys."""
+        shorter = REFERENCE_SECONDS / max(seconds, 1.0)
+        return candidate * shorter ** (1 / 3) if self.temperature else candidate
 
 
 def falling(initial: float, steps: int) -> schedules.Schedule:

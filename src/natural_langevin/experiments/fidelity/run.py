@@ -90,7 +90,8 @@ def _contend(
     step_seconds = pace(contender, problem, settings)
     row["step_milliseconds"] = 1000 * step_seconds
     row["pilot"] = _pilot(contender, problem, settings, step_seconds, say)
-    row["step_size"] = min(row["pilot"], key=lambda tried: tried["nll"])["step_size"]
+    chosen = min(row["pilot"], key=lambda tried: tried["nll"])["step_size"]
+    row["step_size"] = contender.step_size(chosen, settings.seconds / settings.chains)
     row["setup_seconds"] = now(settings.device) - began
     draws: list[Params] = []
     for look, mean in follow(
@@ -124,20 +125,18 @@ def _pilot(
 ) -> list[dict[str, float]]:
     """Held-out NLL of every candidate after ``settings.pilot`` seconds, on training images alone.
 
-    The best step size falls like the cube root of a run's length (Teh, Thiery & Vollmer 2016):
-    samplers try each of theirs as much larger as the pilot is shorter in this sense. With one
-    candidate, or no time for it, the middle one is taken as it is."""
+    With one candidate, or no time for it, the middle one is taken."""
     candidates = contender.step_sizes
     if settings.pilot <= 0 or len(candidates) == 1:
         return [{"step_size": candidates[len(candidates) // 2], "nll": 0.0}]
     short = dataclasses.replace(contender, members=1, cycles=1)
-    shorter = max(1.0, settings.seconds / settings.pilot) if contender.temperature else 1.0
+    one = dataclasses.replace(settings, chains=1)
     tried = []
     for eta in candidates:
         began, held_out = time.perf_counter(), problem.pilot()
         looks = list(
             follow(
-                short, held_out, settings, eta * shorter ** (1 / 3),
+                short, held_out, one, contender.step_size(eta, settings.pilot),
                 seconds=settings.pilot, step_seconds=step_seconds, looks=10, say=say,
             )
         )  # fmt: skip

@@ -26,17 +26,32 @@ def rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     own = f"{hmc['accuracy']:.4f}", f"{hmc['nll']:.3f}", f"{hmc['ece']:.3f}"
     found.append(("the reference itself", "1", "0", *own, "", "", ""))
     for row in results["rows"].values():
-        if not row.get("looks"):
-            continue
-        last = row["looks"][-1]
-        scores = (f"{last[k]:.4f}" for k in ("agreement", "total_variation", "accuracy"))
-        rest = f"{last['nll']:.3f}", f"{last['ece']:.3f}", f"{last['seconds']:.0f}"
-        found.append((row["title"], *scores, *rest, f"{last['epochs']:.0f}", str(last["draws"])))
+        if row.get("looks"):
+            found.append(_cells(row["title"], row["looks"][-1]))
+    return found
+
+
+def _cells(title: str, look: Mapping[str, Any]) -> tuple[str, ...]:
+    scores = (f"{look[k]:.4f}" for k in ("agreement", "total_variation", "accuracy"))
+    rest = f"{look['nll']:.3f}", f"{look['ece']:.3f}", f"{look['seconds']:.0f}"
+    return title, *scores, *rest, f"{look['epochs']:.0f}", str(look["draws"])
+
+
+def by_chains(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Title and cells of every sampler's first chain, its first two pooled, and so on."""
+    found, chains = [], results["settings"]["chains"]
+    for row in results["rows"].values():
+        each = row["looks"][-1]["draws"] / chains
+        for count in range(1, chains + 1):
+            look = next(look for look in row["looks"] if look["draws"] >= round(count * each))
+            found.append(_cells(f"{row['title']}, {count} of {chains} chains", look))
     return found
 
 
 def with_table(page: str, results: Mapping[str, Any]) -> str:
-    """The page's text with the table in its place."""
+    """The page's text with the table in its place; runs of several chains have one of their own."""
+    if results["settings"]["chains"] > 1:
+        return with_part(page, "fidelity-chains", markdown(COLUMNS, by_chains(results)))
     return with_part(page, "fidelity", markdown(COLUMNS, rows(results)))
 
 

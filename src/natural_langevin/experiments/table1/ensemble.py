@@ -52,7 +52,8 @@ class Ensemble:
         # Of the last set (the one that is tested on): the ensemble's NLL so far, and every draw's
         # probability of the right class on a few probes.
         self.ensemble_nll = torch.full((draws, chains), torch.nan)
-        self.probes = torch.full((draws, chains, PROBES), torch.nan)
+        scored = len(list(scorer.sets.values())[-1][1])
+        self.probes = torch.full((draws, chains, min(PROBES, scored)), torch.nan)
 
     def add(self, params: Params) -> None:
         """Adds the predictions of one iterate of all chains to the running sums."""

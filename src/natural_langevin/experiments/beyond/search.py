@@ -1,0 +1,171 @@
+"""The search for settings: a grid in logarithms that grows where its best cell is at an edge.
+
+A level i of an axis is the value start ratio^i; a cell is a level of every axis. All cells of a
+round are chains of one run, scored on held-out images. One chain's score is noisy, so cells are
+compared by half their own and half their neighbours' (one level along one axis away): the middle
+of a good region wins over a lucky chain. Where the best lies on the edge of what was
+tried, the next round goes a level further there, with at most one other axis a level away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from natural_langevin._internal.atomic import staged
+
+Cell = tuple[int, ...]
+Scores = dict[Cell, float | None]  # None: diverged
+#: The level of an axis that stands for "not at all" (value 0): it is nobody's neighbour.
+OFF = -99
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Levels to begin with. ``grows``: whether the search may go beyond them."""
+
+    start: float
+    ratio: float
+    levels: tuple[int, ...]
+    grows: bool = True
+
+    def value(self, level: int) -> float:
+        """start ratio^level, to three digits; 0 where it is off."""
+        return 0.0 if level == OFF else float(f"{self.start * self.ratio**level:.3g}")
+
+
+@dataclass(frozen=True)
+class Round:
+    """What was found for each cell (with "nll"; None: it diverged), and how long it took."""
+
+    found: list[dict[str, Any] | None]
+    complete: bool
+    updates: int
+    seconds: float
+    wall: float
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Cells that did not diverge, best first. ``inside``: whether the best is at no edge."""
+
+    ranked: dict[Cell, dict[str, Any]]
+    rounds: list[Round]
+    complete: bool
+    inside: bool
+
+
+def full(axes: Sequence[Axis]) -> list[Cell]:
+    """The product of the levels to begin with."""
+    return list(product(*(axis.levels for axis in axes)))
+
+
+def star(axes: Sequence[Axis]) -> list[Cell]:
+    """The middle, and the other levels of one axis at a time.
+
+    >>> star((Axis(1.0, 2.0, (-1, 0, 1)), Axis(1.0, 2.0, (0, 1))))
+    [(0, 0), (-1, 0), (1, 0), (0, 1)]
+    """
+    middle = (0,) * len(axes)
+    arms = [
+        (*middle[:d], level, *middle[d + 1 :])
+        for d, axis in enumerate(axes)
+        for level in axis.levels
+        if level
+    ]
+    return [middle, *arms]
+
+
+def smoothed(scores: Scores) -> dict[Cell, float]:
+    """Half the cell's own score and half the mean over axes of its two neighbours'; along an axis
+    where one of them is missing or diverged, its own.
+
+    >>> smoothed({(0,): 1.0, (1,): 2.0, (2,): 6.0})
+    {(0,): 1.0, (1,): 2.75, (2,): 6.0}
+    """
+    found = {}
+    for cell, own in scores.items():
+        if own is None:
+            continue
+        beside = []
+        for d, level in enumerate(cell):
+            low, high = (scores.get((*cell[:d], level + by, *cell[d + 1 :])) for by in (-1, 1))
+            beside.append(own if low is None or high is None else (low + high) / 2)
+        found[cell] = 0.5 * own + 0.5 * sum(beside) / len(beside)
+    return found
+
+
+def ranking(scores: Scores) -> list[Cell]:
+    """Cells from the lowest smoothed score up."""
+    by = smoothed(scores)
+    return sorted(by, key=lambda cell: by[cell])
+
+
+def outward(axes: Sequence[Axis], scores: Scores) -> list[Cell]:
+    """The cells of the next round: none where the best lies inside.
+
+    Cells whose level of an axis that does not grow is none of its first ones stand apart: they are
+    scored and ranked, and have no say here.
+
+    >>> axes = (Axis(1.0, 2.0, (0, 1)), Axis(1.0, 2.0, (0,), grows=False))
+    >>> outward(axes, {(0, 0): 2.0, (1, 0): 1.0})
+    [(2, 0)]
+    """
+    fixed = [d for d, axis in enumerate(axes) if not axis.grows]
+    own = {c: s for c, s in scores.items() if all(c[d] in axes[d].levels for d in fixed)}
+    best = ranking(own)[0]
+    levels, at_edge = [], False
+    for d, axis in enumerate(axes):
+        tried = {cell[d] for cell in own if all(cell[f] == best[f] for f in fixed)} - {OFF}
+        near = {best[d]} | {level for level in tried if abs(level - best[d]) <= 1}
+        if axis.grows and best[d] != OFF:
+            new = {best[d] - 1, best[d] + 1} - tried
+            near |= new
+            at_edge |= bool(new)
+        levels.append(sorted(near))
+    box = [cell for cell in product(*levels) if at_edge and cell not in scores]
+    return [c for c in box if sum(a != b for a, b in zip(c, best, strict=True)) <= 2]
+
+
+def search(
+    axes: Sequence[Axis],
+    cells: Sequence[Cell],
+    score: Callable[[int, list[Cell]], Round],
+    *,
+    extensions: int,
+    file: Path,
+) -> Searched:
+    """Rounds until the best cell is inside, at most ``extensions`` beyond the first.
+
+    Finished rounds are kept in ``file``, so that a search that is called again goes on with the
+    round it was in. One that ran out of time counts with what it has found so far, and is the
+    last."""
+    known: dict[Cell, dict[str, Any] | None] = {}
+    rounds: list[Round] = []
+    if file.exists():
+        rounds = [Round(**of) for of in json.loads(file.read_text())]
+    count, wanted = 0, list(cells)
+    while wanted and count <= extensions:
+        if count == len(rounds):
+            rounds.append(score(count, wanted))
+        known |= dict(zip(wanted, rounds[count].found, strict=True))
+        scores = {cell: None if of is None else of["nll"] for cell, of in known.items()}
+        if all(s is None for s in scores.values()):
+            raise RuntimeError("every chain of the search diverged: use smaller step sizes")
+        wanted = outward(axes, scores)
+        if not rounds[count].complete:
+            break
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with staged(file) as handle:
+            handle.write(json.dumps([asdict(of) for of in rounds]).encode())
+        count += 1
+    by = smoothed(scores)
+    ranked = {cell: dict(known[cell] or {}) | {"smoothed": by[cell]} for cell in ranking(scores)}
+    complete = all(of.complete for of in rounds)
+    if complete:
+        file.unlink(missing_ok=True)
+    return Searched(ranked, rounds, complete, inside=not wanted)

@@ -135,13 +135,14 @@ def _pilot(
         sampler._dynamics, prior=sampler._prior, temperature=sampler._temperature
     )
     moves = step_size_search.for_chains(whole, ids, sampler.seed)
+    dear = cost.is_dear(sampler, data[0])
     return recipe.choose(
         moves, sampler._start_of(moves, ids), data,
         lambda eta, start, stop: sampler._rates_table(start, stop, eta, chains=len(ids)),
         num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
         mode=choose_mode(sampler.compile), downhill=sampler._downhill,
-        pattern=sampler._downhill_pattern, shuffled=shuffled,
-        work=price * len(ids) * batch_size if cost.is_dear(sampler, data[0]) else 0.0,
+        pattern=sampler._downhill_pattern if dear else None, shuffled=shuffled,
+        work=price * len(ids) * batch_size if dear else 0.0,
     )  # fmt: skip
 
 

@@ -22,9 +22,10 @@ under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of 
 fifth of burn-in goes up to four times eta, to travel, and rises to it while the metric has seen few
 batches. After it eta is constant: longer is better.
 Steps. 150 relaxation times a / eta of the directions that only the prior sees, a third of it
-burn-in; at least 2,000, and at most what ``MOST_WORK`` operations allow. Where the posterior of
-few weights has directions so slow that this is less than 60 of their relaxation times, it is run
-with less friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept.
+burn-in; at least 2,000, and at most what ``MOST_WORK`` operations allow (50 of them, and less work,
+where steps have no engine on a CPU: see ``cost``). Where the posterior of few weights has
+directions so slow that this is less than 60 of their relaxation times, it is run with less
+friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 """

@@ -1,11 +1,16 @@
 """Natural Langevin: Bayesian posteriors for neural networks at the price of SGD."""
 
 # ruff: noqa: E402
+import gc
 import sys
 
 from natural_langevin._internal.allocator import keep_pages_before_torch
 
 keep_pages_before_torch()
+# Importing makes no garbage, and looking for some among all that torch has made takes as long as a
+# third of what is imported here.
+_collects = gc.isenabled()
+gc.disable()
 
 from natural_langevin import (
     data,
@@ -26,6 +31,9 @@ from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.prediction import Prediction
 from natural_langevin.sampling.loop import DivergenceError
+
+if _collects:
+    gc.enable()
 
 # Layer rules were registered under this path; code that does so keeps working.
 sys.modules["natural_langevin.gradients"] = statistics

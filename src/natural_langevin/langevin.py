@@ -194,6 +194,7 @@ class Langevin:
         self._dynamics = self._make_dynamics(network, microbatch, clip, control_variates)
         self._step_checked = 0  # batch size of the last check
         self._downhill = False  # whether chains go downhill before their burn-in
+        self._downhill_pattern: Tensor | None = None  # which of them go for all (see warm_up)
         #: What step_size="auto" turned out to be, and the batch size it was chosen for.
         self._settled: tuple[StepSize, int] | None = None
         self._noticed = False

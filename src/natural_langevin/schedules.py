@@ -163,6 +163,19 @@ class warm_start:
         grown = min(1.0, (step + 1) / self.rise) if self.rise else 1.0
         return self.value * ((1 + (self.factor - 1) * left) * grown)
 
+    def table(self, start: int, stop: int) -> Tensor:
+        """The same for steps ``start`` to ``stop - 1``, to the last bit: float64, (step, 1), or
+        (step, chain) of a value for every chain."""
+        step = torch.arange(start, stop, dtype=torch.float64)
+        curve = torch.ones_like(step)
+        if self.steps:
+            curve = 1 + (self.factor - 1) * (1 - step / self.steps).clamp_min(0.0)
+        if self.rise:
+            curve = curve * ((step + 1) / self.rise).clamp_max(1.0)
+        if not isinstance(self.value, Tensor):
+            return (self.value * curve)[:, None]
+        return curve[:, None].to(self.value) * self.value.reshape(1, -1)
+
 
 @dataclass(frozen=True)
 class inverse_sqrt:
@@ -202,12 +215,18 @@ def tabulate(
 
     This is where rates enter the sampler, so this is where they are checked: every value must be
     a number, finite and in [low, high], and a per-chain tensor must have one value per chain. A
-    schedule may have a method ``table(start, stop)``, (stop - start, chains), to be quick.
+    schedule may have a method ``table(start, stop)``, (stop - start, chains or 1), to be quick.
     """
     schedule = as_schedule(rate)
     whole = getattr(schedule, "table", None)
     if whole is not None:
-        return _checked(whole(start, stop).double().cpu(), name, start, low, high)
+        found = whole(start, stop).double().cpu()
+        if found.shape[1] not in (1, chains):
+            raise ValueError(
+                f"{name} must be a number or one value per chain (shape ({chains},)), got "
+                f"{found.shape[1]} values at step {start}"
+            )
+        return _checked(found.expand(-1, chains), name, start, low, high)
     if isinstance(schedule, constant) and stop > start + 1:
         one = tabulate(rate, start, start + 1, name=name, chains=chains, low=low, high=high)
         return one.expand(stop - start, -1)

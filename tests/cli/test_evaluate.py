@@ -59,12 +59,26 @@ def test_bad_input_is_one_line(classes, tmp_path):
     rows = [("1", "2", "red", "tulip")]
     header = ("size", "weight", "colour")
     other = write_table(tmp_path / "a.csv", (*header, "kind"), rows)
-    assert "line 2: the target 'kind' is 'tulip'" in one_line(run("evaluate", classes, other))
+    said = one_line(run("evaluate", classes, other))
+    assert "no rows with a target that was learned (first: 'tulip', a.csv, line 2)" in said
     without = write_table(tmp_path / "b.csv", header, [rows[0][:3]])
     assert "no column 'kind'" in one_line(run("evaluate", classes, without))
     empty = write_table(tmp_path / "c.csv", (*header, "kind"), [])
     assert "no rows with a target" in one_line(run("evaluate", classes, empty))
     assert "run.json" in one_line(run("evaluate", tmp_path, other))
+
+
+def test_a_row_of_another_class_is_told_and_the_others_are_scored(classes, tmp_path):
+    table = flowers(tmp_path / "new.csv", rows=30, seed=3)
+    rows = read_table(table)
+    rows[2]["kind"] = "tulip"
+    write_table(table, list(rows[0]), [list(row.values()) for row in rows])
+    found = evaluated(classes, table, tmp_path)
+    assert found["rows"] == 29
+    assert (
+        "1 of 30 rows are not scored: in 1 'kind' is no class of the training rows" in found["said"]
+    )
+    assert "(first: 'tulip', new.csv, line 4)" in found["said"]
 
 
 def test_a_dataset_is_scored_on_its_test_part(tmp_path):

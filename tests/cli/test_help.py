@@ -33,7 +33,7 @@ LEFT = {
     "reproduce": ["runs/table/report.html"],
     "bench": ["bench.json"],
     "sbc": [],
-    "uci": ["yacht.json"],
+    "uci": ["parts/yacht-0.json", "uci.json"],
     "fidelity": ["fidelity.json"],
     "shift": ["shift.json"],
 }

@@ -22,8 +22,8 @@ SETTINGS = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-MANY = settings(SETTINGS, max_examples=400)
-SEEDS = settings(SETTINGS, max_examples=80)  # of many cases each
+MANY = settings(SETTINGS, max_examples=250)
+SEEDS = settings(SETTINGS, max_examples=50)  # of many cases each
 GOOD = b'age,town,"height, cm"\n31,Rome,1.7e2\n42,"Oslo ""N""",180\n7,Rome,99.5\n' * 2
 
 

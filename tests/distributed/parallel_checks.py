@@ -305,6 +305,8 @@ def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
 
     On two, runs count as long enough for their effective temperature to be measured."""
     length = {"steps": 60, "burn_in": 20, "thin": 4}
+    if group.world > 2:
+        length = {"steps": 20, "burn_in": 4, "thin": 2}  # eight draws, the fewest for a temperature
     with pytest.MonkeyPatch.context() as patch:
         if group.world == 2:
             patch.setattr(temperature_probe, "SMALL_PART", 5)
@@ -484,7 +486,9 @@ def check_train(group: Group, folder: Path) -> dict[str, Any]:
     out = folder / "trained"
     options = {"steps": 20, "hidden": 4, "chains": 3, "step-size": 0.003, "device": "cpu"}
     words = ["train", "digits", f"--out={out}", *(f"--{k}={v}" for k, v in options.items())]
-    done, again = (CliRunner().invoke(app, words) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm_up, "ROUNDS", (10, 20))
+        done, again = (CliRunner().invoke(app, words) for _ in range(2))
     assert done.exit_code == 0, done.output
     return {
         "printed": "negative log-likelihood" in done.output,

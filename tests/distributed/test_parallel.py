@@ -22,7 +22,7 @@ def launched(
     return launch.checks(
         "parallel_checks", names, ranks=ranks, folder=folder, timeout=840,
         environment={"NATURAL_LANGEVIN_TIMEOUT": "120"},
-        imported=("parallel_checks", "arviz", "torchmetrics", *compilers),
+        imported=("parallel_checks", "arviz", *compilers),
     )  # fmt: skip
 
 

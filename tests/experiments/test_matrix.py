@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from natural_langevin import data, dynamics, preconditioners
+from natural_langevin._internal.proven import proven_network
 from natural_langevin.dynamics import State
 from natural_langevin.execution import compiled
 from natural_langevin.experiments import matrix
@@ -43,10 +44,11 @@ def here() -> list[Any]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _shorter() -> Iterator[None]:
-    """Of every kind of step some, the first among them; a CUDA graph needs more to be replayed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matrix, "STEPS", 8)
-        patch.setattr(matrix, "BURN_IN", 4)
+    """Of every kind of step some, the first among them; a CUDA graph needs more to be replayed.
+    That the rules of these layers are right is tested elsewhere."""
+    with pytest.MonkeyPatch.context() as patch, proven_network():
+        patch.setattr(matrix, "STEPS", 6)
+        patch.setattr(matrix, "BURN_IN", 3)
         yield
 
 

@@ -43,7 +43,7 @@ SCRIPT = """
 import json, os, sys
 from dataclasses import replace
 from pathlib import Path
-import sklearn.datasets, torch, torch._dynamo, torchmetrics  # once, and not in every child
+import sklearn.datasets, torch, torch._dynamo  # once, and not in every child
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1 import protocol
 from natural_langevin.sampling import loop

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from natural_langevin.data.errors import CorruptDataError
+from natural_langevin.experiments.parts import PartsError
 from natural_langevin.experiments.uci import data, table
-from natural_langevin.experiments.uci.run import UciError, run
+from natural_langevin.experiments.uci.run import UciError, merge, run
 from natural_langevin.tabular.settings import Settings
 
 QUICK = Settings(hidden=(8,), steps=20, chains=2, folds=2)
@@ -50,6 +51,31 @@ def test_it_goes_on_where_it_was_and_refuses_other_settings(tmp_path):
         run(["yacht"], tmp_path / "u.json", settings=replace(QUICK, steps=30))
     with pytest.raises(UciError, match="no table 'yot'"):
         run(["yot"], tmp_path / "v.json")
+
+
+def test_parts_of_several_processes_are_joined_into_what_one_would_have_written(tmp_path):
+    parts = tmp_path / "parts"
+    for number in (1, 0):
+        run(["yacht"], parts / f"yacht-{number}.json", only=[number], settings=QUICK)
+    joined = merge(parts, tmp_path / "joined.json")
+    whole = run(["yacht"], tmp_path / "whole.json", splits=2, settings=QUICK)
+
+    def scores(results):
+        return [(row["split"], row["log_likelihood"], row["chosen"]) for row in results["rows"]]
+
+    assert scores(joined) == scores(whole)
+    assert {key: joined[key] for key in ("settings", "commit")} == {
+        key: whole[key] for key in ("settings", "commit")
+    }
+    assert json.loads((tmp_path / "joined.json").read_text()) == joined
+    with pytest.raises(UciError, match="yacht has no split 20: they are 0 to 19"):
+        run(["yacht"], tmp_path / "v.json", only=[20])
+    altered = joined | {"settings": replace(QUICK, steps=30).to_json()}
+    (parts / "z.json").write_text(json.dumps(altered))
+    with pytest.raises(PartsError, match=r"z.json has other settings than .*yacht-0.json"):
+        merge(parts, tmp_path / "joined.json")
+    with pytest.raises(PartsError, match="no results"):
+        merge(tmp_path / "nowhere", tmp_path / "joined.json")
 
 
 def test_the_table_counts_splits_and_the_page_has_its_place(tmp_path):

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import sys
+from functools import cache
 
 import pytest
 import torch
@@ -19,8 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:lightning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-lightning = importlib.import_module("lightning.pytorch")
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 def data(size: int = 16) -> DataLoader:
@@ -37,25 +36,40 @@ def langevin(net: nn.Module, lr: float = 1e-3) -> NaturalLangevin:
     return NaturalLangevin(net, likelihoods.Categorical(), num_data=64, lr=lr)
 
 
-class Module(lightning.LightningModule):
-    def __init__(self, lr: float = 1e-3, optimizer=langevin) -> None:
-        super().__init__()
-        self.net, self.lr, self.optimizer = network(), lr, optimizer
+@cache
+def module_class() -> type:
+    """Lightning takes seconds to import: here, in the process that runs these tests, alone."""
+    from lightning.pytorch import LightningModule
 
-    def training_step(self, batch, index):
-        x, y = batch
-        return F.cross_entropy(self.net(x.to(self.net[0].weight.dtype)), y)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
-    def validation_step(self, batch, index):
-        self.log("loss", self.training_step(batch, index))
+    class Module(LightningModule):
+        def __init__(self, lr: float = 1e-3, optimizer=langevin) -> None:
+            super().__init__()
+            self.net, self.lr, self.optimizer = network(), lr, optimizer
 
-    def configure_optimizers(self):
-        optimizer = self.optimizer(self.net, self.lr)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
+        def training_step(self, batch, index):
+            x, y = batch
+            return F.cross_entropy(self.net(x.to(self.net[0].weight.dtype)), y)
+
+        def validation_step(self, batch, index):
+            self.log("loss", self.training_step(batch, index))
+
+        def configure_optimizers(self):
+            optimizer = self.optimizer(self.net, self.lr)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
+
+    return Module
+
+
+def make_module(lr: float = 1e-3, optimizer=langevin) -> nn.Module:
+    return module_class()(lr, optimizer)
 
 
 def fit(epochs: int, callback, module=None, loader=None, checkpoint=None, **options):
-    trainer = lightning.Trainer(
+    from lightning.pytorch import Trainer
+
+    trainer = Trainer(
         max_epochs=epochs,
         callbacks=[callback],
         accelerator="cpu",
@@ -66,7 +80,7 @@ def fit(epochs: int, callback, module=None, loader=None, checkpoint=None, **opti
         **options,
     )
     loader = loader or data()
-    trainer.fit(module or Module(), loader, loader, ckpt_path=checkpoint, weights_only=True)
+    trainer.fit(module or make_module(), loader, loader, ckpt_path=checkpoint, weights_only=True)
     return trainer
 
 
@@ -123,7 +137,7 @@ def test_accumulated_batches_are_one_larger_batch():
 def test_mixed_precision_keeps_full_precision_samples():
     found, plain = collector(), collector()
     for one, options in ((found, {"precision": "bf16-mixed"}), (plain, {})):
-        module = Module()
+        module = make_module()
         module.net.float()
         fit(1, one, module, **options)
     for name, value in found.posterior.samples.items():
@@ -137,7 +151,7 @@ def test_mixed_precision_keeps_full_precision_samples():
 def test_divergence_is_an_error_that_is_logged_with_what_is_left(caplog):
     found = collector()
     with pytest.raises(DivergenceError):
-        fit(20, found, Module(lr=1e200))
+        fit(20, found, make_module(lr=1e200))
     (said,) = [r.getMessage() for r in caplog.records if "diverged" in r.getMessage()]
     assert f"{len(found.kept)} iterates were kept before" in said
 
@@ -152,7 +166,7 @@ def test_mistakes_are_told_with_their_remedy(monkeypatch):
         return torch.optim.SGD(net.parameters(), lr)
 
     with pytest.raises(ValueError, match=r"got 0 \(SGD\): use NaturalLangevin"):
-        fit(1, collector(), Module(optimizer=sgd))
+        fit(1, collector(), make_module(optimizer=sgd))
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
     monkeypatch.delitem(sys.modules, "natural_langevin.integrations.lightning")
     with pytest.raises(ImportError, match=r"natural-langevin\[lightning\]"):

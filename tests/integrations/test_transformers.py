@@ -13,9 +13,15 @@ from natural_langevin.optim import NaturalLangevin, without_dropout
 from natural_langevin.posterior.storage import StorageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.utils.data")
-transformers = importlib.import_module("transformers")
-transformers.logging.set_verbosity_error()
 CLASSES, COUNT = 3, 48
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet() -> None:
+    """Slow to import, so in the process that runs these tests alone."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
 
 
 class Sentences(Dataset):
@@ -33,6 +39,8 @@ class Sentences(Dataset):
 
 
 def distilbert(*, head_alone: bool = True):
+    import transformers
+
     from natural_langevin.integrations.transformers import Logits
 
     torch.manual_seed(0)
@@ -47,6 +55,8 @@ def distilbert(*, head_alone: bool = True):
 
 
 def gpt2():
+    import transformers
+
     from natural_langevin.integrations.transformers import Logits
 
     torch.manual_seed(0)
@@ -59,6 +69,8 @@ def gpt2():
 
 
 def train(folder, steps: int, network=None, resume: bool = False, **options):
+    import transformers
+
     from natural_langevin.integrations.transformers import CollectPosterior, cross_entropy
 
     network = network or distilbert()

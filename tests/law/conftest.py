@@ -1,4 +1,5 @@
-"""Helper modules of this folder on the path; one thread, which is fastest for tiny models."""
+"""Helper modules of this folder on the path; one thread, which is fastest for tiny models; and no
+self-checks, which would be a tenth of the time."""
 
 import sys
 from collections.abc import Iterator
@@ -6,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from natural_langevin._internal.proven import proven_network
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -16,3 +19,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _known_networks() -> Iterator[None]:
+    """Linear layers and activations, whose statistics ``tests/statistics`` holds against loops:
+    they are not compared once more at the start of every run."""
+    with proven_network():
+        yield

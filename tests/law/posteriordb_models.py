@@ -209,12 +209,19 @@ def load(name: str, *, at_mode: bool = True) -> Model:
 
 
 def at_the_defaults(
-    name: str, metric: str = "default", *, chains: int, parts: int = 1, **length: Any
+    name: str,
+    metric: str = "default",
+    *,
+    chains: int,
+    parts: int = 1,
+    at_mode: bool = False,
+    **length: Any,
 ) -> tuple[Model, Posterior]:
-    """A run by the recipe from where the network happens to be, with batches of all data or one of
-    so many ``parts``; ``length``: what of ``steps``, ``burn_in`` and ``thin`` is given."""
+    """A run by the recipe from where the network happens to be (or near the mode), with batches of
+    all data or one of so many ``parts``; ``length``: what of ``steps``, ``burn_in`` and ``thin`` is
+    given."""
     torch.manual_seed(0)
-    model = load(name, at_mode=False)
+    model = load(name, at_mode=at_mode)
     own = {} if metric == "default" else {"preconditioner": getattr(preconditioners, metric)()}
     posterior = model.sampler(chains=chains, **own).sample(
         (model.x, model.y), batch_size=len(model.x) // parts, progress=False, **length

@@ -121,6 +121,30 @@ def test_a_run_goes_on_where_it_was_and_proposals_are_not_the_chain() -> None:
     assert moved.any()
 
 
+def test_energies_of_many_data_differ_exactly() -> None:
+    """What is accepted hangs on differences of order 1, and 150,000 nats have their next float32
+    neighbour 0.016 away."""
+    rows = 100_000
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(rows, 2, generator=generator)
+    y = x.sum(1, keepdim=True) + torch.randn(rows, 1, generator=generator)
+    sampler = Langevin(
+        nn.Linear(2, 1), likelihoods.Gaussian(1.0), prior=priors.Gaussian(1.0), num_data=rows,
+        preconditioner=Euclidean(), dynamics=Adjusted(), chains=3, step_size=1e-2,
+    )  # fmt: skip
+    state = sampler.init()
+    for _ in range(2):
+        state, _ = sampler.step(state, (x, y), burn_in=1)
+    weight, bias = (state.params[k].double() for k in ("weight", "bias"))
+    residuals = y.double() - x.double() @ weight.mT - bias[:, None]
+    squares = residuals.square().sum((1, 2)) + weight.square().sum((1, 2)) + bias.square().sum(1)
+    exact = squares / 2 - squares[0] / 2
+    assert exact[1:].abs().min() > 1
+    # Forward passes round each of the losses, of about 1, by up to 1e-7: 5e-5 in all of them.
+    assert state.own.energy.min() > 100_000
+    torch.testing.assert_close(state.own.energy - state.own.energy[0], exact, rtol=0, atol=2e-4)
+
+
 def test_a_proposal_that_is_no_number_is_refused_and_the_chain_goes_on() -> None:
     """Steps so large that every proposal overflows: the chain stays, finite and not diverged."""
     x, y = logistic()

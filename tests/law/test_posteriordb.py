@@ -48,9 +48,13 @@ def assert_reference(found: dict[str, Error]) -> None:
         assert abs(error.sd) < 0.05 + sigmas * error.sd_error, (name, error)
 
 
-def test_at_the_defaults() -> None:
-    """Minibatches of a quarter; all but the length, which is kept short, is the recipe's."""
-    model, posterior = at_the_defaults("sblrc", chains=64, parts=4, steps=600)
+@pytest.mark.parametrize(
+    "at_mode", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["fitted", "cold"]
+)
+def test_at_the_defaults(at_mode: bool) -> None:
+    """Minibatches of a quarter; all but the length, which is kept short, is the recipe's. From a
+    fitted model, so without the way down to it, whose 2,000 steps are most of a cold run."""
+    model, posterior = at_the_defaults("sblrc", chains=64, parts=4, steps=600, at_mode=at_mode)
     assert posterior.healthy == list(range(64))
     assert "recipe" in posterior.config
     assert_reference(model.errors(posterior.samples))

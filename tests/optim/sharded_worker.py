@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard
 from natural_langevin import likelihoods, preconditioners, priors
 from natural_langevin.optim import NaturalLangevin
 
-STEPS, BATCH = 20, 6
+STEPS, BATCH = 10, 6
 METRICS = {
     "euclidean": (preconditioners.Euclidean(), 1e-2),
     "rmsprop": (preconditioners.RMSProp(), 1e-3),

@@ -31,7 +31,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 
 def test_a_sharded_run_equals_that_of_one_process(launched: tuple[str, Path]) -> None:
-    """The workers compare every metric over twenty steps, and assert the refusals."""
+    """The workers compare every metric over ten steps, and assert the refusals."""
     said = launched[0]
     for name in METRICS:
         assert f", {name}:" in said

@@ -166,6 +166,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch) -> None:
             likelihoods.Categorical(),
             preconditioner=metric,
             chains=CHAINS,
+            step_size=0.02,  # the recipe would take longer than the run
             compile=False,
         )
         return sampler.sample(

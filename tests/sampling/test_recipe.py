@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from natural_langevin import Langevin, likelihoods, models, preconditioners, priors, schedules
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Overdamped, Underdamped
+from natural_langevin.dynamics.base import State
+from natural_langevin.execution.engine import Engine
 from natural_langevin.sampling import prior_scale, recipe, warm_up
 from natural_langevin.sampling.curvature import steepest
 
@@ -184,6 +187,57 @@ def test_the_way_down_ends_before_a_network_learns_its_noise() -> None:
     assert (end.likelihood["variance"] > 0.5 * 0.5**2).all()
     apart = (end.params["0.weight"] - end.params["0.weight"][:1]).abs().amax((1, 2))
     assert (apart[1:] > 0).all()  # every chain its own way
+
+
+def _descended(**options: Any) -> tuple[Langevin, State, State]:
+    """A sampler of three chains, their start, and where they come to."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 3, generator=g)
+    y = 100 * x[:, :1] + 0.1 * torch.randn(80, 1, generator=g)
+    prior = recipe.prior(torch.tensor([1e-3, 1e2, 1e2]))
+    sampler = Langevin(
+        models.mlp(3, 1, (6,)),
+        likelihoods.Gaussian(sigma=0.1),
+        prior=prior,
+        chains=3,
+        init="fan_in",
+    )
+    engine, state = sampler.prepare((x, y), steps=1, batch_size=20, step_size=0.0)
+    assert isinstance(engine.stream, InMemory)
+    end = warm_up.descend(sampler._dynamics, state, engine.stream, 80, mode="auto", **options)
+    return sampler, state, end
+
+
+def test_chains_whose_loss_falls_no_more_stay_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[int, int]] = []
+    run = Engine.run
+
+    def counted(self: Engine, state: State, start: int, count: int) -> Any:
+        ran.append((state.chains, count))
+        return run(self, state, start, count)
+
+    # The second chain alone has a loss, which falls in two rounds.
+    losses = iter([torch.tensor([torch.inf, 9.0, torch.nan]), torch.tensor([8.0])])
+    monkeypatch.setattr(warm_up, "ROUNDS", (30, 60))
+    monkeypatch.setattr(warm_up, "LOOKS", 1)
+    monkeypatch.setattr(warm_up, "losses", lambda *_: next(losses))
+    monkeypatch.setattr(Engine, "run", counted)
+    _, start, end = _descended()
+    assert ran == [(3, 30), (1, 60)]
+    for k, v in end.params.items():
+        moved = (v != start.params[k]).flatten(1).any(1)
+        assert moved.tolist() == [False, True, False]
+
+
+def test_a_chain_goes_down_as_it_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same weights, whichever others there are, and however long those go on."""
+    monkeypatch.setattr(warm_up, "ROUNDS", (60, 120))
+    _, _, together = _descended()
+    _, _, alone = _descended(pattern=torch.tensor([1, 1, 1]))
+    for k, v in alone.params.items():
+        torch.testing.assert_close(v[0], together.params[k][1], rtol=1e-5, atol=1e-6)
+        assert torch.equal(v[0], v[1])
+        assert torch.equal(v[0], v[2])
 
 
 def test_rows_are_held_out_of_each_chains_own() -> None:

@@ -41,7 +41,11 @@ def test_statistics_equal_the_per_sample_loop(name: str, dtype: torch.dtype, cha
 @pytest.mark.parametrize(
     ("name", "chains", "dtype", "backend"),
     # One network of many kinds, because each takes a minute; results/compiled-layers.json has all.
-    [("compact", 3, torch.float32, "inductor")],
+    # All of compiling but the writing of C++, which dense networks see in test_fused_step.
+    [
+        ("compact", 3, torch.float32, "aot_eager"),
+        pytest.param("compact", 3, torch.float32, "inductor", marks=pytest.mark.thorough),
+    ],
 )
 def test_compiled(name: str, chains: int, dtype: torch.dtype, backend: str) -> None:
     """fullgraph=True, with and without several chains."""

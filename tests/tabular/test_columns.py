@@ -295,7 +295,7 @@ def test_classes_have_an_order_and_one_name_however_they_are_written():
         ("y\n1\nx\n2\n", None, "'x' .a.csv, line 3.: correct such cells or.*--task classification"),
         ("y\n1\nx\n2\nz\n", "regression", "'x' .a.csv, line 3., in 2 of 4 rows: .* empty them"),
         ("y;b\n;1\n;2\n", None, "missing in all 2 rows: fill it in"),
-        ("y\n350k\n360k\n99k\n", None, "such as '350k': too many .* write numbers as digits"),
+        ("y\n350k\n3.6M\n99th\n", None, "such as '350k': too many .* write numbers as digits"),
         ("y\n1\n2\n", "guessing", "classification or regression or count or ordinal"),
         ("y\na\nb\n", "regression", "holds words such as 'a' .a.csv, line 2."),
         ("y\n1\n-2\n", "count", "holds -2, and counts are 0, 1, 2"),

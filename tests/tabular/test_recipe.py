@@ -180,6 +180,17 @@ def test_weights_and_scale_of_numbers():
     assert stats.kstest(found.strangeness.numpy(), "uniform").pvalue > 1e-3
 
 
+@pytest.mark.parametrize(("count", "surer"), [(12, False), (60, True)])
+def test_few_rows_make_nothing_surer(count, surer):
+    """Networks that are right and say three times the noise there is."""
+    y = torch.tensor(np.random.default_rng(0).normal(size=(count, 1))) / 3
+    networks = {0: [Networks(torch.zeros(1, count, 1).double(), torch.tensor([1.0]))]}
+    held_out = HeldOut(torch.arange(count), networks)
+    found = weigh(held_out, Outcome("regression", "constant"), y, 1)
+    assert (found.scale < 0.9) == surer
+    assert found.scale < 1.001  # and nothing less sure
+
+
 def test_predictions_are_the_weighted_mixture_of_the_posteriors():
     X, y = make_blobs(60, 3, centers=3, cluster_std=4, random_state=0)
     model = NaturalLangevinClassifier(**SMALL).fit(X, y)

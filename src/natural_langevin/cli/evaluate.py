@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import typer
 from rich.markup import escape
 from torch import Tensor
@@ -15,7 +16,7 @@ from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.cli.outputs import refuse_inputs
 from natural_langevin.data.errors import DataError
-from natural_langevin.data.table import Source
+from natural_langevin.data.table import Source, short
 from natural_langevin.data.tables import open_source
 from natural_langevin.tabular.fit import labelled
 from natural_langevin.tabular.quality import quality
@@ -52,28 +53,35 @@ def evaluate(
             refuse_inputs(json, "--json", folder, data)
         learned = load_learned(folder, choose_device(device))
         with open_source(data, target=run.target.name) as source:
-            label, read = source.label, list[int]()
-            found = quality(
-                learned, run.target, _batches(run, source, read), label=label, features=run.features
-            )
+            label, read, strange = source.label, list[int](), list[str]()
+            batches = _batches(run, source, read, strange)
+            found = quality(learned, run.target, batches, label=label, features=run.features)
         if not found["rows"]:
-            raise DataError(f"{label} has no rows with a target: add at least one")
+            first = f" that was learned (first: {strange[0]})" if strange else ""
+            raise DataError(f"{label} has no rows with a target{first}: add at least one")
         if json is not None:
             write_json(json, found)
     skipped = sum(read) - found["rows"]
     if skipped:
-        name = escape(repr(run.target.name))
-        console.print(
-            f"{skipped:,} of {sum(read):,} rows are not scored: they lack {name}, or cannot be "
-            "predicted",
-            highlight=False,
-        )
+        name = repr(run.target.name)
+        why = f"they lack {name}, or cannot be predicted"
+        if strange:
+            why = (
+                f"in {len(strange):,} {name} is no class of the training rows (first: {strange[0]})"
+            )
+            if skipped > len(strange):
+                why += ", others lack it or cannot be predicted"
+        said = f"{skipped:,} of {sum(read):,} rows are not scored: {why}"
+        console.print(escape(said), highlight=False)
     uncertainty.show(found, console)
     run_summary.scores(found, console)
 
 
-def _batches(run: Run, source: Source, read: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets; ``read`` gets the number of rows of every chunk."""
+def _batches(
+    run: Run, source: Source, read: list[int], strange: list[str]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets; ``read`` gets the number of rows of every chunk, ``strange`` every row
+    whose class was not learned."""
     run.features.check_columns(source.label, source.names)
     if run.target.name not in source.names:
         raise DataError(
@@ -81,4 +89,7 @@ def _batches(run: Run, source: Source, read: list[int]) -> Iterator[tuple[Tensor
         )
     for chunk in source.chunks(CHUNK):
         read.append(len(chunk))
+        for row in np.flatnonzero(run.target.known(chunk) & ~run.target.learned(chunk)):
+            cell = short(str(chunk.frame[run.target.name].iloc[row]))
+            strange.append(f"{cell}, {chunk.where(int(row))}")
         yield from labelled(run, chunk)

@@ -16,6 +16,7 @@ from natural_langevin.tabular.columns import Category, Date, Number
 from natural_langevin.tabular.fit import Prepared
 from natural_langevin.tabular.run import Run
 from natural_langevin.tabular.settings import AUTO
+from natural_langevin.tabular.sureness import figure
 
 NAMES = {
     "accuracy": "accuracy",
@@ -186,7 +187,7 @@ def _number(key: str, value: float | None) -> str:
         return "not finite"
     if key in ("accuracy", "coverage"):
         return f"{100 * value:.1f} %"
-    return f"{value:.4g}" if key == "rmse" else f"{value:.4f}"
+    return figure(value) if key == "rmse" else f"{value:.4f}"
 
 
 def next_commands(folder: Path, console: Console) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from natural_langevin.report.picture import write_picture
 from natural_langevin.report.sketch import bar, interval
-from natural_langevin.tabular.sureness import percent, sentences
+from natural_langevin.tabular.sureness import figure, percent, sentences
 
 PICTURE = "how_sure.png"
 #: Rows of a regression that are drawn in the terminal.
@@ -97,5 +97,5 @@ def _intervals(quality: Mapping[str, Any], console: Console) -> None:
     for low, mean, high, truth in some:
         line = interval(low, mean, high, truth, ends=ends, width=width, plain=plain)
         style = "green" if low <= truth <= high else "red"
-        table.add_row(f"{mean:.4g}", f"{truth:.4g}", f"[{style}]{escape(line)}[/]")
+        table.add_row(figure(mean), figure(truth), f"[{style}]{escape(line)}[/]")
     console.print(table)

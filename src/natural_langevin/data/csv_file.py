@@ -40,6 +40,8 @@ SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 BEYOND = "\0beyond"
 #: Stands for an empty line, so that pandas counts it and it is no row of missing cells.
 BLANK = "\1"
+#: With its number, the name of a column that has none.
+UNNAMED = "unnamed"
 WINDOWS, SAVE = "cp1252", "save the file as CSV in UTF-8"
 
 
@@ -246,6 +248,29 @@ class CsvFile:
         line = first + int(row[1]) if row else line
         return DataError(f"{self.label}, line {line}: a quote is not closed: correct the quotes")
 
+    @staticmethod
+    def _above(line: str) -> bool:
+        """Whether a line in front of the header says how the file was made: Excel's sep=; or a
+        remark behind #, which has no separator."""
+        remark = line.startswith("#") and not any(sign in line for sign in SEPARATORS)
+        return remark or line.strip().strip('"').lower() in {f"sep={sign}" for sign in SEPARATORS}
+
+    def _lines_here(self) -> str:
+        return f"{self.label}, line {self._lines.number}"
+
+    def _named(self, names: list[str]) -> list[str]:
+        """With names for columns that have none, such as the index that pandas writes in front."""
+        nameless = [k for k, name in enumerate(names, 1) if not name]
+        if nameless:
+            shown = ", ".join(map(str, nameless[:8])) + (", ..." if len(nameless) > 8 else "")
+            several = len(nameless) > 1
+            self._lines.notices += (
+                f"{self.label}, line 1: column{'s' if several else ''} {shown} "
+                f"{'have' if several else 'has'} no name: called {UNNAMED} {nameless[0]}"
+                f"{', ...' if several else ''}",
+            )
+        return [name or f"{UNNAMED} {k}" for k, name in enumerate(names, 1)]
+
     def _header(self) -> tuple[str, tuple[str, ...]]:
         lines = self._lines
         first = lines.readline()
@@ -255,6 +280,11 @@ class CsvFile:
         while lines.open and more[-1]:  # a name over several lines
             more.append(lines.readline())
         first = "".join(more)
+        if first.startswith(("[", "{")) and '"' in first:
+            raise DataError(f"{self.label}, line 1: this looks like JSON: {SAVE}")
+        while self._above(first):
+            self._lines.notices += (f"{self._lines_here()}: {short(first.strip())} skipped",)
+            first = lines.readline()
         if "\r" in first.rstrip("\r\n"):
             raise DataError(f"{self.label}, line 1: lines end as on old Macintoshes: {SAVE}")
         outside = re.sub(r'"[^"]*"', "", first)
@@ -268,11 +298,9 @@ class CsvFile:
             raise DataError(
                 f"{self.label} has {len(names)} columns, more than {MOST_COLUMNS}: select some"
             )
-        if not names or "" in names:
-            raise DataError(
-                f"{self.label}: column {names.index('') + 1 if names else 1} has no name in the "
-                "header: name it (a table written by pandas wants to_csv(index=False))"
-            )
+        if not any(names):
+            raise DataError(f"{self.label}, line 1: no column has a name: add a header line")
+        names = self._named(names)
         if all(_is_number(name) for name in names):
             raise DataError(
                 f"{self.label} begins with numbers ({short(', '.join(names))}): add a header line "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -96,6 +99,13 @@ class InMemory:
         )  # fmt: skip
         inside.origin = self.origin
         return inside, rows[:, :count]
+
+    def of_chains(self, chains: Tensor) -> Self:
+        """The same data for some of the chains, each in the order that it has here."""
+        some = copy.copy(self)
+        some.origin, some._epoch = self.origin[chains], -1
+        some.rows = None if self.rows is None else self.rows[chains]
+        return some
 
     def batch(self, step: int) -> Batch:
         """The same, from the step's number alone."""

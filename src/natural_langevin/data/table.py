@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Cells that mean "nothing here", in lower case.
-MISSING = frozenset(
-    {"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none", "?", "-", "--", "."}
-)
+MISSING = frozenset({
+    "", "na", "n/a", "n.a.", "n.a", "#n/a", "<na>", "nan", "-nan", "null", "(null)", "none", "?",
+    "-", "--", ".", "missing", "(blank)", "#div/0!", "#ref!", "#value!", "#name?", "#num!",
+    "#null!",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +149,12 @@ def from_frame(frame: Any, label: str = "the table") -> Table:
     columns = {}
     for name, cells in frame.items():
         kind = pd.api.types
+        if isinstance(cells.dtype, pd.PeriodDtype):
+            cells = cells.dt.to_timestamp()
         if kind.is_datetime64_any_dtype(cells):
             columns[str(name)] = pd.to_datetime(cells, utc=True)
+        elif kind.is_timedelta64_dtype(cells):
+            columns[str(name)] = cells / pd.Timedelta(days=1)
         elif kind.is_numeric_dtype(cells) or _is_boolean(cells):
             columns[str(name)] = cells.astype(np.float64)
         elif cells.map(lambda cell: hasattr(cell, "year")).any():

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .catalog import NAMES, load
-from .csv_file import MOST_COLUMNS, CsvFile
+from .csv_file import MOST_COLUMNS, UNNAMED, CsvFile
 from .errors import DataError
 from .npz import read_npz
 from .table import Source, Table, compact, need_pandas
@@ -119,9 +119,11 @@ def _check_names(
         shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         raise DataError(f"{label}: which column is to be predicted? --target with one of {shown}")
     if target not in names:
-        raise DataError(
-            f"{label}: there is no column {target!r} (--target){did_you_mean(target, names)}"
-        )
+        hint = did_you_mean(target, names)
+        if sum(not name.startswith(UNNAMED) for name in names) == 1:
+            hint += " alone: is line 1 a title? Then remove what is above the header; cells are "
+            hint += "separated by a comma, semicolon, tab or bar"
+        raise DataError(f"{label}: there is no column {target!r} (--target){hint}")
     for column in sorted(drop - set(names)):
         raise DataError(
             f"{label} has no column {column!r} to leave out (--drop){did_you_mean(column, names)}"

@@ -133,7 +133,10 @@ def _prepared(
                 seed=sampler.seed, device=sampler.device,
             )  # fmt: skip
         mode = choose_mode(sampler.compile)
-        state = warm_up.descend(sampler._dynamics, state, stream, engine.num_data, mode=mode)
+        state = warm_up.descend(
+            sampler._dynamics, state, stream, engine.num_data, mode=mode,
+            pattern=sampler._downhill_pattern,
+        )  # fmt: skip
     return choice, step_size, engine, state
 
 
@@ -187,8 +190,11 @@ def _measured(
     """Of the steps that were taken: how they were run, weights, acceptance, rounding, heat."""
     done, burn_in = int(state.step), asked.plan.burn_in
     found: dict[str, Any] = {"execution": engine.way}
-    table = sampler._rates_table(0, done, step_size, burn_in=burn_in)
-    weights = draw_weights(table.step_size, burn_in, asked.plan.thin, asked.plan.explores)
+    table = engine.rates  # of the chains that are here
+    if sampler.mesh.world > 1:
+        table = sampler._rates_table(0, done, step_size, burn_in=burn_in)
+    sizes = table.step_size[:done]
+    weights = draw_weights(sizes, burn_in, asked.plan.thin, asked.plan.explores)
     if weights is not None:
         found["draw_weights"] = weights
     for name, values in sampler.dynamics.report(state).items():

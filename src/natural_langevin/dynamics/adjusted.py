@@ -79,6 +79,7 @@ class Adjusted(Integrator):
     target_acceptance: float | None = None
 
     tunes = True
+    compares_energies = True
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
@@ -130,19 +131,18 @@ class Adjusted(Integrator):
 
     def init(self, params: Params) -> Trajectory:
         first = next(iter(params.values()))
-        energy, hamiltonian, step_size, factor, accepted, count = (
-            first.new_zeros(len(first)) for _ in range(6)
-        )
+        zero = first.new_zeros(len(first))
+        energy, hamiltonian = zero.double(), zero.double()  # see ``LangevinDynamics.energy``
         return Trajectory(
             proposal={k: p.clone() for k, p in params.items()},
             momentum={k: torch.zeros_like(p) for k, p in params.items()},
             gradient={k: torch.zeros_like(p) for k, p in params.items()},
             energy=energy,
             hamiltonian=hamiltonian,
-            step_size=step_size,
-            factor=factor + 1,
-            accepted=accepted,
-            trajectories=count,
+            step_size=zero,
+            factor=zero + 1,
+            accepted=zero.clone(),
+            trajectories=zero.clone(),
         )
 
     def before(
@@ -166,8 +166,7 @@ class Adjusted(Integrator):
     ) -> State:
         here, own, tau = state.params, state.own, on.temperature
         v = on.posterior_gradient(here, evaluation.gradient, num_data)
-        prior = torch.stack([on.prior[k].log_density(p) for k, p in here.items()]).sum(0)
-        energy = (num_data * evaluation.loss - prior) / tau
+        energy = on.energy(here, evaluation.loss, num_data) / tau
         metric, C = on.metric(state, evaluation, rates, num_data)
 
         # The second half of the kick, and the decision where this ends a trajectory.
@@ -188,7 +187,7 @@ class Adjusted(Integrator):
         own = self._counted(own, gain, done, state.step, tunes=rates.kind.tunes)
         eta = rates.step_size * own.factor
         if self.steps > 1:
-            eta = eta * torch.exp(JITTER * (2 * uniform[:, 1] - 1))
+            eta = eta * torch.exp(JITTER * (2 * uniform[:, 1] - 1)).to(eta.dtype)
         eta = torch.where(ends, eta, own.step_size)
         z = on.standard_normal(here, state.step)
         ends = ends.expand_as(accept)
@@ -215,15 +214,15 @@ class Adjusted(Integrator):
         self, own: Trajectory, gain: Tensor, done: Tensor, step: Tensor, *, tunes: bool
     ) -> Trajectory:
         """After a trajectory: its acceptance probability changes f, or is counted."""
-        zero = torch.zeros_like(gain)
-        probability = torch.where(gain.isnan(), zero, gain.clamp(max=0).exp())
+        probability = torch.where(gain.isnan(), 0.0, gain.clamp(max=0).exp())
+        probability = probability.to(own.factor.dtype)
         if tunes:
-            rate = (step // self.steps).clamp_min(1).to(gain.dtype) ** -POWER
+            rate = (step // self.steps).clamp_min(1).to(probability.dtype) ** -POWER
             moved = own.factor * torch.exp(rate * (probability - self.target))
             return own._replace(factor=torch.where(done, moved, own.factor))
         return own._replace(
-            accepted=own.accepted + torch.where(done, probability, zero),
-            trajectories=own.trajectories + done.to(gain.dtype),
+            accepted=own.accepted + done * probability,
+            trajectories=own.trajectories + done,
         )
 
     def report(self, state: State) -> dict[str, Tensor]:
@@ -236,8 +235,10 @@ class Adjusted(Integrator):
 
 
 def _kinetic(p: Params) -> Tensor:
-    """|p|^2 / 2 of every chain."""
-    return torch.stack([x.square().reshape(len(x), -1).sum(1) for x in p.values()]).sum(0) / 2
+    """|p|^2 / 2 of every chain, in float64."""
+    return (
+        torch.stack([x.double().square().reshape(len(x), -1).sum(1) for x in p.values()]).sum(0) / 2
+    )
 
 
 def _kicked(p: Params, force: Params, scale: Tensor) -> Params:

@@ -90,6 +90,8 @@ class Integrator:
 
     #: Whether the step size is tuned in the first ``burn_in`` steps, where ``rates.kind.tunes``.
     tunes: bool = False
+    #: Whether it takes differences of energies, for which losses are averaged in float64.
+    compares_energies: bool = False
 
     def check(
         self,

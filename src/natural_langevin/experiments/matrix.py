@@ -174,7 +174,7 @@ def _start(case: Case, dtype: torch.dtype, device: str) -> tuple[Any, InMemory, 
     x, y = data(dtype)
     if case.metric:
         sampler = _sampler(case, dtype, device)
-        size = DATA if sampler.dynamics.tunes else BATCH  # energies are those of all data
+        size = DATA if sampler.dynamics.compares_energies else BATCH
         made, state = sampler.prepare((x, y), steps=STEPS, batch_size=size, burn_in=BURN_IN)
         assert isinstance(made.stream, InMemory)
         return made.dynamics, made.stream, made.rates, state

@@ -18,6 +18,9 @@ def regression_nll(means: Tensor, variance: Tensor | float, y: Tensor) -> float:
 
     A network's components are independent given the network, not over networks: the density of a
     whole target is averaged.
+
+    >>> round(regression_nll(torch.zeros(2, 1), 1.0, torch.zeros(1)), 4)
+    0.9189
     """
     y = y.reshape(means.shape[1:])
     variance = torch.as_tensor(variance, dtype=torch.float64, device=means.device)

@@ -19,8 +19,10 @@ from torch.nn.modules.conv import _ConvNd
 
 #: Operations of a run's steps, of a pilot's, and of the trial of the prior's scales.
 MOST_WORK, PILOT_WORK, TRIAL_WORK = 1.5e11, 4e10, 5e10
-#: A run has so many steps whatever they cost; a pilot so many before it may end early.
-FEWEST_STEPS, FEWEST_PILOT_STEPS = 300, 50
+#: A run has so many steps whatever they cost; a pilot so many before it may end early, and at most.
+FEWEST_STEPS, FEWEST_PILOT_STEPS, MOST_PILOT_STEPS = 300, 50, 150
+#: Relaxation times of a run: more of them are cheap only where an engine runs them.
+RELAXATIONS = 50
 #: Rows of a minibatch, and rows on which curvature is measured.
 BATCH, ROWS = 100, 250
 

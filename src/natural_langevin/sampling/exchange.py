@@ -116,9 +116,8 @@ class ReplicaExchange:
 
     def energy(self, state: State) -> Tensor:
         """E of the chains here, in float64; NaN where a chain has stopped."""
-        on = self._dynamics
-        prior = torch.stack([on.prior[k].log_density(p) for k, p in state.params.items()])
-        found = self._engine.num_data * mean_loss(on, state, self._stream) - prior.double().sum(0)
+        loss = mean_loss(self._dynamics, state, self._stream)
+        found = self._dynamics.energy(state.params, loss, self._engine.num_data)
         return torch.where(state.diverged < 0, found, torch.nan)
 
     def __call__(self, state: State, step: int) -> State:

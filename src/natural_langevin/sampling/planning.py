@@ -138,13 +138,14 @@ def _pilot(
         sampler._dynamics, prior=sampler._prior, temperature=sampler._temperature
     )
     moves = step_size_search.for_chains(whole, ids, sampler.seed)
+    dear = cost.is_dear(sampler, data[0])
     return recipe.choose(
         moves, sampler._start_of(moves, ids), data,
         lambda eta, start, stop: sampler._rates_table(start, stop, eta, chains=len(ids)),
         num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
         mode=choose_mode(sampler.compile), downhill=sampler._downhill,
-        shuffled=shuffled,
-        work=price * len(ids) * batch_size if cost.is_dear(sampler, data[0]) else 0.0,
+        pattern=sampler._downhill_pattern if dear else None, shuffled=shuffled,
+        work=price * len(ids) * batch_size if dear else 0.0,
     )  # fmt: skip
 
 
@@ -161,6 +162,8 @@ def _with_scales(sampler: Any, repeats: int, step_size: Any) -> Any:
         autocast=gradients.network.autocast,
     )  # fmt: skip
     compared._downhill = sampler._downhill
+    usual = repeats * prior_scale.SCALES.index(1.0) + torch.arange(repeats, device=sampler.device)
+    compared._downhill_pattern = usual.repeat(len(prior_scale.SCALES))
     compared.signature.adopt(sampler.signature)
     return compared
 
@@ -189,6 +192,8 @@ def _prior_scale(
     affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
     trial = prior_scale.DEAR if dear else affordable
     assert trial is not None, "what the pilot was run for is affordable"
+    if cost.is_dear(sampler, x):
+        trial = trial.on_enough(inside)
     rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds)
     lines = len(prior_scale.SCALES) * trial.folds
     count = lines * trial.chains

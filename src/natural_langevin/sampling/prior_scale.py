@@ -43,13 +43,26 @@ class Trial(NamedTuple):
         most = int(MOST_WORK / (work * trial.steps))
         return trial._replace(chains=min(most, self.chains)) if most else None
 
+    def on_enough(self, rows: int) -> Trial:
+        """The same with folds held out in turn only until ``ENOUGH_HELD_OUT`` of the rows have
+        been: where steps cost much.
+
+        >>> [Trial(300, 2, 15).on_enough(rows).folds for rows in (100, 400, 1000)]
+        [3, 2, 1]
+        """
+        return self._replace(folds=min(self.folds, -(-ENOUGH_HELD_OUT // max(1, rows // FOLDS))))
+
 
 NATIVE, EAGER = Trial(800, 4, 20), Trial(300, 2, 15)
 #: Where a step costs much (see ``cost``): one third of the rows is held out, once.
 DEAR = Trial(150, 1, 15, folds=1)
 MOST_WORK = 1.2e11
+<<<<<<< HEAD
 #: Of the prior of ln sharpness, and the nats on held-out labels below which it stays 1.
 DEVIATION, LEAST_GAIN = 0.2, 2.0
+=======
+ENOUGH_HELD_OUT = 200
+>>>>>>> main
 
 
 class Folds(NamedTuple):

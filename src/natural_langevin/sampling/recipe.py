@@ -22,9 +22,10 @@ under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of 
 fifth of burn-in goes up to four times eta, to travel, and rises to it while the metric has seen few
 batches. After it eta is constant: longer is better.
 Steps. 150 relaxation times a / eta of the directions that only the prior sees, a third of it
-burn-in; at least 2,000, and at most what ``MOST_WORK`` operations allow. Where the posterior of
-few weights has directions so slow that this is less than 60 of their relaxation times, it is run
-with less friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept.
+burn-in; at least 2,000, and at most what ``MOST_WORK`` operations allow (50 of them, and less work,
+where steps have no engine on a CPU: see ``cost``). Where the posterior of few weights has
+directions so slow that this is less than 60 of their relaxation times, it is run with less
+friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 Prior and sharpness. The prior's scale, and of classes how sharply the mixture is predicted, by
@@ -216,7 +217,7 @@ def length(
     if steps is None:
         budget, fewest = (cost.MOST_WORK, cost.FEWEST_STEPS) if dear else (MOST_WORK, FEWEST_STEPS)
         affordable = max(fewest, int(budget / max(work, 1.0) / 100) * 100)
-        wanted = _usual_steps(choice.step_size, choice.way)
+        wanted = _usual_steps(choice.step_size, choice.way, dear=dear)
         if choice.relaxation is not None:
             wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
             affordable = min(affordable, MOST_STEPS)
@@ -242,9 +243,10 @@ def length(
     return Length(steps, burn_in, thin)
 
 
-def _usual_steps(step_size: float, way: str) -> int:
+def _usual_steps(step_size: float, way: str, *, dear: bool = False) -> int:
     """By the directions that only the prior sees."""
-    wanted = math.ceil(RELAXATIONS * FRICTION / step_size / 100) * 100
+    times = cost.RELAXATIONS if dear else RELAXATIONS
+    wanted = math.ceil(times * FRICTION / step_size / 100) * 100
     return min(max(FEWEST_STEPS, wanted), MOST_EAGER_STEPS if way == "eager" else MOST_STEPS)
 
 
@@ -260,15 +262,16 @@ def choose(
     seed: int,
     mode: Any,
     downhill: bool = False,
+    pattern: Tensor | None = None,
     shuffled: bool = True,
     work: float = 0.0,
 ) -> list[Choice]:
     """The step size of every chain of ``ids``, by a pilot from ``state`` on ``data`` in memory.
 
     ``rates`` gives the table of (step sizes, first step, last step), all of them adapting.
-    ``downhill``: whether chains begin as in ``warm_up``; ``shuffled``: whether the run's
-    minibatches are parts of shuffled epochs, as the pilot's are; ``work``: operations of a step
-    where these are to be spared (see ``cost``)."""
+    ``downhill``: whether chains begin as in ``warm_up``, ``pattern``: by which of them;
+    ``shuffled``: whether the run's minibatches are parts of shuffled epochs, as the pilot's are;
+    ``work``: operations of a step where these are to be spared (see ``cost``)."""
     x, y = data
     stream = InMemory(
         x, y, batch_size=min(batch, len(x)), chain=ids, seed=seed, device=moves.temperature.device
@@ -279,9 +282,11 @@ def choose(
     eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
     moves.prepare(state.params, stream.example()[0])
     if downhill:
-        state = warm_up.descend(moves, state, stream, num_data, mode=mode)
+        state = warm_up.descend(moves, state, stream, num_data, mode=mode, pattern=pattern)
     for stop in PILOT_STEPS:
         if done >= cost.FEWEST_PILOT_STEPS and work * stop > cost.PILOT_WORK:
+            break
+        if work and stop > cost.MOST_PILOT_STEPS:
             break
         engine = Engine(moves, stream, rates(eta, 0, stop), num_data, mode=mode)
         state, _ = engine.run(state, done, stop - done)

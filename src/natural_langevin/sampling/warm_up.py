@@ -16,8 +16,9 @@ run to climb back. Every chain sees its own rows alone; burn-in comes after it, 
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from natural_langevin import schedules
+from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -32,6 +34,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine
 from natural_langevin.preconditioners import RMSProp
+from natural_langevin.priors import of_chains
 from natural_langevin.statistics import Gradients
 from natural_langevin.types import Params
 
@@ -48,10 +51,25 @@ MOST_WORK = 2e10
 
 
 def descend(
-    moves: LangevinDynamics, state: State, stream: InMemory, num_data: float, *, mode: Any
+    moves: LangevinDynamics,
+    state: State,
+    stream: InMemory,
+    num_data: float,
+    *,
+    mode: Any,
+    pattern: Tensor | None = None,
 ) -> State:
     """The state of ``moves`` at the end of the way down from ``state``: of every chain the one of
-    lowest loss that was looked at."""
+    lowest loss that was looked at.
+
+    ``pattern`` (chain,): chain c begins where chain ``pattern[c]`` comes to, which sees the same
+    rows. Chains that differ in their prior's scale need not all go down: what is fitted there is
+    the data, and scales are compared from one point."""
+    if pattern is not None:
+        going_down, number = pattern.unique(return_inverse=True)
+        of = _Chains(moves, state, stream).chosen(going_down)
+        end = descend(of.moves, of.state, of.stream, num_data, mode=mode)
+        return moves.init(_at(end.params, number))._replace(likelihood=_at(end.likelihood, number))
     held_out = None
     if stream.num_data >= FEWEST_ROWS:
         stream, rows = stream.parted(HELD_OUT, MOST_HELD_OUT)
@@ -72,36 +90,61 @@ def descend(
     eta = FRICTION * LENGTH * min(1.0, (SMALL / weights) ** 0.25)
     best = torch.full((len(first),), torch.inf, dtype=torch.float64, device=first.device)
     # Each decides for itself: where a chain starts must not depend on which others are here.
-    going = torch.ones_like(best, dtype=torch.bool)
+    going = torch.arange(len(first), device=first.device)
+    here, way = _Chains(downhill, state, stream), ""
     for steps in ROUNDS:
+        if len(going) < here.state.chains:
+            here = _Chains(downhill, state, stream).chosen(going)
         rates = RatesTable.build(
             schedules.cyclical(eta, steps), lambda step: max(MEMORY, 1 / (step + 1)),
-            stop=steps, chains=len(first), dtype=first.dtype, device=first.device,
+            stop=steps, chains=len(going), dtype=first.dtype, device=first.device,
         )  # fmt: skip
-        engine = Engine(downhill, stream, rates, num_data, mode=mode)
+        engine = Engine(here.moves, here.stream, rates, num_data, mode=mode)
         # On a copy: steps are written over the state that they begin at.
-        end = downhill.init({k: p.clone() for k, p in state.params.items()})
-        before = best
-        for look in range(LOOKS):
-            end, info = engine.run(end, look * steps // LOOKS, steps // LOOKS)
-            loss = info.loss
-            if held_out is not None:
-                loss = losses(whole, end.params, held_out, end.likelihood)
-            loss = loss.double().masked_fill(end.diverged >= 0, torch.inf)
-            better = going & (loss < best)
-            state = state._replace(
-                params=_where(better, end.params, state.params),
-                likelihood=_where(better, end.likelihood, state.likelihood),
-            )
-            best = torch.where(better, loss, best)
+        end = here.moves.init(_at(state.params, going))
+        before = best[going]
+        own = None if held_out is None else (held_out[0][going], held_out[1][going])
+        # What agreed with the reference in one round does so in the next.
+        with proven_network() if way == "native" else nullcontext():
+            for look in range(LOOKS):
+                end, info = engine.run(end, look * steps // LOOKS, steps // LOOKS)
+                loss = info.loss if own is None else losses(whole, end.params, own, end.likelihood)
+                loss = loss.double().masked_fill(end.diverged >= 0, torch.inf)
+                better = loss < best[going]
+                state = state._replace(
+                    params=_put(going[better], end.params, better, state.params),
+                    likelihood=_put(going[better], end.likelihood, better, state.likelihood),
+                )
+                best[going] = torch.where(better, loss, best[going])
+        way = engine.way
         dear = 6.0 * weights * stream.batch_size * steps > MOST_WORK
-        enough = DEAR_ENOUGH if dear or engine.way == "eager" else ENOUGH
-        going = going & (best < before - enough)
+        enough = DEAR_ENOUGH if dear or way == "eager" else ENOUGH
+        falling = best[going] < before - enough
         if whole.likelihood.discrete:  # a loss of at least 0 cannot fall by so much again
-            going = going & (best >= enough)
-        if not bool(going.any()):
+            falling = falling & (best[going] >= enough)
+        going = going[falling]
+        if not len(going):
             break
     return moves.init(state.params)._replace(likelihood=state.likelihood)
+
+
+class _Chains(NamedTuple):
+    """Chains that move together."""
+
+    moves: LangevinDynamics
+    state: State
+    stream: InMemory
+
+    def chosen(self, chains: Tensor) -> _Chains:
+        """These of them, each with its prior, randomness and rows."""
+        moves = dataclasses.replace(
+            self.moves, prior=of_chains(self.moves.prior, chains),
+            temperature=self.moves.temperature[chains], noise=self.moves.noise[chains],
+            labels=self.moves.labels[chains],
+        )  # fmt: skip
+        return _Chains(
+            moves, moves.init(_at(self.state.params, chains)), self.stream.of_chains(chains)
+        )
 
 
 def losses(
@@ -123,7 +166,11 @@ def losses(
         return torch.stack([one(*chain) for chain in of]).double()
 
 
-def _where(chains: Tensor, new: Params, old: Params) -> Params:
-    return {
-        k: torch.where(chains.reshape(-1, *(1,) * (v.ndim - 1)), v, old[k]) for k, v in new.items()
-    }
+def _at(tree: Params, chains: Tensor) -> Params:
+    """The values of these chains, in tensors of their own."""
+    return {k: v[chains] for k, v in tree.items()}
+
+
+def _put(chains: Tensor, new: Params, which: Tensor, old: Params) -> Params:
+    """``old`` with the rows ``which`` of ``new`` at ``chains``."""
+    return {k: v.index_copy(0, chains, new[k][which]) for k, v in old.items()}

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from natural_langevin.data.table import Table, from_frame, need_pandas, short
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sklearn.frames import OUTPUTS, Array, answer, is_frame, name_of
 from natural_langevin.tabular.explain import (
     Importance,
     PartialDependence,
@@ -33,8 +33,6 @@ from natural_langevin.tabular.settings import SettingError, Settings
 from natural_langevin.tabular.survey import fit_features
 
 log = logging.getLogger("natural_langevin")
-
-Array = NDArray[Any]
 
 
 class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
@@ -110,6 +108,25 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.allow_nan = True
         return tags
 
+    def set_output(self, *, predict: str = "default") -> Any:
+        """What answers are: arrays, as scikit-learn's own estimators give ("default"); columns of
+        the kind of frame that ``X`` is, with its index ("same"); or always "pandas" or "polars"
+        columns. scikit-learn's scorers and meta-estimators expect arrays."""
+        if predict not in OUTPUTS:
+            raise ValueError(f"predict must be one of {OUTPUTS}, got {predict!r}")
+        self._sklearn_output_config = {"predict": predict}  # which clone() keeps
+        return self
+
+    def _answer(self, values: Array, X: Any, names: Sequence[Any]) -> Any:
+        output = getattr(self, "_sklearn_output_config", {}).get("predict", "default")
+        return answer(values, X, output, names)
+
+    def _named(self, count: int) -> list[Any]:
+        """The names of so many targets, as their columns were called or numbered."""
+        if len(self._target_names) == count:
+            return self._target_names
+        return ["prediction"] if count == 1 else [f"prediction {k}" for k in range(count)]
+
     #: What ``task`` may be; the first is "auto".
     _tasks: tuple[str, ...] = ()
 
@@ -183,12 +200,14 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         self, X: Any, y: Any, sample_weight: Any, **options: Any
     ) -> tuple[Table, Any, Array | None]:
         """The table, the targets and the weights of the rows, as scikit-learn checks them."""
+        self._target_names = name_of(y)
         if is_frame(X):
             table = from_frame(X)
             validate_data(self, table.frame, skip_check_array=True)
             from sklearn.utils import check_array
 
             _check_targets(y, numeric=bool(options.get("y_numeric")))
+            y = y.to_numpy() if hasattr(y, "to_numpy") else y  # whole numbers stay whole
             y = check_array(
                 y, ensure_2d=False, dtype="numeric" if options.get("y_numeric") else None
             )
@@ -263,8 +282,3 @@ def _weighted(table: Table, weight: Array | None) -> Table:
         return table
     whole = bool((weight == np.round(weight)).all())
     return table.take(np.repeat(np.arange(len(table)), weight.astype(int) if whole else weight > 0))
-
-
-def is_frame(X: Any) -> bool:
-    """Whether it is a pandas or polars frame: something with named columns of their own types."""
-    return hasattr(X, "columns") and hasattr(X, "dtypes") and hasattr(X, "to_dict")

@@ -12,13 +12,16 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from torch import Tensor
 
-from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
+from natural_langevin.sklearn.base import NaturalLangevinEstimator
+from natural_langevin.sklearn.frames import Array
+from natural_langevin.tabular.target import in_order
 
 
 class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # type: ignore[misc]
     """A Bayesian network for classes; the settings are those of ``NaturalLangevinEstimator``.
 
-    ``task="ordinal"``: the classes have an order, that of ``classes_``. Rare classes stay as rare
+    ``task="ordinal"``: the classes have an order, that of ``classes_``: of numbers, of words that
+    are known (low, medium, high) or of an ordered pandas column. Rare classes stay as rare
     as they are, which is what probabilities should say; for balanced decisions give
     ``sample_weight=compute_sample_weight("balanced", y)`` of scikit-learn.
 
@@ -39,6 +42,7 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NaturalLangevinClassifier:
         """``X``: (n, features); ``y``: (n,) labels of any kind, or (n, labels) of 0 and 1, several
         labels per row; ``sample_weight``: (n,), a row of weight 2 counts as two."""
+        given = y
         table, y, weight = self._checked(X, y, sample_weight, multi_output=True)
         check_classification_targets(y)
         y = y.toarray() if hasattr(y, "toarray") else y
@@ -49,8 +53,30 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
             self._learn(table, targets, weight, task="multilabel")
             return self
         self.classes_, labels = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+        if self.task == "ordinal":
+            self._order_classes(given)
+            labels = self._targets(y).numpy()
         self._learn(table, torch.as_tensor(labels), weight, classes=len(self.classes_))
         return self
+
+    def _order_classes(self, y: Any) -> None:
+        """From low to high: as an ordered pandas column says, or as numbers and known scales (low,
+        medium, high) go."""
+        categories = getattr(getattr(y, "dtype", None), "categories", None)
+        if categories is not None and y.dtype.ordered:
+            found = [level for level in categories if level in set(self.classes_)]
+        elif self.classes_.dtype.kind in "biuf":
+            return
+        else:
+            found = list(in_order([str(level) for level in self.classes_]) or ())
+        if len(found) != len(self.classes_):
+            shown = ", ".join(map(str, self.classes_[:4]))
+            raise ValueError(
+                f'task="ordinal" needs an order, and that of {shown} is not '
+                "known: give numbers, or an ordered pandas column (pd.Categorical(..., "
+                "ordered=True))"
+            )
+        self.classes_ = np.array(found, dtype=self.classes_.dtype)
 
     def _targets(self, y: Any) -> Tensor:
         y = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
@@ -59,29 +85,37 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         unknown = ~np.isin(y, self.classes_)
         if unknown.any():
             raise ValueError(f"y holds {y[unknown][0]!r}, which is none of {self.classes_}")
-        return torch.as_tensor(np.searchsorted(self.classes_, y))
+        order = np.argsort(self.classes_, kind="stable")
+        return torch.as_tensor(order[np.searchsorted(self.classes_, y, sorter=order)])
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: Any) -> Any:
         """(n, classes), in the order of ``classes_``: averages over the posteriors' networks, with
         the weights and the scale that cross-validation gave. Of several labels per row, each
         label's own probability."""
+        return self._answer(self._probabilities(X), X, self._columns())
+
+    def _columns(self) -> list[Any]:
+        return self._named(len(self.classes_)) if self._several else list(self.classes_)
+
+    def _probabilities(self, X: Any) -> Array:
         x = self._inputs(X)
         if self._several:
             return self.learned_.predictive(x, flat=False).mean
         found: Array = self.learned_.probabilities(x).numpy()
         return found
 
-    def predict_log_proba(self, X: Any) -> Array:
+    def predict_log_proba(self, X: Any) -> Any:
         """ln of ``predict_proba``."""
-        return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
+        found = np.log(np.maximum(self._probabilities(X), np.finfo(np.float64).tiny))
+        return self._answer(found, X, self._columns())
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: Any) -> Any:
         """The most probable class of every row; of several labels, those that are more probable
         than not."""
-        probabilities = self.predict_proba(X)
+        probabilities = self._probabilities(X)
         if self._several:
-            return (probabilities > 0.5).astype(np.int64)
-        return self.classes_[probabilities.argmax(axis=1)]
+            return self._answer((probabilities > 0.5).astype(np.int64), X, self._columns())
+        return self._answer(self.classes_[probabilities.argmax(axis=1)], X, self._named(1))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
         """(n, n_samples) labels drawn from the predictive probabilities; of several labels per row
@@ -89,14 +123,15 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         if self._several:
             found = self.learned_.predictive(self._inputs(X), flat=False)
             return np.moveaxis(found.sample(n_samples, seed=random_state), 0, -1).astype(np.int64)
-        cumulative = self.predict_proba(X).cumsum(axis=1)
+        cumulative = self._probabilities(X).cumsum(axis=1)
         u = np.random.default_rng(random_state).random((len(cumulative), n_samples))
         return self.classes_[(cumulative[:, None, :-1] < u[..., None]).sum(-1)]
 
-    def predict_set(self, X: Any, level: float = 0.9) -> Array:
+    def predict_set(self, X: Any, level: float = 0.9) -> Any:
         """Which classes are in each row's set, (n, classes) bool: as many as held-out rows say it
         takes to hold the truth in ``level`` of all rows (split conformal over the folds)."""
         x = self._inputs(X)
         if self._several:
             raise ValueError("predict_set is for one class per row, and there are several labels")
-        return (1 - self.learned_.probabilities(x) <= self.learned_.conformal(level)).numpy()
+        inside = 1 - self.learned_.probabilities(x) <= self.learned_.conformal(level)
+        return self._answer(inside.numpy(), X, self._columns())

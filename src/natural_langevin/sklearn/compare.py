@@ -23,10 +23,20 @@ from sklearn import datasets
 from sklearn.model_selection import train_test_split
 
 from natural_langevin import metrics
+from natural_langevin._internal.atomic import output
 from natural_langevin.experiments.origin import origin
+from natural_langevin.experiments.parts import join_parts
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
-from natural_langevin.sklearn.base import Array
-from natural_langevin.sklearn.rivals import FOLDS, GRID, MOST_EPOCHS, RIVALS, TREES, run_rival
+from natural_langevin.sklearn.frames import Array
+from natural_langevin.sklearn.rivals import (
+    FOLDS,
+    GRID,
+    MOST_EPOCHS,
+    RIVALS,
+    TREES,
+    is_installed,
+    run_rival,
+)
 from natural_langevin.sklearn.table import markdown, with_table
 from natural_langevin.tabular import weighing
 from natural_langevin.tabular.candidates import candidates
@@ -133,19 +143,50 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=list(DATASETS))
     parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
     parser.add_argument("--splits", type=int, default=SPLITS, help="the first so many")
+    parser.add_argument("--split", type=int, nargs="+", help="these alone, counted from 0")
+    parser.add_argument("--merge", type=Path, help="a folder: run nothing, join its files")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    results: dict[str, Any] = {"rows": []}
+    if options.merge is not None:
+        results = merge(options.merge)
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    else:
+        results = go_on(options, parser)
+    print(markdown(results))
+    if options.page is not None:
+        text = options.page.read_text(encoding="utf-8")
+        options.page.write_text(with_table(text, results), encoding="utf-8")
+
+
+def merge(folder: Path) -> Scored:
+    """The files of several processes as one, in the order that one process would write."""
+    methods = list(METHODS)
+    return join_parts(
+        folder,
+        same=("config",),
+        place=lambda row: (
+            row["split"], DATASETS.index(row["dataset"]), methods.index(row["method"])
+        ),
+    )  # fmt: skip
+
+
+def go_on(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Scored:
+    """The content of ``--out``, to which every fit is added as soon as it is done."""
+    results: Scored = {"rows": []}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.out.exists():
         results = json.loads(options.out.read_text())
         if results["config"] != json.loads(json.dumps(configuration())):
             parser.error(f"{options.out} holds another configuration: give another --out")
     done = {(row["dataset"], row["method"], row["split"]): row for row in results["rows"]}
+    methods = [method for method in METHODS if is_installed(method)]
+    for method in set(METHODS) - set(methods):
+        log.info("%s is not installed, and left out", method)
     wanted = [
         (name, method, split)
-        for split in range(options.splits)
+        for split in options.split or range(options.splits)
         for name in options.datasets
-        for method in METHODS
+        for method in methods
         if (name, method) not in LEFT_OUT
     ]
     for name, method, split in (one for one in wanted if one not in done):
@@ -155,11 +196,9 @@ def main() -> None:
         results |= {"config": configuration()} | origin("cpu")
         results["versions"]["scikit-learn"] = sklearn.__version__
         results["rows"].append(row)
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(markdown(results))
-    if options.page is not None:
-        text = options.page.read_text(encoding="utf-8")
-        options.page.write_text(with_table(text, results), encoding="utf-8")
+        with output(options.out) as handle:
+            handle.write(json.dumps(results, indent=1).encode() + b"\n")
+    return results
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import torch
 from sklearn.base import RegressorMixin
 from torch import Tensor
 
-from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
+from natural_langevin.sklearn.base import NaturalLangevinEstimator
+from natural_langevin.sklearn.frames import Array
 from natural_langevin.tabular.predictive import Predictive
+from natural_langevin.tabular.target import are_counts
 
 
 class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # type: ignore[misc]
@@ -21,7 +23,8 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
 
     Held-out rows choose whether the noise has one size or depends on the inputs, and whether a
     skewed positive target is sampled as its logarithm (``noise``, ``log``). ``task="count"``:
-    targets 0, 1, 2, ... with Poisson or overdispersed noise.
+    targets 0, 1, 2, ... with Poisson or overdispersed noise; "auto" is that where targets look like
+    counts (``tabular.target.are_counts``), and "regression" otherwise.
 
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True)
@@ -44,7 +47,8 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
         table, y, weight = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
         y = np.array(y, dtype=np.float64)
         self._flat = y.ndim == 1
-        self._learn(table, torch.as_tensor(y.reshape(len(y), -1)), weight)
+        task = "count" if self.task == "auto" and self._flat and are_counts(y) else ""
+        self._learn(table, torch.as_tensor(y.reshape(len(y), -1)), weight, task=task)
         return self
 
     def _targets(self, y: Any) -> Tensor:
@@ -57,26 +61,35 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
         x = self._inputs(X)
         return self.learned_.predictive(x, flat=self._flat)
 
-    def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
+    def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean; with ``return_std`` also its standard deviation, which holds both
         the noise of a new observation and the networks' disagreement."""
         found = self.predict_dist(X)
-        return (found.mean, found.std) if return_std else found.mean
+        mean, names = found.mean, self._names(found.mean)
+        if not return_std:
+            return self._answer(mean, X, names)
+        return tuple(self._answer(values, X, names) for values in (mean, found.std))
 
-    def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> Array:
+    def _names(self, values: Array) -> list[Any]:
+        return self._named(1 if values.ndim == 1 else values.shape[1])
+
+    def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
         """(n, level), or (n, target, level): quantiles of the predictive distribution."""
         found = self.predict_dist(X)
-        return np.stack([found.quantile(level) for level in levels], axis=-1)
+        quantiles = np.stack([found.quantile(level) for level in levels], axis=-1)
+        return self._answer(quantiles, X, [f"q{100 * level:g}" for level in levels])
 
     def predict_interval(
         self, X: Any, level: float = 0.9, *, conformal: bool = False
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Any, Any]:
         """The ends of central intervals. ``conformal``: as wide as it took to hold ``level`` of the
         held-out rows, whatever the posterior says (split conformal over the folds)."""
         found = self.predict_dist(X)
         if conformal:
             level = min(self.learned_.conformal(level), 1 - 1e-9)
-        return found.interval(level)
+        low, high = found.interval(level)
+        names = self._names(low)
+        return self._answer(low, X, names), self._answer(high, X, names)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
         """(n, n_samples) draws of new observations, or (n, target, n_samples)."""

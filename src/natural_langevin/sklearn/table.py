@@ -14,6 +14,7 @@ NAMES = {
     "mlp": "MLP, tuned",
     "forest": "random forest",
     "boosting": "histogram gradient boosting",
+    "ngboost": "NGBoost",
     "process": "Gaussian process",
     "ensemble": "deep ensemble of equal cost",
 }

@@ -126,16 +126,18 @@ class Gradients:
         deferred: tuple[str, ...] = (),
         statistics: bool = True,
         basis: Basis = NO_BASIS,
+        loss_dtype: torch.dtype | None = None,
     ) -> Evaluation:
         """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t).
         Without ``statistics`` the gradient alone is computed, as if nothing else were needed.
-        ``basis``: that of the statistics "rotated".
+        ``basis``: that of the statistics "rotated". ``loss_dtype``: in which losses are averaged.
 
         For the layers named in ``deferred``, some of ``deferrable``, neither gradient nor
         statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
         first = next(iter(params.values()))
         rate = (step + 1).to(first.dtype).rsqrt()
         one = self._one_chain(params, self.requests if statistics else frozenset(), deferred)
+        one.loss_dtype = loss_dtype
         if self.data_parallel is None:
             found = self._evaluate(one, params, likelihood, batch, key, rate, chain_axis, basis)
         else:

@@ -62,6 +62,7 @@ class OneChain:
     numbers: int
     deferred: tuple[str, ...] = ()
     part: Part | None = None
+    loss_dtype: torch.dtype | None = None  # of the mean loss; None: that of the outputs
 
     def evaluate(
         self,
@@ -115,7 +116,7 @@ class OneChain:
             drawn = self._output_gradient(outputs, labels, state)
             _, deltas = self._unscaled(pullback, drawn)
             calls = {n: (*call, *deltas[n, 0]) for n, call in calls.items()}
-        return losses.mean(), gradient, state, calls, (inputs, deltas, labels)
+        return losses.mean(dtype=self.loss_dtype), gradient, state, calls, (inputs, deltas, labels)
 
     def moments(
         self,
@@ -209,7 +210,7 @@ class OneChain:
         means = dense_moments(
             lambda part: samples, asked, samples=len(x), chunk=len(x), basis=basis
         )
-        return losses.mean(), gradient, means | {"samples": samples}, state
+        return losses.mean(dtype=self.loss_dtype), gradient, means | {"samples": samples}, state
 
     def _per_sample(self, params: Params, state: LikelihoodState, x: Tensor, y: Tensor) -> Params:
         def loss(p: Params, x_n: Tensor, y_n: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ no more than their different words.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,11 +40,22 @@ CURRENCY = (
     r"[$€£¥]|(?<![A-Za-z])(?:EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK)(?![A-Za-z])"
 )
 AFFIX = re.compile(rf"^(?:[{SPACES}]|{CURRENCY})+|(?:[{SPACES}%]|{CURRENCY})+$")
+UNIT = re.compile(rf"[+-]?\d[\d.,{SPACES}]*?[{SPACES}]?([^\W\d_][^\d,.;:/%-]{{0,11}})")
+#: Numbers that people write for "missing"; 999 and the like may be prices.
+CODES = (-9.0, -99.0, -999.0, -9999.0, -99999.0)
+NEGATIVE = re.compile(r"\([^-+()]+\)")
 SIGN = re.compile(rf"^([+-])(?:[{SPACES}]|{CURRENCY})+")
-DATE = re.compile(r"\d{1,4}[-/. ]\w{1,9}[-/., ]+\d{1,4}|[A-Za-z]{3,9} \d{1,2},? \d{4}")
+DATE = re.compile(
+    r"\d{1,4}[-/. ]\w{1,9}[-/., ]+\d{1,4}|[A-Za-z]{3,9} \d{1,2},? \d{4}"
+    r"|\d{4}[-/]\d{1,2}$|\d{1,2}/\d{4}$|[A-Za-z]{3,9} \d{4}$"
+)
+CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
+#: Ways of writing dates that one column may mix.
+MOST_FORMS = 3
 DAYS = (
     "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%d.%m.%y",
     "%m/%d/%y", "%d/%m/%y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
+    "%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%B %Y",
 )  # fmt: skip
 TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
 #: Cycles of a date, in days: their phases are inputs beside the day itself.
@@ -54,17 +66,21 @@ CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
 class Number:
     """One input, (value - mean) / scale; ``missing``: a second one says where there is no value.
 
-    ``decimal`` is the sign in front of decimals where the column was text."""
+    ``decimal`` is the sign in front of decimals where the column was text, ``unit`` the word behind
+    its numbers, and ``code`` a number that stands for a missing one."""
 
     name: str
     mean: float
     scale: float
     missing: bool = False
     decimal: str = "."
+    unit: str = ""
+    code: float | None = None
 
     def read(self, cells: pd.Series) -> pd.Series:
         """Finite numbers, NaN where there is none."""
-        return numbers(cells, self.decimal)
+        found = numbers(cells, self.decimal, self.unit)
+        return found if self.code is None else found.mask(found == self.code)
 
 
 @dataclass(frozen=True)
@@ -122,9 +138,13 @@ def from_json(value: Mapping[str, Any]) -> Column:
     if isinstance(found, Number):
         if found.decimal not in GROUPED or not isinstance(found.missing, bool):
             raise ValueError(f"column {found.name!r} is damaged")
+        if not isinstance(found.unit, str):
+            raise ValueError(f"column {found.name!r} is damaged")
+        code = None if found.code is None else float(found.code)
         return Number(
-            found.name, float(found.mean), float(found.scale), found.missing, found.decimal
-        )
+            found.name, float(found.mean), float(found.scale), found.missing, found.decimal,
+            found.unit, code,
+        )  # fmt: skip
     parts = {str(k): (float(m), float(s)) for k, (m, s) in found.parts.items()}
     return Date(found.name, str(found.format), parts, bool(found.missing))
 
@@ -134,10 +154,12 @@ def parse_number(cell: str, decimal: str = ".") -> float:
 
     >>> parse_number("$1,234.50"), parse_number("1.234,5", ","), parse_number("12 %")
     (1234.5, 1234.5, 12.0)
-    >>> parse_number("-$5"), parse_number("12 EUR"), parse_number("1_000"), parse_number("Rome")
-    (-5.0, 12.0, nan, nan)
+    >>> parse_number("-$5"), parse_number("(12 EUR)"), parse_number("1_000"), parse_number("Rome")
+    (-5.0, -12.0, nan, nan)
     """
     text = SIGN.sub(r"\1", AFFIX.sub("", cell))
+    if NEGATIVE.fullmatch(text):  # as accountants write it
+        return -parse_number(text[1:-1], decimal)
     if GROUPED[decimal].fullmatch(text):
         text = re.sub(rf"[{SPACES}{',' if decimal == '.' else '.'}]", "", text)
     elif decimal == "," and "." in text:
@@ -145,6 +167,33 @@ def parse_number(cell: str, decimal: str = ".") -> float:
     text = text.replace(",", ".") if decimal == "," else text
     value = float(text) if PLAIN.fullmatch(text) else np.nan
     return value if np.isfinite(value) else np.nan
+
+
+def common_unit(levels: Iterable[str]) -> str:
+    """The word behind nearly all numbers, such as km; "" where there is none, or several.
+
+    >>> common_unit(["8.3 km", "11 km", "?"]), common_unit(["5 km", "300 m"]), common_unit(["5 %"])
+    ('km', '', '')
+    """
+    found = [match[1] for level in levels if (match := UNIT.fullmatch(level))]
+    unit, count = Counter(found).most_common(1)[0] if found else ("", 0)
+    written = sum(any(map(str.isdigit, level)) for level in levels)
+    return unit if count >= MOST * written else ""
+
+
+def missing_code(values: np.ndarray) -> float | None:
+    """-999 and the like, where it is repeated and farther below the other numbers than these are
+    from each other: a code that stands for a missing number.
+
+    >>> missing_code(np.array([1.5, 2.5, -999, 1.0, -999])), missing_code(np.array([1.0, -9, -8]))
+    (-999.0, None)
+    """
+    for code in CODES:
+        rest = values[values != code]
+        repeated = len(values) - len(rest) >= 2 and len(rest) >= 2
+        if repeated and rest.min() - code > np.ptp(rest) > 0:
+            return code
+    return None
 
 
 def decimal_comma(levels: Iterable[str]) -> bool | None:
@@ -168,7 +217,7 @@ def comma_of_others(frame: pd.DataFrame) -> bool:
     return True in said and False not in said
 
 
-def notation(cells: pd.Series, values: pd.Series, decimal: str) -> list[str]:
+def notation(cells: pd.Series, values: pd.Series, decimal: str, unit: str = "") -> list[str]:
     """How text was read as numbers, in words, each with a cell as an example."""
     if cells.dtype != "category":
         return []
@@ -194,15 +243,25 @@ def notation(cells: pd.Series, values: pd.Series, decimal: str) -> list[str]:
             other = "others have none" if "" in signs else "others differ"
             said += f", and {other} ({signs['' if '' in signs else named[1]]}): is all in one unit?"
         found.append(said)
+    for level in [level for level in levels if "(" in level][:1]:
+        found.append(f"parentheses are read as a minus {example(level)}")
+    for level in [level for level in levels if unit and level.endswith(unit)][:1]:
+        found.append(f"{unit} left out {example(level)}")
     return found
 
 
-def numbers(cells: pd.Series, decimal: str = ".") -> pd.Series:
-    """float64 with NaN for what is missing, infinite or no number."""
+def numbers(cells: pd.Series, decimal: str = ".", unit: str = "") -> pd.Series:
+    """float64 with NaN for what is missing, infinite or no number, with or without its ``unit``."""
     if cells.dtype == np.float64:
         infinite = np.isinf(cells.to_numpy())
         return cells.mask(infinite) if infinite.any() else cells
-    return _by_level(cells, lambda level: parse_number(level, decimal)).astype(np.float64)
+    if cells.dtype != "category":  # dates, where numbers were expected
+        return need_pandas().Series(np.nan, index=cells.index)
+
+    def read(level: str) -> float:
+        return parse_number(level.removesuffix(unit), decimal)
+
+    return _by_level(cells, read).astype(np.float64)
 
 
 def dates(cells: pd.Series, form: str) -> pd.Series:
@@ -213,7 +272,7 @@ def dates(cells: pd.Series, form: str) -> pd.Series:
     if cells.dtype == np.float64:
         return pd.Series(pd.NaT, index=cells.index, dtype="datetime64[ns, UTC]")
     levels = cells.cat.categories
-    read = pd.to_datetime(pd.Series(levels, dtype=object), format=form, errors="coerce", utc=True)
+    read = _times(pd.Series(levels, dtype=object), form)
     return cells.map(dict(zip(levels, read, strict=True))).astype("datetime64[ns, UTC]")
 
 
@@ -236,18 +295,41 @@ def canonical(word: str) -> str:
     return f"{float(word):.15g}" if PLAIN.fullmatch(word) else word
 
 
+def _times(words: pd.Series, form: str) -> pd.Series:
+    """By the first of the forms (``form`` has bars between them) that reads a word."""
+    pd = need_pandas()
+    found = pd.Series(pd.NaT, index=words.index, dtype="datetime64[ns, UTC]")
+    for one in form.split("|"):
+        read = pd.to_datetime(words, format=one, errors="coerce", utc=True)
+        found = found.fillna(read.astype(found.dtype))
+    return found
+
+
 def date_format(levels: pd.Index) -> tuple[str, float]:
-    """How dates are written here, and the share that is; ("", 0.0) where they are none."""
+    """How dates are written here, and the share that is; ("", 0.0) where they are none. Where one
+    way of writing does not do, others follow it behind bars."""
     pd = need_pandas()
     some = pd.Series(levels[:: max(1, len(levels) // 500)], dtype=object)
-    if not len(some) or some.str.match(DATE).mean() < MOST:
+    if len(some) and some.str.fullmatch(CLOCK).mean() >= MOST:
+        offered = ["%H:%M", "%H:%M:%S"]
+    elif len(some) and some.str.match(DATE).mean() >= MOST:
+        offered = [*(day + time for time in TIMES for day in DAYS), "ISO8601"]
+    else:
         return "", 0.0
-    best = ("", 0.0)
-    for form in [*(day + time for time in TIMES for day in DAYS), "ISO8601"]:
-        share = float(pd.to_datetime(some, format=form, errors="coerce", utc=True).notna().mean())
-        if share > best[1]:
-            best = (form, share)
-    return best
+    forms, left = list[str](), some
+    while len(left) and len(forms) < MOST_FORMS:
+        read = {
+            form: pd.to_datetime(left, format=form, errors="coerce", utc=True).notna()
+            for form in offered
+        }
+        best = max(offered, key=lambda form: int(read[form].sum()))
+        if not read[best].any():
+            break
+        forms.append(best)
+        left = left[~read[best]]
+        if len(left) <= (1 - MOST) * len(some):
+            break
+    return "|".join(forms), 1 - len(left) / max(1, len(some))
 
 
 def phases(times: pd.Series) -> dict[str, pd.Series]:

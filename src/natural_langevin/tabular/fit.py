@@ -36,6 +36,8 @@ from natural_langevin.tabular.target import Target, find_target, fit_target
 log = logging.getLogger("natural_langevin")
 
 FEWEST_ROWS = 10
+#: Classes of fewer rows than this are mentioned.
+FEW_ROWS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +70,13 @@ def prepare(
     table, notices = _rows_to_use(data.table, target, skip_missing)
     if not target.classes:
         cells = table.frame[target.name]
-        values = columns.numbers(cells, target.decimal)
-        read = columns.notation(cells, values, target.decimal)
+        values = columns.numbers(cells, target.decimal, target.unit)
+        read = columns.notation(cells, values, target.decimal, target.unit)
         notices += [f"{target.name}: {what}" for what in read]
     _check_count(table)
     train, held_out = table, data.test
+    if target.classes:
+        notices += _rare(target, table)
     if held_out is None:
         labels = target.encode(table).numpy() if target.classes else None
         inside, outside = split(len(table), hold_out, labels, settings.seed)
@@ -131,6 +135,19 @@ def _rows_to_use(table: Table, target: Target, skip_missing: bool) -> tuple[Tabl
             notices.append(f"{(~complete).sum():,} rows lack a cell: left out (--skip-missing)")
         table = table.take(np.flatnonzero(complete))
     return table, notices
+
+
+def _rare(target: Target, table: Table) -> list[str]:
+    """Classes of so few rows that little can be learned of them."""
+    counts = np.bincount(target.encode(table).numpy(), minlength=len(target.classes))
+    rare = [f"{name} ({n})" for name, n in zip(target.classes, counts, strict=True) if n < FEW_ROWS]
+    if not rare:
+        return []
+    shown = ", ".join(rare[:6]) + (", ..." if len(rare) > 6 else "")
+    return [
+        f"{target.name}: classes of fewer than {FEW_ROWS} rows are hardly learned, and one of a "
+        f"single row is not tested: {shown}"
+    ]
 
 
 def split(
@@ -272,8 +289,8 @@ def _batches(run: Run, table: Table | None) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def labelled(run: Run, chunk: Table) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets of the rows that have both."""
-    chunk = chunk.take(np.flatnonzero(run.target.known(chunk)))
+    """Inputs and targets of the rows that have both; a class must be one that was learned."""
+    chunk = chunk.take(np.flatnonzero(run.target.learned(chunk)))
     if len(chunk):
         encoded = run.features.encode(chunk)
         usable = np.flatnonzero(encoded.usable)

@@ -30,12 +30,15 @@ KINDS = {
 }
 #: Positive targets more skewed than this are also tried as their logarithm.
 SKEWED = 1.0
+#: Rows that it takes to say that a target is never negative.
+FEWEST_BOUNDED = 20
 
 
 @dataclass(frozen=True)
 class Outcome:
     """``noise``: of KINDS. ``classes``: how many (0 of numbers). ``mean``, ``scale``: of the
-    targets or, with ``log``, of their logarithms, one value per target."""
+    targets or, with ``log``, of their logarithms, one value per target. ``bounded``: no target is
+    below 0, and so no prediction is (see ``Predictive``)."""
 
     task: str
     noise: str
@@ -43,6 +46,7 @@ class Outcome:
     mean: tuple[float, ...] = (0.0,)
     scale: tuple[float, ...] = (1.0,)
     log: bool = False
+    bounded: bool = False
 
     @property
     def likelihood(self) -> Likelihood:
@@ -66,8 +70,8 @@ class Outcome:
     @property
     def outputs(self) -> int:
         """How many outputs the network needs."""
-        if self.task == "ordinal":
-            return 1
+        if self.task == "ordinal":  # a latent value and the gaps between levels
+            return self.classes - 1
         twice = self.noise in ("varying", "overdispersed")
         return self.classes or len(self.mean) * (2 if twice else 1)
 
@@ -144,7 +148,8 @@ def outcomes(
     if task == "count":
         mean = (share * y).sum(0).clamp_min(1e-3).log()
         return [Outcome(task, kind, mean=tuple(mean.tolist())) for kind in kinds]
-    found = []
+    count = len(y) if weights is None else float(weights.sum())
+    found, bounded = [], _bounded(y, share, count)
     for log in _logs(y, share, settings.log):
         values = y.log() if log else y
         # Divided by the largest first, so that squares neither overflow nor vanish.
@@ -154,7 +159,9 @@ def outcomes(
         spread = (share * (values / largest - centre).square()).sum(0).sqrt()
         mean, scale = centre * largest, torch.where(spread > 0, spread * largest, 1.0)
         found += [
-            Outcome(task, kind, 0, tuple(mean.tolist()), tuple(scale.tolist()), log)
+            Outcome(
+                task, kind, 0, tuple(mean.tolist()), tuple(scale.tolist()), log, bounded and not log
+            )
             for kind in kinds
         ]
     return found
@@ -167,7 +174,19 @@ def _logs(y: Tensor, share: Tensor, asked: bool | str) -> tuple[bool, ...]:
         return (bool(asked),)
     if y.shape[1] > 1 or not bool((y > 0).all()):
         return (False,)
+    return (False, True) if _skewness(y, share) > SKEWED else (False,)
+
+
+def _bounded(y: Tensor, share: Tensor, count: float) -> bool:
+    """Whether the target is an amount, which cannot be negative: skewed or with zeros, of at least
+    FEWEST_BOUNDED rows, so that a negative one is rarer than what a 90 % interval leaves out."""
+    counted = y[share[:, 0] > 0]
+    if y.shape[1] > 1 or count < FEWEST_BOUNDED or bool((counted < 0).any()):
+        return False
+    return bool((counted == 0).any()) or _skewness(y, share) > SKEWED
+
+
+def _skewness(y: Tensor, share: Tensor) -> float:
     centred = y - (share * y).sum(0)
     variance = (share * centred.square()).sum()
-    skewness = (share * centred**3).sum() / variance.clamp_min(1e-300) ** 1.5
-    return (False, True) if float(skewness) > SKEWED else (False,)
+    return float((share * centred**3).sum() / variance.clamp_min(1e-300) ** 1.5)

@@ -57,7 +57,10 @@ class Networks:
 class Predictive:
     """The distribution of every row's target; arrays of shape (n,), or (n, target) of several.
 
-    Components of several targets are independent given the network, not over networks."""
+    Components of several targets are independent given the network, not over networks. Where no
+    target can be negative (``Outcome.bounded``) and the noise is normal, y is max(0, z) of the
+    normal variable z: means, quantiles and draws are those of y, and ``log_prob`` is the density,
+    which of y > 0 is that of z (at 0, where y has a probability, it is z's as well)."""
 
     def __init__(self, outcome: Outcome, law: Distribution, weights: Tensor, *, flat: bool) -> None:
         self._outcome, self._law, self._flat = outcome, law, flat
@@ -67,6 +70,11 @@ class Predictive:
 
     def __len__(self) -> int:
         return int(self._law.batch_shape[1])
+
+    @property
+    def bounded(self) -> bool:
+        """Whether nothing is below 0, though the noise is normal."""
+        return self._outcome.bounded and isinstance(self._law, Normal)
 
     @property
     def mean(self) -> Array:
@@ -105,8 +113,9 @@ class Predictive:
 
     def cdf(self, y: Any) -> Array:
         """P(Y <= y) of every component."""
-        u, _ = self._sampled(self._given(y))
-        return self._shaped(self._cdf(u))
+        values = self._given(y)
+        below = self._cdf(self._sampled(values)[0])
+        return self._shaped(torch.where(values < 0, 0.0, below) if self.bounded else below)
 
     def quantile(self, level: float) -> Array:
         """y with P(Y <= y) = level; of counts the smallest with P(Y <= y) >= level."""
@@ -116,6 +125,8 @@ class Predictive:
         while bool((self._cdf(high) < level).any()):
             high = torch.where(self._cdf(high) < level, 2 * high + 1, high)
         for _ in range(HALVINGS):
+            if whole and bool((high - low <= 1).all()):
+                break
             middle = ((low + high) / 2).floor() if whole else (low + high) / 2
             below = self._cdf(middle) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
@@ -160,6 +171,8 @@ class Predictive:
         if not self._outcome.real:
             return mean, variance
         mean, variance = self._mean + self._scale * mean, self._scale**2 * variance
+        if self.bounded:
+            return _censored(mean, variance)
         if not self._outcome.log:
             return mean, variance
         own = torch.exp(mean + variance / 2)  # of a log-normal variable
@@ -183,6 +196,7 @@ class Predictive:
 
     def _own(self, u: Tensor) -> Tensor:
         y = self._mean + self._scale * u
+        y = y.clamp_min(0.0) if self.bounded else y
         return y.exp() if self._outcome.log else y
 
     def _cdf(self, u: Tensor) -> Tensor:
@@ -203,3 +217,15 @@ class Predictive:
 
     def _shaped(self, values: Tensor) -> Array:
         return (values[..., 0] if self._flat else values).numpy()
+
+
+def _censored(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of max(0, z) for z ~ N(mean, variance): with a = mean / sd,
+    m Phi(a) + sd phi(a), and (m^2 + sd^2) Phi(a) + m sd phi(a) less its square."""
+    sd = variance.sqrt()
+    a = mean / sd
+    above = torch.special.ndtr(a)
+    density = torch.exp(-0.5 * a.square()) / (2 * torch.pi) ** 0.5
+    first = mean * above + sd * density
+    second = (mean.square() + variance) * above + mean * sd * density
+    return first.clamp_min(0.0), (second - first.square()).clamp_min(0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,6 +61,8 @@ def quality(
     for kind in ("scores", "baseline"):  # JSON knows no infinity
         found[kind] = {k: v if math.isfinite(v) else None for k, v in found[kind].items()}
     verdict = diagnosis(posterior, torch.cat(probes))
+    if features is not None:
+        verdict["verdicts"] = [_for_the_command(said) for said in verdict["verdicts"]]
     verdict["verdicts"] = [*_useless(found["scores"], found["baseline"]), *verdict["verdicts"]]
     return head | found | {"diagnosis": verdict}
 
@@ -72,6 +75,16 @@ def _useless(scores: dict[str, float | None], baseline: dict[str, float | None])
         "It predicts worse than a guess that looks at no input: use more steps or a simpler "
         "network; or the inputs say nothing about the target."
     ]
+
+
+def _for_the_command(said: str) -> str:
+    """A verdict with options of ``train`` where it has arguments of Python; the recipe has chosen
+    the step size, and leaves out a chain that diverged."""
+    said = re.sub(
+        r"(diverged at step [\d,]+): use a smaller step size", r"\1, and is left out", said
+    )
+    said = re.sub(r"steps=(\d+)( or until=\"ess:400\")?", r"--steps \1", said)
+    return said.replace(", or leave step_size out, so that it is chosen", "")
 
 
 def diagnosis(posterior: Posterior, x: Tensor) -> dict[str, Any]:

@@ -255,6 +255,8 @@ def learn(
     weighed = weigh(held_out, outcome, y, len(every))
     learned = _on_all_data(chosen, every, weighed)
     reason = f"{trials.reason}{_reason(learned, every, weighed, folds)}"
+    if outcome.bounded:
+        reason += "; no prediction is below 0, since no target is"
     return replace(learned, reason=reason)
 
 
@@ -313,13 +315,17 @@ def _reason(learned: Learned, offered: Sequence[Candidate], weighed: Weighed, fo
 def _repetitions(weights: Tensor | None) -> tuple[Tensor | None, int | None]:
     """How often every row is repeated, and how many data that stands for.
 
-    Whole weights are repeated exactly. Others by systematic rounding, about REPETITIONS times on
-    average: the error of a row's weight is at most one repetition, that of any sum too."""
+    Weights that sum to one datum are relative ones, as boosting gives them, and made to have a mean
+    of 1. Whole weights are repeated exactly. Others by systematic rounding, about REPETITIONS times
+    on average: the error of a row's weight is at most one repetition, that of any sum too."""
     if weights is None:
         return None, None
     if not bool(weights.isfinite().all()) or bool((weights < 0).any()) or not float(weights.sum()):
         raise DataError("sample_weight must be finite, not negative and not all zero")
     total = float(weights.sum())
+    if total < 2 < len(weights):  # normalised weights: nobody means one datum
+        log.info("sample_weight sums to %g: taken relative to a mean of 1", total)
+        weights, total = weights * (len(weights) / total), float(len(weights))
     if bool((weights == weights.round()).all()) and total <= MOST_REPEATED:
         return weights.long(), round(total)
     repetitions = min(REPETITIONS, max(1, MOST_REPEATED // len(weights)))

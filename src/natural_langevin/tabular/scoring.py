@@ -94,13 +94,15 @@ class ClassScores:
 
 def _auc(p: Tensor, y: Tensor) -> dict[str, float]:
     """Area under the curve of true against false positives; of several classes the average of one
-    against the rest. Nothing where a class has no rows."""
+    against the rest, over the classes that have rows."""
     from sklearn.metrics import roc_auc_score
 
-    if len(y.unique()) < p.shape[1] or not bool(p.isfinite().all()):
+    there = y.unique().tolist()
+    if len(there) < 2 or not bool(p.isfinite().all()):
         return {}
-    scores = p[:, 1] if p.shape[1] == 2 else p
-    return {"auc": float(roc_auc_score(y.numpy(), scores.numpy(), multi_class="ovr"))}
+    asked = [1] if p.shape[1] == 2 else there
+    found = [roc_auc_score((y == k).numpy(), p[:, k].numpy()) for k in asked]
+    return {"auc": float(np.mean(found))}
 
 
 def _class_slices(p: Tensor, y: Tensor, names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -137,17 +139,24 @@ class NumberScores:
         below = p.cdf(truth)
         if self._target.task == "count":  # the middle of the step that the count is
             below = (below + p.cdf(truth - 1)) / 2
+        elif p.bounded:  # zero is such a step
+            below = np.where(truth <= 0, below / 2, below)
         low, high = p.interval(INTERVAL)
+        said = np.full(len(truth), INTERVAL)
+        if self._target.task == "count":  # an interval of whole numbers holds more than it must
+            said = p.cdf(high) - p.cdf(low - 1)
+        elif p.bounded:  # and so does one with the probability of zero at its end
+            said = np.where(low > 0, INTERVAL, p.cdf(high))
+        epistemic = np.sqrt(p.epistemic)
         self._rows.append(
-            (truth, p.mean, p.log_prob(truth), below, p.std, np.sqrt(p.epistemic), low, high)
+            (truth, p.mean, p.log_prob(truth), below, p.std, epistemic, low, high, said)
         )
-        inside = torch.as_tensor((low <= truth) & (truth <= high))
-        return inside, torch.full((len(truth),), INTERVAL, dtype=torch.float64)
+        return torch.as_tensor((low <= truth) & (truth <= high)), torch.as_tensor(said)
 
     def result(self) -> dict[str, Any]:
         """Scores, baseline and the tables of the report, of all rows added."""
         columns = [torch.as_tensor(np.concatenate(c)) for c in zip(*self._rows, strict=True)]
-        y, mean, log_p, below, total, epistemic, low, high = columns
+        y, mean, log_p, below, total, epistemic, low, high, said = columns
         shift, scale = self._target.mean, self._target.scale
         # The probability below y says at once which central intervals hold y.
         distance = 2 * (below - 0.5).abs()
@@ -166,16 +175,19 @@ class NumberScores:
                 "nll": float(plain.mean()),
             },
             "coverage": {"level": list(LEVELS), "observed": observed},
-            "intervals": self._intervals(y, mean, low, high),
-            "slices": _thirds(mean, inside),
+            "intervals": self._intervals(y, mean, low, high, said),
+            "slices": _thirds(mean, inside, said),
             "uncertainty": histogram(
                 f"standard deviation of {self._target.name}", total, epistemic
             ),
         }
 
-    def _intervals(self, truth: Tensor, mean: Tensor, low: Tensor, high: Tensor) -> dict[str, Any]:
+    def _intervals(
+        self, truth: Tensor, mean: Tensor, low: Tensor, high: Tensor, said: Tensor
+    ) -> dict[str, Any]:
         """Half widths, at the surest and the least sure tenth and in the middle, beside that of a
-        guess that looks at no input; and some rows in full."""
+        guess that looks at no input; the probability that they were said to have, on average; and
+        some rows in full."""
         half = (high - low) / 2
         levels = torch.tensor([0.1, 0.5, 0.9], dtype=half.dtype)
         blind = math.sqrt(2) * float(torch.erfinv(torch.tensor(INTERVAL))) * self._target.scale
@@ -186,20 +198,22 @@ class NumberScores:
         return {
             "half": torch.quantile(half, levels).tolist(),
             "blind": blind,
+            "said": float(said.mean()),
             "rows": {name: v[some].tolist() for name, v in rows.items()},
         }
 
 
-def _thirds(mean: Tensor, inside: Tensor) -> list[dict[str, Any]]:
+def _thirds(mean: Tensor, inside: Tensor, said: Tensor) -> list[dict[str, Any]]:
     """Coverage where it predicts little, something and much."""
     names = ("the lowest third", "the middle third", "the highest third")
     found = []
     for name, rows in zip(names, mean.argsort().tensor_split(3), strict=True):
         if len(rows):
-            spread = math.sqrt(INTERVAL * (1 - INTERVAL) / len(rows))
+            level = float(said[rows].mean())
+            spread = math.sqrt(max(0.0, level * (1 - level)) / len(rows))
             share = float(inside[rows].double().mean())
             found.append(
-                {"name": f"{name} of predictions", "rows": len(rows), "said": INTERVAL,
+                {"name": f"{name} of predictions", "rows": len(rows), "said": level,
                  "share": share, "spread": spread}
             )  # fmt: skip
     return found

@@ -66,14 +66,16 @@ def _of_classes(found: Mapping[str, Any], slices: Families) -> list[str]:
 
 def _of_numbers(quality: Mapping[str, Any]) -> list[str]:
     rows, share = quality["rows"], quality["scores"]["coverage"]
-    spread = math.sqrt(INTERVAL * (1 - INTERVAL) / rows)
+    said = quality["intervals"].get("said", INTERVAL)  # of whole numbers more than they must hold
+    spread = math.sqrt(max(0.0, said * (1 - said)) / rows)
     slices = _families(quality)
-    verdict = _judge(share - INTERVAL, spread, rows, "too wide", "too narrow", slices)
-    surest, middle, least = (f"{value:.3g}" for value in quality["intervals"]["half"])
-    blind = f"{quality['intervals']['blind']:.3g}"
+    verdict = _judge(share - said, spread, rows, "too wide", "too narrow", slices)
+    ends = f", {percent(said)} by their own account" if percent(said) != percent(INTERVAL) else ""
+    surest, middle, least = (figure(value, 3) for value in quality["intervals"]["half"])
+    blind = figure(quality["intervals"]["blind"], 3)
     return [
         f"Its {percent(INTERVAL)} intervals hold the truth in {round(share * rows):,} of {rows:,} "
-        f"rows ({percent(share)}): {verdict}.",
+        f"rows ({percent(share)}{ends}): {verdict}.",
         f"A typical interval is the prediction ± {middle} (± {surest} where it is surest, "
         f"± {least} where it is least sure); without looking at the inputs it would be ± {blind}.",
     ]
@@ -118,6 +120,17 @@ def _far(slices: Slices) -> list[Mapping[str, Any]]:
 def _worst(slices: Families) -> str:
     wrong = _wrong(slices)
     return f" (most for {wrong[0]['name']}: {percent(wrong[0]['share'])})" if wrong else ""
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """So many digits, and thousands as people write them rather than powers of ten.
+
+    >>> figure(538_213.4), figure(0.12345), figure(4.8e11, 3), figure(-20_000.0)
+    ('538,200', '0.1235', '4.8e+11', '-20,000')
+    """
+    if 1e3 <= abs(value) < 1e9:
+        return f"{float(f'{value:.{digits}g}'):,.0f}"
+    return f"{value:.{digits}g}"
 
 
 def percent(share: float) -> str:

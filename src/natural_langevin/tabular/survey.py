@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+#: A column with more words than categories is of numbers when this share of its cells is.
+HALF = 0.5
+CODE = "taken as missing (if it is a measurement, change it a little)"
+
+
 def fit_features(
     table: Table,
     *,
@@ -88,28 +93,39 @@ class _Survey:
             return self._date(name, cells, "ISO8601")
         levels = cells.cat.categories
         rows = cells.notna().sum()
-        decimal = self._decimal(cells)
-        if columns.numbers(cells, decimal).notna().sum() >= MOST * rows:
-            return self._number(name, cells, decimal)
+        unit = columns.common_unit(levels)
+        decimal = self._decimal(cells, unit)
+        readable = columns.numbers(cells, decimal, unit).notna().sum() / rows
+        if readable >= MOST:
+            return self._number(name, cells, decimal, unit)
         form, _ = columns.date_format(levels)
         if form and columns.dates(cells, form).notna().sum() >= MOST * rows:
             return self._date(name, cells, form)
+        if readable >= HALF and len(levels) > MOST_LEVELS:  # too many words to be categories
+            return self._number(name, cells, decimal, unit)
         return self._category(name, cells)
 
-    def _decimal(self, cells: pd.Series) -> str:
+    def _decimal(self, cells: pd.Series, unit: str = "") -> str:
         """The column's own evidence, then that of the others, then what can be read at all."""
-        own = columns.decimal_comma(cells.cat.categories)
+        own = columns.decimal_comma(level.removesuffix(unit) for level in cells.cat.categories)
         if self.forced or (self.comma if own is None else own):
-            counts = [int(columns.numbers(cells, sign).notna().sum()) for sign in ",."]
+            counts = [int(columns.numbers(cells, sign, unit).notna().sum()) for sign in ",."]
             return "," if counts[0] >= counts[1] else "."
         return "."
 
-    def _number(self, name: str, cells: pd.Series, decimal: str) -> Number | Category | None:
-        values = columns.numbers(cells, decimal)
-        for what in columns.notation(cells, values, decimal):
+    def _number(
+        self, name: str, cells: pd.Series, decimal: str, unit: str = ""
+    ) -> Number | Category | None:
+        values = columns.numbers(cells, decimal, unit)
+        for what in columns.notation(cells, values, decimal, unit):
             self.say(name, what)
         self._strange(name, cells, values, "number")
         known = values.to_numpy()[values.notna().to_numpy()]
+        code = columns.missing_code(known) if self.named and self.standardise else None
+        if code is not None:
+            count = int((known == code).sum())
+            self.say(name, f"{code:g} in {count:,} of {len(cells):,} cells, far below all: {CODE}")
+            values, known = values.mask(values == code), known[known != code]
         whole = (known == np.round(known)).all()
         distinct = len(np.unique(known)) == len(cells) > MOST_LEVELS
         if self.named and ID.search(name) and whole and distinct:
@@ -126,18 +142,21 @@ class _Survey:
             return None
         missing = self._missing(name, values)
         if not self.standardise:
-            return Number(name, 0.0, 1.0, missing, decimal)
+            return Number(name, 0.0, 1.0, missing, decimal, unit)
         found = _mean_and_scale(known)
         if found is None:
             self.say(name, "differences that rounding swallows: left out")
             return None
-        return Number(name, *found, missing, decimal)
+        return Number(name, *found, missing, decimal, unit, code)
 
     def _date(self, name: str, cells: pd.Series, form: str) -> Date | None:
         times = columns.dates(cells, form)
         self._strange(name, cells, times, "date")
         parts = {}
+        clock = "%d" not in form and "ISO" not in form  # a time without a day
         for key, values in columns.phases(times).items():
+            if clock and key != "days" and not key.endswith("of day"):
+                continue
             known = values.to_numpy()[values.notna().to_numpy()]
             found = _mean_and_scale(known) if known.max() - known.min() > 1e-9 else None
             if found is not None:
@@ -145,8 +164,9 @@ class _Survey:
         if not parts:
             self.say(name, "the same date in every row: left out")
             return None
-        how = "" if cells.dtype != "category" else f" (read as {form})"
-        self.say(name, f"dates{how}: their day, and their place in {_cycles(parts)}, are inputs")
+        how = f" (read as {form.replace('|', ' or ')})" if cells.dtype == "category" else ""
+        what = f"times{how}: they" if clock else f"dates{how}: their day"
+        self.say(name, f"{what}, and their place in {_cycles(parts)}, are inputs")
         if "%d/%m" in form and not _day_first(cells, form):
             self.say(name, "31/12 or 12/31 cannot be told apart here: the day is taken to be first")
         return Date(name, form, parts, self._missing(name, times))
@@ -170,6 +190,7 @@ class _Survey:
             return None
         if self._copy(name, found):
             return None
+        self._spelling(name, levels)
         kept = sorted(levels.index)
         if len(levels) > MOST_LEVELS:
             common = levels.sort_index().sort_values(ascending=False, kind="stable")
@@ -183,6 +204,15 @@ class _Survey:
             self._missing(name, cells, filled="a category of their own")
             kept.append(MISSING_LEVEL)
         return Category(name, tuple(map(str, kept)))
+
+    def _spelling(self, name: str, levels: pd.Series) -> None:
+        """Says which words differ in capitals alone."""
+        alike: dict[str, list[str]] = {}
+        for level in sorted(map(str, levels.index)):
+            alike.setdefault(level.casefold(), []).append(level)
+        for group in [group for group in alike.values() if len(group) > 1][:1]:
+            shown = " and ".join(map(short, group[:4]))
+            self.say(name, f"{shown} differ in capitals alone and are kept apart: write them alike")
 
     def _missing(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +20,25 @@ from natural_langevin.tabular.columns import MISSING_LEVEL
 FEW_VALUES = 20
 MOST_CLASSES = 500
 TASKS = ("classification", "regression", "count", "ordinal")
+#: Whole numbers from 0 on are counts where the largest is at most this and the most are small.
+MOST_COUNTED = 1000
+#: Words whose order is known.
+SCALES = (
+    ("very low", "low", "medium low", "medium", "medium high", "high", "very high"),
+    ("low", "moderate", "high", "extreme", "critical"),
+    ("low", "mid", "high"),
+    ("xs", "s", "m", "l", "xl", "xxl"),
+    ("tiny", "small", "medium", "large", "huge"),
+    ("never", "rarely", "seldom", "sometimes", "often", "usually", "always"),
+    ("very bad", "bad", "poor", "fair", "average", "good", "very good", "great", "excellent"),
+    ("poor", "fair", "ok", "good", "very good", "excellent", "outstanding"),
+    ("none", "mild", "moderate", "severe", "very severe"),
+    ("strongly disagree", "disagree", "neutral", "agree", "strongly agree"),
+    ("very dissatisfied", "dissatisfied", "neutral", "satisfied", "very satisfied"),
+    ("bronze", "silver", "gold", "platinum"),
+    ("beginner", "intermediate", "advanced", "expert"),
+    ("first", "second", "third", "fourth", "fifth"),
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +46,7 @@ class Target:
     """``classes`` are the names of a classification's (or, in order, of an ordinal target's)
     classes, () otherwise, and ``shares`` the fraction of training rows in each; a regression is
     sampled on (y - mean) / scale, with both from the training rows. ``decimal`` is the sign in
-    front of decimals where numbers are text."""
+    front of decimals where numbers are text, and ``unit`` the word behind them."""
 
     name: str
     classes: tuple[str, ...] = ()
@@ -35,17 +55,29 @@ class Target:
     scale: float = 1.0
     task: str = "classification"
     decimal: str = "."
+    unit: str = ""
 
     def known(self, table: Table) -> np.ndarray:
         """Which rows have a target at all."""
         cells = table.frame[self.name]
-        return (cells if self.classes else columns.numbers(cells, self.decimal)).notna().to_numpy()
+        return (cells if self.classes else self._numbers(cells)).notna().to_numpy()
+
+    def learned(self, table: Table) -> np.ndarray:
+        """Which rows have a target that can be scored: of classes, one that was learned."""
+        known = self.known(table)
+        if not self.classes:
+            return known
+        found: np.ndarray = columns.words(table.frame[self.name]).isin(self.classes).to_numpy()
+        return known & found
+
+    def _numbers(self, cells: Any) -> Any:
+        return columns.numbers(cells, self.decimal, self.unit)
 
     def encode(self, table: Table) -> Tensor:
         """(rows,) int64 class indices, or (rows, 1) float64 values in their own units."""
         cells = table.frame[self.name]
         if not self.classes:
-            values = columns.numbers(cells, self.decimal).to_numpy()
+            values = self._numbers(cells).to_numpy()
             if np.isnan(values).any():
                 row = int(np.isnan(values).argmax())
                 raise DataError(
@@ -80,6 +112,7 @@ class Target:
             float(value["scale"]),
             str(value["task"]),
             str(value["decimal"]),
+            str(value.get("unit", "")),
         )
         if not (np.isfinite(target.mean) and 0 < target.scale < np.inf):
             raise ValueError("the target has no finite mean and scale")
@@ -106,12 +139,14 @@ def find_target(
             f"the target {name!r} is missing in all {len(table)} rows: fill it in, or choose "
             "another column (--target)"
         )
-    decimal = "."
+    decimal, unit = ".", ""
     if cells.dtype == "category":
-        own = columns.decimal_comma(cells.cat.categories)
+        levels = cells.cat.remove_unused_categories().cat.categories
+        unit = columns.common_unit(levels)
+        own = columns.decimal_comma(level.removesuffix(unit) for level in levels)
         comma = columns.comma_of_others(table.frame) if own is None else own
         decimal = "," if decimal_comma or comma else "."
-    values = columns.numbers(cells, decimal)
+    values = columns.numbers(cells, decimal, unit)
     strange = values.isna().to_numpy()
     if strange.any():
         row = table.frame.index.get_loc(cells.index[strange.argmax()])
@@ -130,10 +165,32 @@ def find_target(
         )
     task, reason = (asked, "as you said") if asked else _task(name, values.to_numpy(), strange)
     if task in ("classification", "ordinal"):
-        return Target(name, _classes(table, name, cells), task=task), reason
+        return Target(name, _classes(table, name, cells, task), task=task), reason
     if task == "count":
         _check_counts(name, values)
-    return Target(name, task=task, decimal=decimal), reason
+    return Target(name, task=task, decimal=decimal, unit=unit), reason
+
+
+def are_counts(values: np.ndarray) -> bool:
+    """Whether these are whole numbers from 0 on, too many different ones for classes, at most
+    MOST_COUNTED and on average below a third of the largest.
+
+    >>> many = np.concatenate([np.zeros(30), np.arange(30)])
+    >>> are_counts(many), are_counts(np.arange(30)), are_counts(many + 1)
+    (True, False, False)
+    """
+    distinct = np.unique(values)
+    counted = distinct[0] == 0 and distinct[-1] <= MOST_COUNTED and len(distinct) > FEW_VALUES
+    small = float(np.mean(values)) < distinct[-1] / 3
+    return bool(counted and small and (distinct == np.round(distinct)).all())
+
+
+#: Of two values, and of more.
+_OTHERWISE = (
+    "are quantities: --task regression",
+    "count something: --task count; have an order: --task ordinal; are other quantities: --task "
+    "regression",
+)
 
 
 def _task(name: str, values: np.ndarray, strange: np.ndarray) -> tuple[str, str]:
@@ -144,7 +201,10 @@ def _task(name: str, values: np.ndarray, strange: np.ndarray) -> tuple[str, str]
         return "regression", f"{name} holds numbers with decimals"
     if len(distinct) <= min(FEW_VALUES, len(values) // 2):  # each more than once, on average
         reason = f"{name} holds only {len(distinct)} different whole numbers"
-        return "classification", f"{reason} (if they are quantities: --task regression)"
+        return "classification", f"{reason} (if they {_OTHERWISE[len(distinct) > 2]})"
+    if are_counts(values):
+        reason = f"{name} holds whole numbers from 0 on, most of them small, as counts do"
+        return "count", f"{reason} (if they are no counts: --task regression)"
     return "regression", f"{name} holds {len(distinct)} different numbers"
 
 
@@ -157,8 +217,9 @@ def _check_counts(name: str, values: Any) -> None:
         )
 
 
-def _classes(table: Table, name: str, cells: Any) -> tuple[str, ...]:
-    """The classes of all rows, held out or not, in the order of numbers or of the alphabet."""
+def _classes(table: Table, name: str, cells: Any, task: str) -> tuple[str, ...]:
+    """The classes of all rows, held out or not, in the order of numbers, of a known scale (low,
+    medium, high) or of the alphabet, which is no order for an ordinal target."""
     classes = set(columns.words(cells)) - {MISSING_LEVEL}
     if len(classes) < 2:
         raise DataError(
@@ -172,8 +233,35 @@ def _classes(table: Table, name: str, cells: Any) -> tuple[str, ...]:
             f"as {short(str(cells.iloc[0]))}: too many for classes; choose another column, or "
             "write numbers as digits alone (and --task regression)"
         )
-    numbers = all(np.isfinite(columns.parse_number(word)) for word in classes)
-    return tuple(sorted(classes, key=columns.parse_number) if numbers else sorted(classes))
+    found = in_order(classes)
+    if found is None and task == "ordinal":
+        raise DataError(
+            f"the target {name!r} holds {', '.join(map(short, sorted(classes)[:4]))}"
+            f"{', ...' * (len(classes) > 4)}, whose order is not known: write the number of each "
+            "in front (1 small, 2 large), or use --task classification"
+        )
+    return found or tuple(sorted(classes))
+
+
+def in_order(words: Collection[str]) -> tuple[str, ...] | None:
+    """Numbers, words with numbers in front, or words of a known scale, from low to high; None where
+    the order is not known.
+
+    >>> in_order(["high", "Low", "medium"]), in_order(["10-19", "5-9"]), in_order(["ash", "oak"])
+    (('Low', 'medium', 'high'), ('5-9', '10-19'), None)
+    """
+    front = {word: re.match(r"[<≤]?\s*([+-]?\d+(?:\.\d+)?)", word) for word in words}
+    if all(np.isfinite(columns.parse_number(word)) for word in words):
+        return tuple(sorted(words, key=columns.parse_number))
+    if all(front.values()):
+        first = {word: float(match[1]) for word, match in front.items() if match}
+        if len(set(first.values())) == len(words):
+            return tuple(sorted(words, key=first.__getitem__))
+    plain = {word: re.sub(r"[\s_-]+", " ", word.strip().lower()) for word in words}
+    for scale in SCALES:
+        if set(plain.values()) <= set(scale) and len(set(plain.values())) == len(words):
+            return tuple(sorted(words, key=lambda word: scale.index(plain[word])))
+    return None
 
 
 def fit_target(train: Table, target: Target) -> Target:

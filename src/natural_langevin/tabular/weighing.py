@@ -29,6 +29,10 @@ LEAST_DENSITY = -1e6
 #: Factors that the noise of a regression may be wrong by.
 SCALES = torch.logspace(math.log10(0.5), math.log10(2.0), 29, dtype=torch.float64).tolist()
 
+#: With fewer held-out rows nothing is made surer: on eleven tables cut down to 10 rows that cost
+#: .06 nats per row and 4 % of coverage, at 20 rows nothing.
+FEWEST_SURER = 20
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -57,7 +61,7 @@ def weigh(held_out: HeldOut, outcome: Outcome, targets: Tensor, count: int) -> W
     if outcome.classes:
         return _weigh_classes(held_out, outcome, y, count)
     best = None
-    for scale in SCALES if outcome.task == "regression" else [1.0]:
+    for scale in _scales(outcome, len(y)):
         log_density = densities(held_out, outcome, y, scale)
         weights = _pruned(stacking_weights(log_density, updates=UPDATES))
         fit = float(torch.logsumexp(log_density + weights.log(), dim=1).sum())
@@ -73,12 +77,18 @@ def weigh(held_out: HeldOut, outcome: Outcome, targets: Tensor, count: int) -> W
 
 def best_scale(held_out: HeldOut, outcome: Outcome, y: Tensor) -> float:
     """Mean ln p of the held-out rows' targets ``y`` at the scale that suits them best."""
-    scales = SCALES[::4] if outcome.task == "regression" else [1.0]
     return max(
         float(densities(held_out, outcome, y, scale).max(1).values.mean())
         - (math.log(scale) / DEVIATION) ** 2 / 2 / len(y)
-        for scale in scales
+        for scale in _scales(outcome, len(y), every=4)
     )
+
+
+def _scales(outcome: Outcome, rows: int, every: int = 1) -> list[float]:
+    """Every so many factors: none below 1 where few rows speak for it, and 1 alone for counts."""
+    if outcome.task != "regression":
+        return [1.0]
+    return [scale for scale in SCALES[::every] if rows >= FEWEST_SURER or scale > 0.999]
 
 
 def _levels(

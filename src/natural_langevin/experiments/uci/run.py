@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from natural_langevin._internal.atomic import output
 from natural_langevin._internal.checked_json import read_json
 from natural_langevin.data.table import Table, need_pandas
 from natural_langevin.experiments.origin import origin
+from natural_langevin.experiments.parts import join_parts
 from natural_langevin.experiments.uci.data import TABLES, load, split
 from natural_langevin.tabular.recipe import CHUNK, learn
 from natural_langevin.tabular.settings import Settings
@@ -30,31 +32,26 @@ def run(
     out: Path,
     *,
     splits: int | None = None,
+    only: Sequence[int] = (),
     settings: Settings | None = None,
     device: str | None = None,
     progress: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """The content of ``out``, to which every fit is added as soon as it is done. ``splits``: the
-    first so many of each table."""
+    first so many of each table; ``only``: these, counted from 0."""
     settings = settings or Settings()
-    for name in names:
-        if name not in TABLES:
-            raise UciError(f"there is no table {name!r}: choose from {', '.join(TABLES)}")
+    wanted = pieces(names, splits=splits, only=only)
+    out.parent.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"settings": settings.to_json(), "rows": []}
-    known: list[tuple[str, int]] = []
     if out.exists():
-        try:
-            results = read_json(out)
-            known = [(row["table"], row["split"]) for row in results["rows"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UciError(f"{out} holds no results ({error}): give another --out") from None
+        results = read_results(out)
         if results.get("settings") != json.loads(json.dumps(settings.to_json())):
             raise UciError(f"{out} holds results of other settings: give another --out")
-    done = set(known)
-    for name in names:
+    done = {(row["table"], row["split"]) for row in results["rows"]}
+    for name, own in itertools.groupby(wanted, key=lambda piece: piece[0]):
         arrays, count = load(name), TABLES[name].splits
-        for number in range(count if splits is None else min(splits, count)):
+        for _, number in own:
             if (name, number) in done:
                 continue
             row = fit(split(arrays, number), settings, device=device, progress=progress)
@@ -67,6 +64,44 @@ def run(
                 f"{name} {number + 1}/{count}: log-likelihood {row['log_likelihood']:.3f}, RMSE "
                 f"{row['rmse']:.4g}, {row['seconds']:.1f} s"
             )
+    return results
+
+
+def pieces(
+    names: Sequence[str], *, splits: int | None = None, only: Sequence[int] = ()
+) -> list[tuple[str, int]]:
+    """Table and split of every fit that is asked for; a split that no table has is refused."""
+    found = []
+    for name in names:
+        if name not in TABLES:
+            raise UciError(f"there is no table {name!r}: choose from {', '.join(TABLES)}")
+        count = TABLES[name].splits
+        if strange := [number for number in only if not 0 <= number < count]:
+            raise UciError(f"{name} has no split {strange[0]}: they are 0 to {count - 1}")
+        found += [(name, number) for number in only or range(min(splits or count, count))]
+    return found
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """What ``run`` wrote."""
+    try:
+        results: dict[str, Any] = read_json(path)
+        [(row["table"], row["split"]) for row in results["rows"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UciError(f"{path} holds no results ({error}): give another --out") from None
+    return results
+
+
+def merge(folder: Path, out: Path) -> dict[str, Any]:
+    """The files of ``folder``, each some of the fits, as one in ``out``: fits of one setting, on
+    one version of the code."""
+    results = join_parts(
+        folder,
+        same=("settings",),
+        place=lambda row: (list(TABLES).index(row["table"]), row["split"]),
+    )
+    with output(out) as handle:
+        handle.write(json.dumps(results, indent=1, allow_nan=False).encode())
     return results
 
 

@@ -15,7 +15,10 @@ ACTIVATIONS = (
 )  # fmt: skip
 METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal", "unit")
 PRIORS = ("flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace", "two_gaussians")
-LIKELIHOODS = ("categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson")
+LIKELIHOODS = (
+    "categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson", "negative_binomial",
+    "ordinal",
+)  # fmt: skip
 
 
 class Layer(ctypes.Structure):

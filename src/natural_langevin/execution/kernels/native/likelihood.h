@@ -100,6 +100,75 @@ static void heteroscedastic(const Run *run, const Outputs *o) {
     }
 }
 
+// ln Gamma(r + y) - ln Gamma(r) for a count y, and its derivative by r: eight factors as they are,
+// and beyond them Stirling's series, whose next term is below 1e-10 from 8 on.
+static double log_rising(double r, int64_t y, double *derivative) {
+    double product = 1, sum = 0;
+    const int64_t first = y < 8 ? y : 8;
+    for (int64_t j = 0; j < first; ++j) product *= r + j, sum += 1 / (r + j);
+    *derivative = sum;
+    if (y <= 8) return log(product);
+    double found = log(product);
+    for (int sign = -1; sign < 2; sign += 2) {
+        const double x = sign > 0 ? r + y : r + 8, i = 1 / x, ii = i * i, ln = log(x);
+        found += sign * ((x - 0.5) * ln - x + i * (1 / 12. - ii * (1 / 360. - ii * (1 / 1260. - ii / 1680))));
+        *derivative += sign * (ln - i / 2 - ii * (1 / 12. - ii * (1 / 120. - ii * (1 / 252. - ii / 240))));
+    }
+    return found;
+}
+
+// Two outputs per target: ln of the means m, then ln of the dispersions a = 1/r. With s = ln(m/r)
+// the loss is r softplus(s) + y softplus(-s) - ln Gamma(r + y)/Gamma(r), and ln y! as an offset.
+static void negative_binomial(const Run *run, const Outputs *o) {
+    SAMPLES o->loss[n] = 0;
+    for (int64_t k = 0; k < run->targets; ++k) {
+        const int64_t second = (k + run->targets) * o->stride;
+        const real *log_mean = o->z + k * o->stride, *log_a = o->z + second;
+        real *d_mean = o->d + k * o->stride, *d_a = o->d + second;
+        SAMPLES {
+            const double y = run->y[o->rows[n] * run->targets + k], r = exp(-(double)log_a[n]);
+            const double s = (double)log_mean[n] + log_a[n], less = exp(-fabs(s));
+            const double above = log1p(less) + (s > 0 ? s : 0), below = above - s;
+            const double p = s > 0 ? 1 / (1 + less) : less / (1 + less);
+            double slope;
+            const double rising = log_rising(r, (int64_t)y, &slope);
+            const double by_s = r * p - y * (1 - p);
+            o->loss[n] += (real)(r * above + y * below - rising);
+            d_mean[n] = (real)by_s;
+            d_a[n] = (real)(by_s - r * (above - slope));
+        }
+    }
+}
+
+// P(y <= k) = sigmoid(c_k), where c_0 = -(K - 2)/2 - f and c_k = c_{k-1} + g_k: the outputs are f
+// and, where there are more, ln g_1 ... ln g_{K-2}; otherwise all gaps g are 1.
+static void ordinal(const Run *run, const Outputs *o) {
+    const int64_t last = (int64_t)o->variance - 1;  // the highest level
+    for (int64_t k = 1; k < o->outputs; ++k)
+        SAMPLES o->d[k * o->stride + n] = 0;
+    SAMPLES {
+        const int64_t level = run->classes[o->rows[n]];
+        const real *z = o->z + n;
+        real *d = o->d + n, below = 0, above = -(real)0.5 * (real)(last - 1) - z[0], gap = 0;
+        for (int64_t k = 1; k <= level && k < last; ++k) {
+            gap = o->outputs > 1 ? exp_(z[k * o->stride]) : 1;
+            below = above;
+            above += gap;
+        }
+        if (level == last) below = above;
+        // The level lies between the cutpoints below and above.
+        const real by_above = level < last ? -sigmoid_(-above) : 0;
+        const real by_below = level > 0 ? sigmoid_(below) : 0;
+        o->loss[n] = (level < last ? softplus_(-above) : 0) + (level > 0 ? softplus_(below) : 0);
+        d[0] = -by_above - by_below;
+        if (level > 0 && level < last) o->loss[n] -= (real)log(-expm1(-(double)gap));
+        for (int64_t k = 1; k <= level && k < last && o->outputs > 1; ++k)
+            d[k * o->stride] = exp_(z[k * o->stride]) * (by_above + by_below);
+        if (level > 0 && level < last && o->outputs > 1)
+            d[level * o->stride] = gap * (by_above - (real)(1 / expm1((double)gap)));
+    }
+}
+
 // Gradients at labels drawn from the model, for the Fisher matrix proper. `draws` has room for the
 // normals of these samples. The labels of a sample are addressed by its place in the minibatch.
 static void drawn_gradients(const Run *run, const Outputs *o, Key key, float *draws) {
@@ -156,6 +225,8 @@ static double losses(const Run *run, const Outputs *o) {
     case NORMAL: normal(run, o); break;
     case HETEROSCEDASTIC: heteroscedastic(run, o); break;
     case POISSON: poisson(run, o); break;
+    case NEGATIVE_BINOMIAL: negative_binomial(run, o); break;
+    case ORDINAL: ordinal(run, o); break;
     }
     if (run->weight) {
         SAMPLES o->total[n] = run->weight[o->rows[n]];

@@ -107,18 +107,25 @@ _LIKELIHOODS = {
     "Gaussian": ("gaussian", 1),
     "HeteroscedasticGaussian": ("heteroscedastic", 2),
     "Poisson": ("poisson", 1),
+    "NegativeBinomial": ("negative_binomial", 2),
+    "Ordinal": ("ordinal", None),
 }
+#: Those whose labels cannot be drawn here.
+_NOT_DRAWN = {"Poisson", "NegativeBinomial", "Ordinal"}
 
 
 def likelihood(one: Any, *, drawn: bool) -> tuple[int, float]:
-    """Its number, and the variance of a Gaussian whose sigma is known. ``drawn``: whether labels
-    are drawn from it."""
+    """Its number, and the variance of a Gaussian whose sigma is known, or how many levels Ordinal
+    has. ``drawn``: whether labels are drawn from it."""
     name = _known_as(one, likelihoods)
     weighted = getattr(one, "class_weights", None) or getattr(one, "ignore_index", None) is not None
-    if name not in _LIKELIHOODS or (drawn and (weighted or name == "Poisson")):
+    if name not in _LIKELIHOODS or (drawn and (weighted or name in _NOT_DRAWN)):
+        raise UnsupportedError(f"the likelihood {one!r}")
+    if getattr(one, "dispersion", "outputs") != "outputs":
         raise UnsupportedError(f"the likelihood {one!r}")
     sigma = getattr(one, "sigma", "none")
     variance = 0.0 if isinstance(sigma, str) else float(sigma) ** 2
+    variance = float(getattr(one, "levels", variance))
     return LIKELIHOODS.index(_LIKELIHOODS[name][0]), variance
 
 
@@ -130,7 +137,8 @@ def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
     values = y.detach().reshape(len(y), -1).to(dtype).contiguous()
     if values.shape[1] * per_target != outputs:
         raise UnsupportedError(f"{values.shape[1]} targets for {outputs} outputs")
-    constant = torch.lgamma(values + 1).sum(1) if type(one).__name__ == "Poisson" else None
+    counts = type(one).__name__ in ("Poisson", "NegativeBinomial")
+    constant = torch.lgamma(values + 1).sum(1) if counts else None
     return Targets(values=values, offset=constant)
 
 

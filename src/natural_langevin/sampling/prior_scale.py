@@ -57,12 +57,9 @@ NATIVE, EAGER = Trial(800, 4, 20), Trial(300, 2, 15)
 #: Where a step costs much (see ``cost``): one third of the rows is held out, once.
 DEAR = Trial(150, 1, 15, folds=1)
 MOST_WORK = 1.2e11
-<<<<<<< HEAD
+ENOUGH_HELD_OUT = 200
 #: Of the prior of ln sharpness, and the nats on held-out labels below which it stays 1.
 DEVIATION, LEAST_GAIN = 0.2, 2.0
-=======
-ENOUGH_HELD_OUT = 200
->>>>>>> main
 
 
 class Folds(NamedTuple):

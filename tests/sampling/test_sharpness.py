@@ -40,6 +40,13 @@ def test_one_where_labels_say_little(rows: int, beta: float) -> None:
     assert f"on {rows} held-out labels: too few" in why
 
 
+def test_never_wider_than_the_mixture() -> None:
+    """A trial's chains are surer than the run's: what they ask for below 1 is no advice."""
+    found, why = prior_scale.sharpness(*unsure(500, 0.5))
+    assert found == 1.0
+    assert "ask for 0.5" in why
+
+
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial of a moment, in which every sharpness counts."""

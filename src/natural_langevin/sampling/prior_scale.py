@@ -102,10 +102,16 @@ def best(scores: Tensor) -> tuple[int, float, str]:
 
 def sharpness(mixture: Tensor, y: Tensor) -> tuple[float, str]:
     """beta of the lowest -sum ln q(y) + (ln beta)^2 / (2 DEVIATION^2), q ~ m^beta, of held-out
-    probabilities m (n, K) and labels (n,), and why; 1 where it gains less than ``LEAST_GAIN``."""
+    probabilities m (n, K) and labels (n,), and why; 1 where it gains less than ``LEAST_GAIN``.
+
+    Never below 1: a trial's chains are fewer and have learned from fewer rows than the run's, so
+    that their mixture is surer than the run's will be. On development tables, widening by what they
+    asked for made the run's predictions worse two times of three."""
     scale = TemperatureScaling.fit(mixture, y, deviation=DEVIATION).scale
     before, after = (nll(TemperatureScaling(s)(mixture.double()), y) for s in (1.0, scale))
     gain, beta = (before - after) * len(y), float(f"{1 / scale:.3g}")
+    if beta < 1.0:
+        return 1.0, f"the trial's {len(y)} held-out labels ask for {beta:g}; a run is less sure"
     if not gain >= LEAST_GAIN:
         return 1.0, f"{beta:g} would gain {gain:.2g} nats on {len(y)} held-out labels: too few"
     return beta, f"{gain:.3g} nats gained on {len(y)} held-out labels"

@@ -50,7 +50,7 @@ def table(rows: dict[str, Any]) -> str:
         each = [f"{r['nll']:.4f} ± {r['nll_error']:.4f}" if r else "" for r in found]
         lines.append((name, f"{found[0]['steps']:,}" if found[0] else "", *each))
         done = [r for r in found if r]
-        if len(done) == len(TIMES):
+        if len(done) > 1:
             whole += 1
             good += all(
                 b["nll"] - a["nll"] <= ERRORS * (a["nll_error"] ** 2 + b["nll_error"] ** 2) ** 0.5

@@ -74,8 +74,8 @@ def test_choices_are_made_on_held_out_images_by_searches(finished):
     parts = finished[1]["parts"]
     for name in ("select", "refine", "overdamped-select"):
         found = parts[name]["ranking"]
-        smooth = [row["smoothed"] for row in found]
-        assert smooth == sorted(smooth)
+        nll = [row["nll"] for row in found]
+        assert nll == sorted(nll)
         assert sum(parts[name]["rounds"]) >= len(found)
     chosen = parts["refine"]["ranking"][0]
     assert chosen["length"] in (0.0, parts["select"]["ranking"][0]["length"])

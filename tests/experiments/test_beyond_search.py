@@ -12,7 +12,6 @@ from natural_langevin.experiments.beyond.search import (
     outward,
     ranking,
     search,
-    smoothed,
 )
 
 AXES = (Axis(1.0, 2.0, (OFF, 0, 1)), Axis(10.0, 3.0, (-1, 0, 1)))
@@ -72,15 +71,11 @@ def test_diverged_cells_are_neither_ranked_nor_neighbours(tmp_path):
     score, _ = bowl((0, 0), broken={(0, 1)})
     found = search(AXES, full(AXES), score, extensions=0, file=tmp_path / "s.json")
     assert (0, 1) not in found.ranked
-    assert smoothed({(0,): 1.0, (1,): None}) == {(0,): 1.0}
+    assert ranking({(0,): 1.0, (1,): None}) == [(0,)]
     everything, _ = bowl((0, 0), broken=set(full(AXES)))
     with pytest.raises(RuntimeError, match="every chain"):
         search(AXES, full(AXES), everything, extensions=0, file=tmp_path / "t.json")
 
-
-def test_a_lucky_cell_among_bad_ones_does_not_win():
-    scores = {(k,): 1.0 + abs(k) for k in range(-2, 5)} | {(3,): 0.9}
-    assert ranking(scores)[0] == (0,)
 
 
 def test_out_of_time_it_goes_on_with_the_round_it_was_in(tmp_path):

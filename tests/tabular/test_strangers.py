@@ -19,7 +19,7 @@ from natural_langevin.tabular.columns import Date, Number
 from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.fit import prepare
 from natural_langevin.tabular.outcome import FEWEST_BOUNDED, Outcome, outcomes
-from natural_langevin.tabular.predictive import Predictive
+from natural_langevin.tabular.predictive import Predictive, _limited
 from natural_langevin.tabular.quality import _for_the_command
 from natural_langevin.tabular.scoring import NumberScores, _auc
 from natural_langevin.tabular.settings import Settings
@@ -289,3 +289,44 @@ def test_months_are_dates(form):
     features, _ = surveyed([month.strftime(form) for month in months])
     assert isinstance(features.parts[0], Date)
     assert features.parts[0].format == form
+
+
+def test_one_network_unsure_of_its_noise_does_not_make_the_mean_infinite() -> None:
+    """Of the logarithm of a target: E[y] = exp(m + s^2 / 2) overflowed for one network of eight
+    hundred, and a whole table's RMSE was infinite. Against quadrature, and against the plain
+    formula where the limit is far."""
+    mean = torch.tensor([0.3, 0.3, 1.0, 5.0], dtype=torch.float64)
+    variance = torch.tensor([0.04, 1.0, 1600.0, 4.0], dtype=torch.float64)
+    cap = torch.tensor(6.0, dtype=torch.float64)
+    found = torch.stack(_limited(mean, variance, cap))
+    z = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
+    weight = torch.exp(-z.square() / 2)
+    y = torch.exp(torch.minimum(mean[:, None] + variance.sqrt()[:, None] * z, cap))
+    first, second = ((y**k * weight).sum(1) / weight.sum() for k in (1, 2))
+    torch.testing.assert_close(found, torch.stack([first, second - first**2]), rtol=1e-6, atol=0)
+    plain = torch.exp(mean[0] + variance[0] / 2)
+    assert float(found[0, 0]) == float(plain)
+
+
+def test_months_are_dates_with_a_season() -> None:
+    features, said = surveyed([f"{2020 + k // 12}-{k % 12 + 1:02d}" for k in range(36)])
+    (part,) = features.parts
+    assert isinstance(part, Date)
+    assert len(part.parts) > 1, "days alone have no season"
+    assert "dates (read as %Y-%m)" in said
+
+
+def test_a_cold_night_is_no_code_for_missing() -> None:
+    assert columns.missing_code(np.array([-9.0, -9.0, *np.arange(9.0)])) is None
+    assert columns.missing_code(np.array([-9.0, -9.0, 1.0, 2.0, 1.5])) == -9.0
+
+
+def test_a_noise_that_was_asked_for_is_no_counts_noise() -> None:
+    """Whole numbers from 0 on are taken for counts where nothing else is said."""
+    from natural_langevin.sklearn import NaturalLangevinRegressor
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 2))
+    y = np.concatenate([np.zeros(30), np.arange(30), np.arange(30)])
+    fitted = NaturalLangevinRegressor(noise="constant", steps=20, chains=2).fit(x, y)
+    assert np.isfinite(fitted.predict(x)).all()

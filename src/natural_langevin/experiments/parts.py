@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from natural_langevin._internal.checked_json import read_json
-from natural_langevin.experiments.origin import origin
 
 
 class PartsError(ValueError):
@@ -19,8 +18,7 @@ def join_parts(
 ) -> dict[str, Any]:
     """The JSON files of ``folder``, each with some "rows", as one: what is not a row is the first
     file's. All must agree on their commit and on the entries ``same``; ``place`` gives a row its
-    place in the order, and of two rows with one place the last file's counts. Where the parts know
-    no commit (they were run on a copy without a repository), it is that of this moment."""
+    place in the order, and of two rows with one place the last file's counts."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise PartsError(f"{folder} holds no results (*.json): run some parts with --out in there")
@@ -35,5 +33,4 @@ def join_parts(
         for key in (*same, "commit"):
             if parts[-1].get(key) != parts[0].get(key):
                 raise PartsError(f"{path} has other {key} than {files[0]}: run it anew")
-    commit = parts[0].get("commit") or origin("cpu")["commit"]
-    return parts[0] | {"commit": commit, "rows": [rows[key] for key in sorted(rows)]}
+    return parts[0] | {"rows": [rows[key] for key in sorted(rows)]}

@@ -52,7 +52,8 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
             targets = torch.as_tensor(np.asarray(y, dtype=np.float64))
             self._learn(table, targets, weight, task="multilabel")
             return self
-        self.classes_, labels = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+        y = column_or_1d(y, warn=True)
+        self.classes_, labels = np.unique(y, return_inverse=True)
         if self.task == "ordinal":
             self._order_classes(given)
             labels = self._targets(y).numpy()
@@ -63,7 +64,8 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         """From low to high: as an ordered pandas column says, or as numbers and known scales (low,
         medium, high) go."""
         categories = getattr(getattr(y, "dtype", None), "categories", None)
-        if categories is not None and y.dtype.ordered:
+        # An Enum of polars is a list in its order, and has no word for it.
+        if categories is not None and getattr(y.dtype, "ordered", True):
             found = [level for level in categories if level in set(self.classes_)]
         elif self.classes_.dtype.kind in "biuf":
             return

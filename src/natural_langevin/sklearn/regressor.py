@@ -13,6 +13,7 @@ from torch import Tensor
 
 from natural_langevin.sklearn.base import NaturalLangevinEstimator
 from natural_langevin.sklearn.frames import Array
+from natural_langevin.tabular.outcome import KINDS
 from natural_langevin.tabular.predictive import Predictive
 from natural_langevin.tabular.target import are_counts
 
@@ -47,7 +48,8 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
         table, y, weight = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
         y = np.array(y, dtype=np.float64)
         self._flat = y.ndim == 1
-        task = "count" if self.task == "auto" and self._flat and are_counts(y) else ""
+        open_kind = self.task == "auto" and self.noise in ("auto", *KINDS["count"])
+        task = "count" if open_kind and self._flat and are_counts(y) else ""
         self._learn(table, torch.as_tensor(y.reshape(len(y), -1)), weight, task=task)
         return self
 

@@ -182,8 +182,8 @@ def common_unit(levels: Iterable[str]) -> str:
 
 
 def missing_code(values: np.ndarray) -> float | None:
-    """-999 and the like, where it is repeated and farther below the other numbers than these are
-    from each other: a code that stands for a missing number.
+    """-999 and the like, where it is repeated and far below the other numbers: a code that stands
+    for a missing number. Far is three times their range for -9 and -99, which may be measurements.
 
     >>> missing_code(np.array([1.5, 2.5, -999, 1.0, -999])), missing_code(np.array([1.0, -9, -8]))
     (-999.0, None)
@@ -191,7 +191,8 @@ def missing_code(values: np.ndarray) -> float | None:
     for code in CODES:
         rest = values[values != code]
         repeated = len(values) - len(rest) >= 2 and len(rest) >= 2
-        if repeated and rest.min() - code > np.ptp(rest) > 0:
+        far = np.ptp(rest) * (3 if code >= -99 else 1) if repeated else 0.0
+        if repeated and rest.min() - code > far > 0:
             return code
     return None
 

@@ -25,6 +25,8 @@ Array = NDArray[Any]
 
 #: Halvings of the bracket around a quantile.
 HALVINGS = 60
+#: Standard deviations of the training targets' logarithms above their mean where moments end.
+FAR = 8.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,10 @@ class Predictive:
     Components of several targets are independent given the network, not over networks. Where no
     target can be negative (``Outcome.bounded``) and the noise is normal, y is max(0, z) of the
     normal variable z: means, quantiles and draws are those of y, and ``log_prob`` is the density,
-    which of y > 0 is that of z (at 0, where y has a probability, it is z's as well)."""
+    which of y > 0 is that of z (at 0, where y has a probability, it is z's as well). Of a target
+    whose logarithm is sampled, means and variances are those of min(y, c), c ``FAR`` standard
+    deviations of the training targets' logarithms above their mean: a single network that is very
+    unsure of its noise would make the mean of all infinite."""
 
     def __init__(self, outcome: Outcome, law: Distribution, weights: Tensor, *, flat: bool) -> None:
         self._outcome, self._law, self._flat = outcome, law, flat
@@ -175,8 +180,7 @@ class Predictive:
             return _censored(mean, variance)
         if not self._outcome.log:
             return mean, variance
-        own = torch.exp(mean + variance / 2)  # of a log-normal variable
-        return own, own.square() * torch.expm1(variance)
+        return _limited(mean, variance, self._mean + FAR * self._scale)
 
     def _average(self, values: Tensor) -> Tensor:
         return torch.tensordot(self._weights, values, 1)
@@ -217,6 +221,24 @@ class Predictive:
 
     def _shaped(self, values: Tensor) -> Array:
         return (values[..., 0] if self._flat else values).numpy()
+
+
+def _limited(mean: Tensor, variance: Tensor, log_cap: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of min(exp(z), c), z normal: where c is out of reach those of exp(z)."""
+    deviation = variance.sqrt()
+    own = torch.exp(mean + variance / 2)
+    plain = own, own.square() * torch.expm1(variance)
+    beyond = torch.special.ndtr((mean - log_cap) / deviation)  # P(exp(z) > c)
+    moments = [
+        torch.exp(
+            k * mean + k * k * variance / 2
+            + torch.special.log_ndtr((log_cap - mean - k * variance) / deviation)
+        ) + torch.exp(k * log_cap) * beyond
+        for k in (1, 2)
+    ]  # fmt: skip
+    near = (log_cap - mean - 2 * variance) / deviation < 8
+    spread = (moments[1] - moments[0].square()).clamp_min(0.0)
+    return torch.where(near, moments[0], plain[0]), torch.where(near, spread, plain[1])
 
 
 def _censored(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

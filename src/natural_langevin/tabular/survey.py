@@ -153,7 +153,7 @@ class _Survey:
         times = columns.dates(cells, form)
         self._strange(name, cells, times, "date")
         parts = {}
-        clock = "%d" not in form and "ISO" not in form  # a time without a day
+        clock = not any(part in form for part in ("%Y", "%y", "%d", "ISO"))  # a time of day alone
         for key, values in columns.phases(times).items():
             if clock and key != "days" and not key.endswith("of day"):
                 continue

@@ -1,9 +1,7 @@
 """The search for settings: a grid in logarithms that grows where its best cell is at an edge.
 
 A level i of an axis is the value start ratio^i; a cell is a level of every axis. All cells of a
-round are chains of one run, scored on held-out images. One chain's score is noisy, so cells are
-compared by half their own and half their neighbours' (one level along one axis away): the middle
-of a good region wins over a lucky chain. Where the best lies on the edge of what was
+round are chains of one run, scored on held-out images. Where the best lies on the edge of what was
 tried, the next round goes a level further there, with at most one other axis a level away.
 """
 
@@ -80,29 +78,14 @@ def star(axes: Sequence[Axis]) -> list[Cell]:
     return [middle, *arms]
 
 
-def smoothed(scores: Scores) -> dict[Cell, float]:
-    """Half the cell's own score and half the mean over axes of its two neighbours'; along an axis
-    where one of them is missing or diverged, its own.
-
-    >>> smoothed({(0,): 1.0, (1,): 2.0, (2,): 6.0})
-    {(0,): 1.0, (1,): 2.75, (2,): 6.0}
-    """
-    found = {}
-    for cell, own in scores.items():
-        if own is None:
-            continue
-        beside = []
-        for d, level in enumerate(cell):
-            low, high = (scores.get((*cell[:d], level + by, *cell[d + 1 :])) for by in (-1, 1))
-            beside.append(own if low is None or high is None else (low + high) / 2)
-        found[cell] = 0.5 * own + 0.5 * sum(beside) / len(beside)
-    return found
-
-
 def ranking(scores: Scores) -> list[Cell]:
-    """Cells from the lowest smoothed score up."""
-    by = smoothed(scores)
-    return sorted(by, key=lambda cell: by[cell])
+    """Cells that did not diverge, from the lowest score up.
+
+    >>> ranking({(0,): 2.0, (1,): None, (2,): 1.0})
+    [(2,), (0,)]
+    """
+    known = {cell: score for cell, score in scores.items() if score is not None}
+    return sorted(known, key=lambda cell: known[cell])
 
 
 def outward(axes: Sequence[Axis], scores: Scores) -> list[Cell]:
@@ -163,8 +146,7 @@ def search(
         with staged(file) as handle:
             handle.write(json.dumps([asdict(of) for of in rounds]).encode())
         count += 1
-    by = smoothed(scores)
-    ranked = {cell: dict(known[cell] or {}) | {"smoothed": by[cell]} for cell in ranking(scores)}
+    ranked = {cell: dict(known[cell] or {}) for cell in ranking(scores)}
     complete = all(of.complete for of in rounds)
     if complete:
         file.unlink(missing_ok=True)

@@ -206,7 +206,8 @@ def follow(
             own, spent = own + took, spent + took
             if average.draws and (sampled or late):
                 epochs = (steps + done) / epoch
-                yield {"seconds": spent, "epochs": epochs, "draws": average.draws}, average.mean
+                found = {"seconds": spent, "epochs": epochs, "draws": average.draws}
+                yield found | {"chain": member + 1}, average.mean
             if bool(info.diverged.any()):
                 say(f"{contender.title}: diverged at step {done} with step size {eta:g}")
                 return

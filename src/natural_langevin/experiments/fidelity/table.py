@@ -41,10 +41,8 @@ def by_chains(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Title and cells of every sampler's first chain, its first two pooled, and so on."""
     found, chains = [], results["settings"]["chains"]
     for row in results["rows"].values():
-        each = row["looks"][-1]["draws"] / chains
-        for count in range(1, chains + 1):
-            look = next(look for look in row["looks"] if look["draws"] >= round(count * each))
-            found.append(_cells(f"{row['title']}, {count} of {chains} chains", look))
+        last = {look["chain"]: look for look in row.get("looks", [])}
+        found += [_cells(f"{row['title']}, {k} of {chains} chains", last[k]) for k in last]
     return found
 
 

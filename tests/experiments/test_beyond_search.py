@@ -77,7 +77,6 @@ def test_diverged_cells_are_neither_ranked_nor_neighbours(tmp_path):
         search(AXES, full(AXES), everything, extensions=0, file=tmp_path / "t.json")
 
 
-
 def test_out_of_time_it_goes_on_with_the_round_it_was_in(tmp_path):
     file = tmp_path / "s.json"
     score, rounds = bowl((3, 0))

@@ -408,8 +408,8 @@ class Posterior:
         """Writes the predictor as one file for serving: ``torch.export`` (.pt2) or ONNX.
 
         It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
-        ``predict(x, estimate=estimate, sharpness=sharpness)`` does. ONNX needs the extra
-        ``export``.
+        ``predict(x, estimate=estimate, sharpness=sharpness)`` does; sharpened probabilities in a
+        fixed number of operations, so that some may be off by 0.01. ONNX needs ``export``.
         """
         self.shards.check_whole("export")
         every, chains = self._stacked(estimate), self.chosen(None)

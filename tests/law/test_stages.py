@@ -133,6 +133,7 @@ def test_stages_that_leave_nothing_and_dynamics_that_cannot_are_refused() -> Non
     assert schedules.stages(schedules.constant(0.1)) is None
 
 
+@pytest.mark.self_checked
 def test_the_noise_of_the_sampling_stage_is_what_the_probe_measures() -> None:
     """Also where the run ends in an exploration stage."""
     found = Langevin(network(), likelihoods.Categorical(), step_size=CYCLES, chains=4)

@@ -26,7 +26,7 @@ Array = NDArray[Any]
 #: Halvings of the bracket around a quantile.
 HALVINGS = 60
 #: Standard deviations of the training targets' logarithms above their mean where moments end.
-FAR = 12.0
+FAR = 6.0
 
 
 @dataclass(frozen=True)

@@ -298,8 +298,8 @@ def test_a_normal_mixture_by_hand():
 
 
 def test_a_logarithm_is_undone_exactly():
-    """ln y ~ N(m, s^2): mean, variance, density (with the Jacobian) and quantiles of y. The noise is
-    less than the targets' own spread: beyond it moments end somewhere (``_limited``)."""
+    """ln y ~ N(m, s^2): mean, variance, density (with the Jacobian) and quantiles of y. The noise
+    is less than the targets' own spread: beyond it moments end somewhere (``_limited``)."""
     outcome = Outcome("regression", "varying", mean=(1.0,), scale=(0.5,), log=True)
     found = mixture(outcome, [[[0.4, np.log(0.36)]]], weights=(1.0,))
     law = stats.lognorm(s=0.3, scale=np.exp(1.2))

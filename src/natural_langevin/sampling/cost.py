@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from natural_langevin.sampling import slowness
+
 #: Operations of a run's steps, of a pilot's, and of the trial of the prior's scales.
 MOST_WORK, PILOT_WORK, TRIAL_WORK = 1.5e11, 4e10, 5e10
 #: A run has so many steps whatever they cost; a pilot so many before it may end early, and at most.
@@ -30,9 +32,11 @@ BATCH, ROWS = 100, 250
 def is_dear(sampler: Any, x: Tensor) -> bool:
     """Whether steps go by torch's operations on a CPU, and cost more than their calls: the network
     is more than linear layers one after the other, or its inputs are more than rows of numbers.
+    Not of so few weights that their curvatures are measured: these are asked for their posterior.
 
     ``sampler`` is a ``Langevin``."""
-    if sampler.device.type != "cpu":
+    weights = sum(p.numel() for p in sampler.model.parameters() if p.requires_grad)
+    if sampler.device.type != "cpu" or weights <= slowness.MOST_WEIGHTS:
         return False
     layers = [m for m in sampler.model.modules() if len(list(m.parameters(recurse=False)))]
     return x.ndim > 2 or not all(isinstance(m, nn.Linear) for m in layers)

@@ -181,7 +181,8 @@ def _prior_scale(
     if inside < prior_scale.FEWEST_ROWS:
         return None
     work = price * lines * min(batch_size, inside)  # of a step with a chain on each fold
-    dear = cost.is_dear(sampler, x) and work * prior_scale.EAGER.steps > cost.TRIAL_WORK
+    without_engine = cost.is_dear(sampler, x)
+    dear = without_engine and work * prior_scale.EAGER.steps > cost.TRIAL_WORK
     short = work / prior_scale.FOLDS * prior_scale.DEAR.steps
     if short > cost.TRIAL_WORK if dear else prior_scale.EAGER.affordable(work) is None:
         log.info("prior variance x 1: a trial of others would cost more than the run")
@@ -192,7 +193,7 @@ def _prior_scale(
     affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
     trial = prior_scale.DEAR if dear else affordable
     assert trial is not None, "what the pilot was run for is affordable"
-    if cost.is_dear(sampler, x):
+    if without_engine:
         trial = trial.on_enough(inside)
     rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds)
     lines = len(prior_scale.SCALES) * trial.folds

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from natural_langevin import Langevin, Posterior
-from natural_langevin._internal.pages import markdown, with_part
+from natural_langevin._internal.pages import markdown
 from natural_langevin.experiments.defaults import record
 from natural_langevin.experiments.defaults.small import PROBLEMS, Problem
 from natural_langevin.sampling import recipe
@@ -158,8 +158,7 @@ def main() -> None:
             record.keep(options.out, PART, problem.name, rows)
             print(problem.name, json.dumps(rows[-1]), flush=True)
     if options.page:
-        found = table(record.rows(options.out, PART))
-        options.page.write_text(with_part(options.page.read_text(), PART, found))
+        record.show(options.page, options.out, PART, table)
 
 
 if __name__ == "__main__":

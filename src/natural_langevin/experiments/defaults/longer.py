@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from natural_langevin import Langevin, likelihoods
-from natural_langevin._internal.pages import markdown, with_part
+from natural_langevin._internal.pages import markdown
 from natural_langevin.experiments.defaults import record
 from natural_langevin.experiments.defaults.twenty import Problem, problems
 
@@ -87,8 +87,7 @@ def main() -> None:
                 f"{row['cpu_seconds']:.0f} s", flush=True,
             )  # fmt: skip
     if options.page:
-        found = table(record.rows(options.out, PART))
-        options.page.write_text(with_part(options.page.read_text(), PART, found))
+        record.show(options.page, options.out, PART, table)
 
 
 if __name__ == "__main__":

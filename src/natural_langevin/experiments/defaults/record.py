@@ -8,11 +8,13 @@ write to the same file.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from natural_langevin._internal.atomic import staged
 from natural_langevin._internal.folder_lock import FolderLock
+from natural_langevin._internal.pages import with_part
 from natural_langevin.experiments.origin import origin
 
 FILE = Path("results/defaults.json")
@@ -36,6 +38,11 @@ def keep(path: Path, part: str, name: str, row: Any) -> None:
         own |= origin("cpu")
         with staged(path) as handle:
             handle.write(json.dumps(everything, indent=1).encode())
+
+
+def show(page: Path, path: Path, part: str, table: Callable[[dict[str, Any]], str]) -> None:
+    """Puts a part's table in its place on a page."""
+    page.write_text(with_part(page.read_text(), part, table(rows(path, part))))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, models
-from natural_langevin._internal.pages import markdown, with_part
+from natural_langevin._internal.pages import markdown
 from natural_langevin.experiments.defaults import record, rivals
 from natural_langevin.experiments.uci.data import TABLES, load, split
 
@@ -206,8 +206,7 @@ def main() -> None:
             f"{row['calibration_error']:.3f}, {row['cpu_seconds']:.1f} s", flush=True,
         )  # fmt: skip
     if options.page:
-        found = table(record.rows(options.out, PART))
-        options.page.write_text(with_part(options.page.read_text(), PART, found))
+        record.show(options.page, options.out, PART, table)
 
 
 if __name__ == "__main__":

@@ -173,7 +173,9 @@ def test_weights_and_scale_of_numbers():
     networks = {k: [Networks(mean[None], variance)] for k, mean in means.items()}
     found = weigh(HeldOut(rows, networks), Outcome("regression", "constant"), y, 2)
     assert found.weight[0] > 0.95
-    assert found.scale == pytest.approx(1 / 0.7, rel=0.05)
+    variance = sum(share * (0.7 * factor) ** 2 for factor, share in found.factors[0])
+    assert variance == pytest.approx(1, rel=0.05)
+    assert found.scale > 1.2  # the geometric mean
     expected = -stats.norm.logpdf(y.numpy(), m, 0.7).mean()
     assert found.nll[0] == pytest.approx(expected)
     # How strange the rows are is uniform, as far as 3000 of them tell.

@@ -56,12 +56,17 @@ def test_what_the_user_sets_is_not_left_open():
     numbers = offered(classes=False)
     assert [c.variance for c in numbers] == ["unit_fan_in", "fan_in", "learned"]
     assert {c.temperature for c in numbers} == {1.0}
+    more = candidates(Settings().of_rows(1000), classes=False, rows=1000)
+    assert [(c.variance, c.temperature) for c in more] == [
+        ("unit_fan_in", 0.1), ("fan_in", 0.1), ("unit_fan_in", 1.0), ("fan_in", 1.0)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [12, 61, 3000])
 def test_folds_are_apart_of_one_size_and_hold_every_class(count):
     labels = np.arange(count) % 3
     folds = split(count, 4, 0, labels)
+    assert len(split(count, 4, 0, None)) == (2 if count == 3000 else 4)  # of many numbers
     assert {len(fold) for fold in folds} == {min(count // 4, 500)}
     assert len(torch.cat(folds).unique()) == 4 * len(folds[0])
     for fold in folds:

@@ -33,7 +33,8 @@ LEAST_WEIGHT = 0.05
 LEAST_DENSITY = -1e6
 #: Factors that the noise of a regression may be wrong by: one for all, to compare views, and mixed.
 SCALES = torch.logspace(math.log10(0.5), math.log10(2.0), 8, dtype=torch.float64).tolist()
-FACTORS, PRIOR_ROWS = (0.5, 0.7, 1.0, 1.4, 2.0, 4.0), 10.0
+#: Neighbouring factors are much alike, and take more updates to be told apart.
+FACTORS, PRIOR_ROWS, MORE_UPDATES = (0.5, 0.7, 1.0, 1.4, 2.0, 4.0), 10.0, 100
 #: Factors of a smaller share of a candidate's weight are left out.
 LEAST_SHARE = 0.003
 
@@ -76,7 +77,7 @@ def weigh(held_out: HeldOut, outcome: Outcome, targets: Tensor, count: int) -> W
     prior = prior.repeat(log_density.shape[1])
     counted = PRIOR_ROWS if len(y) >= FEWEST_SURER else 0.0
     weights = stacking_weights(
-        log_density.flatten(1), updates=UPDATES, prior=prior, prior_rows=counted
+        log_density.flatten(1), updates=MORE_UPDATES, prior=prior, prior_rows=counted
     ).reshape(-1, len(factors))
     share = weights / weights.sum(1, keepdim=True)
     weights = _pruned(weights.sum(1))[:, None] * torch.where(share < LEAST_SHARE, 0.0, share)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ from natural_langevin.tabular.explain import (
     permutation_importance,
 )
 from natural_langevin.tabular.features import Features
-from natural_langevin.tabular.recipe import Learned, learn
+from natural_langevin.tabular.predictive import Predictive
+from natural_langevin.tabular.recipe import CHUNK, Learned, learn
 from natural_langevin.tabular.settings import SettingError, Settings
 from natural_langevin.tabular.survey import fit_features
 
@@ -244,6 +245,13 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         if len(bad) > 5:
             log.warning("and so do %d other rows: see features_.encode", len(bad) - 5)
         return encoded.x
+
+    def _asked(self, X: Any, ask: Callable[[Predictive], Array]) -> Array:
+        """What ``ask`` says of the rows' distributions, some rows at a time: every one of them has
+        as many components as there are networks and widths of their noise."""
+        flat = getattr(self, "_flat", False)
+        parts = self._inputs(X).split(CHUNK)
+        return np.concatenate([ask(self.learned_.predictive(x, flat=flat)) for x in parts])
 
     def network_inputs(self, X: Any) -> Tensor:
         """(n, inputs) as ``posterior_`` and its networks take them."""

@@ -3,6 +3,7 @@
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -100,10 +101,9 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         return self._named(len(self.classes_)) if self._several else list(self.classes_)
 
     def _probabilities(self, X: Any) -> Array:
-        x = self._inputs(X)
         if self._several:
-            return self.learned_.predictive(x, flat=False).mean
-        found: Array = self.learned_.probabilities(x).numpy()
+            return self._asked(X, lambda found: found.mean)
+        found: Array = self.learned_.probabilities(self._inputs(X)).numpy()
         return found
 
     def predict_log_proba(self, X: Any) -> Any:
@@ -123,8 +123,11 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         """(n, n_samples) labels drawn from the predictive probabilities; of several labels per row
         (n, labels, n_samples), drawn together from one network each."""
         if self._several:
-            found = self.learned_.predictive(self._inputs(X), flat=False)
-            return np.moveaxis(found.sample(n_samples, seed=random_state), 0, -1).astype(np.int64)
+            seeds = itertools.count(random_state)  # rows are asked in parts
+            drawn = self._asked(
+                X, lambda found: np.moveaxis(found.sample(n_samples, seed=next(seeds)), 0, -1)
+            )
+            return drawn.astype(np.int64)
         cumulative = self._probabilities(X).cumsum(axis=1)
         u = np.random.default_rng(random_state).random((len(cumulative), n_samples))
         return self.classes_[(cumulative[:, None, :-1] < u[..., None]).sum(-1)]

@@ -3,6 +3,7 @@
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,19 +67,20 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean; with ``return_std`` also its standard deviation, which holds both
         the noise of a new observation and the networks' disagreement."""
-        found = self.predict_dist(X)
-        mean, names = found.mean, self._names(found.mean)
         if not return_std:
-            return self._answer(mean, X, names)
-        return tuple(self._answer(values, X, names) for values in (mean, found.std))
+            mean = self._asked(X, lambda found: found.mean)
+            return self._answer(mean, X, self._names(mean))
+        both = self._asked(X, lambda found: np.stack([found.mean, found.std], axis=-1))
+        return self._split(both, X)
 
     def _names(self, values: Array) -> list[Any]:
         return self._named(1 if values.ndim == 1 else values.shape[1])
 
     def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
         """(n, level), or (n, target, level): quantiles of the predictive distribution."""
-        found = self.predict_dist(X)
-        quantiles = np.stack([found.quantile(level) for level in levels], axis=-1)
+        quantiles = self._asked(
+            X, lambda found: np.stack([found.quantile(level) for level in levels], axis=-1)
+        )
         return self._answer(quantiles, X, [f"q{100 * level:g}" for level in levels])
 
     def predict_interval(
@@ -86,14 +88,19 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
     ) -> tuple[Any, Any]:
         """The ends of central intervals. ``conformal``: as wide as it took to hold ``level`` of the
         held-out rows, whatever the posterior says (split conformal over the folds)."""
-        found = self.predict_dist(X)
         if conformal:
             level = min(self.learned_.conformal(level), 1 - 1e-9)
-        low, high = found.interval(level)
-        names = self._names(low)
-        return self._answer(low, X, names), self._answer(high, X, names)
+        return self._split(
+            self._asked(X, lambda found: np.stack(found.interval(level), axis=-1)), X
+        )
+
+    def _split(self, both: Array, X: Any) -> tuple[Any, Any]:
+        names = self._names(both[..., 0])
+        return self._answer(both[..., 0], X, names), self._answer(both[..., 1], X, names)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
         """(n, n_samples) draws of new observations, or (n, target, n_samples)."""
-        draws = self.predict_dist(X).sample(n_samples, seed=random_state)
-        return np.moveaxis(draws, 0, -1)
+        seeds = itertools.count(random_state)  # rows are asked in parts
+        return self._asked(
+            X, lambda found: np.moveaxis(found.sample(n_samples, seed=next(seeds)), 0, -1)
+        )

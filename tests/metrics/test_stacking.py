@@ -87,3 +87,14 @@ def test_a_prior_keeps_the_scale_of_few_data_near_one():
     assert held.scale == pytest.approx(float(best), rel=2e-4)
     with pytest.raises(ValueError, match="deviation must be positive, got 0"):
         TemperatureScaling.fit(p, y, deviation=0)
+
+
+def test_a_prior_of_the_weights_counts_as_so_many_data():
+    """Without data that tell, the weights are the prior's; of two that data tell apart for sure,
+    the share of n data and m of the prior."""
+    prior = torch.tensor([0.2, 0.8]).double()
+    alike = stacking_weights(torch.zeros(30, 2), updates=50, prior=prior, prior_rows=10)
+    torch.testing.assert_close(alike, prior)
+    sure = torch.tensor([[0.0, -50.0]]).double().expand(30, 2)
+    found = stacking_weights(sure, updates=50, prior=prior, prior_rows=10)
+    torch.testing.assert_close(found, torch.tensor([32.0, 8.0]).double() / 40)

@@ -13,7 +13,7 @@ from natural_langevin import likelihoods
 from natural_langevin.data import DataError
 from natural_langevin.data.csv_file import CsvFile
 from natural_langevin.data.table import Table, from_frame
-from natural_langevin.data.tables import TrainingData, read_training
+from natural_langevin.data.tables import TrainingData, open_source, read_training
 from natural_langevin.tabular import columns
 from natural_langevin.tabular.columns import Date, Number
 from natural_langevin.tabular.features import Features
@@ -330,3 +330,120 @@ def test_a_noise_that_was_asked_for_is_no_counts_noise() -> None:
     y = np.concatenate([np.zeros(30), np.arange(30), np.arange(30)])
     fitted = NaturalLangevinRegressor(noise="constant", steps=20, chains=2).fit(x, y)
     assert np.isfinite(fitted.predict(x)).all()
+
+
+def of_file(tmp_path, text: str, target: str) -> TrainingData:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    return read_training(str(path), target=target)
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NA"])
+def test_a_class_may_be_called_none(tmp_path, word):
+    rows = [(word, "a"), ("mild", "b"), ("severe", ""), ("", "c")] * 5
+    data = of_file(tmp_path, "y,x\n" + "".join(f"{y},{x}\n" for y, x in rows), "y")
+    assert find_target(data.table, "y")[0].classes == (word, "mild", "severe")
+    assert data.notices[0].startswith(f"y: {word!r} in 5 of 20 rows is taken as a class")
+    with open_source(str(tmp_path / "a.csv"), target="y") as source:
+        (chunk,) = source.chunks(100)
+    assert (chunk.frame["y"] == word).sum() == 5
+
+
+def test_none_among_numbers_is_missing_in_the_target_as_well(tmp_path):
+    data = of_file(tmp_path, "y,x\n" + "NA,1\nmild,NA\nsevere,2\n" * 5, "y")
+    assert find_target(data.table, "y")[0].classes == ("mild", "severe")
+    assert "'NA' in 5 of 15 rows is taken as missing, as it is among the" in data.notices[0]
+    numbers = of_file(tmp_path, "y,x\n" + "none,1\n1 km,3\n2 km,2\n" * 5, "y")
+    assert find_target(numbers.table, "y", "regression")[0].unit == "km"
+    assert numbers.table.frame["y"].isna().sum() == 5
+    assert numbers.notices == ()
+
+
+def test_a_row_that_sums_up_others_is_told_and_left_out(tmp_path):
+    body = "".join(f"{town},{k},{2 * k + 0.5}\n" for k, town in enumerate(["Rome", "Oslo"] * 15))
+    found = prepare(of_file(tmp_path, f"town,n,y\n{body}Grand total,435,885\n", "y"), source="a")
+    assert sum(found.run.rows) == 30
+    assert "town: 'Grand total' (a.csv, line 32) sums up other rows: left out" in " ".join(
+        found.run.notices
+    )
+    many = body.replace("Oslo", "total")  # a category like the others
+    assert sum(prepare(of_file(tmp_path, f"town,n,y\n{many}", "y"), source="a").run.rows) == 30
+
+
+def test_beyond_a_limit_is_the_limit():
+    features, said = surveyed(["<0.05", "0.3", "1.2", "> 9"] * 5)
+    (part,) = features.parts
+    assert part.mean == pytest.approx((0.05 + 0.3 + 1.2 + 9) / 4)
+    assert "beyond a limit is read as the limit (<0.05 is 0.05)" in said
+    assert isinstance(surveyed(["<18", "18-30", "31-50", ">50"] * 5)[0].parts[0], columns.Category)
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        (90 + np.arange(60) % 9, "regression"),  # such as an oxygen saturation
+        (np.repeat([0, 1, 2, 3, 4, 9, 17, 30], [20, 12, 9, 6, 4, 1, 1, 1]), "count"),
+        (np.arange(60) % 10, "classification"),
+        (1 + np.arange(60) % 5, "classification"),
+    ],
+)
+def test_whole_numbers_are_names_quantities_or_counts(values, task):
+    text = "y,x\n" + "".join(f"{y},{k}\n" for k, y in enumerate(values))
+    found, reason = find_target(table(text), "y")
+    assert found.task == task
+    assert "--task" in reason
+
+
+def test_shares_end_at_one_and_percentages_at_100():
+    share = torch.linspace(0.02, 0.97, 40).double()[:, None]
+
+    def upper(y: torch.Tensor) -> float | None:
+        return outcomes("regression", y, Settings())[0].upper
+
+    assert (upper(share), upper(100 * share)) == (1, 100)
+    assert upper((85 + 15 * share).round().clamp_max(99)) is None  # none of them is 100
+    assert upper(torch.cat([85 + 14 * share, 0 * share[:2] + 100])) == 100
+    assert upper(50 * share) is None
+    assert upper(0.95 + 0.05 * share.round()) is None
+    assert upper(share[:9]) is None
+
+
+def test_percentages_are_never_above_100():
+    """Against min(max(0, z), 100) of a normal mixture, by draws; the ends have probabilities."""
+    law = torch.distributions.Normal(
+        torch.tensor([80.0, 97.0]).double()[:, None, None],
+        torch.tensor([15.0, 6.0]).double()[:, None, None],
+    )
+    weights = torch.tensor([0.3, 0.7])
+    found = Predictive(
+        Outcome("regression", "constant", bounded=True, upper=100.0), law, weights, flat=True
+    )
+    rng = np.random.default_rng(0)
+    first = rng.random(200_000) < 0.3
+    z = np.where(first, rng.normal(80, 15, first.shape), rng.normal(97, 6, first.shape))
+    y = np.clip(z, 0, 100)
+    error = y.std() / len(y) ** 0.5
+    assert found.mean[0] == pytest.approx(y.mean(), abs=4 * error)
+    assert found.std[0] == pytest.approx(y.std(), rel=0.01)
+    assert found.quantile(0.95)[0] == 100.0
+    assert found.cdf([100.0])[0] == 1.0
+    assert found.sample(500).max() == 100.0
+    at_end = np.exp(found.log_prob([100.0])[0])
+    assert at_end == pytest.approx((z >= 100).mean(), abs=4 * (at_end / len(y)) ** 0.5)
+    grid = np.linspace(1e-6, 100 - 1e-6, 4001)
+    inside = sum(np.exp(found.log_prob([v])[0]) for v in grid) * (grid[1] - grid[0])
+    at_zero = np.exp(found.log_prob([0.0])[0])
+    assert inside + at_end + at_zero == pytest.approx(1, abs=1e-3)
+
+
+def test_logarithms_of_percentages_end_at_100_too():
+    law = torch.distributions.Normal(
+        torch.zeros(1, 1, 1).double(), torch.full((1, 1, 1), 2.0).double()
+    )
+    found = Predictive(
+        Outcome("regression", "constant", mean=(3.0,), log=True, upper=100.0), law,
+        torch.ones(1), flat=True,
+    )  # fmt: skip
+    draws = np.minimum(np.exp(3 + 2 * np.random.default_rng(0).normal(size=200_000)), 100)
+    assert found.mean[0] == pytest.approx(draws.mean(), abs=4 * draws.std() / len(draws) ** 0.5)
+    assert found.quantile(0.99)[0] == 100.0

@@ -122,7 +122,7 @@ def _network(run: Run) -> str:
 
 def _sampler(run: Run) -> str:
     s = run.settings
-    compared = f"compared on {s.folds} folds" if s.folds else "not compared"
+    compared = "compared on held-out rows" if s.folds else "not compared"
     return (
         f"quasi-diagonal natural Langevin, {s.chains} chains of {s.steps:,} steps; priors, "
         f"temperatures and step sizes {compared}"

@@ -160,9 +160,11 @@ def outcomes(
         centre = (share * values / largest).sum(0)
         spread = (share * (values / largest - centre).square()).sum(0).sqrt()
         mean, scale = centre * largest, torch.where(spread > 0, spread * largest, 1.0)
-        own = {"mean": tuple(mean.tolist()), "scale": tuple(scale.tolist()), "log": log}
-        own |= {"bounded": bounded and not log, "upper": upper}
-        found += [Outcome(task, kind, **own) for kind in kinds]
+        one = Outcome(
+            task, kinds[0], mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), log=log,
+            bounded=bounded and not log, upper=upper,
+        )  # fmt: skip
+        found += [replace(one, noise=kind) for kind in kinds]
     return found
 
 

@@ -86,10 +86,10 @@ def weigh(held_out: HeldOut, outcome: Outcome, targets: Tensor, count: int) -> W
     scale = math.exp(float((weights * torch.tensor(factors).double().log()).sum()))
     ran, at_one = list(held_out.networks), log_density[..., factors.index(1.0)]
     found = _weighed(ran, at_one, weights.sum(1), scale, strange, count)
-    share = (weights / weights.sum(1, keepdim=True)).tolist()
+    shares = (weights / weights.sum(1, keepdim=True)).tolist()
     mixed = {
         k: [[f, s] for f, s in zip(factors, own, strict=True) if s]
-        for k, own in zip(ran, share, strict=True) if found.weight[k]
+        for k, own in zip(ran, shares, strict=True) if found.weight[k]
     }  # fmt: skip
     return replace(found, factors=mixed)
 

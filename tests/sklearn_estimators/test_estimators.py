@@ -347,3 +347,19 @@ def test_frames_name_the_row_of_a_bad_target_or_of_one_that_cannot_be_predicted(
     assert [r.message for r in caplog.records if r.message.startswith("row ")] == [
         "row 1: every cell is missing, not predicted; the answer is that of an average row"
     ]
+
+
+def test_answers_do_not_depend_on_how_many_rows_are_asked_at_a_time(monkeypatch):
+    """Memory is bounded by CHUNK; of frames of any length the answers are the same."""
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    model = NaturalLangevinRegressor(steps=30, chains=2, folds=2, random_state=0).fit(x, x[:, 0])
+
+    def answers():
+        both = model.predict(x, return_std=True), model.predict_interval(x)
+        return [*both[0], *both[1], model.predict(x), model.predict_quantiles(x)]
+
+    whole = answers()
+    monkeypatch.setattr("natural_langevin.sklearn.base.CHUNK", 7)
+    for one, other in zip(whole, answers(), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+    assert model.sample_y(x, 3).shape == (40, 3)

@@ -34,6 +34,7 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
     """
 
     _tasks = ("classification", "ordinal")
+    _several = False  # labels per row
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -103,7 +104,8 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
     def _probabilities(self, X: Any) -> Array:
         if self._several:
             return self._asked(X, lambda found: found.mean)
-        found: Array = self.learned_.probabilities(self._inputs(X)).numpy()
+        x = self._inputs(X)
+        found: Array = self.learned_.probabilities(x).numpy()
         return found
 
     def predict_log_proba(self, X: Any) -> Any:

@@ -11,7 +11,7 @@ def main() -> None:
     import torch
 
     from natural_langevin.models import FilterResponseNorm
-    from natural_langevin.models.fused_norm import FusedNorm, takes, works
+    from natural_langevin.models.fused_norm import fused_norm, takes, works
 
     # The first question is asked while a network is differentiated, under autocast.
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -26,29 +26,35 @@ def main() -> None:
         norm = FilterResponseNorm(shape[1])
         for name in names:
             getattr(norm, name).data.normal_(generator=generator)
-        x = torch.randn(shape, generator=generator).to(dtype)
+        x, other = torch.randn(2, *shape, generator=generator).to(dtype).unbind(0)
+        shift = torch.randn(shape[1], generator=generator).to(dtype)
         params = tuple(getattr(norm, name).detach() for name in names)
         assert takes(x, params[0])
 
-        def plain(x, *params, norm=norm):
-            return torch.func.functional_call(norm, dict(zip(names, params, strict=True)), (x,))
+        def plain(x, weight, bias, threshold, shift=None, other=None, norm=norm):
+            own = dict(zip(names, (weight, bias, threshold), strict=True))
+            x = x if shift is None else x + shift[:, None, None]
+            y = torch.func.functional_call(norm, own, (x,))
+            return y if other is None else torch.nn.functional.silu(y + other)
 
         def fused(x, *params, norm=norm):
-            return FusedNorm.apply(x, *params, norm.eps)
+            around = dict(zip(("shift", "other"), params[3:], strict=False))
+            return fused_norm(x, *params[:3], eps=norm.eps, silu=bool(around), **around)
 
-        found, pull = torch.func.vjp(fused, x, *params)
-        full = x.double(), *(p.double() for p in params)
-        expected, pull_expected = torch.func.vjp(plain, *full)
         cotangent = torch.randn(shape, generator=generator).to(dtype)
-        with torch.no_grad():
-            gradients, reference = pull(cotangent), pull_expected(cotangent.double())
         tolerance = 8 * torch.finfo(dtype).eps
-        for name, one, other in zip(
-            ("y", "x", *names), (found, *gradients), (expected, *reference), strict=True
-        ):
-            error = float((one.double() - other).abs().max() / other.abs().max())
-            assert error < tolerance, (name, error)
-            print(f"{name} {dtype}: {error:.1e}")
+        for inputs in ((x, *params), (x, *params, shift, other)):
+            found, pull = torch.func.vjp(fused, *inputs)
+            expected, pull_expected = torch.func.vjp(plain, *(v.double() for v in inputs))
+            with torch.no_grad():
+                gradients, reference = pull(cotangent), pull_expected(cotangent.double())
+            for name, one, two in zip(
+                ("y", "x", *names, "shift", "other"), (found, *gradients), (expected, *reference),
+                strict=False,
+            ):  # fmt: skip
+                error = float((one.double() - two).abs().max() / two.abs().max())
+                assert error < tolerance, (name, error)
+                print(f"{name} {dtype}: {error:.1e}")
 
     seen = []
 

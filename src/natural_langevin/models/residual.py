@@ -109,12 +109,22 @@ class _Layer(nn.Module):
         x = x if self.pad is None else F.pad(x, self.pad)
         conv, norm = self.conv, self.norm
         if x.is_cuda and not _recorded(conv, norm):
-            z = F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
+            z = _without_bias(conv, x)
             if norm.has_kernels(z):
                 return norm.fused(z, shift=conv.bias, other=other, silu=self.silu)
         y = norm(conv(x))
         y = y if other is None else other + y
         return F.silu(y) if self.silu else y
+
+
+def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """The convolution's products alone."""
+    if has_triton() and not torch.compiler.is_compiling():
+        from natural_langevin.models import narrow_conv
+
+        if narrow_conv.takes(x, conv):
+            return narrow_conv.narrow_conv(x, conv.weight)
+    return F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
 
 
 def _recorded(conv: nn.Module, norm: nn.Module) -> bool:

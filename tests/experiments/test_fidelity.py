@@ -182,10 +182,10 @@ def test_pixels_are_normalised_as_in_the_competition() -> None:
     assert torch.allclose(normalised(torch.tensor([0.69, 0.68, 0.64])), torch.ones(3), atol=1e-6)
 
 
-def test_the_kernels_of_the_normalisation_in_their_interpreter() -> None:
+def test_the_kernels_of_the_residual_network_in_their_interpreter() -> None:
     """Triton decides at import whether kernels are interpreted, so another process runs this."""
     pytest.importorskip("triton", reason="Triton is not installed: its kernels are not tested")
-    script = Path(__file__).with_name("interpreted_norm.py")
+    script = Path(__file__).with_name("interpreted_kernels.py")
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.endswith("agrees\n")

@@ -35,12 +35,22 @@ CHANNELS, MOST = 16, 16384
 
 
 @triton.jit
+def _add2(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _add3(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
 def _affine(
     z, shift, weight, bias, threshold, pixels, channels, eps,
     SHIFT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Where this program's tile of (sample, pixel, channel) lies, which of it is there, and x, r,
-    w, u, t of it."""
+    """Where this program's tile of (sample, pixel, channel) lies, which of it is there, and x,
+    its sum, r, w, u, t of it. Sums over pixels wait for all warps: as few as possible."""
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     p = tl.arange(0, PIXELS)
     place = tl.program_id(0).to(tl.int64) * pixels * channels + p[:, None] * channels + c[None, :]
@@ -50,11 +60,12 @@ def _affine(
     if SHIFT:
         s = tl.load(shift + c, mask=known, other=0.0).to(tl.float32)
         x = tl.where(inside, x + s[None, :], 0.0)
-    r = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / pixels + eps)
+    square, whole = tl.reduce((x * x, x), 0, _add2)
+    r = 1.0 / tl.sqrt(square / pixels + eps)
     w = tl.load(weight + c, mask=known, other=0.0)
     b = tl.load(bias + c, mask=known, other=0.0)
     t = tl.load(threshold + c, mask=known, other=0.0)
-    return c, place, inside, x, r, w, x * (w * r)[None, :] + b[None, :], t[None, :]
+    return c, place, inside, x, whole, r, w, x * (w * r)[None, :] + b[None, :], t[None, :]
 
 
 @triton.jit
@@ -63,7 +74,7 @@ def _forward(
     SHIFT: tl.constexpr, OTHER: tl.constexpr, SILU: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    _, place, inside, _, _, _, u, t = _affine(
+    _, place, inside, _, _, _, _, u, t = _affine(
         z, shift, weight, bias, threshold, pixels, channels, eps, SHIFT, PIXELS, CHANNELS
     )
     m = tl.where(u >= t, u, t)
@@ -80,7 +91,7 @@ def _backward(
     SHIFT: tl.constexpr, OTHER: tl.constexpr, SILU: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    c, place, inside, x, r, w, u, t = _affine(
+    c, place, inside, x, whole, r, w, u, t = _affine(
         z, shift, weight, bias, threshold, pixels, channels, eps, SHIFT, PIXELS, CHANNELS
     )
     g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
@@ -93,16 +104,15 @@ def _backward(
     if OTHER:
         tl.store(dother + place, g.to(dother.dtype.element_ty), mask=inside)
     h = tl.where(u >= t, g, 0.0)
-    along = tl.sum(h * x, axis=0)
-    above = tl.sum(h, axis=0)
-    result = (w * r)[None, :] * h - (w * r * r * r * along / pixels)[None, :] * x
+    along, above, both = tl.reduce((h * x, h, g), 0, _add3)
+    gain, pull = w * r, w * r * r * r * along / pixels
+    result = gain[None, :] * h - pull[None, :] * x
     own = sums + tl.program_id(0).to(tl.int64) * 4 * channels + c
     known = c < channels
     tl.store(own, along * r, mask=known)
     tl.store(own + channels, above, mask=known)
-    tl.store(own + 2 * channels, tl.sum(g, axis=0) - above, mask=known)
-    if SHIFT:
-        tl.store(own + 3 * channels, tl.sum(tl.where(inside, result, 0.0), axis=0), mask=known)
+    tl.store(own + 2 * channels, both - above, mask=known)
+    tl.store(own + 3 * channels, gain * above - pull * whole, mask=known)
     tl.store(dz + place, result.to(dz.dtype.element_ty), mask=inside)
 
 

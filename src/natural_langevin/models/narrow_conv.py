@@ -28,12 +28,11 @@ log = logging.getLogger("natural_langevin")
 MOST, PIXELS = 32, 256
 #: Programs among which the samples of a weight gradient are shared out.
 PROGRAMS = 250
-WARPS = 4
 
 
 @triton.jit
 def _convolve(
-    x, weight, y, height, width, inputs, outputs, by_input, by_output,
+    x, matrices, y, height, width, inputs, outputs,
     TURNED: tl.constexpr, PIXELS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
     pixels = height * width
@@ -48,7 +47,7 @@ def _convolve(
         place = (sample + row * width + column)[:, None] * inputs + i[None, :]
         value = tl.load(x + place, mask=there[:, None] & (i[None, :] < inputs), other=0.0)
         of = 8 - tap if TURNED else tap
-        matrix = weight + of + i[:, None] * by_input + o[None, :] * by_output
+        matrix = matrices + (of * inputs + i[:, None]) * outputs + o[None, :]
         result = tl.dot(value, tl.load(matrix, mask=known, other=0.0), result)
     place = (sample + p)[:, None] * outputs + o[None, :]
     inside = (p < pixels)[:, None] & (o[None, :] < outputs)
@@ -132,7 +131,7 @@ class _Correlated(torch.autograd.Function):
         _correlate[programs, 3](
             x, dy, sums, samples, height, width, inputs, outputs,
             SHARE=triton.cdiv(samples, programs), TILES=triton.cdiv(height * width, tile),
-            PIXELS=tile, INPUTS=_tile(inputs), OUTPUTS=_tile(outputs), num_warps=WARPS,
+            PIXELS=tile, INPUTS=_tile(inputs), OUTPUTS=_tile(outputs), num_warps=2,
         )  # fmt: skip
         return total(sums).reshape(3, 3, inputs, outputs).permute(3, 2, 0, 1)
 
@@ -142,18 +141,18 @@ class _Correlated(torch.autograd.Function):
 
 
 def _convolved(x: Tensor, weight: Tensor, *, turned: bool) -> Tensor:
-    x, weight = channels_last(x), weight.contiguous()
+    x = channels_last(x)
+    matrices = weight.permute(2, 3, *((0, 1) if turned else (1, 0))).contiguous()
     samples, inputs, height, width = x.shape
-    outputs = weight.shape[1 if turned else 0]
-    strides = weight.stride()[:2] if turned else weight.stride()[1::-1]
+    outputs = matrices.shape[-1]
     y = torch.empty(
         samples, outputs, height, width, dtype=x.dtype, device=x.device,
         memory_format=torch.channels_last,
     )  # fmt: skip
     tile = _tile(height * width, PIXELS)
     _convolve[samples, triton.cdiv(height * width, tile)](
-        x, weight, y, height, width, inputs, outputs, *strides, TURNED=turned, PIXELS=tile,
-        INPUTS=_tile(inputs), OUTPUTS=_tile(outputs), num_warps=WARPS,
+        x, matrices, y, height, width, inputs, outputs, TURNED=turned, PIXELS=tile,
+        INPUTS=_tile(inputs), OUTPUTS=_tile(outputs), num_warps=4,
     )  # fmt: skip
     return y
 

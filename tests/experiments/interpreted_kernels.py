@@ -1,13 +1,11 @@
-"""Runs the kernels of filter response normalisation in Triton's interpreter, on the CPU."""
+"""Runs the kernels of the residual network in Triton's interpreter, on the CPU."""
 
 from __future__ import annotations
 
 import os
 
 
-def main() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-
+def norms() -> None:
     import torch
 
     from natural_langevin.models import FilterResponseNorm
@@ -64,8 +62,38 @@ def main() -> None:
 
     torch.func.vmap(torch.func.grad(with_chains))(x[None].float())
     assert seen == [False], "with an axis of chains, the kernels would read the wrong memory"
-    print("agrees")
+
+
+def convolutions() -> None:
+    """In float16: the interpreter does not multiply matrices of bfloat16."""
+    import torch
+    import torch.nn.functional as F
+
+    from natural_langevin.models import narrow_conv
+
+    assert narrow_conv.works(torch.device("cpu"), torch.float16)
+    generator = torch.Generator().manual_seed(0)
+    for samples, inputs, outputs, height, width in ((5, 3, 16, 8, 8), (2, 16, 32, 6, 4)):
+        x = torch.randn(samples, inputs, height, width, generator=generator).half()
+        weight = torch.randn(outputs, inputs, 3, 3, generator=generator).half()
+        cotangent = torch.randn(samples, outputs, height, width, generator=generator).half()
+        found, pull = torch.func.vjp(narrow_conv.NarrowConv.apply, x, weight)
+        expected, pull_expected = torch.func.vjp(
+            lambda x, weight: F.conv2d(x, weight, padding=1), x.double(), weight.double()
+        )
+        # Nobody asks for the first layer's gradient with respect to its images.
+        _, pull_weight = torch.func.vjp(lambda w, x=x: narrow_conv.NarrowConv.apply(x, w), weight)
+        dx, dw = pull(cotangent)
+        assert torch.equal(pull_weight(cotangent)[0], dw)
+        for one, two in zip(
+            (found, dx, dw), (expected, *pull_expected(cotangent.double())), strict=True
+        ):
+            error = float((one.double() - two).abs().max() / two.abs().max())
+            assert error < 2 * torch.finfo(torch.float16).eps, error
 
 
 if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests
-    main()
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    norms()
+    convolutions()
+    print("agrees")

@@ -69,7 +69,7 @@ def _correlate(
         sample = n.to(tl.int64) * pixels
         for tile in range(TILES):
             p = tile * PIXELS + tl.arange(0, PIXELS)
-            own = (p < pixels) & (n < samples)
+            own = p < tl.where(n < samples, pixels, 0)
             place = (sample + p)[:, None] * outputs + o[None, :]
             g = tl.load(dy + place, mask=own[:, None] & (o[None, :] < outputs), other=0.0)
             row, column = p // width + shift, p % width

@@ -134,7 +134,8 @@ def total(x: Tensor) -> Tensor:
     """x.sum(0) of (rows, columns): few columns are slow in torch's own."""
     rows, columns = x.shape
     y = torch.empty(columns, dtype=x.dtype, device=x.device)
-    shape = {"BLOCKS": triton.cdiv(rows, 256), "ROWS": 256, "COLUMNS": 8}
+    block = min(1024, triton.next_power_of_2(rows))
+    shape = {"BLOCKS": triton.cdiv(rows, block), "ROWS": block, "COLUMNS": 8}
     _total[(triton.cdiv(columns, 8),)](x, y, rows, columns, **shape, num_warps=4)
     return y
 

@@ -98,7 +98,7 @@ class _Layer(nn.Module):
     ) -> None:
         super().__init__()
         # jax's "SAME": an even number of pixels, halved, needs one more on one side only.
-        self.pad = (0, kernel // 2, 0, kernel // 2) if stride == 2 else None
+        self.pad = (0, 1, 0, 1) if stride == 2 and kernel == 3 else None
         self.silu = silu
         self.conv = nn.Conv2d(
             inputs, outputs, kernel, stride=stride, padding=0 if stride == 2 else kernel // 2

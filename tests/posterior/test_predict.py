@@ -282,3 +282,12 @@ def test_evaluate_takes_its_data_as_sample_does(posterior: Posterior, classes: D
         assert posterior.evaluate(data).nll == pytest.approx(expected, rel=1e-5)
     with pytest.raises(TypeError, match="data must be a pair"):
         posterior.evaluate("test.csv")
+
+
+def test_a_posterior_says_what_it_is(posterior: Posterior) -> None:
+    weights = sum(p.numel() for p in posterior.network(0, 0).parameters())
+    assert repr(posterior) == (
+        f"Posterior(2 chains x 5 draws of {weights} weights of a Sequential, Categorical)"
+    )
+    posterior.diverged[1] = 3
+    assert repr(posterior).endswith("Categorical, 1 of the chains diverged)")

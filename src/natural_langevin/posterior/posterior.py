@@ -98,6 +98,15 @@ class Posterior:
             several=self.config.get("inputs", 0),
         )  # fmt: skip
 
+    def __repr__(self) -> str:
+        weights = sum(p[0].numel() for p in self.last.values())
+        lost = self.chains - len(self.healthy)
+        return (
+            f"Posterior({self.chains} chains x {self.draws} draws of {weights:,} weights of a "
+            f"{type(self._model).__name__}, {type(self.likelihood).__name__}"
+            + (f", {lost} of the chains diverged)" if lost else ")")
+        )
+
     @property
     def chains(self) -> int:
         """How many chains there are, diverged ones included."""

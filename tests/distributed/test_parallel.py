@@ -12,6 +12,8 @@ TWO = [
     "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
     "traced", "exchange_compiled", "exchanged",
 ]  # fmt: skip
+#: Loaded once, before the processes part: what most checks need, and what two of them trace with.
+LOADED = ("parallel_checks", "arviz", "sklearn.datasets", "matplotlib.backends.backend_agg")
 COMPILER = "torch._inductor.compile_fx"
 FOUR = ["spread_chains", "loader", "single_steps"]
 
@@ -22,7 +24,7 @@ def launched(
     return launch.checks(
         "parallel_checks", names, ranks=ranks, folder=folder, timeout=840,
         environment={"NATURAL_LANGEVIN_TIMEOUT": "120"},
-        imported=("parallel_checks", "arviz", *compilers),
+        imported=(*LOADED, *compilers),
     )  # fmt: skip
 
 

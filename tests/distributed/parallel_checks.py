@@ -167,24 +167,10 @@ def check_single_steps(group: Group, folder: Path) -> float:
     return float((ends[0] - ends[1]).abs().max())
 
 
-def check_traced(group: Group, folder: Path) -> dict[str, Any]:
-    """The step traced as a whole, with the exchange of gradients inside; what was traced is then run
-    as it is.
-
-    What follows takes a minute at every process: of it, here, ``check_exchange_compiled`` alone; of
-    the whole step, with a second exchange of statistics, ``check_compiled``."""
-    compile = torch.compile
-
-    def traced(function: Any, *, options: dict[str, Any], **others: Any) -> Any:
-        return compile(function, backend="eager", **others)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", traced)
-        return compiled_run(group, preconditioners.Euclidean())
-
-
 def check_exchange_compiled(group: Group, folder: Path) -> float:
-    """Two sums under way while something else is computed, by the compiler that writes C++."""
+    """Two sums under way while something else is computed, by the compiler that writes C++.
+
+    Of the whole step, which takes a minute at every process, that is ``check_compiled``."""
     of_group = DataGroup(dist.group.WORLD, rank=group.rank, size=group.world)
 
     def exchange(own: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,10 +189,6 @@ def check_exchange_compiled(group: Group, folder: Path) -> float:
 
 
 def check_compiled(group: Group, folder: Path) -> dict[str, Any]:
-    return compiled_run(group, preconditioners.DiagonalFisher())  # two sums, and little besides
-
-
-def compiled_run(group: Group, metric: preconditioners.Preconditioner) -> dict[str, Any]:
     """Compiled with the exchange inside, and what the log says of it."""
     said: list[str] = []
     handler = logging.Handler()
@@ -220,7 +202,7 @@ def compiled_run(group: Group, metric: preconditioners.Preconditioner) -> dict[s
         for p in model.parameters():
             p.fill_(0.1)
     options: dict[str, Any] = {"model": model, "steps": 10, "thin": 10, "batch_size": 7}
-    options["preconditioner"] = metric
+    options["preconditioner"] = preconditioners.DiagonalFisher()  # two sums, and little besides
     alone = run(None, classes(), **options)
     compiled = run(Layout(data=group.world), classes(), compile=True, **options)
     logger.removeHandler(handler)

@@ -6,15 +6,19 @@ import gc
 import logging
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from natural_langevin._internal.proven import proven_network
 from oracle import build
 
 #: What takes longest begins first, so that no worker is left with it at the end.
 LONGEST = ("distributed", "experiments", "law", "statistics", "docs", "report")
+#: What is made of samples, and not whether a run notices a wrong network of its own, is tested here.
+KNOWN = {"law", "posterior", "diagnostics", "sampling"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,6 +50,16 @@ def _log_level() -> Iterator[None]:
     before = logger.level
     yield
     logger.setLevel(before)
+
+
+@pytest.fixture(autouse=True)
+def _known_networks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Linear layers and activations, whose statistics ``tests/statistics`` holds against loops:
+    they are not compared once more at the start of every run, which would be a large part of it.
+    Tests of what a run measures of itself, which is left out with them, are ``self_checked``."""
+    known = KNOWN.intersection(request.path.parts) and "self_checked" not in request.keywords
+    with proven_network() if known else nullcontext():
+        yield
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from natural_langevin.experiments.speed.show import plain as plain_text
 SIZES = {"inputs": 12, "hidden": (16, 16), "batch_size": 8, "num_data": 64}
 TOY = Settings(
     device="cpu", repeats=3, compile=False, threads=1, block_seconds=1e-3, networks=("mlp",),
-    chains=(1, 2), sections=("steps",), sizes=SIZES,
+    chains=(1,), sections=("steps",), sizes=SIZES,
 )  # fmt: skip
 
 
@@ -88,7 +88,6 @@ def test_the_json_says_what_was_run_where(results):
 def test_everybody_is_listed_with_all_repeats(results):
     found = rows(results)
     assert {name for name, _ in found} == {c.name for c in (*PLAIN, *PEERS, *OURS)}
-    assert {n for name, n in found if name == "blackjax SGLD"} == {1, 2}
     for (name, chains), row in found.items():
         if "compiled" in name:
             assert row["status"] == "left out"
@@ -99,7 +98,14 @@ def test_everybody_is_listed_with_all_repeats(results):
             assert min(row["microseconds"]) > 0
             assert row["page_faults_per_step"]["min"] >= 0
             assert row["note"] == ""
-            assert chains in (1, 2)
+            assert chains == 1
+
+
+def test_several_counts_of_chains():
+    """Of those alone who have chains; the peers' own are below, since XLA compiles for seconds."""
+    found = rows(run(toy(chains=(1, 2), only=("Euclidean", "randn"), repeats=1)))
+    assert {n for name, n in found if name == "Euclidean"} == {1, 2}
+    assert {n for name, n in found if "randn" in name} == {1}
 
 
 def test_ratios_are_quotients_of_medians(results):

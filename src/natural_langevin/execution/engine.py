@@ -171,8 +171,11 @@ class Engine:
         backend = kernels.backend_for(state.step.device)
         if backend is None:
             return None
-        tasks = kernels.plan(self.dynamics, state, self.stream.example(), self.num_data)
-        return kernels.FusedStep(tasks, backend, compile or (lambda f: f)) if tasks else None
+        tasks = kernels.plan(
+            self.dynamics, state, self.stream.example(), self.num_data,
+            given=backend.takes_given and compile is None,
+        )  # fmt: skip
+        return kernels.FusedStep(tasks, backend, compile) if tasks else None
 
     def _compiled_step(self, state: State) -> InPlaceStep:
         """Fused where a backend can, otherwise the general one; one that was compiled before."""

@@ -93,7 +93,7 @@ def shape_of(law: Distribution) -> torch.Size:
 
 def per_sample(terms: Tensor) -> Tensor:
     """(B, ...) summed over all but the samples: (B,)."""
-    return terms.reshape(terms.shape[0], -1).sum(1)
+    return terms if terms.ndim == 1 else terms.reshape(terms.shape[0], -1).sum(1)
 
 
 def same_observation(kind: str, outputs: Tensor, y: Tensor, *, per_component: int = 1) -> None:

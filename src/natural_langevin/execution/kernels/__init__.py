@@ -28,10 +28,11 @@ def backend_for(device: torch.device) -> Backend | None:
     """The backend of this device, tried out first; None where there is none."""
     try:
         if device.type == "cuda":
-            from natural_langevin.execution.kernels import triton_linear
+            from natural_langevin.execution.kernels import triton_linear as own
+            from natural_langevin.execution.kernels.triton_step import Bookkeeping
 
-            triton_linear.try_out(device)
-            return Backend("triton", triton_linear.update_, triton_linear.arrange)
+            own.try_out(device)
+            return Backend("triton", own.update_, own.arrange, True, Bookkeeping)
         if device.type == "cpu":
             from natural_langevin.execution.kernels import cpu_linear
 

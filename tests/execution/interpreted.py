@@ -6,7 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-
 #: Metrics of whole runs; of the first two a few seconds of the interpreter see all kernels.
 RUNS = ("quasi-diagonal", "rmsprop", "quasi-diagonal, model", "euclidean", "diagonal")
 
@@ -26,8 +25,8 @@ def main() -> None:
         sampler,
     )
 
-    from natural_langevin import random
-    from natural_langevin._internal import triton_random
+    from natural_langevin import likelihoods, random
+    from natural_langevin._internal import triton_categorical, triton_random
     from natural_langevin.dynamics import Underdamped
     from natural_langevin.execution.kernels import triton_linear
     from natural_langevin.execution.kernels.layer import Backend
@@ -39,6 +38,11 @@ def main() -> None:
     made = triton_random.normal(key, 1100, 64)
     torch.testing.assert_close(made, random.normal(key, 1100, start=64), rtol=1e-5, atol=5e-6)
     print("keys and normals: agrees")
+    logits, labels = torch.linspace(-9, 40, 51).reshape(17, 3), torch.arange(17) % 3
+    pair = triton_categorical.loss_and_gradient(logits, labels)
+    expected = likelihoods.Categorical().output_gradient(logits, labels, {})
+    torch.testing.assert_close(pair, expected, rtol=1e-5, atol=1e-6)
+    print("losses of classes: agrees")
 
     backend = Backend("triton", triton_linear.update_, triton_linear.arrange)
     # Layers of 17 units and 20 inputs: with a bias, inputs in two tiles; without, units; with

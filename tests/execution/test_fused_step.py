@@ -148,9 +148,7 @@ def assert_same_runs(metric: str, backend: Any) -> None:
             torch.testing.assert_close(fused.loss, info.loss, rtol=1e-4, atol=1e-5)
         assert step._books
         assert all(torch.equal(other.params[k][1], p) for k, p in before.items())
-        for general, own in zip(
-            pytree.tree_leaves(state), pytree.tree_leaves(other), strict=True
-        ):
+        for general, own in zip(pytree.tree_leaves(state), pytree.tree_leaves(other), strict=True):
             torch.testing.assert_close(own, general, rtol=2e-4, atol=2e-5)
 
 
@@ -321,8 +319,8 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one() -> None
 @pytest.mark.parametrize(
     ("which", "count"),
     [
-        ("few", len(METRICS) + len(WITHOUT_BIAS) + 2 + 1 + 2),
-        pytest.param("all", 2 * len(METRICS) + len(MOMENTUM) + 1 + 5, marks=pytest.mark.thorough),
+        ("few", len(METRICS) + len(WITHOUT_BIAS) + 2 + 2 + 2),
+        pytest.param("all", 2 * len(METRICS) + len(MOMENTUM) + 2 + 5, marks=pytest.mark.thorough),
     ],
 )
 def test_the_triton_kernel_in_its_interpreter(which: str, count: int) -> None:

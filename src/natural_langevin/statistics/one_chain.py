@@ -108,12 +108,12 @@ class OneChain:
         )
         state, y, labels = settle(outputs)
         # The sum of losses: its output gradients are the per-sample ones, whatever the batch size.
-        cotangent, losses = self._output_gradient(outputs, y, state)
+        cotangent, losses = self.likelihood.output_gradient(outputs, y, state)
         total, deltas = self._unscaled(pullback, cotangent)
         gradient = {name: g / x.shape[0] for name, g in total.items()}
         calls: Deferred = {n: (*inputs[n, 0], *deltas[n, 0]) for n in self.deferred}
         if self.requests and self.targets == "model":
-            drawn, _ = self._output_gradient(outputs, labels, state)
+            drawn, _ = self.likelihood.output_gradient(outputs, labels, state)
             _, deltas = self._unscaled(pullback, drawn)
             calls = {n: (*call, *deltas[n, 0]) for n, call in calls.items()}
         return losses.mean(dtype=self.loss_dtype), gradient, state, calls, (inputs, deltas, labels)
@@ -187,17 +187,6 @@ class OneChain:
             return _first_order(pullback, cotangent)
         found = _first_order(pullback, pytree.tree_map(lambda g: g * scale, cotangent))
         return pytree.tree_map(lambda g: g.to(dtype) / scale, found)
-
-    def _output_gradient(
-        self, outputs: Tensor, y: Tensor, state: LikelihoodState
-    ) -> tuple[Tensor, Tensor]:
-        """d loss_n / d outputs_n for every sample, and loss_n."""
-
-        def total(o: Tensor) -> tuple[Tensor, Tensor]:
-            losses = self.likelihood.log_loss(o, y, state)
-            return losses.sum(), losses
-
-        return grad(total, has_aux=True)(outputs)  # type: ignore[no-any-return]
 
     def _sample_loss(self, state: LikelihoodState, p: Params, x: Tensor, y: Tensor) -> Tensor:
         return self.likelihood.log_loss(self.network.call(p, x), y, state).sum()

@@ -26,7 +26,6 @@ from natural_langevin.statistics.rules import Call
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.tape import CallKey, Tape, Trace, is_real
 
-
 _ZEROS: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
 

@@ -8,7 +8,9 @@ the result is that of ``Dynamics.step``; only the order of summation differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +42,9 @@ from natural_langevin.execution.stepping import StepData, overwrite
 from natural_langevin.preconditioners import Damping
 from natural_langevin.statistics import Evaluation
 
+#: Streams over which the updates of layers are spread.
+MOST_STREAMS = 4
+
 
 class FusedStep:
     """One step in the state's own memory, of dynamics that ``plan`` has made ``tasks`` for."""
@@ -55,6 +60,7 @@ class FusedStep:
         self._deferred = tuple(task.name for task in tasks if not task.given)
         self._apart = {name for task in tasks for name in task.parameters}
         self._evaluate_of: dict[Kind, Any] = {}
+        self._streams: list[torch.cuda.Stream] = []
         self._books: Any = None  # a ``Bookkeeping``; False: it does not serve
 
     def __call__(
@@ -71,9 +77,28 @@ class FusedStep:
             found = self._evaluate_of[kind](dynamics, data, state, batch, kind)
             info, calls, numbers, keys = found
         inputs = LayerInputs(numbers, keys, kind.adapts, dynamics.fresh(kind))
-        for task in self.tasks:
-            self.backend.update_(task, task.state(state), calls[task.name], inputs)
+        with self._side_by_side(state.step.device) as own:
+            for task in self.tasks:
+                with own():
+                    self.backend.update_(task, task.state(state), calls[task.name], inputs)
         return info
+
+    @contextmanager
+    def _side_by_side(self, device: torch.device) -> Iterator[Callable[[], Any]]:
+        """On a GPU every layer's update has a stream of its own: none waits for another's, and one
+        chain's are too small to fill the device."""
+        if device.type != "cuda" or len(self.tasks) == 1:
+            yield nullcontext
+            return
+        main = torch.cuda.current_stream(device)
+        if not self._streams:
+            self._streams = [torch.cuda.Stream(device) for _ in self.tasks[:MOST_STREAMS]]
+        for stream in self._streams:
+            stream.wait_stream(main)
+        turn = itertools.cycle(self._streams)
+        yield lambda: torch.cuda.stream(next(turn))
+        for stream in self._streams:
+            main.wait_stream(stream)
 
     def evaluate_(
         self,
@@ -125,9 +150,7 @@ class FusedStep:
         """``evaluate_`` where there is no rest but what the likelihood learns."""
         books = self._books
         batch, numbers, keys = books.begin(dynamics, data, state, kind)
-        evaluation = dynamics.evaluate(
-            state, batch, kind, chain_axis=True, deferred=self._deferred
-        )
+        evaluation = dynamics.evaluate(state, batch, kind, chain_axis=True, deferred=self._deferred)
         stopped = books.end(state, evaluation.loss)
         for name, old in state.likelihood.items():
             old.copy_(torch.where(books.keep, evaluation.likelihood[name], old))

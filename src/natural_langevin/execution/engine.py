@@ -221,7 +221,7 @@ class Engine:
         except Exception as error:
             reason = str(error).split("\n")[0]
         log.warning("no Triton kernels (%s): the general step serves", reason)
-        self.refused = "triton kernels refused"
+        self.refused = "triton refused"
         return None
 
     def _compiled_step(self, state: State) -> InPlaceStep:

@@ -253,6 +253,8 @@ def dot_precision() -> str:
 #: everybody: another choice is another order of summation.
 TILE = (16, 64, 32)
 WARPS, STAGES = 4, 2
+#: More of what Triton's compiler may be told.
+OPTIONS: dict[str, int] = {}
 
 
 def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
@@ -303,7 +305,7 @@ def update_(task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs) 
         _linear_kernel[grid](
             a, delta, _or(fisher, delta), *buffers, sums, rows, a.shape[-2], width, outputs,
             a.stride(0), tiles_i, task.weight_start, fresh, SAME=fisher is None,
-            PRECISION=dot_precision(), BLOCK_B=block_b, num_stages=STAGES, **own,
+            PRECISION=dot_precision(), BLOCK_B=block_b, num_stages=STAGES, **own, **OPTIONS,
         )  # fmt: skip
     if task.has_bias:
         block = 128

@@ -172,9 +172,9 @@ def data(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _sampler(case: Case, dtype: torch.dtype, device: str) -> Langevin:
     dynamics, options = FEATURES.get(case.dynamics, (case.dynamics, {}))
     return Langevin(
-        network(case.dynamics).to(dtype), likelihoods.Categorical(),
-        chains=case.chains, device=device, preconditioner=METRICS[case.metric](),
-        dynamics=INTEGRATORS[dynamics], compile=False, parallel=None, **{"step_size": 5e-3} | options,
+        network(case.dynamics).to(dtype), likelihoods.Categorical(), chains=case.chains,
+        device=device, preconditioner=METRICS[case.metric](), dynamics=INTEGRATORS[dynamics],
+        compile=False, parallel=None, **{"step_size": 5e-3} | options,
     )  # fmt: skip
 
 

@@ -209,6 +209,8 @@ class Engine:
         asked = self.dynamics, self._data
         try:
             own = copy.deepcopy(state)
+            with torch.cuda.device(state.step.device):
+                step.build(*asked, own, self.rates.kinds)
             step(*asked, own, batch, self.rates.kind(start))
             with plain():
                 expected, _ = pure_step(*asked, state, batch, self.rates.kind(start))

@@ -160,3 +160,5 @@ class Backend(NamedTuple):
     takes_given: bool = False
     #: What a step does beside its network, in few launches (see ``triton_step``); None: by tensors.
     bookkeeping: Any = None
+    #: Compiles what a run needs, before it does; None: nothing is to be compiled.
+    build: Any = None

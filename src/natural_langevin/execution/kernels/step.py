@@ -69,8 +69,7 @@ class FusedStep:
         if kind not in self._evaluate_of:
             self._evaluate_of[kind] = self._compile(self.evaluate_)
         assert isinstance(dynamics, LangevinDynamics)
-        if self._books is None and self.backend.bookkeeping is not None:
-            self._books = self._open_books(dynamics, data, state)
+        self._open_books(dynamics, data, state)
         if self._books:
             info, calls, numbers, keys = self._few_launches(dynamics, data, state, kind)
         else:
@@ -138,11 +137,20 @@ class FusedStep:
             for task in self.tasks
         }
 
-    def _open_books(self, dynamics: LangevinDynamics, data: StepData, state: State) -> Any:
+    def build(self, dynamics: Dynamics, data: StepData, state: State, kinds: set[bool]) -> None:
+        """Has the backend compile what steps that adapt, or do not, will call."""
+        assert isinstance(dynamics, LangevinDynamics)
+        self._open_books(dynamics, data, state)
+        if self.backend.build is not None:
+            self.backend.build(self.tasks, self._books, dynamics, data, state, kinds)
+
+    def _open_books(self, dynamics: LangevinDynamics, data: StepData, state: State) -> None:
         """Where kernels move every parameter, they can do the rest of a step as well."""
         books = self.backend.bookkeeping
-        whole = set(state.params) == self._apart and not self._compiles
-        return whole and books.serves(dynamics, data, state) and books(dynamics, data, state)
+        if self._books is None and books is not None:
+            whole = set(state.params) == self._apart and not self._compiles
+            serves = whole and books.serves(dynamics, data, state)
+            self._books = serves and books(dynamics, data, state)
 
     def _few_launches(
         self, dynamics: LangevinDynamics, data: StepData, state: State, kind: Kind

@@ -38,7 +38,7 @@ def _mix(old, new, rate):
 @triton.jit(do_not_specialize=["B", "tiles_i", "fresh"])
 def _linear_kernel(
     a, delta, fisher, theta, mean, second, cross, bias, bias_second, momentum, prior, damping,
-    numbers, keys, unit_sums, row_sums, B, I, O, a_chain, tiles_i, start, fresh,
+    numbers, keys, unit_sums, unit_squares, row_sums, B, I, O, a_chain, tiles_i, start, fresh,
     KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr,
     ADAPTS: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
@@ -79,8 +79,8 @@ def _linear_kernel(
     gradient, squares, crosses = gradient * share, squares * share, crosses * share
     bias_gradient, bias_square = bias_gradient * share, bias_square * share
     if HAS_BIAS and tile_i == 0:
-        tl.store(unit_sums + chain * 2 * O + o, bias_gradient, mask=in_o)
-        tl.store(unit_sums + chain * 2 * O + O + o, bias_square, mask=in_o)
+        tl.store(unit_sums + chain * O + o, bias_gradient, mask=in_o)
+        tl.store(unit_squares + chain * O + o, bias_square, mask=in_o)
     _move_weights(
         gradient, squares, crosses, bias_gradient, bias_square, theta, mean, second, cross, bias,
         bias_second, momentum, prior, damping, numbers, keys, row_sums, o, i, I, O, chain, tile_i,
@@ -192,10 +192,10 @@ def _move_weights(
         tl.store(mean + at, _mix(average, moved, mu), mask=live)
 
 
-@triton.jit(do_not_specialize=["O", "tiles_i", "start", "stride", "fresh"])
+@triton.jit(do_not_specialize=["O", "tiles_i", "start", "fresh"])
 def _bias_kernel(
     bias, mean, second, momentum, prior, damping, numbers, keys, sums, squares, row_sums, O,
-    tiles_i, start, stride, fresh, KIND: tl.constexpr, HAS_MEAN: tl.constexpr,
+    tiles_i, start, fresh, KIND: tl.constexpr, HAS_MEAN: tl.constexpr,
     MOVES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One kernel for steps with and without statistics: without, gamma is 0."""
@@ -206,8 +206,8 @@ def _bias_kernel(
     eta = tl.load(numbers + chain * 7)
     scale = tl.load(numbers + chain * 7 + 1)
     gamma = tl.load(numbers + chain * 7 + 2)
-    gradient = tl.load(sums + chain * stride + o, mask=mask, other=0.0)
     at = chain * O + o
+    gradient = tl.load(sums + at, mask=mask, other=0.0)
     b = tl.load(bias + at, mask=mask, other=0.0)
     precision = tl.load(prior + chain * 4 + 2) * tl.load(numbers + chain * 7 + 4)
     v = gradient + precision * (b - tl.load(prior + chain * 4 + 3))
@@ -220,7 +220,7 @@ def _bias_kernel(
         j = tl.load(second + at, mask=mask, other=1.0)
         square = gradient * gradient
         if KIND > 1:
-            square = tl.load(squares + chain * stride + o, mask=mask, other=0.0)
+            square = tl.load(squares + at, mask=mask, other=0.0)
         new_j = tl.where(gamma > 0, _mix(j, square, gamma), j)
         tl.store(second + at, new_j, mask=live)
         j = tl.where(fresh != 0, new_j, j)
@@ -269,16 +269,28 @@ def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
     return DeferredCall(rows(call.input, True), rows(call.delta, False), fisher)
 
 
-def update_(task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Runs a kernel; ``build`` only compiles it."""
+    kernel[grid](*arguments, **options)
+
+
+def build(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """What ``launch`` would run, compiled and not run."""
+    kernel.warmup(*arguments, grid=grid, **options)
+
+
+def update_(
+    task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs, run: Any = launch
+) -> None:
     """Writes the layer's new state over the old one, for all chains; ``call`` is arranged, or what
-    ``Given`` holds."""
+    ``Given`` holds. ``run``: ``launch`` or ``build``."""
     chains, outputs = state.weight.shape[:2]
     width = state.weight[0, 0].numel()
     block_o, block_i, block_b = TILE
     tiles_o, tiles_i = -(-outputs // block_o), -(-width // block_i)
     scratch, none = task.scratch, state.weight  # ``none``: a pointer that no kernel follows
     if not scratch:
-        scratch["units"] = none.new_empty(chains, 2, outputs)
+        scratch["sums"] = none.new_empty(chains, outputs), none.new_empty(chains, outputs)
         scratch["rows"] = none.new_empty(chains, tiles_i, outputs)
     kind, fresh, rows = KIND_NUMBER[task.kind], int(inputs.fresh), scratch["rows"]
     second = _or(state.bias_second, none)
@@ -295,42 +307,27 @@ def update_(task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs) 
     grid = tiles_o * tiles_i, chains
     if isinstance(call, Given):
         sums, squares = _or(call.bias_gradient, none), _or(call.bias_second, none)
-        _given_kernel[grid](
-            call.gradient, _or(call.second, none), _or(call.cross, none), sums, squares, *buffers,
-            rows, width, outputs, tiles_i, task.weight_start, fresh, **own,
+        run(
+            _given_kernel, grid, call.gradient, _or(call.second, none), _or(call.cross, none), sums,
+            squares, *buffers, rows, width, outputs, tiles_i, task.weight_start, fresh, **own,
         )  # fmt: skip
     else:
         a, delta, fisher = call
-        sums, squares = scratch["units"], scratch["units"][:, 1]
-        _linear_kernel[grid](
-            a, delta, _or(fisher, delta), *buffers, sums, rows, a.shape[-2], width, outputs,
-            a.stride(0), tiles_i, task.weight_start, fresh, SAME=fisher is None,
-            PRECISION=dot_precision(), BLOCK_B=block_b, num_stages=STAGES, **own, **OPTIONS,
+        sums, squares = scratch["sums"]
+        run(
+            _linear_kernel, grid, a, delta, _or(fisher, delta), *buffers, sums, squares, rows,
+            a.shape[-2], width, outputs, a.stride(0), tiles_i, task.weight_start, fresh,
+            SAME=fisher is None, PRECISION=dot_precision(), BLOCK_B=block_b, num_stages=STAGES,
+            **own, **OPTIONS,
         )  # fmt: skip
     if task.has_bias:
         block = 128
-        _bias_kernel[(-(-outputs // block), chains)](
-            state.bias, _or(state.bias_mean, none), second, _or(state.bias_momentum, none),
-            task.prior, task.damping, inputs.numbers, inputs.keys, sums, squares, rows, outputs,
-            tiles_i, task.bias_start, sums.stride(0), fresh, KIND=kind, BLOCK=block, **flags,
+        run(
+            _bias_kernel, (-(-outputs // block), chains), state.bias, _or(state.bias_mean, none),
+            second, _or(state.bias_momentum, none), task.prior, task.damping, inputs.numbers,
+            inputs.keys, sums, squares, rows, outputs, tiles_i, task.bias_start, fresh,
+            KIND=kind, BLOCK=block, **flags,
         )  # fmt: skip
-
-
-def try_out(device: torch.device) -> None:
-    """Runs the kernel once on a small layer; raises where it cannot be built. A layer of this shape
-    is built for as larger ones are, so that nothing is built twice."""
-    zeros = torch.zeros(1, 4, device=device)
-    task = LayerTask("", "quasi-diagonal", ("weight", "bias"), zeros[:, :2] + 1e-4, 0, 32, zeros)
-    layer = LayerState(
-        *(torch.ones(1, 16, 16, device=device) for _ in range(4)),
-        *(torch.ones(1, 16, device=device) for _ in range(3)),
-    )
-    call = DeferredCall(*(torch.ones(1, 16, 16, device=device) for _ in range(2)))
-    keys = torch.zeros(1, 2, dtype=torch.int32, device=device)
-    with torch.cuda.device(device):
-        numbers = torch.ones(1, 7, device=device)
-        update_(task, layer, call, LayerInputs(numbers, keys, adapts=True, fresh=False))
-        torch.cuda.synchronize()
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

@@ -8,19 +8,25 @@ the same by plain operations where they are not.
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import AsyncCompileMode
 
 from natural_langevin._internal.triton_random import key_at
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Batch, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind
+from natural_langevin.execution.kernels.layer import Given, LayerInputs, LayerTask
+from natural_langevin.execution.kernels.triton_linear import build, launch, update_
 from natural_langevin.execution.stepping import StepData
+from natural_langevin.statistics import DeferredCall
 
 
 @triton.jit
@@ -110,7 +116,14 @@ class Bookkeeping:
             and all(p.dtype == torch.float32 for p in state.params.values())
         )
 
-    def begin(self, dynamics: LangevinDynamics, data: StepData, state: State, kind: Kind) -> Begun:
+    def begin(
+        self,
+        dynamics: LangevinDynamics,
+        data: StepData,
+        state: State,
+        kind: Kind,
+        run: Any = launch,
+    ) -> Begun:
         """The batch, ``LayerInputs.numbers`` but for whether chains go on, and the keys."""
         stream, rates = data.stream, data.rates.values
         assert isinstance(stream, InMemory)
@@ -119,10 +132,10 @@ class Bookkeeping:
         x, x_out = self._words[0], self._batch[0]
         assert x is not None
         assert y is not None
-        _begin_kernel[(stream.batch_size, chains)](
-            state.step, self._now, rates, self._temperature, data.count, dynamics.noise,
-            self._numbers, self._keys, data.order, x, y, x_out.view(torch.int32),
-            y_out.view(torch.int32), chains, rates.shape[1],
+        run(
+            _begin_kernel, (stream.batch_size, chains), state.step, self._now, rates,
+            self._temperature, data.count, dynamics.noise, self._numbers, self._keys, data.order,
+            x, y, x_out.view(torch.int32), y_out.view(torch.int32), chains, rates.shape[1],
             0.0 if kind.explores else float(self._share), float(self._kept),
             data.order.shape[1], stream.batch_size, stream.batches_per_epoch,
             x.shape[1], y.shape[1], BOTH=len(self._batch) == 2, BLOCK=256,
@@ -130,13 +143,13 @@ class Bookkeeping:
         keys = self._keys.view(torch.int32).unflatten(-1, (-1, 2))
         return Begun((x_out, y_out), self._numbers, keys)
 
-    def end(self, state: State, loss: Tensor) -> Tensor:
+    def end(self, state: State, loss: Tensor, run: Any = launch) -> Tensor:
         """Writes which chains go on into the numbers, counts; (chain,) bool: which have stopped."""
         stopped = torch.empty_like(state.diverged, dtype=torch.bool)
         block = 1024
-        _end_kernel[(-(-state.chains // block),)](
-            loss, self._now, state.step, state.diverged, stopped.view(torch.int8), self._numbers,
-            state.chains, BLOCK=block,
+        run(
+            _end_kernel, (-(-state.chains // block),), loss, self._now, state.step, state.diverged,
+            stopped.view(torch.int8), self._numbers, state.chains, BLOCK=block,
         )  # fmt: skip
         return stopped
 
@@ -144,6 +157,35 @@ class Bookkeeping:
     def keep(self) -> Tensor:
         """Which chains go on: (chain,) bool, after ``end``."""
         return self._numbers[:, 5] > 0
+
+
+def build_all(
+    tasks: list[LayerTask],
+    books: Any,
+    dynamics: LangevinDynamics,
+    data: StepData,
+    state: State,
+    kinds: set[bool],
+) -> None:
+    """Compiles the kernels of a run side by side; ``kinds``: whether steps adapt. One after the
+    other, each in its first call, they take half a second each."""
+    rows = data.stream.example()[0].shape[0]
+    numbers, keys = state.step.new_zeros(state.chains, 7), state.step.new_zeros(state.chains, 2)
+    with AsyncCompileMode(ThreadPoolExecutor(8), ignore_errors=True):
+        if books:
+            books.begin(dynamics, data, state, Kind(), build)
+            books.end(state, numbers[:, 0].float(), build)
+        for task, adapts in itertools.product(tasks, kinds):
+            own = task.state(state)
+            inputs = LayerInputs(numbers.float(), keys.int(), adapts, fresh=False)
+            if task.given:
+                call: Any = Given(own.weight, own.weight, own.cross, own.bias, own.bias)
+            else:
+                drawn = adapts and dynamics.gradients.targets == "model"
+                a = own.weight.new_empty(state.chains, rows, own.weight.shape[2])
+                delta = a.new_empty(state.chains, rows, own.weight.shape[1])
+                call = DeferredCall(a, delta, delta if drawn else None)
+            update_(task, own, call, inputs, build)
 
 
 def _words(data: Any) -> Tensor | None:

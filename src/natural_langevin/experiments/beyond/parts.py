@@ -80,7 +80,8 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
         near = [float(f"{length:.3g}") for length in (best.length / ratio, best.length * ratio)]
         lengths = {f"length {k:g}": best._replace(length=k) for k in near if protocol.mixed}
     groups = [Group(best, protocol.seeds * size)]
-    groups += [Group(setting, size) for setting in (*beside.values(), *lengths.values())]
+    fixed = {f"prototype, {_inputs(s)}": s for s in protocol.fixed}
+    groups += [Group(setting, size) for of in (beside, lengths, fixed) for setting in of.values()]
     found = sample(bench, "final", groups, _momentum(bench), final=True)
     y = found.labels
     main, *others = found.probabilities.split([group.chains for group in groups])
@@ -91,13 +92,13 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
         _row(f"{size} pooled chains", best, _pooled(seeds, 1), y, found, chains=size),
         _row(f"all {len(main)} chains pooled", best, _pooled(main), y, found, len(main)),
     ]
-    for (label, setting), p in zip((beside | lengths).items(), others, strict=True):
+    for (label, setting), p in zip((beside | lengths | fixed).items(), others, strict=True):
         rows += [
             _row(f"one chain, {label}", setting, p, y, found, chains=1),
             _row(f"{size} pooled, {label}", setting, _pooled(p), y, found, size),
         ]
     if lengths:  # a prior over the length: as many chains of each
-        near_ones = others[len(beside) :]
+        near_ones = others[len(beside) : len(beside) + len(lengths)]
         pool = torch.cat([seeds[0], *near_ones])
         label = f"{len(pool)} chains pooled over {1 + len(lengths)} lengths"
         rows.append(_row(label, best, _pooled(pool), y, found, len(pool)))
@@ -144,7 +145,7 @@ def baselines_final(bench: Bench, done: dict[str, Result]) -> Result:
     masked = baselines.predict(trained, x, masks=protocol.masks)
     rows = []
     for one, where in blocks:
-        inputs = f"length {one.length:g}" if one.length else "plain inputs"
+        inputs = _inputs(one)
         pairs = [("Dropout", plain[where])] if one.rate else [("SGD", plain[where])]
         if one.rate:
             pairs.append((f"MC-dropout, {protocol.masks} masks", masked[where]))
@@ -177,20 +178,18 @@ def overdamped_select(bench: Bench, done: dict[str, Result]) -> Result:
 def overdamped(bench: Bench, done: dict[str, Result]) -> Result:
     """What momentum adds: the same without, on plain inputs and on the chosen ones."""
     protocol = bench.protocol
-    by_length = {s.length: s for s in reversed(_ranking(done["overdamped-select"]))}
-    groups = [Group(s, protocol.pooled) for s in by_length.values()]
+    settings = {_inputs(s): s for s in reversed(_ranking(done["overdamped-select"]))}
+    settings |= {f"prototype, {_inputs(s)}": s for s in protocol.overdamped_fixed}
+    size = protocol.pooled
+    groups = [Group(s, size) for s in settings.values()]
     found = sample(bench, "overdamped", groups, Overdamped(), final=True)
     rows, y = [], found.labels
-    for k, group in enumerate(groups):
-        own = found.probabilities[k * protocol.pooled : (k + 1) * protocol.pooled]
-        inputs = f"length {group.setting.length:g}" if group.setting.length else "plain inputs"
+    chains = found.probabilities.split(size)
+    for (label, setting), own in zip(settings.items(), chains, strict=True):
         rows += [
-            _row(f"one chain, no momentum, {inputs}", group.setting, own, y, found, 1),
-            _row(
-                f"{protocol.pooled} pooled, no momentum, {inputs}", group.setting,
-                _pooled(own), y, found, protocol.pooled,
-            ),
-        ]  # fmt: skip
+            _row(f"one chain, no momentum, {label}", setting, own, y, found, 1),
+            _row(f"{size} pooled, no momentum, {label}", setting, _pooled(own), y, found, size),
+        ]
     return _result(found.ran, protocol.steps) | {
         "rows": rows,
         "groups": [{"chains": g.chains, **g.setting.as_dict()} for g in groups],
@@ -224,8 +223,10 @@ def _search(
         found = sample(bench, f"{part}-{count}", groups, dynamics, final=False)
         bench.say(f"round {count}: {found.ran.state.chains} chains, {found.measured['execution']}")
         pooled = found.probabilities.unflatten(0, (len(cells), -1)).mean(1)
+        draws = found.draws * bench.protocol.copies
         rows = [
-            {**group.setting.as_dict(), **_scores(p, found.labels)}
+            {**group.setting.as_dict(), **_scores(resolved(p, draws), found.labels)}
+            | {"as it is": _scores(p, found.labels)}
             if bool(p.isfinite().all())
             else None
             for group, p in zip(groups, pooled, strict=True)
@@ -249,6 +250,19 @@ def _search(
         "wall": sum(of.wall for of in found.rounds),
         "ranking": ranking,
     }
+
+
+def resolved(p: Tensor, draws: int) -> Tensor:
+    """Mean probabilities (n, K) of ``draws`` draws and of one more, which is uniform.
+
+    >>> resolved(torch.tensor([[1.0, 0.0]]), 9)
+    tensor([[0.9500, 0.0500]])
+    """
+    return (draws * p + 1 / p.shape[1]) / (draws + 1)
+
+
+def _inputs(of: Setting | baselines.Network) -> str:
+    return f"length {of.length:g}" if of.length else "plain inputs"
 
 
 def _refined(done: dict[str, Result], kind: int) -> Setting:

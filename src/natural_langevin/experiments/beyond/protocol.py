@@ -11,7 +11,9 @@ each of which goes on where its best cell lies on an edge:
   chosen.
 
 A cell of a search is ``copies`` chains, scored as one ensemble: what is to be chosen is a setting
-whose chains are pooled, and hot chains lose by a few draws what they win by many.
+whose chains are pooled, and hot chains lose by a few draws what they win by many. S draws cannot
+tell a probability below 1/S, so a search scores (S p + 1/K) / (S + 1), one draw more that knows
+nothing of K classes: else a single image that no draw has right decides (``resolved``).
 
 Damping is counted in data, epsilon = ``damping`` / N, so that it means the same for every N: 6 is
 the paper's 1e-4 for 60,000 images. A smaller one lets weights that the data do not see reach the
@@ -51,11 +53,17 @@ class Setting(NamedTuple):
 
 #: Training images of the data set that the first levels below are for.
 MNIST_SIZE = 60_000
-LENGTH = Axis(1.4, 1.4, (0,))
-STEP_SIZE = Axis(1e-4, 2.0, (-1, 0, 1))
-DAMPING = Axis(6.0, 3.0, (-1, 0, 1, 2))
+LENGTH = Axis(0.8, 1.4, (0, 1))
+STEP_SIZE = Axis(2e-4, 2.0, (-1, 0, 1))
+DAMPING = Axis(6.0, 3.0, (-1, 0, 1))
 VARIANCES = tuple(Axis(start, 2.5, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
 OVERDAMPED_STEP_SIZE = Axis(1.4e-3, 2.0, (-1, 0, 1))
+#: Settings of a prototype on MNIST, shown beside the chosen ones: with momentum, and without.
+PROTOTYPE = (Setting(0.8, 3e-4, 6.0, (0.2, 0.3, 0.008)),)
+OVERDAMPED_PROTOTYPE = (
+    Setting(0.0, 1.4e-3, 6.0, (0.12, 0.25, 0.01)),
+    Setting(0.8, 1.4e-3, 6.0, (0.2, 0.3, 0.008)),
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,8 @@ class Protocol:
     variances: tuple[Axis, ...] = VARIANCES
     single: tuple[float, ...] = (0.03, 0.1, 0.3)  # one variance for all layers
     overdamped_step_size: Axis = OVERDAMPED_STEP_SIZE
+    fixed: tuple[Setting, ...] = ()  # shown beside the chosen setting in the final part
+    overdamped_fixed: tuple[Setting, ...] = ()
     sgd_step_sizes: tuple[float, ...] = (0.05, 0.1, 0.2)
     dropout_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
     ensembles: int = 2  # of ``pooled`` SGD networks, for each of plain and mapped inputs

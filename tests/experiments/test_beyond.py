@@ -13,9 +13,11 @@ import numpy
 import pytest
 import torch
 
+from natural_langevin import random
 from natural_langevin.data import DataError, Dataset
 from natural_langevin.experiments.beyond import __main__ as command
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
+from natural_langevin.experiments.beyond.local import Local, envelope
 from natural_langevin.experiments.beyond.parts import PARTS, resolved
 from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol, Setting
@@ -57,6 +59,7 @@ def test_every_part_leaves_its_rows(finished):
     assert any(label.startswith("one chain, no momentum, plain") for label in labels)
     assert "2 pooled, prototype, length 0.8" in labels
     assert "2 pooled, no momentum, prototype, length 0.8" in labels
+    assert "one chain, places of width 0.2" in labels
     for row in results["rows"]:
         assert 0 < row["nll"]["mean"] < 3
         assert 0 <= row["accuracy"]["mean"] <= 100
@@ -133,6 +136,31 @@ def test_every_chain_sees_its_own_blur():
         torch.testing.assert_close(p[chain], expected)
     with pytest.raises(ValueError, match="square"):
         mapped(torch.zeros(1, 5), 1.0)
+
+
+def test_a_local_prior_is_a_gaussian_whose_variance_depends_on_the_place():
+    widths, variance = torch.tensor([0.3, 0.0]), torch.tensor([0.5, 2.0])
+    prior = Local(variance, widths).for_tensor(torch.zeros(4, 36, dtype=torch.float64))
+    theta = torch.linspace(-1, 1, 2 * 4 * 36, dtype=torch.float64).reshape(2, 4, 36)
+    theta.requires_grad_()
+    sd = prior.every.sqrt()
+    expected = torch.distributions.Normal(torch.zeros_like(sd), sd).log_prob(theta).sum((1, 2))
+    torch.testing.assert_close(prior.log_density(theta), expected)
+    (slope,) = torch.autograd.grad(prior.log_density(theta).sum(), theta)
+    torch.testing.assert_close(prior.gradient(theta), slope)
+    torch.testing.assert_close(prior.every.mean(2), variance.double()[:, None].expand(2, 4))
+    assert (prior.every[1] == 2).all()
+    corner = prior.every[0, :, 0]
+    assert corner.argmax() == 0  # the lattice's first unit is the nearest to the first pixel
+    assert prior.every[0].argmax(1).tolist() == [7, 10, 25, 28]  # places of a 2 x 2 lattice
+    keys = random.origin(0, random.NOISE, torch.arange(2))
+    draws = prior.sample(keys, (4, 36), torch.float64) / sd
+    assert draws.std().item() == pytest.approx(1, abs=4 / (2 * draws.numel()) ** 0.5)
+    torch.testing.assert_close(prior.precision, (1 / prior.every).mean((1, 2)))
+    with pytest.raises(ValueError, match="must know its tensor"):
+        Local(variance, widths).gradient(theta)
+    with pytest.raises(ValueError, match="square"):
+        envelope(2, 5, 0.1)
 
 
 def test_an_image_that_no_draw_has_right_does_not_decide_a_search():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -112,6 +113,43 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
     }
 
 
+def local_select(bench: Bench, done: dict[str, Result]) -> Result:
+    """The width of the first layer's places, and its variance, at what was chosen else."""
+    if bench.protocol.width.levels == (OFF,):  # inputs that are no image
+        return {"complete": True, "ranking": []}
+    best = _chosen(done)
+    first = bench.protocol.variances[0]
+    axes = (bench.protocol.width, replace(first, start=best.variances[0], levels=(0, 1)))
+
+    def setting(cell: Cell) -> Setting:
+        width, variance = (a.value(k) for a, k in zip(axes, cell, strict=True))
+        return best._replace(width=width, variances=(variance, *best.variances[1:]))
+
+    return _search(bench, "local-select", axes, full(axes), setting, _momentum(bench))
+
+
+def local(bench: Bench, done: dict[str, Result]) -> Result:
+    """What places in the image add."""
+    if not done["local-select"]["ranking"]:
+        return {"complete": True, "rows": []}
+    size = bench.protocol.pooled
+    best = _ranking(done["local-select"])[0]
+    groups = [Group(best, bench.protocol.local_seeds * size)]
+    found = sample(bench, "local", groups, _momentum(bench), final=True)
+    p, y = found.probabilities, found.labels
+    pooled = _pooled(p.unflatten(0, (-1, size)), 1)
+    rows = [
+        _row(f"one chain, places of width {best.width:g}", best, p, y, found, 1),
+        _row(f"{size} pooled, places of width {best.width:g}", best, pooled, y, found, size),
+        _row(f"all {len(p)} chains with places pooled", best, _pooled(p), y, found, len(p)),
+    ]
+    return _result(found.ran, bench.protocol.steps) | {
+        "rows": rows,
+        "groups": [{"chains": len(p), **best.as_dict()}],
+        "measured": found.measured,
+    }
+
+
 def baselines_select(bench: Bench, done: dict[str, Result]) -> Result:
     """Step sizes and rates of the baselines, on plain inputs and on the chosen ones."""
     networks = baselines.grid(bench, _both_lengths(done))
@@ -201,6 +239,8 @@ PARTS = {
     "select": Part(select, (), 80.0),
     "refine": Part(refine, ("select",), 60.0),
     "final": Part(final, ("select", "refine"), 120.0),
+    "local-select": Part(local_select, ("refine",), 50.0),
+    "local": Part(local, ("local-select",), 60.0),
     "baselines-select": Part(baselines_select, ("refine",), 25.0),
     "baselines": Part(baselines_final, ("baselines-select",), 40.0),
     "overdamped-select": Part(overdamped_select, ("refine",), 25.0),

@@ -26,8 +26,9 @@ def problem(
         protocol = replace(protocol, fixed=PROTOTYPE, overdamped_fixed=OVERDAMPED_PROTOTYPE)
     if not name.endswith(".npz"):
         return data.load(name, data_dir=data_dir), protocol
-    no_length = Axis(1.0, 1.0, (OFF,), grows=False)
-    return table(Path(name)), replace(protocol, length=no_length, fixed=(), overdamped_fixed=())
+    off = Axis(1.0, 1.0, (OFF,), grows=False)
+    no_pixels = replace(protocol, length=off, width=off, fixed=(), overdamped_fixed=())
+    return table(Path(name)), no_pixels
 
 
 def table(path: Path) -> Dataset:

@@ -62,7 +62,8 @@ class Local(Prior):
     def for_tensor(self, parameter: Tensor | None) -> Prior:
         if parameter is None:
             return self
-        known = {w: envelope(*parameter.shape, w) for w in set(self.width.tolist())}
+        units, pixels = parameter.shape
+        known = {w: envelope(units, pixels, w) for w in set(self.width.tolist())}
         squares = torch.stack([known[w] for w in self.width.tolist()])
         every = (per_chain(self.variance.cpu(), squares) * squares).to(parameter)
         return Local(self.variance, self.width, every)

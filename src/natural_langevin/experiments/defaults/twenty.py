@@ -164,7 +164,7 @@ def run(problem: Problem, known: dict[str, Any] | None = None) -> dict[str, Any]
         **others,
         "seconds": seconds,
         "cpu_seconds": cpu,
-        "steps": posterior.config["steps"],
+        "steps": posterior.config["steps"] + posterior.config.get("steps_before", 0),
         "step_size": recipe["step_size"],
         "prior_scale": recipe["prior_scale"],
         "sharpness": recipe["sharpness"],

@@ -202,11 +202,13 @@ def _prior_scale(
     data = data[0][: prior_scale.MOST_ROWS], data[1][: prior_scale.MOST_ROWS]
     if len(data[0]) < prior_scale.FEWEST_ROWS:
         return None
-    runs = [_compare(sampler, data, batch_size, price, prior_scale.SCALES)]
+    dear = cost.is_dear(sampler, data[0])
+    scales = prior_scale.DEAR_SCALES if dear else prior_scale.SCALES
+    runs = [_compare(sampler, data, batch_size, price, scales)]
     if runs[0] is None:
         return None
     scores = dict(zip(runs[0].scales, runs[0].nll, strict=True))
-    while not cost.is_dear(sampler, data[0]) and (pair := prior_scale.beyond(scores)):
+    while not dear and (pair := prior_scale.beyond(scores)):
         if (more := _compare(sampler, data, batch_size, price, pair)) is None:
             break
         runs.append(more)

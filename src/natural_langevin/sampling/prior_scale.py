@@ -21,8 +21,10 @@ from natural_langevin.metrics import TemperatureScaling, nll
 
 #: Variances in units of the default's.
 SCALES = (0.2, 1.0, 5.0, 25.0)
+#: Where steps have no engine (see ``cost``), and no further ones are tried.
+DEAR_SCALES = (1.0, 5.0, 25.0, 125.0)
 STEP = 5.0
-#: By so many nats per row an edge of them must be ahead for the next one to be tried, and how often.
+#: By so many nats per row an edge must be ahead for the next one to be tried, and how often.
 AHEAD, MOST_BEYOND = 0.005, 2
 FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 40, 4000
 

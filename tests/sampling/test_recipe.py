@@ -189,19 +189,20 @@ def test_a_loss_that_still_falls_is_told_from_one_that_has_settled() -> None:
 
 
 def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not with more weights than rows, nor where its length was given."""
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(60, 2, generator=g)
-    y = x[:, :1].sin() + 0.1 * torch.randn(60, 1, generator=g)
-    falls = iter([0.3, 0.0])
-    monkeypatch.setattr(recipe, "falls_by", lambda trace: next(falls))
-    net = models.mlp(2, 1, (32,), activation=nn.Tanh)
-    prior = priors.Gaussian(1.0)
-    sampler = Langevin(net, likelihoods.Gaussian("rmse"), prior=prior, chains=2)
+    x = torch.randn(150, 2, generator=g)
+    y = x[:, :1].sin() + 0.1 * torch.randn(150, 1, generator=g)
+    falls: list[float] = [0.3, 0.0]
+    monkeypatch.setattr(recipe, "falls_by", lambda trace: falls.pop(0))
+    net = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of 129 weights
+    sampler = Langevin(net, likelihoods.Gaussian("rmse"), prior=priors.Gaussian(1.0), chains=2)
     found = sampler.sample((x, y), progress=False)
     assert found.config["steps_before"] == found.config["steps"]
-    assert next(falls, None) is None
-    once = sampler.sample((x, y), found.config["steps"], progress=False)  # asks nobody
-    assert "steps_before" not in once.config
+    assert not falls
+    for rows, steps in ((100, None), (150, 300)):
+        once = sampler.sample((x[:rows], y[:rows]), steps, progress=False)  # asks nobody
+        assert "steps_before" not in once.config
 
 
 def test_a_dear_trial_has_fewer_chains_or_is_left_out() -> None:

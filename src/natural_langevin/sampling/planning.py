@@ -81,6 +81,9 @@ def plan(
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
     work = price * sampler.chains * batch_size
     lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work, dear=dear)
+    weights = sum(p[0].numel() for p in sampler.init().params.values())
+    if weights > num_data:
+        lengths = dataclasses.replace(lengths, repeats=0)
     if until:
         usual = lengths
         if steps is not None:
@@ -88,7 +91,6 @@ def plan(
                 choice, steps=None, burn_in=burn_in, thin=thin, work=work, dear=dear
             )
         if steps is None or steps > usual.steps:
-            weights = sum(p[0].numel() for p in sampler.init().params.values())
             lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
     return batch_size, choice, lengths
 

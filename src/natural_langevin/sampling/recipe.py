@@ -27,7 +27,8 @@ where steps have no engine on a CPU: see ``cost``). Where the posterior of few w
 directions so slow that this is less than 60 of their relaxation times, it is run with less
 friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A run
 whose loss still falls from its middle third to its last was burn-in, and another one begins where
-it ended, with a metric of its own: twice at most, within the same operations (see ``falls_by``).
+it ended, with a metric of its own: twice at most, within the same operations, and not with more
+weights than rows, whose own loss falls long after predictions have stopped to gain (``falls_by``).
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 Prior and sharpness. The prior's scale, and of classes how sharply the mixture is predicted, by

@@ -56,8 +56,9 @@ def _linear_kernel(
     gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
     squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
     crosses = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-    bias_gradient = tl.zeros([BLOCK_O], tl.float32)
-    bias_square = tl.zeros([BLOCK_O], tl.float32)
+    # Added up over samples at the end: a sum within the loop would have warps wait for each other.
+    deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+    deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
     for first in range(0, B, BLOCK_B):
         n = first + tl.arange(0, BLOCK_B)
         in_n = n < B
@@ -65,19 +66,19 @@ def _linear_kernel(
         x = tl.load(a + n[:, None] * I + i[None, :], mask=x_mask, other=0.0)
         d = tl.load(delta + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
         gradient += tl.dot(d, x, input_precision=PRECISION)
-        bias_gradient += tl.sum(d, axis=1)
+        deltas += d
         if KIND >= 2 and ADAPTS:
             f2 = d * d
             if not SAME:
                 f2 = tl.load(fisher + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
                 f2 = f2 * f2
-            bias_square += tl.sum(f2, axis=1)
+            deltas2 += f2
             squares += tl.dot(f2, x * x, input_precision=PRECISION)
             if KIND == 3 and HAS_BIAS:
                 crosses += tl.dot(f2, x, input_precision=PRECISION)
     share = 1.0 / B
     gradient, squares, crosses = gradient * share, squares * share, crosses * share
-    bias_gradient, bias_square = bias_gradient * share, bias_square * share
+    bias_gradient, bias_square = tl.sum(deltas, axis=1) * share, tl.sum(deltas2, axis=1) * share
     if HAS_BIAS and tile_i == 0:
         tl.store(unit_sums + chain * O + o, bias_gradient, mask=in_o)
         tl.store(unit_squares + chain * O + o, bias_square, mask=in_o)

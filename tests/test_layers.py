@@ -75,17 +75,21 @@ def is_module(name: str) -> bool:
     return (ROOT / f"{name}.py").exists() or (ROOT / name).is_dir()
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_only_from_above(path: Path) -> None:
+def below(path: Path) -> list[str]:
+    """What a file imports from further down, or from nowhere in the order."""
     own = module_of(path)
-    assert own in ORDER, f"{own} has no place in the order: add it to ORDER in {__file__}"
-    for other in imported(path) - {own}:
-        if not is_module(other):
-            # A name of the package itself (such as Langevin): as good as importing the sampler.
-            assert hasattr(natural_langevin, other)
-            other = "langevin"
-        assert other in ORDER, f"{other} has no place in the order"
-        assert ORDER.index(other) < ORDER.index(own), f"{own} imports {other}, which stands below"
+    # A name of the package itself (such as Langevin) is as good as importing the sampler.
+    others = {
+        "langevin" if not is_module(other) and hasattr(natural_langevin, other) else other
+        for other in imported(path) - {own}
+    }
+    unknown = [name for name in (own, *others) if name not in ORDER]
+    return unknown or [other for other in others if ORDER.index(other) >= ORDER.index(own)]
+
+
+def test_imports_only_from_above() -> None:
+    found = {str(path.relative_to(ROOT)): below(path) for path in files()}
+    assert not {path: names for path, names in found.items() if names}, f"see ORDER in {__file__}"
 
 
 def packages() -> list[str]:
@@ -160,10 +164,10 @@ def undocumented(module: object) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_public_functions_have_docstrings(path: Path) -> None:
-    if path.stem != "__main__":
-        assert undocumented(importlib.import_module(dotted(path))) == []
+def test_public_functions_have_docstrings() -> None:
+    modules = [dotted(path) for path in files() if path.stem != "__main__"]
+    found = {name: undocumented(importlib.import_module(name)) for name in modules}
+    assert not {name: missing for name, missing in found.items() if missing}
 
 
 def test_the_check_sees_imports() -> None:

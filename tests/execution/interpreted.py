@@ -11,8 +11,15 @@ def main() -> None:
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
     sys.path.insert(0, str(Path(__file__).parent))
 
-    from test_fused_step import METRICS, MOMENTUM, WITH_BIAS, WITHOUT_BIAS
-    from test_fused_step import assert_same_steps, network, sampler
+    from test_fused_step import (
+        METRICS,
+        MOMENTUM,
+        WITH_BIAS,
+        WITHOUT_BIAS,
+        assert_same_steps,
+        network,
+        sampler,
+    )
 
     from natural_langevin.dynamics import Underdamped
     from natural_langevin.execution.kernels import triton_linear

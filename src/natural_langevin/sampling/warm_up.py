@@ -35,10 +35,13 @@ from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine
 from natural_langevin.preconditioners import RMSProp
 from natural_langevin.priors import of_chains
+from natural_langevin.sampling import trials
 from natural_langevin.statistics import Gradients
 from natural_langevin.types import Params
 
-ROUNDS, ENOUGH, DEAR_ENOUGH = (300, 600, 1200, 2400), 0.1, 1.0
+ROUNDS, ENOUGH, DEAR_ENOUGH = (300, 600, 1200, 2400, 4800, 9600), 0.1, 1.0
+#: Rounds of a trial, which compares chains that have come equally far.
+TRIAL_ROUNDS = 4
 #: How often a round looks at the rows held out, their share, and the rows of which some are spared.
 LOOKS, HELD_OUT, FEWEST_ROWS, MOST_HELD_OUT = 6, 0.2, 40, 2000
 FRICTION, MEMORY = 0.1, 0.05
@@ -92,7 +95,7 @@ def descend(
     # Each decides for itself: where a chain starts must not depend on which others are here.
     going = torch.arange(len(first), device=first.device)
     here, way = _Chains(downhill, state, stream), ""
-    for steps in ROUNDS:
+    for steps in ROUNDS[: TRIAL_ROUNDS if trials.under_way() else None]:
         if len(going) < here.state.chains:
             here = _Chains(downhill, state, stream).chosen(going)
         rates = RatesTable.build(

@@ -7,8 +7,6 @@ import graphlib
 import importlib
 import inspect
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -29,12 +27,6 @@ ORDER = [
 
 #: What anything may import without saying so.
 TOOLS = {"types", "_internal", "random", "schedules"}
-
-#: What ``import natural_langevin`` must do without.
-OPTIONAL = [
-    "sklearn", "rich", "typer", "matplotlib", "jinja2", "pydantic", "torchmetrics", "arviz",
-    "scipy", "pandas", "onnx", "lightning", "transformers", "accelerate",
-]  # fmt: skip
 
 
 def module_of(path: Path) -> str:
@@ -175,33 +167,3 @@ def test_the_check_sees_imports() -> None:
         ROOT / "dynamics" / "frame.py"
     )
     assert len(files()) > 25
-
-
-def test_import_needs_torch_numpy_and_safetensors_alone() -> None:
-    """In a fresh interpreter where the optional packages do not exist."""
-    program = f'''
-import sys
-
-class Without:
-    """A finder that does not find the optional packages."""
-
-    def __init__(self, finder):
-        self.finder = finder
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] not in {OPTIONAL!r}:
-            return self.finder.find_spec(name, path, target)
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-import torch
-before = set(sys.modules)
-import natural_langevin
-new = {{name.split(".")[0] for name in set(sys.modules) - before}}
-print(sorted(new - set(sys.stdlib_module_names) - {{"torch", "numpy", "safetensors"}}))
-'''
-    environment = {"PYTHONPATH": str(ROOT.parent), "PATH": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['natural_langevin']"

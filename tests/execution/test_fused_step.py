@@ -40,7 +40,7 @@ METRICS = {
     "diagonal, every second step": preconditioners.DiagonalFisher(every=2),
 }
 
-#: What a few seconds of Triton's interpreter see: every kind of metric once, with a bias or without,
+#: What a few seconds of Triton's interpreter see: every kind of metric once, with or without bias,
 #: and (the first one) of momentum.
 WITH_BIAS = ("rmsprop", "diagonal, every second step", "quasi-diagonal, as in the paper")
 WITHOUT_BIAS = ("euclidean", "quasi-diagonal, model")

@@ -33,8 +33,8 @@ print(posterior.config["execution"], float(posterior.samples["0.weight"].sum()))
 needs_compiler = pytest.mark.skipif(library(torch.float32) is None, reason="no C compiler")
 
 
-#: Has all loaded but the library. For every line of its input, environments, it forks a process each
-#: that runs the sample at the same time as the others, and prints what they said and how they ended.
+#: Has all loaded but the library. For every line of its input, a list of environments, it forks a
+#: process each, all of which run the sample at the same time, and prints what they said.
 FORKING = """
 import json, os, sys, tempfile, traceback
 import torch, natural_langevin

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import natural_langevin
 from natural_langevin.experiments.fidelity import table
 from natural_langevin.experiments.fidelity.chain import Flat, Settings, kept, start
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS
@@ -189,22 +188,3 @@ def test_the_kernels_of_the_residual_network_in_their_interpreter() -> None:
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.endswith("agrees\n")
-
-
-def test_the_module_runs_where_only_torch_is(tmp_path: Path) -> None:
-    """In an interpreter that finds none of the optional packages."""
-    program = (
-        "import sys\n"
-        "for name in ('scipy', 'sklearn', 'rich', 'typer', 'matplotlib', 'torchmetrics', 'pandas',"
-        " 'arviz', 'PIL'): sys.modules[name] = None\n"
-        "from natural_langevin.experiments.fidelity.__main__ import main\n"
-        "main(['rmsprop', '--data', 'synthetic', '--seconds', '.1', '--pilot', '0', '--depth', '8',"
-        "'--width', '2', '--batch-size', '20', '--looks', '2', '--device', 'cpu', '--out',"
-        f"{str(tmp_path / 'f.json')!r}])\n"
-    )
-    environment = {"PYTHONPATH": str(Path(natural_langevin.__file__).parents[1]), "PATH": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert "agreement" in done.stdout

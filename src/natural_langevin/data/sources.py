@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,27 +50,27 @@ class ImageSource:
         return (self.train_images, self.train_labels, self.test_images, self.test_labels)
 
 
-def _files(sha256: Sequence[str], md5: Sequence[str | None] = (None,) * 4) -> dict[str, IdxFile]:
-    """The four files that both datasets have, by their fields, from checksums in that order."""
-    found = {}
-    for k, (part, kind) in enumerate(itertools.product(("train", "test"), ("images", "labels"))):
-        name, count = ("train", 60_000) if part == "train" else ("t10k", 10_000)
-        images = kind == "images"
-        found[f"{part}_{kind}"] = IdxFile(
-            f"{name}-images-idx3-ubyte" if images else f"{name}-labels-idx1-ubyte",
-            (count, 28, 28) if images else (count,),
-            sha256=sha256[k],
-            gzip_md5=md5[k],
-            classes=None if images else 10,
-        )
-    return found
+def _files(
+    sha256: Sequence[str], md5: Sequence[str | None] = (None,) * 4
+) -> tuple[IdxFile, IdxFile, IdxFile, IdxFile]:
+    """Images and labels to train on, then to test on, as both datasets have them."""
+
+    def file(k: int, name: str, shape: tuple[int, ...], classes: int | None = None) -> IdxFile:
+        return IdxFile(name, shape, sha256[k], md5[k], classes)
+
+    return (
+        file(0, "train-images-idx3-ubyte", (60_000, 28, 28)),
+        file(1, "train-labels-idx1-ubyte", (60_000,), 10),
+        file(2, "t10k-images-idx3-ubyte", (10_000, 28, 28)),
+        file(3, "t10k-labels-idx1-ubyte", (10_000,), 10),
+    )
 
 
 MNIST = ImageSource(
-    name="mnist",
-    title="MNIST",
-    torchvision_folder="MNIST",
-    **_files((
+    "mnist",
+    "MNIST",
+    "MNIST",
+    *_files((
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
@@ -87,10 +86,10 @@ MNIST = ImageSource(
 # The MD5s are the publisher's, of the .gz files. The publisher gives no checksum of the raw
 # files; these SHA-256 are the ones that several independent projects check against.
 FASHION_MNIST = ImageSource(
-    name="fashion-mnist",
-    title="Fashion-MNIST",
-    torchvision_folder="FashionMNIST",
-    **_files((
+    "fashion-mnist",
+    "Fashion-MNIST",
+    "FashionMNIST",
+    *_files((
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",

@@ -6,7 +6,6 @@ import gc
 import json
 import math
 import statistics
-import subprocess
 import sys
 
 import pytest
@@ -308,25 +307,6 @@ def test_the_table_and_the_picture(results, tmp_path):
     path = tmp_path / "picture.png"
     assert plot(results, path) == str(path)
     assert path.stat().st_size > 10_000
-
-
-def test_without_rich_and_matplotlib(tmp_path):
-    """The measuring machine may have nothing but torch."""
-    program = f"""
-import sys
-for name in ("rich", "typer", "matplotlib", "posteriors", "blackjax", "jax"):
-    sys.modules[name] = None
-from natural_langevin.experiments.speed import Settings
-from natural_langevin.experiments.speed.command import measure_and_show
-from pathlib import Path
-settings = Settings(**{vars(TOY) | {"only": ("sgld",), "repeats": 1}!r})
-measure_and_show(settings, out=Path({str(tmp_path / "b.json")!r}), picture=Path("none.png"))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "not installed" in done.stdout
-    assert "no picture" in done.stdout
-    assert json.loads((tmp_path / "b.json").read_text())["versions"]["torch"]
 
 
 @pytest.mark.parametrize(

@@ -447,3 +447,12 @@ def test_logarithms_of_percentages_end_at_100_too():
     draws = np.minimum(np.exp(3 + 2 * np.random.default_rng(0).normal(size=200_000)), 100)
     assert found.mean[0] == pytest.approx(draws.mean(), abs=4 * draws.std() / len(draws) ** 0.5)
     assert found.quantile(0.99)[0] == 100.0
+
+
+def test_a_row_far_beyond_all_others_is_not_predicted():
+    """A total among new rows: networks would be asked where they know nothing at all."""
+    features = fit_features(table("x,y\n" + "".join(f"{k % 9},{k}\n" for k in range(50))),
+                            targets=("y",))  # fmt: skip
+    encoded = features.encode(table("x,y\n5,1\n60481,2\n"))
+    assert encoded.usable.tolist() == [True, False]
+    assert "standard deviations from the training rows' mean, not predicted" in encoded.notes[1]

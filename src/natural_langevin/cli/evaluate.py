@@ -64,7 +64,7 @@ def evaluate(
     skipped = sum(read) - found["rows"]
     if skipped:
         name = repr(run.target.name)
-        why = f"they lack {name}, or cannot be predicted"
+        why = f"they lack {name}, sum up others, or cannot be predicted"
         if strange:
             why = (
                 f"in {len(strange):,} {name} is no class of the training rows (first: {strange[0]})"

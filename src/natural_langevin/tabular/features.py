@@ -25,8 +25,9 @@ from natural_langevin.tabular.columns import MISSING_LEVEL, OTHER, Category, Col
 if TYPE_CHECKING:
     import pandas as pd
 
-#: A value this many standard deviations away is a mistake (a unit, a sentinel such as -1e30).
-FARTHEST = 1e6
+#: A value this many standard deviations away is a mistake (a unit, a total, a sentinel such as
+#: -1e30): of a million rows none can be as far from their mean.
+FARTHEST = 1e3
 
 
 class Encoded(NamedTuple):

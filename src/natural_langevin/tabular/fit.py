@@ -316,7 +316,9 @@ def _batches(run: Run, table: Table | None) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def labelled(run: Run, chunk: Table) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets of the rows that have both; a class must be one that was learned."""
+    """Inputs and targets of the rows that have both; a class must be one that was learned, and rows
+    that sum up others are left out as in training."""
+    chunk, _ = _without_totals(chunk, run.target.name)
     chunk = chunk.take(np.flatnonzero(run.target.learned(chunk)))
     if len(chunk):
         encoded = run.features.encode(chunk)

@@ -315,5 +315,6 @@ def test_the_split_keeps_classes_in_proportion_and_depends_on_the_seed_alone():
     np.testing.assert_array_equal(outside, again)
     assert split(101, 0.2, labels, seed=4)[1].tolist() != outside.tolist()
     assert len(split(101, 0.0, None, seed=0)[1]) == 0
+    assert [len(part) for part in split(200_000, 0.2, None, seed=0)] == [180_000, 20_000]
     with pytest.raises(DataError, match="--hold-out"):
         split(10, 1.0, None, seed=0)

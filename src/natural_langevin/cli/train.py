@@ -74,7 +74,9 @@ def train(
         None, metavar="N", help="Of the comparison; 0: none is made [default: 4]."
     ),
     hold_out: float = typer.Option(
-        0.2, metavar="SHARE", help="Share of the rows held out to score the result."
+        0.2,
+        metavar="SHARE",
+        help="Share of the rows held out to score the result, at most 20,000 rows.",
     ),
     seed: int = typer.Option(0, metavar="N", help="Of the split and of the sampler."),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),

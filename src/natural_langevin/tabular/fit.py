@@ -37,6 +37,8 @@ from natural_langevin.tabular.target import Target, find_target, fit_target
 log = logging.getLogger("natural_langevin")
 
 FEWEST_ROWS = 10
+#: Held-out rows that answer all questions; to score more takes longer than to learn.
+MOST_HELD_OUT = 20_000
 #: Classes of fewer rows than this are mentioned.
 FEW_ROWS = 3
 #: Rows that sum up others, where at most this share of a column's cells says so.
@@ -180,8 +182,8 @@ def _rare(target: Target, table: Table) -> list[str]:
 def split(
     rows: int, hold_out: float, labels: NDArray[np.int64] | None, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows to train on and rows held out, at random; each class in proportion where it can be, and
-    a class of one row is learned rather than tested.
+    """Rows to train on and rows held out (at most MOST_HELD_OUT), at random; each class in
+    proportion where it can be, and a class of one row is learned rather than tested.
 
     >>> inside, outside = split(10, 0.2, np.array([0] * 5 + [1] * 5), seed=0)
     >>> len(inside), (outside // 5).tolist()
@@ -191,7 +193,7 @@ def split(
 
     if not 0 <= hold_out <= 0.9:
         raise DataError(f"--hold-out must be a fraction between 0 and 0.9, got {hold_out!r}")
-    everything, count = np.arange(rows), int(rows * hold_out + 1e-9)
+    everything, count = np.arange(rows), min(MOST_HELD_OUT, int(rows * hold_out + 1e-9))
     if not count:
         return everything, everything[:0]
     several, strata = everything, None

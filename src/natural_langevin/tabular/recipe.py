@@ -188,10 +188,11 @@ class Learned:
         )  # fmt: skip
         weights = torch.tensor(value["weights"], dtype=torch.float64)
         network = outcome.network(inputs.width, settings).to(device)
+        before = [[[float(value["scale"]), 1.0]]] * len(weights)  # runs of one factor for all
         posteriors = [Posterior.load(folder / str(k), network) for k in range(len(weights))]
         return Learned(
             outcome, settings, inputs, posteriors, list(map(torch.tensor, value["sound"])),
-            weights, value["factors"], float(value["scale"]),
+            weights, value.get("factors", before), float(value["scale"]),
             torch.tensor(value["strangeness"], dtype=torch.float64), value["choice"],
             str(value["reason"]),
         )  # fmt: skip

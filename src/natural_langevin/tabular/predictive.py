@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class Predictive:
     @property
     def mean(self) -> Array:
         """E[y]."""
-        return self._shaped(self._average(self._moments()[0]))
+        return self._shaped(self._average(self._moments[0]))
 
     @property
     def variance(self) -> Array:
@@ -100,12 +101,12 @@ class Predictive:
     @property
     def aleatoric(self) -> Array:
         """The networks' own variance, on average."""
-        return self._shaped(self._average(self._moments()[1]))
+        return self._shaped(self._average(self._moments[1]))
 
     @property
     def epistemic(self) -> Array:
         """The variance of the networks' means."""
-        means, _ = self._moments()
+        means, _ = self._moments
         return self._shaped(self._average((means - self._average(means)).square()))
 
     def log_prob(self, y: Any) -> Array:
@@ -185,8 +186,9 @@ class Predictive:
     @property
     def network_means(self) -> Array:
         """E[y] of every network: (network, n), or (network, n, target)."""
-        return self._shaped(self._moments()[0])
+        return self._shaped(self._moments[0])
 
+    @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Every network's mean and variance, (network, n, target), in the target's own units."""
         mean, variance = self._law.mean, self._law.variance.expand_as(self._law.mean)

@@ -194,9 +194,10 @@ class Engine:
         return kernels.FusedStep(tasks, backend, compile) if tasks else None
 
     def _checked(self, step: kernels.FusedStep | None, state: State) -> InPlaceStep | None:
-        """``step`` on a GPU, where its kernels have agreed with the general step on the first
-        batch: a compiler and a driver that we have not seen stand between them and their source."""
-        if step is None or state.step.device.type != "cuda":
+        """``step``, where its kernels have agreed with the general step on the first batch, if they
+        are compiled for this run: a compiler and a driver that we have not seen stand between them
+        and their source."""
+        if step is None or step.backend.build is None:
             return step
         start = int(state.step)
         self._data.shuffle(start)
@@ -209,8 +210,7 @@ class Engine:
         asked = self.dynamics, self._data
         try:
             own = copy.deepcopy(state)
-            with torch.cuda.device(state.step.device):
-                step.build(*asked, own, self.rates.kinds)
+            step.build(*asked, own, self.rates.kinds)
             step(*asked, own, batch, self.rates.kind(start))
             with plain():
                 expected, _ = pure_step(*asked, state, batch, self.rates.kind(start))
@@ -222,8 +222,8 @@ class Engine:
             return step
         except Exception as error:
             reason = str(error).split("\n")[0]
-        log.warning("no Triton kernels (%s): the general step serves", reason)
-        self.refused = "triton refused"
+        log.warning("no %s kernels (%s): the general step serves", step.backend.name, reason)
+        self.refused = f"{step.backend.name} refused"
         return None
 
     def _compiled_step(self, state: State) -> InPlaceStep:

@@ -171,7 +171,10 @@ def build_all(
     other, each in its first call, they take half a second each."""
     rows = data.stream.example()[0].shape[0]
     numbers, keys = state.step.new_zeros(state.chains, 7), state.step.new_zeros(state.chains, 2)
-    with AsyncCompileMode(ThreadPoolExecutor(8), ignore_errors=True):
+    with (
+        torch.cuda.device(state.step.device),
+        AsyncCompileMode(ThreadPoolExecutor(8), ignore_errors=True),
+    ):
         if books:
             books.begin(dynamics, data, state, Kind(), build)
             books.end(state, numbers[:, 0].float(), build)

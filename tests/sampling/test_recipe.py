@@ -148,19 +148,72 @@ def test_several_chains_of_a_scale_have_the_same_fold() -> None:
 
 
 def test_the_chosen_scale_lies_where_the_parabola_is_lowest() -> None:
-    at = torch.tensor(prior_scale.SCALES).double().log()
-    noise = torch.randn(50, generator=torch.Generator().manual_seed(0)).double()
-    scores = 0.1 * (at[:, None] - math.log(3.0)) ** 2 + noise  # noise of rows is common to scales
-    index, scale, why = prior_scale.best(scores)
-    assert prior_scale.SCALES[index] == 5
+    scores = {s: 0.1 * math.log(s / 3.0) ** 2 + 7.0 for s in prior_scale.SCALES}
+    tried, scale, why = prior_scale.best(scores)
+    assert tried == 5
     assert scale == pytest.approx(3.0)
     assert "held-out" in why
 
 
 def test_a_scale_beside_one_that_diverged_is_taken_as_it_was_tried() -> None:
-    scores = torch.tensor([[2.0], [1.0], [torch.inf], [torch.nan]]).double()
-    assert prior_scale.best(scores)[:2] == (1, 1.0)
-    assert prior_scale.best(scores[[1, 0, 0, 0]])[:2] == (0, 0.2)
+    scores = {0.2: 2.0, 1.0: 1.0, 5.0: math.inf, 25.0: math.inf}
+    assert prior_scale.best(scores)[:2] == (1.0, 1.0)
+    assert prior_scale.best(scores | {0.2: 0.5})[:2] == (0.2, 0.2)
+    assert prior_scale.best(dict.fromkeys(scores, math.inf))[:2] == (1.0, 1.0)
+
+
+def test_where_an_edge_of_the_scales_wins_the_next_one_is_tried() -> None:
+    falling = {0.2: 4.0, 1.0: 3.0, 5.0: 2.0, 25.0: 1.0}
+    assert prior_scale.beyond(falling) == (25.0, 125.0)
+    assert prior_scale.beyond(falling | {125.0: 1.5}) is None
+    assert prior_scale.beyond(falling | {25.0: 2.0 - 0.5 * prior_scale.AHEAD}) is None
+    down, next_one = prior_scale.beyond({0.2: 1.0, 1.0: 2.0, 5.0: 3.0, 25.0: 3.0}) or (0, 0)
+    assert (down, next_one) == (0.2, pytest.approx(0.04))
+
+
+def test_outliers_do_not_choose_the_prior() -> None:
+    """A row that one scale in three predicts badly, and no other well."""
+    usual = torch.linspace(0.0, 1.0, 50).double()
+    scores = torch.stack([usual + 0.5, usual, usual + 1.0])
+    scores[:, 7] = torch.tensor([100.0, 900.0, 2000.0])
+    found = prior_scale.means(scores)
+    assert found.index(min(found)) == 1
+    assert max(found) < 1.5 + (prior_scale.MOST_ABOVE + 1) / 50
+    scores[1, 3] = math.inf
+    assert prior_scale.means(scores)[1] == math.inf
+    assert prior_scale.means(torch.full((2, 3), math.inf)) == [math.inf] * 2
+
+
+def _trace(losses: torch.Tensor) -> torch.Tensor:
+    noise = 0.05 * torch.randn(len(losses), 2, generator=torch.Generator().manual_seed(0))
+    return torch.cat([torch.arange(len(losses))[:, None], losses[:, None] + noise], 1).double()
+
+
+def test_a_loss_that_still_falls_is_told_from_one_that_has_settled() -> None:
+    flat, looks = torch.zeros(120), torch.arange(120.0)
+    assert recipe.falls_by(_trace(flat)) == 0.0
+    assert recipe.falls_by(_trace(-looks / 400)) == pytest.approx(0.1, abs=0.03)
+    assert recipe.falls_by(_trace(-looks / 4000)) == 0.0  # too little to wait for
+    assert recipe.falls_by(_trace(looks / 400)) == 0.0
+    assert recipe.falls_by(_trace(-looks[:20] / 40)) == 0.0  # too few looks
+    assert recipe.falls_by(_trace(-looks / 400).log()) == 0.0  # a chain was lost
+
+
+def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not with more weights than rows, nor where its length was given."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(150, 2, generator=g)
+    y = x[:, :1].sin() + 0.1 * torch.randn(150, 1, generator=g)
+    falls: list[float] = [0.3, 0.0]
+    monkeypatch.setattr(recipe, "falls_by", lambda trace: falls.pop(0))
+    net = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of 129 weights
+    sampler = Langevin(net, likelihoods.Gaussian("rmse"), prior=priors.Gaussian(1.0), chains=2)
+    found = sampler.sample((x, y), progress=False)
+    assert found.config["steps_before"] == found.config["steps"]
+    assert not falls
+    for rows, steps in ((100, None), (150, 300)):
+        once = sampler.sample((x[:rows], y[:rows]), steps, progress=False)  # asks nobody
+        assert "steps_before" not in once.config
 
 
 def test_a_dear_trial_has_fewer_chains_or_is_left_out() -> None:

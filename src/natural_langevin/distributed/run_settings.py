@@ -32,7 +32,9 @@ from natural_langevin.sampling.validation import whole_number
 @dataclass(frozen=True)
 class RunSettings:
     """``plan``: which iterates are kept. ``where``, ``specs``, ``dtype``: how they are stored.
-    ``choice``: what the recipe chose. ``wanted``: the effective sample size of ``until``."""
+    ``choice``: what the recipe chose. ``wanted``: the effective sample size of ``until``.
+    ``repeats``: how often another run may follow (see ``recipe.falls_by``), ``spent``: the steps of
+    those before."""
 
     plan: RunPlan
     batch_size: int
@@ -44,6 +46,8 @@ class RunSettings:
     seconds: float | None
     until: str | None
     wanted: float | None
+    repeats: int = 0
+    spent: int = 0
 
 
 def settle(
@@ -66,7 +70,7 @@ def settle(
     """The arguments of ``sample``, with nothing open; the recipe also sets the sampler's prior and
     its start."""
     check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
-    choice = None
+    choice, repeats = None, 0
     if sampler._by_recipe:
         with sampler.mesh.together("choosing what was left open"):
             known = recipe.Choice.from_config(resumed_config(checkpoint, sampler.mesh))
@@ -75,6 +79,8 @@ def settle(
                 seconds=seconds, until=wanted is not None,
             )  # fmt: skip
         steps, burn_in, thin = lengths.steps, lengths.burn_in, lengths.thin
+        if checkpoint is None and sampler.mesh.world == 1:
+            repeats = lengths.repeats
     batch_size = whole_number("batch_size", usual_batch(data) if batch_size is None else batch_size)
     if steps is None and seconds is not None and wanted is None:
         steps = planning.steps_within(sampler, seconds, data, batch_size)
@@ -103,4 +109,5 @@ def settle(
         seconds=seconds,
         until=until,
         wanted=wanted,
+        repeats=0 if isinstance(where, Path) else repeats,
     )

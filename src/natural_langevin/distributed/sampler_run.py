@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ from natural_langevin.sampling.step_size_checks import StepSize
 from natural_langevin.sampling.until import Target
 from natural_langevin.sampling.watching import Watching
 
+log = logging.getLogger("natural_langevin")
+
 Choice = recipe.Choice | step_size_search.Choice
 
 
@@ -46,10 +50,32 @@ def carry_out(
     exchange: int | None,
     progress: bool | str,
 ) -> Posterior:
-    """Prepares, samples and reports; what is kept of it is ``sampler``'s posterior."""
+    """Prepares, samples and reports; what is kept of it is ``sampler``'s posterior. A run whose
+    loss still falls is followed by another, from where it ended (see ``recipe``)."""
+    found: Posterior | State | None = None
+    while not isinstance(found, Posterior):
+        if found is not None:
+            asked = dataclasses.replace(
+                asked, repeats=asked.repeats - 1, spent=asked.spent + asked.plan.steps
+            )
+        found = _run_once(sampler, data, asked, found, callback, exchange, progress=progress)
+    return found
+
+
+def _run_once(
+    sampler: Any,
+    data: Any,
+    asked: RunSettings,
+    before: State | None,
+    callback: Callback | None,
+    exchange: int | None,
+    *,
+    progress: bool | str,
+) -> Posterior | State:
+    """One run from where the one ``before`` ended; its end where another is to follow."""
     plan, mesh = asked.plan, sampler.mesh
     with mesh.together("preparing the run"):
-        choice, step_size, engine, state = _prepared(sampler, data, asked)
+        choice, step_size, engine, state = _prepared(sampler, data, asked, before)
     sampler._notice(engine.stream)
     config = _described(sampler, asked, engine)
     swaps = None
@@ -100,6 +126,13 @@ def carry_out(
                 plan, engine, state, collector, saved=saved, title=title,
                 progress=bool(progress), processes=mesh, watcher=watcher,
             )  # fmt: skip
+        fall = recipe.falls_by(collector.trace) if asked.repeats and exchange is None else 0.0
+        if fall:
+            log.info(
+                "the loss still fell by %.2g nats per sample in the last third of %d steps: they "
+                "were burn-in, and as many follow", fall, plan.steps,
+            )  # fmt: skip
+            return state
         config |= _length_reached(asked, target, state)
         if swaps is not None:
             config["exchange"] = swaps.report(state)
@@ -108,10 +141,10 @@ def carry_out(
 
 
 def _prepared(
-    sampler: Any, data: Any, asked: RunSettings
+    sampler: Any, data: Any, asked: RunSettings, before: State | None
 ) -> tuple[Choice | None, StepSize | None, Engine, State]:
     """The choice of what was open, its step size, an engine, and the state that chains start at:
-    downhill from the recipe's where they begin at random."""
+    downhill from the recipe's where they begin at random, or where those ``before`` ended."""
     plan = asked.plan
     choice: Choice | None = asked.choice
     check_memory(asked.specs, asked.where, sampler.device)
@@ -124,7 +157,9 @@ def _prepared(
         data, steps=plan.steps, batch_size=asked.batch_size, step_size=step_size,
         burn_in=plan.burn_in,
     )  # fmt: skip
-    if sampler._downhill:
+    if before is not None:
+        state = sampler._dynamics.init(before.params)._replace(likelihood=before.likelihood)
+    elif sampler._downhill:
         stream = engine.stream
         if not isinstance(stream, InMemory):
             x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
@@ -181,6 +216,8 @@ def _length_reached(asked: RunSettings, target: Target, state: State) -> dict[st
     by_clock = asked.seconds is not None and asked.wanted is None
     target.say(done, asked.plan.steps, asked.seconds)
     found: dict[str, Any] = {"limit": "seconds" if by_clock else target.reached, "steps": done}
+    if asked.spent:
+        found["steps_before"] = asked.spent
     return found | ({"ess": target.ess} if asked.wanted is not None else {})
 
 

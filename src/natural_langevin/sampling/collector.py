@@ -105,6 +105,11 @@ class SampleCollector:
         self._trace = LossTrace(looks, len(state.diverged))
         self._reported: set[int] = set()
 
+    @property
+    def trace(self) -> Tensor:
+        """Losses at every look so far."""
+        return self._trace.seen
+
     def tree(self) -> dict[str, Any]:
         """Everything a checkpoint must hold, as tensors."""
         counts = torch.tensor([self.kept, self._trace.count])
@@ -159,7 +164,7 @@ class SampleCollector:
         return Posterior(
             model=model, likelihood=likelihood, samples=self._store.first(self.kept),
             mean=state.params, last=state.params, diverged=state.diverged.clone(),
-            learned=state.likelihood, trace=self._trace.seen, config=config,
+            learned=state.likelihood, trace=self.trace, config=config,
         )  # fmt: skip
 
     def finish(
@@ -183,6 +188,6 @@ class SampleCollector:
             last=state.params,
             diverged=diverged,
             learned=state.likelihood,
-            trace=self._trace.seen,
+            trace=self.trace,
             config=config,
         )

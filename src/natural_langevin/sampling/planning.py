@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,6 +81,9 @@ def plan(
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
     work = price * sampler.chains * batch_size
     lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work, dear=dear)
+    weights = sum(p[0].numel() for p in sampler.init().params.values())
+    if weights > num_data:
+        lengths = dataclasses.replace(lengths, repeats=0)
     if until:
         usual = lengths
         if steps is not None:
@@ -88,7 +91,6 @@ def plan(
                 choice, steps=None, burn_in=burn_in, thin=thin, work=work, dear=dear
             )
         if steps is None or steps > usual.steps:
-            weights = sum(p[0].numel() for p in sampler.init().params.values())
             lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
     return batch_size, choice, lengths
 
@@ -149,12 +151,13 @@ def _pilot(
     )  # fmt: skip
 
 
-def _with_scales(sampler: Any, repeats: int, step_size: Any) -> Any:
+def _with_scales(sampler: Any, scales: tuple[float, ...], repeats: int, step_size: Any) -> Any:
     """A sampler like this one, with ``repeats`` chains for every scale of the prior."""
-    scales = torch.tensor(prior_scale.SCALES).repeat_interleave(repeats)
+    variances = torch.tensor(scales).repeat_interleave(repeats)
     gradients = sampler._dynamics.gradients
     compared = type(sampler)(
-        sampler._template, sampler.likelihood, prior=recipe.prior(scales), chains=len(scales),
+        sampler._template, sampler.likelihood, prior=recipe.prior(variances),
+        chains=len(variances),
         preconditioner=sampler.preconditioner, dynamics=sampler.dynamics, step_size=step_size,
         temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
         seed=sampler.seed, device=sampler.device, compile=sampler.compile, parallel=None,
@@ -162,10 +165,32 @@ def _with_scales(sampler: Any, repeats: int, step_size: Any) -> Any:
         autocast=gradients.network.autocast,
     )  # fmt: skip
     compared._downhill = sampler._downhill
-    usual = repeats * prior_scale.SCALES.index(1.0) + torch.arange(repeats, device=sampler.device)
-    compared._downhill_pattern = usual.repeat(len(prior_scale.SCALES))
+    usual = repeats * (scales.index(1.0) if 1.0 in scales else 0)
+    pattern = usual + torch.arange(repeats, device=sampler.device)
+    compared._downhill_pattern = pattern.repeat(len(scales))
     compared.signature.adopt(sampler.signature)
     return compared
+
+
+class _Compared(NamedTuple):
+    """Scales of the prior that were tried side by side, on the same rows from the same starts."""
+
+    scales: tuple[float, ...]
+    choices: list[recipe.Choice]  # step sizes
+    trial: prior_scale.Trial
+    found: Any  # the posterior of all of them
+    data: tuple[Tensor, Tensor]  # with the rows held out
+    outside: Tensor  # (chain, row) of these
+    nll: list[float]
+
+    def sharpness(self, sampler: Any, scale: float) -> recipe.HeldOutChoice | None:
+        """By the rows held out of a scale's chains."""
+        folds, chains = self.trial.folds, self.trial.chains
+        first = self.scales.index(scale) * folds
+        # Where the rows held out are the same for every fold, one fold has them all.
+        used = 1 if sampler.held_out is not None else folds
+        outside = self.outside[::chains][first : first + used]
+        return _sharpness(sampler, self.found, self.data, outside, first, chains)
 
 
 def _prior_scale(
@@ -176,10 +201,41 @@ def _prior_scale(
     or it costs too much.
 
     The chains of several processes all have the same prior: each process chooses alone."""
-    x, y = (t[: prior_scale.MOST_ROWS] for t in data)
-    inside, lines = len(x), len(prior_scale.SCALES) * prior_scale.FOLDS
-    if inside < prior_scale.FEWEST_ROWS:
+    data = data[0][: prior_scale.MOST_ROWS], data[1][: prior_scale.MOST_ROWS]
+    if len(data[0]) < prior_scale.FEWEST_ROWS:
         return None
+    dear = cost.is_dear(sampler, data[0])
+    scales = prior_scale.DEAR_SCALES if dear else prior_scale.SCALES
+    runs = [_compare(sampler, data, batch_size, price, scales)]
+    if runs[0] is None:
+        return None
+    scores = dict(zip(runs[0].scales, runs[0].nll, strict=True))
+    pair = None if dear else prior_scale.beyond(scores)
+    if pair and (more := _compare(sampler, data, batch_size, price, pair)):
+        runs.append(more)
+        further = scores[pair[0]] + more.nll[1] - more.nll[0]  # from one start both
+        scores[pair[1]] = further if math.isfinite(further) else math.inf
+    best, scale, why = prior_scale.best(scores)
+    log.info("prior variance x %.3g: %s", scale, why)
+    run = next(run for run in runs if run is not None and best in run.scales)
+    return dataclasses.replace(
+        run.choices[run.scales.index(best)],
+        prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
+        sharpness=run.sharpness(sampler, best),
+    )
+
+
+def _compare(
+    sampler: Any,
+    data: tuple[Tensor, Tensor],
+    batch_size: int,
+    price: float,
+    scales: tuple[float, ...],
+) -> _Compared | None:
+    """A pilot for every scale, and then a trial of all; None where it costs too much, or nothing
+    came of it."""
+    x, y = data
+    inside, lines = len(x), len(prior_scale.SCALES) * prior_scale.FOLDS
     work = price * lines * min(batch_size, inside)  # of a step with a chain on each fold
     without_engine = cost.is_dear(sampler, x)
     dear = without_engine and work * prior_scale.EAGER.steps > cost.TRIAL_WORK
@@ -187,24 +243,22 @@ def _prior_scale(
     if short > cost.TRIAL_WORK if dear else prior_scale.EAGER.affordable(work) is None:
         log.info("prior variance x 1: a trial of others would cost more than the run")
         return None
-    scaled = _with_scales(sampler, 1, recipe.FIRST_STEP)
-    choices = _pilot(scaled, (x, y), inside, batch_size, price, len(prior_scale.SCALES))
+    scaled = _with_scales(sampler, scales, 1, recipe.FIRST_STEP)
+    choices = _pilot(scaled, (x, y), inside, batch_size, price, len(scales))
     usual = prior_scale.EAGER if choices[0].way == "eager" else prior_scale.NATIVE
     affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
     trial = prior_scale.DEAR if dear else affordable
     assert trial is not None, "what the pilot was run for is affordable"
     if without_engine:
         trial = trial.on_enough(inside)
-    rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds)
-    lines = len(prior_scale.SCALES) * trial.folds
-    count = lines * trial.chains
+    rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds, len(scales))
+    repeats = trial.folds * trial.chains
     if sampler.held_out is not None:  # all rows to learn from, and others to be scored on
         x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), sampler.held_out, strict=True))
-        numbers = torch.arange(len(x)).expand(count, -1)
+        numbers = torch.arange(len(x)).expand(len(scales) * repeats, -1)
         rows = prior_scale.Folds(numbers[:, :inside], numbers[:, inside:])
-    repeats = count // len(prior_scale.SCALES)
     etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(repeats)
-    compared = _with_scales(sampler, repeats, etas)
+    compared = _with_scales(sampler, scales, repeats, etas)
     half = trial.steps // 2
     # Where the pilot went by the native engine, that has agreed with the reference on this network.
     checked = proven_network() if choices[0].way == "native" else nullcontext()
@@ -217,17 +271,9 @@ def _prior_scale(
             )  # fmt: skip
     except DivergenceError:
         return None
-    scores = _held_out_nll(found, (x, y), rows.outside, trial.chains)
-    best, scale, why = prior_scale.best(scores.unflatten(0, (-1, trial.folds)).flatten(1))
-    log.info("prior variance x %.3g: %s", scale, why)
-    chosen = recipe.HeldOutChoice(float(f"{scale:.3g}"), why)
-    # Where the rows held out are the same for every fold, one fold has them all.
-    first, used = best * trial.folds, 1 if sampler.held_out is not None else trial.folds
-    outside = rows.outside[:: trial.chains][first : first + used]
-    return dataclasses.replace(
-        choices[best], prior_scale=chosen,
-        sharpness=_sharpness(sampler, found, (x, y), outside, first, trial.chains),
-    )  # fmt: skip
+    nll = _held_out_nll(found, (x, y), rows.outside, trial.chains)
+    means = prior_scale.means(nll.unflatten(0, (-1, trial.folds)).flatten(1))
+    return _Compared(scales, choices, trial, found, (x, y), rows.outside, means)
 
 
 def _pooled(found: Any, line: int, chains: int) -> list[int]:

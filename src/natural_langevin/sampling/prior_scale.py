@@ -2,7 +2,8 @@
 
 Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold's training rows,
 and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
-run's second half. Chosen is the scale of the lowest score, between those that were tried. Of
+run's second half. Chosen is the scale of the lowest score, between those that were tried; where
+the first or the last of them wins, the next one is tried beside it, once. Of
 classes, the same rows then say how much sharper the mixture of the best scale's chains should be
 (see ``posterior.sharpening``).
 """
@@ -20,7 +21,13 @@ from natural_langevin.metrics import TemperatureScaling, nll
 
 #: Variances in units of the default's.
 SCALES = (0.2, 1.0, 5.0, 25.0)
+#: Where steps have no engine (see ``cost``), and no further ones are tried.
+DEAR_SCALES = (1.0, 5.0, 25.0, 125.0)
 STEP = 5.0
+#: By so many nats per row an edge must be ahead for the next one to be tried.
+AHEAD = 0.01
+#: Nats that a row counts at most, above the median row.
+MOST_ABOVE = 10.0
 FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 40, 4000
 
 
@@ -69,9 +76,11 @@ class Folds(NamedTuple):
     outside: Tensor
 
 
-def folds(count: int, seed: int, chains: int = 1, used: int = FOLDS) -> Folds:
-    """A line for every chain of every scale on every fold: the ``chains`` of scale 0 on fold 0,
-    those of scale 0 on fold 1, ...; ``used``: how many of the folds."""
+def folds(
+    count: int, seed: int, chains: int = 1, used: int = FOLDS, scales: int = len(SCALES)
+) -> Folds:
+    """A line for every chain of every one of ``scales`` on every fold: the ``chains`` of scale 0 on
+    fold 0, those of scale 0 on fold 1, ...; ``used``: how many of the folds."""
     key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), 0)
     order = random.permutation(key, count)[0]
     size = count // FOLDS
@@ -80,23 +89,47 @@ def folds(count: int, seed: int, chains: int = 1, used: int = FOLDS) -> Folds:
         torch.cat([order[: k * size], order[(k + 1) * size : FOLDS * size]]) for k in range(used)
     ]
     lines = [torch.stack(rows).repeat_interleave(chains, 0) for rows in (inside, outside)]
-    return Folds(*(rows.repeat(len(SCALES), 1) for rows in lines))
+    return Folds(*(rows.repeat(scales, 1) for rows in lines))
 
 
-def best(scores: Tensor) -> tuple[int, float, str]:
-    """The index of the best scale tried, the scale between it and its neighbours where a parabola
-    in ln s through their three scores is lowest, and why. ``scores``: -ln density, (scale,
-    held-out row)."""
-    mean = [m if math.isfinite(m) else math.inf for m in scores.mean(1).tolist()]
-    found = min(range(len(mean)), key=mean.__getitem__)
-    if not math.isfinite(mean[found]):
-        found = SCALES.index(1.0)
-    scale = SCALES[found]
-    if 0 < found < len(mean) - 1 and math.isfinite(mean[found - 1] + mean[found + 1]):
-        down, up = mean[found - 1] - mean[found], mean[found + 1] - mean[found]
-        shift = 0.5 * (down - up) / max(down + up, 1e-12)
-        scale *= STEP**shift
-    said = ", ".join(f"{m:.3f} at {s:g}" for s, m in zip(SCALES, mean, strict=True))
+def means(scores: Tensor) -> list[float]:
+    """Of every scale, over the rows held out, of -ln density (scale, row), each at most
+    ``MOST_ABOVE`` nats above the median of all: a few outliers, which no network predicts, would
+    otherwise choose a prior under which none predicts anything. Infinite where chains were lost."""
+    known = scores.isfinite()
+    if not bool(known.any()):
+        return [math.inf] * len(scores)
+    bounded = scores.clamp_max(float(scores[known].median()) + MOST_ABOVE)
+    return bounded.mean(1).masked_fill(~known.all(1), math.inf).tolist()
+
+
+def beyond(scores: dict[float, float]) -> tuple[float, float] | None:
+    """The best of the scales tried, and the next one, where it is the first or the last of them and
+    clearly ahead of its neighbour; None where it is not. ``scores``: mean -ln density on held-out
+    rows by scale."""
+    order = sorted(scores)
+    found = min(order, key=scores.__getitem__)
+    if found not in (order[0], order[-1]):
+        return None
+    inner = order[1] if found == order[0] else order[-2]
+    if not scores[inner] - scores[found] > AHEAD:
+        return None
+    return found, found * found / inner
+
+
+def best(scores: dict[float, float]) -> tuple[float, float, str]:
+    """The best scale tried, the scale between it and its neighbours where a parabola in ln s
+    through their three scores is lowest, and why. ``scores``: as in ``beyond``."""
+    order = sorted(scores)
+    found = min(order, key=scores.__getitem__)
+    if not math.isfinite(scores[found]):
+        found = 1.0
+    scale, k = found, order.index(found)
+    if 0 < k < len(order) - 1:
+        down, up = (scores[order[j]] - scores[found] for j in (k - 1, k + 1))
+        if math.isfinite(down + up):
+            scale *= STEP ** (0.5 * (down - up) / max(down + up, 1e-12))
+    said = ", ".join(f"{scores[s]:.3f} at {s:g}" for s in order)
     return found, scale, f"held-out NLL by variance, in units of 2 / fan-in: {said}"
 
 

@@ -25,7 +25,10 @@ Steps. 150 relaxation times a / eta of the directions that only the prior sees, 
 burn-in; at least 2,000, and at most what ``MOST_WORK`` operations allow (50 of them, and less work,
 where steps have no engine on a CPU: see ``cost``). Where the posterior of few weights has
 directions so slow that this is less than 60 of their relaxation times, it is run with less
-friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept.
+friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A run
+whose loss still falls from its middle third to its last was burn-in, and another one begins where
+it ended, with a metric of its own: twice at most, within the same operations, and not with more
+weights than rows, whose own loss falls long after predictions have stopped to gain (``falls_by``).
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 Prior and sharpness. The prior's scale, and of classes how sharply the mixture is predicted, by
@@ -71,6 +74,9 @@ RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e11
 #: Where every step is a few milliseconds of operator calls, whatever the network's size.
 MOST_EAGER_STEPS = 4_000
 DRAWS = 200
+#: A loss falls if it is by so many nats per sample, and so many errors, lower in a run's last third
+#: than in the one before, each of so many looks; and how often another run then follows.
+FALLING, ERRORS, FEWEST_LOOKS, MOST_REPEATS = 0.02, 3.0, 8, 2
 
 
 def dynamics() -> Underdamped:
@@ -196,11 +202,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is, and what of it is kept."""
+    """How long a run is, and what of it is kept; and how often another may follow one whose loss
+    still falls."""
 
     steps: int
     burn_in: int
     thin: int
+    repeats: int = 0
 
 
 def length(
@@ -214,6 +222,7 @@ def length(
 ) -> Length:
     """What the user leaves open of a run's length; ``work``: operations of one step, ``dear``: of
     a network without an engine of its own on a CPU (see ``cost``)."""
+    repeats = 0
     if steps is None:
         budget, fewest = (cost.MOST_WORK, cost.FEWEST_STEPS) if dear else (MOST_WORK, FEWEST_STEPS)
         affordable = max(fewest, int(budget / max(work, 1.0) / 100) * 100)
@@ -222,6 +231,8 @@ def length(
             wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
             affordable = min(affordable, MOST_STEPS)
         steps = min(max(FEWEST_STEPS, wanted), affordable)
+        if choice.slowest is None:  # where it is known, the length follows from it
+            repeats = min(MOST_REPEATS, affordable // steps - 1)
         if choice.relaxation is not None and steps < wanted:
             log.warning(
                 "the slowest direction relaxes in %.0f steps (curvatures in the metric from "
@@ -240,7 +251,20 @@ def length(
         burn_in = steps // 3
     if thin is None:
         thin = max(1, (steps - burn_in) // DRAWS)
-    return Length(steps, burn_in, thin)
+    return Length(steps, burn_in, thin, repeats)
+
+
+def falls_by(trace: Tensor) -> float:
+    """By how many nats per sample a run's loss is lower in its last third than in the one before,
+    in the mean of its chains; 0 where that is not above ``FALLING`` and ``ERRORS`` standard errors
+    of it. ``trace`` (look, 1 + chain): losses of minibatches at every look, the step first."""
+    looks = len(trace) // 3
+    if looks < FEWEST_LOOKS or not bool(torch.isfinite(trace).all()):
+        return 0.0
+    middle, last = trace[-2 * looks :, 1:].double().mean(1).split(looks)
+    error = ((middle.var() + last.var()) / looks).sqrt()
+    fall = middle.mean() - last.mean()
+    return float(fall) if fall > max(FALLING, ERRORS * float(error)) else 0.0
 
 
 def _usual_steps(step_size: float, way: str, *, dear: bool = False) -> int:

@@ -34,7 +34,7 @@ def run(problem: Problem, times: int, steps: int | None) -> dict[str, Any]:
     cpu = time.process_time() - began
     scores = posterior.evaluate(problem.x_test, problem.y_test)
     return {
-        "steps": posterior.config["steps"],
+        "steps": posterior.config["steps"] + posterior.config.get("steps_before", 0),
         "nll": scores.nll,
         "nll_error": scores.nll_error,
         "sharpness": posterior.sharpness,

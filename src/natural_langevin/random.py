@@ -19,11 +19,16 @@ which puts the largest possible draw at sqrt(64 ln 2) = 6.66 standard deviations
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Iterable
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from natural_langevin._internal.gpu_kernels import plain, usable
 
 # What a stream is for. Streams of different purposes never share a key.
 NOISE, INIT, DATA, LABELS, HELD_OUT, EXCHANGE = range(6)
@@ -81,6 +86,10 @@ def stream(origin: Tensor, step: Tensor | int) -> Tensor:
     >>> tuple(key.shape), key.dtype
     ((3, 2), torch.int32)
     """
+    if isinstance(step, Tensor) and step.ndim == 0 and origin.ndim == 1:
+        kernels = _kernels(origin)
+        if kernels is not None:
+            return kernels.stream(origin.contiguous(), step)  # type: ignore[no-any-return]
     z = _mix64(origin + (torch.as_tensor(step, device=origin.device) + 1) * _GOLDEN)
     return z.view(torch.int32).unflatten(-1, (-1, 2))
 
@@ -120,11 +129,39 @@ def normal(key: Tensor, count: int, *, start: int = 0) -> Tensor:
     """
     if start % BLOCK:
         raise ValueError(f"start must be a multiple of {BLOCK}, got {start}")
+    kernels = _kernels(key) if key.ndim == 2 and start + count < 1 << 31 else None
+    if kernels is not None:
+        return kernels.normal(key.contiguous(), count, start)  # type: ignore[no-any-return]
     blocks = -(-count // BLOCK)
     words = bits(key, blocks * BLOCK, start=start).unflatten(-1, (blocks, 2, _HALF))
     radius = torch.sqrt(-2.0 * torch.log(_open_unit(words[..., 0, :])))
     cos, sin = _cos_sin(words[..., 1, :])
     return torch.stack([radius * cos, radius * sin], dim=-2).flatten(-3)[..., :count]
+
+
+def _kernels(on: Tensor) -> Any:
+    """The same functions as Triton kernels, for a plain tensor on a GPU; or None."""
+    return _tried_kernels(on.device) if usable(on) else None
+
+
+@cache
+def _tried_kernels(device: torch.device) -> Any:
+    """Triton's, once they have agreed with the plain operations."""
+    try:
+        from natural_langevin._internal import triton_random
+
+        at, step = origin(0, NOISE, torch.arange(3, device=device)), torch.tensor(5, device=device)
+        with plain(), torch.cuda.device(device):
+            key = stream(at, step)
+            expected, found = normal(key, 70, start=32), triton_random.normal(key, 70, 32)
+            same = torch.equal(triton_random.stream(at, step), key)
+        if same and torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+            return triton_random
+        reason = "they disagree with plain operations"
+    except Exception as error:  # no Triton, or a driver that it cannot work with
+        reason = str(error).split("\n")[0]
+    logging.getLogger("natural_langevin").warning("no Triton generators (%s)", reason)
+    return None
 
 
 def aligned_starts(sizes: Iterable[int]) -> list[int]:

@@ -50,4 +50,4 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 #: One family: every one costs a start of pytest, and `make test` runs their tests itself.
-QUICK = {"outputs": ("test_output_files.py",)}
+QUICK = {"links in place of files": ("posterior/test_links.py",)}

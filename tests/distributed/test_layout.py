@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -12,29 +14,27 @@ from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.statistics.data_parallel import Part, at_its_rows
 
 
-@pytest.mark.parametrize("chains", range(1, 13))
-@pytest.mark.parametrize("processes", range(1, 13))
-def test_automatic_uses_every_process_and_gives_every_group_a_chain(processes, chains):
-    layout = automatic(processes, chains)
-    assert layout.processes == processes
-    assert layout.chains <= chains
-    larger = [k for k in range(layout.chains + 1, chains + 1) if processes % k == 0]
-    assert larger == []
-    spread = [own_chains(chains, layout.chains, row) for row in range(layout.chains)]
-    assert [chain for own in spread for chain in own] == list(range(chains))
-    assert max(map(len, spread)) - min(map(len, spread)) <= 1
+def test_automatic_uses_every_process_and_gives_every_group_a_chain():
+    for processes, chains in itertools.product(range(1, 13), repeat=2):
+        layout = automatic(processes, chains)
+        assert layout.processes == processes
+        assert layout.chains <= chains
+        larger = [k for k in range(layout.chains + 1, chains + 1) if processes % k == 0]
+        assert larger == []
+        spread = [own_chains(chains, layout.chains, row) for row in range(layout.chains)]
+        assert [chain for own in spread for chain in own] == list(range(chains))
+        assert max(map(len, spread)) - min(map(len, spread)) <= 1
 
 
-@pytest.mark.parametrize("total", [1, 2, 3, 7, 12])
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_parts_are_the_minibatch(total, size):
+def test_parts_are_the_minibatch():
     """Means of parts, each weighted, are the mean; rows among zeros, added up, are the rows."""
-    values = torch.randn(total, 2, dtype=torch.float64)
-    parts = [DataGroup(None, rank=r, size=size).part(total) for r in range(size)]
-    assert [p.stop for p in parts[:-1]] == [p.start for p in parts[1:]]
-    mean = sum(p.share(values[p.rows].mean(0)) for p in parts)
-    torch.testing.assert_close(mean, values.mean(0))
-    assert torch.equal(sum(at_its_rows(values[p.rows], p) for p in parts), values)
+    for total, size in itertools.product([1, 2, 3, 7, 12], [1, 2, 3, 5]):
+        values = torch.randn(total, 2, dtype=torch.float64)
+        parts = [DataGroup(None, rank=r, size=size).part(total) for r in range(size)]
+        assert [p.stop for p in parts[:-1]] == [p.start for p in parts[1:]]
+        mean = sum(p.share(values[p.rows].mean(0)) for p in parts)
+        torch.testing.assert_close(mean, values.mean(0))
+        assert torch.equal(sum(at_its_rows(values[p.rows], p) for p in parts), values)
 
 
 def test_an_empty_part_adds_nothing_even_where_its_stand_in_is_infinite():

@@ -6,32 +6,64 @@ import os
 import sys
 from pathlib import Path
 
+#: Metrics of whole runs; of the first two a few seconds of the interpreter see all kernels.
+RUNS = ("quasi-diagonal", "rmsprop", "quasi-diagonal, model", "euclidean", "diagonal")
+
 
 def main() -> None:
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
     sys.path.insert(0, str(Path(__file__).parent))
 
-    from test_fused_step import METRICS, MOMENTUM, WITHOUT_BIAS, assert_same_steps, network, sampler
+    import torch
+    from test_fused_step import (
+        METRICS,
+        MOMENTUM,
+        WITH_BIAS,
+        WITHOUT_BIAS,
+        assert_same_runs,
+        assert_same_steps,
+        network,
+        sampler,
+    )
 
+    from natural_langevin import likelihoods, random
+    from natural_langevin._internal import triton_categorical, triton_random
     from natural_langevin.dynamics import Underdamped
     from natural_langevin.execution.kernels import triton_linear
     from natural_langevin.execution.kernels.layer import Backend
+    from natural_langevin.execution.kernels.triton_step import Bookkeeping
+
+    origin, step = random.origin(3, random.NOISE, torch.arange(3)), torch.tensor(70_000)
+    key = random.stream(origin, step)
+    assert torch.equal(triton_random.stream(origin, step), key)
+    made = triton_random.normal(key, 1100, 64)
+    torch.testing.assert_close(made, random.normal(key, 1100, start=64), rtol=1e-5, atol=5e-6)
+    print("keys and normals: agrees")
+    logits, labels = torch.linspace(-9, 40, 51).reshape(17, 3), torch.arange(17) % 3
+    pair = triton_categorical.loss_and_gradient(logits, labels)
+    expected = likelihoods.Categorical().output_gradient(logits, labels, {})
+    torch.testing.assert_close(pair, expected, rtol=1e-5, atol=1e-6)
+    print("losses of classes: agrees")
 
     backend = Backend("triton", triton_linear.update_, triton_linear.arrange)
     # Layers of 17 units and 20 inputs: with a bias, inputs in two tiles; without, units; with
     # momentum, both. A batch of 18 in two blocks, where sums go on in a second one, and in one.
     every = "all" in sys.argv  # without: what is not in the kernel of another case
     for bias, tile in ((True, (32, 16, 16)), (False, (16, 32, 32))):
-        triton_linear.TILE, samples = tile, tile[2]
-        for name in METRICS if bias or every else WITHOUT_BIAS:
+        triton_linear.FEW, samples = triton_linear.Tile(*tile), tile[2]
+        for name in METRICS if every else WITH_BIAS if bias else WITHOUT_BIAS:
             one = sampler(network(bias=bias), METRICS[name], chains=2)
             assert_same_steps(one, backend, steps=3, expected=["0", "2"])
             print(f"{name}, bias {bias}, blocks of {samples}: agrees")
-    triton_linear.TILE = (16, 16, 32)
-    for kind in MOMENTUM if every else MOMENTUM[:2]:
+    triton_linear.FEW = triton_linear.Tile(16, 16, 32)
+    for kind in MOMENTUM if every else MOMENTUM[:1]:
         one = sampler(network(), METRICS[kind], chains=2, dynamics=Underdamped(friction=0.3))
         assert_same_steps(one, backend, steps=3, expected=["0", "2"])
         print(f"{kind} with momentum: agrees")
+    whole = Backend("triton", triton_linear.update_, triton_linear.arrange, True, Bookkeeping)
+    for kind in RUNS if every else RUNS[:2]:
+        assert_same_runs(kind, whole)
+        print(f"{kind}, whole runs: agrees")
 
 
 if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests

@@ -14,7 +14,15 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from natural_langevin import Langevin, dynamics, likelihoods, preconditioners, priors, random
+from natural_langevin import (
+    Langevin,
+    dynamics,
+    likelihoods,
+    preconditioners,
+    priors,
+    random,
+    schedules,
+)
 from natural_langevin.dynamics import Kind, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, backend_for, plan
@@ -32,10 +40,11 @@ METRICS = {
     "diagonal, every second step": preconditioners.DiagonalFisher(every=2),
 }
 
-#: What a few seconds of Triton's interpreter see of layers without bias, and (the first two) of
-#: momentum.
-WITHOUT_BIAS = ("euclidean", "quasi-diagonal", "quasi-diagonal, model")
-MOMENTUM = ("euclidean", "quasi-diagonal", "rmsprop", "diagonal")
+#: What a few seconds of Triton's interpreter see: every kind of metric once, with or without bias,
+#: and (the first one) of momentum.
+WITH_BIAS = ("rmsprop", "diagonal, every second step", "quasi-diagonal, as in the paper")
+WITHOUT_BIAS = ("euclidean", "quasi-diagonal, model")
+MOMENTUM = ("quasi-diagonal", "euclidean", "rmsprop", "diagonal")
 
 
 def network(*, bias: bool = True) -> nn.Module:
@@ -97,6 +106,51 @@ def assert_same_steps(one: Langevin, backend: Any, *, steps: int = 3, expected: 
         pytree.tree_leaves(state), pytree.tree_leaves(fused_state), strict=True
     ):
         torch.testing.assert_close(fused, general, rtol=2e-4, atol=2e-5)
+
+
+def assert_same_runs(metric: str, backend: Any) -> None:
+    """Runs with data in memory: an MLP that learns its noise, with momentum; and convolutions with
+    a norm, whose gradients are given. A chain that stops stands still and is told."""
+    torch.manual_seed(0)
+    conv = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 5)
+    )  # fmt: skip
+    mlp = nn.Sequential(nn.Linear(20, 17), nn.Tanh(), nn.Linear(17, 2, bias=False))
+    x, y = data()
+    settings: dict[str, Any] = {
+        "preconditioner": METRICS[metric], "prior": priors.Gaussian(0.3, 0.1), "chains": 2,
+        "step_size": schedules.cyclical(1e-3, 4, exploration=0.5), "compile": False,
+    }  # fmt: skip
+    for one, pair, tasks in (
+        (Langevin(conv, likelihoods.Categorical(), **settings), (x[:, :16].contiguous(), y), 3),
+        (
+            Langevin(
+                mlp, likelihoods.Gaussian("rmse"), dynamics=dynamics.Underdamped(0.3), **settings
+            ),
+            (x, x[:, :2].contiguous()),
+            2,
+        ),
+    ):
+        images = pair[0].reshape(-1, 1, 4, 4) if pair[0].shape[1] == 16 else pair[0]
+        engine, state = one.prepare((images, pair[1]), steps=6, batch_size=16, burn_in=3)
+        state.diverged[1] = 0  # as if it had stopped before
+        before = {k: p[1].clone() for k, p in state.params.items()}
+        other = copy.deepcopy(state)
+        found = plan(one._dynamics, state, engine.stream.example(), 50, given=True)
+        couples = metric.startswith("quasi") or tasks == 2
+        assert len(found) == tasks if couples else len(found) > tasks
+        step = FusedStep(found, backend)
+        for k in range(6):
+            engine._data.shuffle(k)
+            kind = engine.rates.kind(k)
+            state, info = pure_step(one._dynamics, engine._data, state, None, kind)
+            fused = step(one._dynamics, engine._data, other, None, kind)
+            assert torch.equal(fused.diverged, info.diverged)
+            torch.testing.assert_close(fused.loss, info.loss, rtol=1e-4, atol=1e-5)
+        assert step._books
+        assert all(torch.equal(other.params[k][1], p) for k, p in before.items())
+        for general, own in zip(pytree.tree_leaves(state), pytree.tree_leaves(other), strict=True):
+            torch.testing.assert_close(own, general, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -266,8 +320,8 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one() -> None
 @pytest.mark.parametrize(
     ("which", "count"),
     [
-        ("few", len(METRICS) + len(WITHOUT_BIAS) + 2),
-        pytest.param("all", 2 * len(METRICS) + len(MOMENTUM), marks=pytest.mark.thorough),
+        ("few", len(WITH_BIAS) + len(WITHOUT_BIAS) + 1 + 2 + 2),
+        pytest.param("all", 2 * len(METRICS) + len(MOMENTUM) + 2 + 5, marks=pytest.mark.thorough),
     ],
 )
 def test_the_triton_kernel_in_its_interpreter(which: str, count: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +33,61 @@ print(posterior.config["execution"], float(posterior.samples["0.weight"].sum()))
 needs_compiler = pytest.mark.skipif(library(torch.float32) is None, reason="no C compiler")
 
 
-def start(code: str, **environment: str) -> subprocess.Popen[str]:
+#: Has all loaded but the library. For every line of its input, a list of environments, it forks a
+#: process each, all of which run the sample at the same time, and prints what they said.
+FORKING = """
+import json, os, sys, tempfile, traceback
+import torch, natural_langevin
+for line in sys.stdin:
+    children = []
+    for environment in json.loads(line):
+        said = [tempfile.TemporaryFile("w+") for _ in range(2)]
+        children.append((os.fork(), said))
+        if children[-1][0] == 0:
+            os.environ.update(environment)
+            os.dup2(said[0].fileno(), 1)
+            os.dup2(said[1].fileno(), 2)
+            try:
+                exec(sys.argv[1], {"__name__": "__main__"})
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+    found = []
+    for child, said in children:
+        assert os.waitpid(child, 0)[1] == 0
+        for file in said:
+            file.seek(0)
+        found.append([file.read() for file in said])
+    print(json.dumps(found), flush=True)
+"""
+
+
+def start(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """A process of its own, since a library is loaded once per process."""
     settings = {k: v for k, v in os.environ.items() if k not in ("CC", "NATURAL_LANGEVIN_NATIVE")}
     return subprocess.Popen(
-        [sys.executable, "-c", code], env=settings | environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", code, *arguments], env=settings | environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def at_once() -> Iterator[Callable[..., list[list[str]]]]:
+    """Samples in processes with these environments: [what it printed, what it logged] of each."""
+    with start(FORKING, SAMPLE) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+
+        def sampled(*environments: dict[str, str]) -> list[list[str]]:
+            print(json.dumps(environments), file=server.stdin, flush=True)
+            answer = server.stdout.readline()
+            assert answer, server.stderr and server.stderr.read()
+            return json.loads(answer)
+
+        yield sampled
+        server.communicate()
 
 
 @pytest.fixture
@@ -53,19 +103,17 @@ def quick_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @needs_compiler
 def test_two_processes_build_at_once_and_a_third_finds_it(
-    tmp_path: Path, quick_compiler: str
+    tmp_path: Path, quick_compiler: str, at_once: Callable[..., list[list[str]]]
 ) -> None:
     cache = tmp_path / "cache"
     settings = {"NATURAL_LANGEVIN_CACHE": str(cache), "CC": quick_compiler}
-    both = [start(SAMPLE, **settings) for _ in range(2)]
-    said = [p.communicate(timeout=300)[0].split() for p in both]
+    said = [out.split() for out, _ in at_once(settings, settings)]
     assert [way for way, _ in said] == ["native", "native"]
     assert said[0] == said[1]
     (built,) = cache.glob("*.so")
     assert not list(cache.glob(".build-*"))
     when = built.stat().st_mtime_ns
-    third = start(SAMPLE, **settings)
-    assert third.communicate(timeout=300)[0].split() == said[0]
+    assert at_once(settings)[0][0].split() == said[0]
     assert built.stat().st_mtime_ns == when
 
 
@@ -85,17 +133,18 @@ def test_a_library_in_the_package_needs_no_compiler(tmp_path: Path, quick_compil
     assert not cache.exists()
 
 
-def test_without_a_compiler_the_general_way_serves(tmp_path: Path) -> None:
-    process = start(SAMPLE, NATURAL_LANGEVIN_CACHE=str(tmp_path), CC="no-such-compiler")
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert out.split()[0] == "eager"
+def test_without_a_compiler_the_general_way_serves(
+    tmp_path: Path, at_once: Callable[..., list[list[str]]]
+) -> None:
+    settings = {"NATURAL_LANGEVIN_CACHE": str(tmp_path), "CC": "no-such-compiler"}
+    ((out, err),) = at_once(settings)
+    assert out.split()[:1] == ["eager"], err
     assert err.count("no native engine (no C compiler found (looked for no-such-compiler))") == 1
 
 
-def test_it_can_be_switched_off(tmp_path: Path) -> None:
-    out, err = start(SAMPLE, NATURAL_LANGEVIN_NATIVE="off").communicate(timeout=300)
-    assert out.split()[0] == "eager"
+def test_it_can_be_switched_off(at_once: Callable[..., list[list[str]]]) -> None:
+    ((out, err),) = at_once({"NATURAL_LANGEVIN_NATIVE": "off"})
+    assert out.split()[:1] == ["eager"], err
     assert "native" not in err
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
 
@@ -270,3 +271,23 @@ def test_batches_from_a_loader(posterior: Posterior, classes: Data) -> None:
         posterior.predict([])
     with pytest.raises(TypeError, match=r"as_tensor"):
         posterior.predict([["a"]])
+
+
+def test_evaluate_takes_its_data_as_sample_does(posterior: Posterior, classes: Data) -> None:
+    x, y = classes
+    expected = posterior.evaluate(x, y).nll
+    dataset = TensorDataset(x, y)
+    loader = DataLoader(dataset, batch_size=5)
+    for data in ((x, y), {"input": x, "labels": y}, dataset, loader, (x.numpy(), y.numpy())):
+        assert posterior.evaluate(data).nll == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(TypeError, match="data must be a pair"):
+        posterior.evaluate("test.csv")
+
+
+def test_a_posterior_says_what_it_is(posterior: Posterior) -> None:
+    weights = sum(p.numel() for p in posterior.network(0, 0).parameters())
+    assert repr(posterior) == (
+        f"Posterior(2 chains x 5 draws of {weights} weights of a Sequential, Categorical)"
+    )
+    posterior.diverged[1] = 3
+    assert repr(posterior).endswith("Categorical, 1 of the chains diverged)")

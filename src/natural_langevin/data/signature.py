@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin.data.arrays import as_tensor, refuse_text
 from natural_langevin.data.checks import Batch, split_pair
@@ -91,6 +92,16 @@ class Signature:
                 x, y = split_pair((self._one(parts[0]), self._targets(parts[1])))
                 return x, y
         return split_pair(self._one(item))
+
+    def labelled(self, x: Any, y: Any = None) -> Batch:
+        """(x, y) from the two, or from one of what ``Langevin.sample`` takes: a pair, a dictionary,
+        a TensorDataset or a DataLoader, whose batches are put one after the other."""
+        if y is not None:
+            return self.split((x, y))
+        if isinstance(x, DataLoader):
+            inputs, targets = zip(*map(self.split, x), strict=True)
+            return torch.cat(inputs), torch.cat(targets)
+        return self.split(x.tensors if isinstance(x, TensorDataset) else x)
 
     def inputs(self, inputs: Any) -> Tensor:
         """One tensor x: a tensor or an array itself, several or a dictionary side by side."""

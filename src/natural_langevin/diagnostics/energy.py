@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.func import grad, vmap
 
+from natural_langevin._internal.light_autograd import light_autograd
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.priors import Prior
 
@@ -21,6 +22,7 @@ Params = dict[str, Tensor]
 Call = Callable[[Params, Tensor], Any]
 
 
+@light_autograd()
 def energy_gradient(
     call: Call,
     likelihood: Likelihood,

@@ -8,6 +8,7 @@ gives to ``Langevin(dynamics=...)``: options and equations, nothing of a network
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -174,7 +175,7 @@ def still_running(state: State, loss: Tensor) -> Tensor:
     to 1e154 and be called healthy on the way. The loss at theta is the one number that every
     parameter reaches, and it is known before the update, so that stopping a chain costs no second
     pass over the parameters."""
-    return (state.diverged < 0) & torch.isfinite(loss.float())
+    return (state.diverged < 0) & (loss.float().abs() < math.inf)
 
 
 def note_diverged(state: State, keep: Tensor) -> Tensor:

@@ -127,6 +127,11 @@ class RatesTable:
         """Asked of the device once for all steps."""
         return (self.values[:, -2] > 0).tolist()
 
+    @property
+    def kinds(self) -> set[bool]:
+        """Whether steps adapt: of those of the table, what there is."""
+        return set(self._adapts)
+
     def kind(self, step: int) -> Kind:
         """What kind of step this is."""
         adapts = self._adapts[step - self.start]

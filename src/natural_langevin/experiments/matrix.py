@@ -80,6 +80,7 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "control variates": ("overdamped", {"control_variates": 4}),
     "exchange": ("underdamped, baoab", {"temperature": torch.tensor([1.0, 4.0, 16.0])}),
+    "convolutions": ("underdamped, euler", {}),
 }  # fmt: skip
 #: Steps between two swaps.
 EXCHANGE = 3
@@ -130,6 +131,8 @@ def cases(device: str = "cpu") -> list[Case]:
     found += [Case(d, m, max(CHAINS), way) for d, m in beside for way in step]
     found += [Case("overdamped", m, c, "kernels") for m in KERNEL_METRICS for c in CHAINS]
     if device == "cuda":
+        found += [Case("convolutions", m, c, "kernels") for m in KERNEL_METRICS for c in CHAINS]
+        found += [Case("underdamped, euler", m, 3, "kernels") for m in KERNEL_METRICS]
         found += [Case("overdamped", m, max(CHAINS), "eager") for m in METRICS]
     if "native" in own:
         found += [Case("overdamped", m, c, "native") for m in KERNEL_METRICS for c in CHAINS]
@@ -147,10 +150,15 @@ def metrics_of(dynamics: str) -> list[str]:
 KERNEL_METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal")
 
 
-def network() -> nn.Sequential:
+def network(kind: str = "") -> nn.Sequential:
     """The same weights every time; torch's generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
+        if kind == "convolutions":
+            return nn.Sequential(
+                nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 5, 2, padding=1), nn.GroupNorm(1, 5),
+                nn.Tanh(), nn.Conv2d(5, 4, 2, bias=False), nn.Flatten(), nn.Linear(16, 3),
+            )  # fmt: skip
         return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
@@ -164,9 +172,9 @@ def data(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _sampler(case: Case, dtype: torch.dtype, device: str) -> Langevin:
     dynamics, options = FEATURES.get(case.dynamics, (case.dynamics, {}))
     return Langevin(
-        network().to(dtype), likelihoods.Categorical(), chains=case.chains, device=device,
-        preconditioner=METRICS[case.metric](), dynamics=INTEGRATORS[dynamics], compile=False,
-        parallel=None, **{"step_size": 5e-3} | options,
+        network(case.dynamics).to(dtype), likelihoods.Categorical(), chains=case.chains,
+        device=device, preconditioner=METRICS[case.metric](), dynamics=INTEGRATORS[dynamics],
+        compile=False, parallel=None, **{"step_size": 5e-3} | options,
     )  # fmt: skip
 
 

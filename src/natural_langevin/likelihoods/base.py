@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
+from torch.func import grad
 
 from natural_langevin import random
 
@@ -48,6 +49,15 @@ class Likelihood:
         never an average over the batch."""
         law = self._known(outputs, state)
         return per_sample(-law.log_prob(y.to(outputs.dtype).reshape(shape_of(law))))
+
+    def output_gradient(self, outputs: Tensor, y: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """d loss_n / d outputs_n for every sample, and loss_n."""
+
+        def total(o: Tensor) -> tuple[Tensor, Tensor]:
+            losses = self.log_loss(o, y, state)
+            return losses.sum(), losses
+
+        return grad(total, has_aux=True)(outputs)  # type: ignore[no-any-return]
 
     def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:
         """y~ ~ p_theta(. | x) for every sample, drawn from the stream ``key``: the quantile at a
@@ -93,7 +103,7 @@ def shape_of(law: Distribution) -> torch.Size:
 
 def per_sample(terms: Tensor) -> Tensor:
     """(B, ...) summed over all but the samples: (B,)."""
-    return terms.reshape(terms.shape[0], -1).sum(1)
+    return terms if terms.ndim == 1 else terms.reshape(terms.shape[0], -1).sum(1)
 
 
 def same_observation(kind: str, outputs: Tensor, y: Tensor, *, per_component: int = 1) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+import torch
 from torch import Tensor, distributions
 
 from natural_langevin import random
+from natural_langevin._internal.gpu_kernels import usable
 from natural_langevin.likelihoods.base import Likelihood, State, check_labels, per_sample
 
 
@@ -54,6 +58,14 @@ class Categorical(Likelihood):
             loss = loss * loss.new_tensor(self.class_weights)[y]
         return per_sample(loss if there is None else loss.where(there, 0))
 
+    def output_gradient(self, outputs: Tensor, y: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        simple = self.class_weights is None and self.ignore_index is None and outputs.ndim == 2
+        if simple and outputs.dtype == torch.float32 and y.dtype == torch.int64 and usable(outputs):
+            kernel = _tried_kernel(outputs.device)
+            if kernel is not None and outputs.shape[1] <= kernel.MOST_CLASSES:
+                return kernel.loss_and_gradient(outputs.contiguous(), y.contiguous())  # type: ignore[no-any-return]
+        return super().output_gradient(outputs, y, state)
+
     def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:
         return draw_classes(outputs.softmax(-1), key)
 
@@ -75,6 +87,22 @@ class Categorical(Likelihood):
                 f"(batch, {', '.join(map(str, outputs.shape[1:]))}): give one class index each"
             )
         check_labels("Categorical", y, classes, self.ignore_index)
+
+
+@cache
+def _tried_kernel(device: torch.device) -> Any:
+    """``triton_categorical``, where it works."""
+    try:
+        from natural_langevin._internal import triton_categorical as kernel
+
+        with torch.cuda.device(device):
+            f, y = torch.eye(3, device=device), torch.tensor([0, 0, 2], device=device)
+            found = kernel.loss_and_gradient(f, y)
+        expected = Likelihood.output_gradient(Categorical(), f, y, {})
+        same = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
+        return kernel if same else None
+    except Exception:  # no Triton, or a driver that it cannot work with: nine launches then
+        return None
 
 
 def draw_classes(probabilities: Tensor, key: Tensor) -> Tensor:

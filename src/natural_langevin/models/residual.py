@@ -50,14 +50,33 @@ class FilterResponseNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, *pixels) to the same, in x's precision."""
-        if x.is_cuda and not torch.compiler.is_compiling() and has_triton():
-            from natural_langevin.models import fused_norm
-
-            if fused_norm.takes(x, self.weight):
-                return fused_norm.FusedNorm.apply(
-                    x, self.weight, self.bias, self.threshold, self.eps
-                )
+        if self.has_kernels(x):
+            return self.fused(x)
         return torch.clamp(self.affine(x), min=by_channel(self.threshold, x))
+
+    def has_kernels(self, x: Tensor) -> bool:
+        """Whether ``fused`` takes this input."""
+        if not x.is_cuda or torch.compiler.is_compiling() or not has_triton():
+            return False
+        from natural_langevin.models import fused_norm
+
+        return fused_norm.takes(x, self.weight)
+
+    def fused(
+        self,
+        x: Tensor,
+        *,
+        shift: Tensor | None = None,
+        other: Tensor | None = None,
+        silu: bool = False,
+    ) -> Tensor:
+        """The norm of x + shift, plus ``other``, through SiLU: in one kernel."""
+        from natural_langevin.models.fused_norm import fused_norm
+
+        return fused_norm(
+            x, self.weight, self.bias, self.threshold, eps=self.eps, shift=shift, other=other,
+            silu=silu,
+        )  # fmt: skip
 
 
 @functools.cache
@@ -72,19 +91,46 @@ def by_channel(parameter: Tensor, x: Tensor) -> Tensor:
 
 
 class _Layer(nn.Module):
-    """Convolution and normalisation."""
+    """silu(norm(conv(x)) + other), without what is not asked for."""
 
-    def __init__(self, inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1, silu: bool = True
+    ) -> None:
         super().__init__()
         # jax's "SAME": an even number of pixels, halved, needs one more on one side only.
-        self.pad = (0, kernel // 2, 0, kernel // 2) if stride == 2 else None
+        self.pad = (0, 1, 0, 1) if stride == 2 and kernel == 3 else None
+        self.silu = silu
         self.conv = nn.Conv2d(
             inputs, outputs, kernel, stride=stride, padding=0 if stride == 2 else kernel // 2
         )
         self.norm = FilterResponseNorm(outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.conv(x if self.pad is None else F.pad(x, self.pad)))
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        x = x if self.pad is None else F.pad(x, self.pad)
+        conv, norm = self.conv, self.norm
+        if x.is_cuda and not _recorded(conv, norm):
+            z = _without_bias(conv, x)
+            if norm.has_kernels(z):
+                return norm.fused(z, shift=conv.bias, other=other, silu=self.silu)
+        y = norm(conv(x))
+        y = y if other is None else other + y
+        return F.silu(y) if self.silu else y
+
+
+def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """The convolution's products alone."""
+    if has_triton() and not torch.compiler.is_compiling():
+        from natural_langevin.models import narrow_conv
+
+        if narrow_conv.takes(x, conv):
+            return narrow_conv.narrow_conv(x, conv.weight)
+    return F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
+
+
+def _recorded(conv: nn.Module, norm: nn.Module) -> bool:
+    """Whether somebody wants to see what passes between the two."""
+    plain = type(conv) is nn.Conv2d and type(norm) is FilterResponseNorm
+    return not plain or any(m._forward_hooks or m._forward_pre_hooks for m in (conv, norm))
 
 
 class _Block(nn.Module):
@@ -95,11 +141,13 @@ class _Block(nn.Module):
         self.first = _Layer(inputs, outputs, stride=stride)
         self.second = _Layer(outputs, outputs)
         self.shortcut = (
-            _Layer(inputs, outputs, kernel=1, stride=2) if stride == 2 else nn.Identity()
+            _Layer(inputs, outputs, kernel=1, stride=2, silu=False)
+            if stride == 2
+            else nn.Identity()
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.silu(self.shortcut(x) + self.second(F.silu(self.first(x))))
+        return self.second(self.first(x), self.shortcut(x))
 
 
 class ResidualNetwork(nn.Module):
@@ -121,7 +169,7 @@ class ResidualNetwork(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.blocks(F.silu(self.stem(x.movedim(-1, 1))))
+        h = self.blocks(self.stem(x.movedim(-1, 1)))
         return self.head(h.mean((2, 3)))
 
 

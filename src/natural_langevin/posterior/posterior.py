@@ -98,6 +98,15 @@ class Posterior:
             several=self.config.get("inputs", 0),
         )  # fmt: skip
 
+    def __repr__(self) -> str:
+        weights = sum(p[0].numel() for p in self.last.values())
+        lost = self.chains - len(self.healthy)
+        return (
+            f"Posterior({self.chains} chains x {self.draws} draws of {weights:,} weights of a "
+            f"{type(self._model).__name__}, {type(self.likelihood).__name__}"
+            + (f", {lost} of the chains diverged)" if lost else ")")
+        )
+
     @property
     def chains(self) -> int:
         """How many chains there are, diverged ones included."""
@@ -287,7 +296,7 @@ class Posterior:
     def evaluate(
         self,
         x: Inputs,
-        y: Any,
+        y: Any = None,
         *,
         ood: Tensor | None = None,
         estimate: Estimate = "ensemble",
@@ -296,7 +305,8 @@ class Posterior:
         chains: Chains = None,
         sharpness: float | None = None,
     ) -> ClassificationScores | RegressionScores:
-        """Scores on labelled data of what ``predict`` says; ``print`` them.
+        """Scores on labelled data of what ``predict`` says; ``print`` them. ``x``, ``y``, or one
+        argument with both, as ``Langevin.sample`` takes it.
 
         Beside the negative log-likelihood stand that of a blind guess, which does not look at the
         inputs, and of the best single network, as it is; ``verdicts`` say, on data that were held
@@ -307,7 +317,7 @@ class Posterior:
         """
         options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
         options |= {"sample_batch": sample_batch, "chains": chains, "sharpness": sharpness}
-        x, y = self.signature.split((x, y))
+        x, y = self.signature.labelled(x, y)
         found = list(self._averaged(x, keep_samples=False, whole=True, errors=True, **options))
         prediction = join([averager.finish() for averager in found])
         y = y.to(prediction.mean.device)
@@ -332,7 +342,7 @@ class Posterior:
     def log_likelihood(
         self,
         x: Inputs,
-        y: Any,
+        y: Any = None,
         *,
         chains: Chains = None,
         batch_size: int = 1000,
@@ -345,7 +355,7 @@ class Posterior:
         At temperatures other than 1 the draws are not from the posterior that those formulas
         assume."""
         self.shards.check_whole("log_likelihood")
-        x, y = self.signature.split((x, y))
+        x, y = self.signature.labelled(x, y)
         pooled, like = self.chosen(chains), next(iter(self.last.values()))
         state = self._learned_by(pooled, self.draws)
         seen, rows = 0, []

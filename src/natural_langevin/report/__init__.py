@@ -5,7 +5,6 @@ Imports nothing but tools, and touches no model; cli imports it.
 Builders turn the results into plain values, matplotlib draws, and only the templates write words.
 """
 
-from natural_langevin.report.markdown import markdown_table
 from natural_langevin.report.page import render, write_report
 from natural_langevin.report.posterior import render_posterior, write_posterior_report
 from natural_langevin.report.schema import FORMAT, ResultsError, load_results
@@ -14,7 +13,6 @@ __all__ = [
     "FORMAT",
     "ResultsError",
     "load_results",
-    "markdown_table",
     "render",
     "render_posterior",
     "write_posterior_report",

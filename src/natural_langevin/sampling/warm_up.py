@@ -77,41 +77,26 @@ def descend(
     if stream.num_data >= FEWEST_ROWS:
         stream, rows = stream.parted(HELD_OUT, MOST_HELD_OUT)
         held_out = stream.x[rows], stream.y[rows]
-    metric = RMSProp(fresh=True)  # so that no step is longer than MEMORY^(-1/2) lengths
-    whole = moves.gradients
-    gradients = Gradients(
-        whole.network, whole.likelihood, requests=metric.requests, targets=metric.targets,
-        sharing=metric.sharing, microbatch=whole.microbatch, clip=whole.clip,
-    )  # fmt: skip
-    downhill = dataclasses.replace(
-        moves, integrator=Underdamped(friction=FRICTION), gradients=gradients,
-        preconditioner=metric, temperature=torch.zeros_like(moves.temperature), keep_mean=False,
-        control_variates=None,
-    )  # fmt: skip
-    first = next(iter(state.params.values()))
-    weights = sum(p[0].numel() for p in state.params.values())
-    eta = FRICTION * LENGTH * min(1.0, (SMALL / weights) ** 0.25)
-    best = torch.full((len(first),), torch.inf, dtype=torch.float64, device=first.device)
+    downhill, weights = _downhill(moves), sum(p[0].numel() for p in state.params.values())
+    best = torch.full((state.chains,), torch.inf, dtype=torch.float64, device=state.diverged.device)
     # Each decides for itself: where a chain starts must not depend on which others are here.
-    going = torch.arange(len(first), device=first.device)
+    going = torch.arange(state.chains, device=best.device)
     here, way = _Chains(downhill, state, stream), ""
     for steps in ROUNDS[: TRIAL_ROUNDS if trials.under_way() else None]:
         if len(going) < here.state.chains:
             here = _Chains(downhill, state, stream).chosen(going)
-        rates = RatesTable.build(
-            schedules.cyclical(eta, steps), lambda step: max(MEMORY, 1 / (step + 1)),
-            stop=steps, chains=len(going), dtype=first.dtype, device=first.device,
-        )  # fmt: skip
-        engine = Engine(here.moves, here.stream, rates, num_data, mode=mode)
-        # On a copy: steps are written over the state that they begin at.
-        end = here.moves.init(_at(state.params, going))
         before = best[going]
-        own = None if held_out is None else (held_out[0][going], held_out[1][going])
         # What agreed with the reference in one round does so in the next.
         with proven_network() if way == "native" else nullcontext():
+            engine = _engine(here, steps, weights, num_data, mode)
+            # On a copy: steps are written over the state that they begin at.
+            end = here.moves.init(_at(state.params, going))
+            own = None if held_out is None else (held_out[0][going], held_out[1][going])
             for look in range(LOOKS):
                 end, info = engine.run(end, look * steps // LOOKS, steps // LOOKS)
-                loss = info.loss if own is None else losses(whole, end.params, own, end.likelihood)
+                loss = info.loss
+                if own is not None:
+                    loss = losses(moves.gradients, end.params, own, end.likelihood)
                 loss = loss.double().masked_fill(end.diverged >= 0, torch.inf)
                 better = loss < best[going]
                 state = state._replace(
@@ -120,15 +105,45 @@ def descend(
                 )
                 best[going] = torch.where(better, loss, best[going])
         way = engine.way
-        dear = 6.0 * weights * stream.batch_size * steps > MOST_WORK
-        enough = DEAR_ENOUGH if dear or way == "eager" else ENOUGH
-        falling = best[going] < before - enough
-        if whole.likelihood.discrete:  # a loss of at least 0 cannot fall by so much again
-            falling = falling & (best[going] >= enough)
-        going = going[falling]
+        dear = way == "eager" or 6.0 * weights * stream.batch_size * steps > MOST_WORK
+        going = going[_falling(best[going], before, moves.gradients.likelihood.discrete, dear)]
         if not len(going):
             break
     return moves.init(state.params)._replace(likelihood=state.likelihood)
+
+
+def _downhill(moves: LangevinDynamics) -> LangevinDynamics:
+    """RMSProp with momentum and without noise, on the same network and prior."""
+    metric = RMSProp(fresh=True)  # so that no step is longer than MEMORY^(-1/2) lengths
+    whole = moves.gradients
+    gradients = Gradients(
+        whole.network, whole.likelihood, requests=metric.requests, targets=metric.targets,
+        sharing=metric.sharing, microbatch=whole.microbatch, clip=whole.clip,
+    )  # fmt: skip
+    return dataclasses.replace(
+        moves, integrator=Underdamped(friction=FRICTION), gradients=gradients,
+        preconditioner=metric, temperature=torch.zeros_like(moves.temperature), keep_mean=False,
+        control_variates=None,
+    )  # fmt: skip
+
+
+def _engine(here: _Chains, steps: int, weights: int, num_data: float, mode: Any) -> Engine:
+    """Of one round, whose step size falls along a cosine."""
+    first = next(iter(here.state.params.values()))
+    eta = FRICTION * LENGTH * min(1.0, (SMALL / weights) ** 0.25)
+    rates = RatesTable.build(
+        schedules.cyclical(eta, steps), lambda step: max(MEMORY, 1 / (step + 1)),
+        stop=steps, chains=len(first), dtype=first.dtype, device=first.device,
+    )  # fmt: skip
+    return Engine(here.moves, here.stream, rates, num_data, mode=mode)
+
+
+def _falling(now: Tensor, before: Tensor, discrete: bool, dear: bool) -> Tensor:
+    """Which chains' losses fell by enough for another round: (chain,) bool."""
+    enough = DEAR_ENOUGH if dear else ENOUGH
+    falling = now < before - enough
+    # A loss of at least 0 cannot fall by so much again.
+    return falling & (now >= enough) if discrete else falling
 
 
 class _Chains(NamedTuple):

@@ -135,7 +135,8 @@ class Gradients:
         For the layers named in ``deferred``, some of ``deferrable``, neither gradient nor
         statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
         first = next(iter(params.values()))
-        rate = (step + 1).to(first.dtype).rsqrt()
+        # A likelihood that learns nothing has no use for the rate: three launches of a GPU less.
+        rate = (step + 1).to(first.dtype).rsqrt() if likelihood else step
         one = self._one_chain(params, self.requests if statistics else frozenset(), deferred)
         one.loss_dtype = loss_dtype
         if self.data_parallel is None:

@@ -107,13 +107,13 @@ class OneChain:
             lambda p, e: self.network.recorded_call(params | p, e, x), own, epsilons, has_aux=True
         )
         state, y, labels = settle(outputs)
-        losses = self.likelihood.log_loss(outputs, y, state)
         # The sum of losses: its output gradients are the per-sample ones, whatever the batch size.
-        total, deltas = self._unscaled(pullback, self._output_gradient(outputs, y, state))
+        cotangent, losses = self.likelihood.output_gradient(outputs, y, state)
+        total, deltas = self._unscaled(pullback, cotangent)
         gradient = {name: g / x.shape[0] for name, g in total.items()}
         calls: Deferred = {n: (*inputs[n, 0], *deltas[n, 0]) for n in self.deferred}
         if self.requests and self.targets == "model":
-            drawn = self._output_gradient(outputs, labels, state)
+            drawn, _ = self.likelihood.output_gradient(outputs, labels, state)
             _, deltas = self._unscaled(pullback, drawn)
             calls = {n: (*call, *deltas[n, 0]) for n, call in calls.items()}
         return losses.mean(dtype=self.loss_dtype), gradient, state, calls, (inputs, deltas, labels)
@@ -187,10 +187,6 @@ class OneChain:
             return _first_order(pullback, cotangent)
         found = _first_order(pullback, pytree.tree_map(lambda g: g * scale, cotangent))
         return pytree.tree_map(lambda g: g.to(dtype) / scale, found)
-
-    def _output_gradient(self, outputs: Tensor, y: Tensor, state: LikelihoodState) -> Tensor:
-        """d loss_n / d outputs_n for every sample."""
-        return grad(lambda o: self.likelihood.log_loss(o, y, state).sum())(outputs)
 
     def _sample_loss(self, state: LikelihoodState, p: Params, x: Tensor, y: Tensor) -> Tensor:
         return self.likelihood.log_loss(self.network.call(p, x), y, state).sum()

@@ -26,6 +26,17 @@ from natural_langevin.statistics.rules import Call
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.tape import CallKey, Tape, Trace, is_real
 
+_ZEROS: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The number 0, made once; in compiled code a constant of its own."""
+    if torch.compiler.is_compiling():
+        return torch.zeros((), dtype=dtype, device=device)
+    if (dtype, device) not in _ZEROS:
+        _ZEROS[dtype, device] = torch.zeros((), dtype=dtype, device=device)
+    return _ZEROS[dtype, device]
+
 
 class Axis(NamedTuple):
     """Where the samples are: ``repeat`` consecutive indices of ``axis`` belong to each."""
@@ -58,9 +69,10 @@ class Plan:
     whole: frozenset[str]  # full names of parameters
 
     def epsilons(self, device: torch.device) -> dict[CallKey, list[Tensor]]:
-        """Zeros added to every call's outputs, whose gradients are the deltas."""
+        """Zeros added to every call's outputs, whose gradients are the deltas: nobody writes to
+        them, so one number is all of them."""
         return {
-            key: [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in trace.outputs]
+            key: [_zero(dtype, device).expand(shape) for shape, dtype in trace.outputs]
             for key, trace in self.traces.items()
         }
 

@@ -6,7 +6,6 @@ import gc
 import json
 import math
 import statistics
-import subprocess
 import sys
 
 import pytest
@@ -32,7 +31,7 @@ from natural_langevin.experiments.speed.show import plain as plain_text
 SIZES = {"inputs": 12, "hidden": (16, 16), "batch_size": 8, "num_data": 64}
 TOY = Settings(
     device="cpu", repeats=3, compile=False, threads=1, block_seconds=1e-3, networks=("mlp",),
-    chains=(1, 2), sections=("steps",), sizes=SIZES,
+    chains=(1,), sections=("steps",), sizes=SIZES,
 )  # fmt: skip
 
 
@@ -88,7 +87,6 @@ def test_the_json_says_what_was_run_where(results):
 def test_everybody_is_listed_with_all_repeats(results):
     found = rows(results)
     assert {name for name, _ in found} == {c.name for c in (*PLAIN, *PEERS, *OURS)}
-    assert {n for name, n in found if name == "blackjax SGLD"} == {1, 2}
     for (name, chains), row in found.items():
         if "compiled" in name:
             assert row["status"] == "left out"
@@ -99,7 +97,14 @@ def test_everybody_is_listed_with_all_repeats(results):
             assert min(row["microseconds"]) > 0
             assert row["page_faults_per_step"]["min"] >= 0
             assert row["note"] == ""
-            assert chains in (1, 2)
+            assert chains == 1
+
+
+def test_several_counts_of_chains():
+    """Of those alone who have chains; the peers' own are below, since XLA compiles for seconds."""
+    found = rows(run(toy(chains=(1, 2), only=("Euclidean", "randn"), repeats=1)))
+    assert {n for name, n in found if name == "Euclidean"} == {1, 2}
+    assert {n for name, n in found if "randn" in name} == {1}
 
 
 def test_ratios_are_quotients_of_medians(results):
@@ -302,25 +307,6 @@ def test_the_table_and_the_picture(results, tmp_path):
     path = tmp_path / "picture.png"
     assert plot(results, path) == str(path)
     assert path.stat().st_size > 10_000
-
-
-def test_without_rich_and_matplotlib(tmp_path):
-    """The measuring machine may have nothing but torch."""
-    program = f"""
-import sys
-for name in ("rich", "typer", "matplotlib", "posteriors", "blackjax", "jax"):
-    sys.modules[name] = None
-from natural_langevin.experiments.speed import Settings
-from natural_langevin.experiments.speed.command import measure_and_show
-from pathlib import Path
-settings = Settings(**{vars(TOY) | {"only": ("sgld",), "repeats": 1}!r})
-measure_and_show(settings, out=Path({str(tmp_path / "b.json")!r}), picture=Path("none.png"))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "not installed" in done.stdout
-    assert "no picture" in done.stdout
-    assert json.loads((tmp_path / "b.json").read_text())["versions"]["torch"]
 
 
 @pytest.mark.parametrize(

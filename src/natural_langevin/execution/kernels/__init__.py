@@ -25,13 +25,14 @@ log = logging.getLogger("natural_langevin")
 
 @cache
 def backend_for(device: torch.device) -> Backend | None:
-    """The backend of this device, tried out first; None where there is none."""
+    """The backend of this device; None where there is none. Triton's kernels are tried out by
+    every run (``Engine``)."""
     try:
         if device.type == "cuda":
-            from natural_langevin.execution.kernels import triton_linear
+            from natural_langevin.execution.kernels import triton_linear as own
+            from natural_langevin.execution.kernels.triton_step import Bookkeeping, build_all
 
-            triton_linear.try_out(device)
-            return Backend("triton", triton_linear.update_, triton_linear.arrange)
+            return Backend("triton", own.update_, own.arrange, True, Bookkeeping, build_all)
         if device.type == "cpu":
             from natural_langevin.execution.kernels import cpu_linear
 

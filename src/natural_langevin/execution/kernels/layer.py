@@ -27,7 +27,7 @@ from natural_langevin.preconditioners import (
     RMSProp,
 )
 from natural_langevin.priors import Flat, Gaussian, Prior
-from natural_langevin.statistics import DeferredCall
+from natural_langevin.statistics import DeferredCall, Evaluation
 
 Kind = Literal["euclidean", "rmsprop", "diagonal", "quasi-diagonal"]
 
@@ -41,6 +41,17 @@ KINDS: dict[type[Preconditioner], Kind] = {
 KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS.values())}
 
 
+class Given(NamedTuple):
+    """Gradient and statistics of a weight and its bias that somebody else has formed, contiguous;
+    None where there is none."""
+
+    gradient: Tensor
+    second: Tensor | None
+    cross: Tensor | None
+    bias_gradient: Tensor | None
+    bias_second: Tensor | None
+
+
 class LayerInputs(NamedTuple):
     """What changes from step to step, besides the layer's call."""
 
@@ -51,7 +62,8 @@ class LayerInputs(NamedTuple):
 
 
 class LayerState(NamedTuple):
-    """The buffers of one layer, (chain, O, I) and (chain, O); None where there is none."""
+    """The buffers of one layer, (chain, O, I) and (chain, O); None where there is none. Of a layer
+    whose gradient is given, I may be many axes or none."""
 
     weight: Tensor
     weight_mean: Tensor | None
@@ -74,24 +86,35 @@ def parameter_names(layer: str) -> tuple[str, str]:
 class LayerTask:
     """One layer: its names, metric, prior and place in the noise stream."""
 
-    name: str
+    name: str  # of the layer, or of the parameter whose gradient is given
     kind: Kind
+    parameters: tuple[str, ...]  # the weight's name and, if it has one, the bias's
     damping: Tensor  # (chain, 2): epsilon of the weight, and of the bias
-    has_bias: bool
     weight_start: int
     bias_start: int
     prior: Tensor  # (chain, 4): the weight's 1 / variance and mean, the bias's
+    given: bool = False  # whether gradient and statistics are formed by others
     #: A backend's own buffers, by name.
     scratch: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of the layer's weight and, if it has one, bias."""
-        return parameter_names(self.name)[: 1 + self.has_bias]
+    def has_bias(self) -> bool:
+        """Whether the weight's units have a bias."""
+        return len(self.parameters) == 2
+
+    def found(self, evaluation: Evaluation) -> Given:
+        """What ``evaluation`` says of a layer whose gradient is given."""
+        weight, bias = self.parameters[0], self.parameters[-1] if self.has_bias else ""
+        second, cross = evaluation.statistics.second, evaluation.statistics.cross
+        pieces = (
+            evaluation.gradient[weight], second.get(weight), cross.get(bias, {}).get(weight),
+            evaluation.gradient.get(bias), second.get(bias),
+        )  # fmt: skip
+        return Given(*(None if p is None else p.contiguous() for p in pieces))  # type: ignore[arg-type]
 
     def state(self, state: State) -> LayerState:
         """This layer's buffers in ``state``."""
-        weight, bias = parameter_names(self.name)
+        weight, bias = self.parameters[0], self.parameters[-1] if self.has_bias else ""
         second = state.metric.get("second", state.metric.get("square", {}))
         row = state.metric.get("cross", {}).get(bias, {})
         momentum = getattr(state.own, "momentum", {})
@@ -133,3 +156,9 @@ class Backend(NamedTuple):
     #: The layer's call as ``update_`` wants it, with or without what statistics need; part of the
     #: compiled function.
     arrange: Callable[[LayerTask, DeferredCall, bool], Any]
+    #: Whether ``update_`` takes ``Given`` as well.
+    takes_given: bool = False
+    #: What a step does beside its network, in few launches (see ``triton_step``); None: by tensors.
+    bookkeeping: Any = None
+    #: Compiles what a run needs, before it does; None: nothing is to be compiled.
+    build: Any = None

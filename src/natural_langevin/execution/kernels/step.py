@@ -8,7 +8,9 @@ the result is that of ``Dynamics.step``; only the order of summation differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +40,10 @@ from natural_langevin.execution.kernels.layer import (
 )
 from natural_langevin.execution.stepping import StepData, overwrite
 from natural_langevin.preconditioners import Damping
+from natural_langevin.statistics import Evaluation
+
+#: Streams over which the updates of layers are spread.
+MOST_STREAMS = 4
 
 
 class FusedStep:
@@ -47,24 +53,51 @@ class FusedStep:
         self,
         tasks: list[LayerTask],
         backend: Backend,
-        compile: Callable[[Any], Any] = lambda function: function,
+        compile: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.tasks, self.backend, self._compile = tasks, backend, compile
-        self._deferred = tuple(task.name for task in tasks)
+        self.tasks, self.backend, self._compiles = tasks, backend, compile is not None
+        self._compile = compile or (lambda function: function)
+        self._deferred = tuple(task.name for task in tasks if not task.given)
         self._apart = {name for task in tasks for name in task.parameters}
         self._evaluate_of: dict[Kind, Any] = {}
+        self._streams: list[torch.cuda.Stream] = []
+        self._books: Any = None  # a ``Bookkeeping``; False: it does not serve
 
     def __call__(
         self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
     ) -> Info:
         if kind not in self._evaluate_of:
             self._evaluate_of[kind] = self._compile(self.evaluate_)
-        info, calls, numbers, keys = self._evaluate_of[kind](dynamics, data, state, batch, kind)
         assert isinstance(dynamics, LangevinDynamics)
+        self._open_books(dynamics, data, state)
+        if self._books:
+            info, calls, numbers, keys = self._few_launches(dynamics, data, state, kind)
+        else:
+            found = self._evaluate_of[kind](dynamics, data, state, batch, kind)
+            info, calls, numbers, keys = found
         inputs = LayerInputs(numbers, keys, kind.adapts, dynamics.fresh(kind))
-        for task in self.tasks:
-            self.backend.update_(task, task.state(state), calls[task.name], inputs)
+        with self._side_by_side(state.step.device) as own:
+            for task in self.tasks:
+                with own():
+                    self.backend.update_(task, task.state(state), calls[task.name], inputs)
         return info
+
+    @contextmanager
+    def _side_by_side(self, device: torch.device) -> Iterator[Callable[[], Any]]:
+        """On a GPU every layer's update has a stream of its own: none waits for another's, and one
+        chain's are too small to fill the device."""
+        if device.type != "cuda" or len(self.tasks) == 1:
+            yield nullcontext
+            return
+        main = torch.cuda.current_stream(device)
+        if not self._streams:
+            self._streams = [torch.cuda.Stream(device) for _ in self.tasks[:MOST_STREAMS]]
+        for stream in self._streams:
+            stream.wait_stream(main)
+        turn = itertools.cycle(self._streams)
+        yield lambda: torch.cuda.stream(next(turn))
+        for stream in self._streams:
+            main.wait_stream(stream)
 
     def evaluate_(
         self,
@@ -94,11 +127,42 @@ class FusedStep:
         new = dynamics.integrator.update(dynamics, rest, evaluation, rates, num_data)
         diverged = note_diverged(state, keep)
         overwrite(rest, select(keep, new, rest, diverged))
-        calls = {
-            task.name: self.backend.arrange(task, evaluation.deferred[task.name], kind.adapts)
+        return Info(evaluation.loss, diverged >= 0), self._calls(evaluation, kind), numbers, keys
+
+    def _calls(self, evaluation: Evaluation, kind: Kind) -> dict[str, Any]:
+        return {
+            task.name: task.found(evaluation)
+            if task.given
+            else self.backend.arrange(task, evaluation.deferred[task.name], kind.adapts)
             for task in self.tasks
         }
-        return Info(evaluation.loss, diverged >= 0), calls, numbers, keys
+
+    def build(self, dynamics: Dynamics, data: StepData, state: State, kinds: set[bool]) -> None:
+        """Has the backend compile what steps that adapt, or do not, will call."""
+        assert isinstance(dynamics, LangevinDynamics)
+        self._open_books(dynamics, data, state)
+        if self.backend.build is not None:
+            self.backend.build(self.tasks, self._books, dynamics, data, state, kinds)
+
+    def _open_books(self, dynamics: LangevinDynamics, data: StepData, state: State) -> None:
+        """Where kernels move every parameter, they can do the rest of a step as well."""
+        books = self.backend.bookkeeping
+        if self._books is None and books is not None:
+            whole = set(state.params) == self._apart and not self._compiles
+            serves = whole and books.serves(dynamics, data, state)
+            self._books = serves and books(dynamics, data, state)
+
+    def _few_launches(
+        self, dynamics: LangevinDynamics, data: StepData, state: State, kind: Kind
+    ) -> tuple[Info, dict[str, Any], Tensor, Tensor]:
+        """``evaluate_`` where there is no rest but what the likelihood learns."""
+        books = self._books
+        batch, numbers, keys = books.begin(dynamics, data, state, kind)
+        evaluation = dynamics.evaluate(state, batch, kind, chain_axis=True, deferred=self._deferred)
+        stopped = books.end(state, evaluation.loss)
+        for name, old in state.likelihood.items():
+            old.copy_(torch.where(books.keep, evaluation.likelihood[name], old))
+        return Info(evaluation.loss, stopped), self._calls(evaluation, kind), numbers, keys
 
     def _rest(self, state: State) -> State:
         """The part of the state that no fused layer owns: the same tensors."""
@@ -114,8 +178,11 @@ class FusedStep:
         )
 
 
-def plan(dynamics: Dynamics, state: State, batch: Batch, num_data: float) -> list[LayerTask]:
-    """The layers of this network that a backend may update; ``batch`` has no chain axis.
+def plan(
+    dynamics: Dynamics, state: State, batch: Batch, num_data: float, *, given: bool = False
+) -> list[LayerTask]:
+    """The layers of this network that a backend may update; ``batch`` has no chain axis. With
+    ``given``, also parameters whose gradients and statistics are formed elsewhere.
 
     The dynamics say whether the kernels compute their update at all, the metric's own class says
     of which kind it is. A layer qualifies when its gradients can be deferred (see
@@ -130,22 +197,51 @@ def plan(dynamics: Dynamics, state: State, batch: Batch, num_data: float) -> lis
         return []
     trainable = dynamics.gradients.network.trainable()
     damping = dynamics.damping(dynamics.prior, num_data)
-    names = dynamics.gradients.deferrable(state.params, batch[0])
-    tasks = [_task(dynamics, name, kind, trainable, damping) for name in names]
-    found = {task.name: task for task in tasks if task is not None}
-    return [found[name] for name in _with_true_gradient(dynamics, state, batch, list(found))]
+    model = dynamics.gradients.network.model
+    layers = {}
+    for name in dynamics.gradients.deferrable(state.params, batch[0]):
+        weight, bias = parameter_names(name)
+        own = (weight, bias) if model.get_submodule(name).bias is not None else (weight,)
+        layers[name] = _task(dynamics, name, own, kind, trainable, damping)
+    found = {name: task for name, task in layers.items() if task is not None}
+    tasks = [found[name] for name in _with_true_gradient(dynamics, state, batch, list(found))]
+    if given:
+        taken = {name for task in tasks for name in task.parameters}
+        for own in _units(state, taken):
+            task = _task(dynamics, own[0], own, kind, trainable, damping, given=True)
+            tasks += [task] if task is not None else []
+    return tasks
+
+
+def _units(state: State, taken: set[str]) -> list[tuple[str, ...]]:
+    """The parameters that are not ``taken``, by what the metric couples: alone, or a weight (chain,
+    unit, ...) and the bias (chain, unit) of its units. Units with several weights are left out."""
+    pairs = [(w, b) for b, row in state.metric.get("cross", {}).items() for w in row]
+    coupled = {name for pair in pairs for name in pair}
+    biases = [b for _, b in pairs]
+    found: list[tuple[str, ...]] = [
+        (w, b)
+        for w, b in pairs
+        if biases.count(b) == 1
+        and not taken & {w, b}
+        and state.params[w].shape[:2] == state.params[b].shape
+    ]
+    alone = (n for n, p in state.params.items() if n not in taken | coupled and p.ndim > 1)
+    units = [*found, *((n,) for n in alone)]
+    return [own for own in units if all(state.params[n].is_contiguous() for n in own)]
 
 
 def _task(
     dynamics: LangevinDynamics,
     name: str,
+    names: tuple[str, ...],
     kind: Any,
     trainable: dict[str, Tensor],
     damping: Damping,
+    *,
+    given: bool = False,
 ) -> LayerTask | None:
-    module = dynamics.gradients.network.model.get_submodule(name)
-    weight, bias = parameter_names(name)
-    names = [weight, bias] if module.bias is not None else [weight]
+    weight = names[0]
     if any(n not in trainable or trainable[n].dtype != torch.float32 for n in names):
         return None
     chains, device = len(dynamics.temperature), trainable[weight].device
@@ -156,11 +252,12 @@ def _task(
     return LayerTask(
         name=name,
         kind=kind,
+        parameters=names,
         damping=torch.stack([chain_column(damping[n], chains, device) for n in both], dim=1),
-        has_bias=module.bias is not None,
         weight_start=dynamics.starts[weight],
         bias_start=dynamics.starts[names[-1]],
         prior=torch.cat([n for n in numbers if n is not None], dim=1).contiguous(),
+        given=given,
     )
 
 

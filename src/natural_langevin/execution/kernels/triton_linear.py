@@ -6,52 +6,28 @@ and statistics never reach memory, and what remains is the traffic of the state,
 and written once. The weights' pull on their unit's bias (the row A_0i) is summed per tile; a second
 kernel adds these sums up and moves the biases.
 
-The noise is that of ``random.normal``, recomputed here from its address.
+The noise is that of ``random.normal``, recomputed here from its address. Flags that change nothing
+but a few instructions are numbers, not constants: every variant takes half a second to build.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from natural_langevin.execution.kernels.layer import KIND_NUMBER, LayerInputs, LayerState, LayerTask
+from natural_langevin._internal.triton_random import normal_at
+from natural_langevin.execution.kernels.layer import (
+    KIND_NUMBER,
+    Given,
+    LayerInputs,
+    LayerState,
+    LayerTask,
+)
 from natural_langevin.statistics import DeferredCall
-
-
-@triton.jit
-def _bits(index, key0, key1):
-    """The 32-bit hash of ``random.bits``."""
-    x = index.to(tl.uint32) + key0
-    x = (x ^ (x >> 17)) * tl.full([], 0xED5AD4BB, tl.uint32)
-    x = (x ^ (x >> 11)) + key1
-    x = x * tl.full([], 0xAC4C1B51, tl.uint32)
-    x = (x ^ (x >> 15)) * tl.full([], 0x31848BAB, tl.uint32)
-    return x ^ (x >> 14)
-
-
-@triton.jit
-def _normal(element, key0, key1):
-    """Element ``element`` of ``random.normal``: its pair differs in bit 4 of the index."""
-    second_half = element & 16
-    radius_word = _bits(element - second_half, key0, key1)
-    angle_word = _bits(element - second_half + 16, key0, key1)
-    low = (radius_word & tl.full([], 0x7FFFFFFF, tl.uint32)).to(tl.int32, bitcast=True)
-    uniform = (low.to(tl.float32) + 0.5) * 4.656612873077393e-10
-    radius = tl.sqrt(-2.0 * tl.log(uniform))
-    # A sine is the cosine a quarter of a turn earlier: 2^30 of 2^32.
-    quarter = (second_half << 26).to(tl.uint32)
-    turned = (angle_word - quarter).to(tl.int32, bitcast=True)
-    turns = turned.to(tl.float32) * 2.3283064365386963e-10
-    s = turns * turns
-    c = 6.527706146240234
-    c = c * s - 25.96688461303711
-    c = c * s + 60.16743087768555
-    c = c * s - 85.45011138916016
-    c = c * s + 64.93911743164062
-    c = c * s - 19.73920440673828
-    return radius * (c * s + 1.0)
 
 
 @triton.jit
@@ -59,12 +35,12 @@ def _mix(old, new, rate):
     return old + rate * (new - old)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "tiles_i", "fresh"])
 def _linear_kernel(
     a, delta, fisher, theta, mean, second, cross, bias, bias_second, momentum, prior, damping,
-    numbers, keys, unit_sums, row_sums, B, I, O, a_chain, tiles_i, start,
+    numbers, keys, unit_sums, unit_squares, row_sums, B, I, O, a_chain, tiles_i, start, fresh,
     KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr,
-    ADAPTS: tl.constexpr, FRESH: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
+    ADAPTS: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     chain = tl.program_id(1).to(tl.int64)
@@ -80,8 +56,9 @@ def _linear_kernel(
     gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
     squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
     crosses = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-    bias_gradient = tl.zeros([BLOCK_O], tl.float32)
-    bias_square = tl.zeros([BLOCK_O], tl.float32)
+    # Added up over samples at the end: a sum within the loop would have warps wait for each other.
+    deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+    deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
     for first in range(0, B, BLOCK_B):
         n = first + tl.arange(0, BLOCK_B)
         in_n = n < B
@@ -89,20 +66,69 @@ def _linear_kernel(
         x = tl.load(a + n[:, None] * I + i[None, :], mask=x_mask, other=0.0)
         d = tl.load(delta + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
         gradient += tl.dot(d, x, input_precision=PRECISION)
-        bias_gradient += tl.sum(d, axis=1)
+        deltas += d
         if KIND >= 2 and ADAPTS:
             f2 = d * d
             if not SAME:
                 f2 = tl.load(fisher + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
                 f2 = f2 * f2
-            bias_square += tl.sum(f2, axis=1)
+            deltas2 += f2
             squares += tl.dot(f2, x * x, input_precision=PRECISION)
             if KIND == 3 and HAS_BIAS:
                 crosses += tl.dot(f2, x, input_precision=PRECISION)
     share = 1.0 / B
     gradient, squares, crosses = gradient * share, squares * share, crosses * share
-    bias_gradient, bias_square = bias_gradient * share, bias_square * share
+    bias_gradient, bias_square = tl.sum(deltas, axis=1) * share, tl.sum(deltas2, axis=1) * share
+    if HAS_BIAS and tile_i == 0:
+        tl.store(unit_sums + chain * O + o, bias_gradient, mask=in_o)
+        tl.store(unit_squares + chain * O + o, bias_square, mask=in_o)
+    _move_weights(
+        gradient, squares, crosses, bias_gradient, bias_square, theta, mean, second, cross, bias,
+        bias_second, momentum, prior, damping, numbers, keys, row_sums, o, i, I, O, chain, tile_i,
+        tiles_i, start, fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, ADAPTS,
+    )  # fmt: skip
 
+
+@triton.jit(do_not_specialize=["tiles_i", "fresh"])
+def _given_kernel(
+    gradient, squares, crosses, bias_gradient, bias_square, theta, mean, second, cross, bias,
+    bias_second, momentum, prior, damping, numbers, keys, row_sums, I, O, tiles_i, start, fresh,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr,
+    ADAPTS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """The same where somebody has formed gradient and statistics: convolutions, norms, ..."""
+    chain = tl.program_id(1).to(tl.int64)
+    tile_o, tile_i = tl.program_id(0) // tiles_i, tl.program_id(0) % tiles_i
+    o = tile_o * BLOCK_O + tl.arange(0, BLOCK_O)
+    i = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
+    in_o = o < O
+    mask = in_o[:, None] & (i < I)[None, :]
+    at = chain * O * I + o[:, None] * I + i[None, :]
+    g = tl.load(gradient + at, mask=mask, other=0.0)
+    g2, gx, g_b, g2_b = g, g, tl.zeros([BLOCK_O], tl.float32), tl.zeros([BLOCK_O], tl.float32)
+    if KIND >= 2 and ADAPTS:
+        g2 = tl.load(squares + at, mask=mask, other=0.0)
+    if HAS_BIAS:
+        g_b = tl.load(bias_gradient + chain * O + o, mask=in_o, other=0.0)
+        if ADAPTS:
+            gx = tl.load(crosses + at, mask=mask, other=0.0)
+            g2_b = tl.load(bias_square + chain * O + o, mask=in_o, other=0.0)
+    _move_weights(
+        g, g2, gx, g_b, g2_b, theta, mean, second, cross, bias, bias_second, momentum, prior,
+        damping, numbers, keys, row_sums, o, i, I, O, chain, tile_i, tiles_i, start, fresh,
+        KIND, HAS_BIAS, HAS_MEAN, MOVES, ADAPTS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _move_weights(
+    gradient, squares, crosses, bias_gradient, bias_square, theta, mean, second, cross, bias,
+    bias_second, momentum, prior, damping, numbers, keys, row_sums, o, i, I, O, chain, tile_i,
+    tiles_i, start, fresh, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr,
+    MOVES: tl.constexpr, ADAPTS: tl.constexpr,
+):  # fmt: skip
+    """Metric, drift, noise and mean of a tile of weights, from its batch's gradient (BLOCK_O,
+    BLOCK_I) and statistics."""
     eta = tl.load(numbers + chain * 7)
     scale = tl.load(numbers + chain * 7 + 1)
     gamma = tl.load(numbers + chain * 7 + 2)
@@ -111,11 +137,7 @@ def _linear_kernel(
     live_o = o < tl.where(tl.load(numbers + chain * 7 + 5) > 0, O, 0)  # stopped chains stand still
     key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
     key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
-    if HAS_BIAS and tile_i == 0:
-        tl.store(unit_sums + chain * 2 * O + o, bias_gradient, mask=in_o)
-        tl.store(unit_sums + chain * 2 * O + O + o, bias_square, mask=in_o)
-
-    # Metric, drift and noise of the weights.
+    in_o, in_i = o < O, i < I
     mask, live = in_o[:, None] & in_i[None, :], live_o[:, None] & in_i[None, :]
     at = o[:, None] * I + i[None, :]
     theta += chain * O * I
@@ -123,7 +145,7 @@ def _linear_kernel(
     second += chain * O * I
     cross += chain * O * I
     w = tl.load(theta + at, mask=mask, other=0.0)
-    z = _normal(at + start, key0, key1)
+    z = normal_at(at + start, key0, key1)
     v = gradient + tl.load(prior + chain * 4) * per_datum * (w - tl.load(prior + chain * 4 + 1))
     if KIND == 0:
         change = scale * z - eta * v
@@ -133,8 +155,7 @@ def _linear_kernel(
         if ADAPTS:
             new_j = _mix(j, gradient * gradient if KIND == 1 else squares, gamma)
             tl.store(second + at, new_j, mask=live)
-            if FRESH:
-                j = new_j
+            j = tl.where(fresh != 0, new_j, j)
         if KIND == 3 and HAS_BIAS:
             b = tl.load(bias + chain * O + o, mask=in_o, other=0.0)
             v_b = tl.load(prior + chain * 4 + 2) * per_datum * (b - tl.load(prior + chain * 4 + 3))
@@ -144,9 +165,8 @@ def _linear_kernel(
             if ADAPTS:
                 new_c = _mix(c, crosses, gamma)
                 tl.store(cross + at, new_c, mask=live)
-                if FRESH:
-                    c = new_c
-                    corner = _mix(corner, bias_square, gamma)
+                c = tl.where(fresh != 0, new_c, c)
+                corner = tl.where(fresh != 0, _mix(corner, bias_square, gamma), corner)
             corner = tl.rsqrt(corner + tl.load(damping + chain * 2 + 1))
             scaled = corner[:, None] * c
             diagonal = tl.rsqrt(tl.maximum(j - scaled * scaled, 0.0) + epsilon)
@@ -173,12 +193,13 @@ def _linear_kernel(
         tl.store(mean + at, _mix(average, moved, mu), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["O", "tiles_i", "start", "fresh"])
 def _bias_kernel(
-    bias, mean, second, momentum, prior, damping, numbers, keys, unit_sums, row_sums, O, tiles_i,
-    start, KIND: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr, ADAPTS: tl.constexpr,
-    FRESH: tl.constexpr, BLOCK: tl.constexpr,
+    bias, mean, second, momentum, prior, damping, numbers, keys, sums, squares, row_sums, O,
+    tiles_i, start, fresh, KIND: tl.constexpr, HAS_MEAN: tl.constexpr,
+    MOVES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """One kernel for steps with and without statistics: without, gamma is 0."""
     chain = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = o < O
@@ -186,27 +207,24 @@ def _bias_kernel(
     eta = tl.load(numbers + chain * 7)
     scale = tl.load(numbers + chain * 7 + 1)
     gamma = tl.load(numbers + chain * 7 + 2)
-    gradient = tl.load(unit_sums + chain * 2 * O + o, mask=mask, other=0.0)
     at = chain * O + o
+    gradient = tl.load(sums + at, mask=mask, other=0.0)
     b = tl.load(bias + at, mask=mask, other=0.0)
     precision = tl.load(prior + chain * 4 + 2) * tl.load(numbers + chain * 7 + 4)
     v = gradient + precision * (b - tl.load(prior + chain * 4 + 3))
     key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
     key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
-    z = _normal(o + start, key0, key1)
+    z = normal_at(o + start, key0, key1)
     if KIND == 0:
         change = scale * z - eta * v
     else:
         j = tl.load(second + at, mask=mask, other=1.0)
-        if ADAPTS:
-            if KIND == 1:
-                new_j = _mix(j, gradient * gradient, gamma)
-            else:
-                square = tl.load(unit_sums + chain * 2 * O + O + o, mask=mask, other=0.0)
-                new_j = _mix(j, square, gamma)
-            tl.store(second + at, new_j, mask=live)
-            if FRESH:
-                j = new_j
+        square = gradient * gradient
+        if KIND > 1:
+            square = tl.load(squares + at, mask=mask, other=0.0)
+        new_j = tl.where(gamma > 0, _mix(j, square, gamma), j)
+        tl.store(second + at, new_j, mask=live)
+        j = tl.where(fresh != 0, new_j, j)
         root = tl.rsqrt(j + tl.load(damping + chain * 2 + 1))
         if KIND == 1:
             change = scale * tl.sqrt(root) * z - eta * root * v
@@ -232,10 +250,21 @@ def dot_precision() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-#: Units, inputs and samples of a tile; warps and pipeline stages. Chosen on an H200, by rule for
-#: everybody: another choice is another order of summation.
-TILE = (16, 64, 32)
-WARPS, STAGES = 2, 2
+class Tile(NamedTuple):
+    """Units, inputs and samples of a program; warps, pipeline stages, and registers of a thread at
+    most (None: as many as the compiler likes)."""
+
+    units: int
+    inputs: int
+    samples: int
+    warps: int = 4
+    stages: int = 2
+    registers: int | None = None
+
+
+#: For few chains and for many, chosen on an H200, by rule for everybody: another choice is another
+#: order of summation.
+FEW, MANY, MANY_FROM = Tile(16, 64, 32), Tile(16, 64, 32), 16
 
 
 def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
@@ -250,57 +279,65 @@ def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
     return DeferredCall(rows(call.input, True), rows(call.delta, False), fisher)
 
 
-def update_(task: LayerTask, state: LayerState, call: DeferredCall, inputs: LayerInputs) -> None:
-    """Writes the layer's new state over the old one, for all chains; ``call`` is arranged."""
-    a, delta, fisher = call
-    chains, outputs, width = state.weight.shape
-    block_o, block_i, block_b = TILE
-    tiles_o, tiles_i = -(-outputs // block_o), -(-width // block_i)
-    if not task.scratch:
-        task.scratch["unit_sums"] = torch.empty(chains, 2, outputs, device=a.device)
-        task.scratch["row_sums"] = torch.empty(chains, tiles_i, outputs, device=a.device)
-    sums = task.scratch["unit_sums"], task.scratch["row_sums"]
-    none = state.weight  # a pointer that the kernel never follows
-    kind, second = KIND_NUMBER[task.kind], _or(state.bias_second, none)
-    flags = {
-        "KIND": kind,
-        "HAS_MEAN": state.weight_mean is not None,
-        "MOVES": state.momentum is not None,
-        "ADAPTS": inputs.adapts and kind > 0,
-        "FRESH": inputs.fresh,
-    }
-    _linear_kernel[(tiles_o * tiles_i, chains)](
-        a, delta, _or(fisher, delta), state.weight, _or(state.weight_mean, none),
-        _or(state.weight_second, none), _or(state.cross, none), _or(state.bias, none), second,
-        _or(state.momentum, none), task.prior, task.damping, inputs.numbers, inputs.keys, *sums,
-        a.shape[-2], width, outputs, a.stride(0), tiles_i, task.weight_start,
-        HAS_BIAS=task.has_bias, SAME=fisher is None, PRECISION=dot_precision(), **flags,
-        BLOCK_O=block_o, BLOCK_I=block_i, BLOCK_B=block_b, num_warps=WARPS, num_stages=STAGES,
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Runs a kernel; ``build`` only compiles it."""
+    kernel[grid](*arguments, **options)
+
+
+def build(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """What ``launch`` would run, compiled and not run."""
+    kernel.warmup(*arguments, grid=grid, **options)
+
+
+def update_(
+    task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs, run: Any = launch
+) -> None:
+    """Writes the layer's new state over the old one, for all chains; ``call`` is arranged, or what
+    ``Given`` holds. ``run``: ``launch`` or ``build``."""
+    chains, outputs = state.weight.shape[:2]
+    width = state.weight[0, 0].numel()
+    tile = MANY if chains >= MANY_FROM else FEW
+    tiles_o, tiles_i = -(-outputs // tile.units), -(-width // tile.inputs)
+    scratch, none = task.scratch, state.weight  # ``none``: a pointer that no kernel follows
+    if not scratch:
+        scratch["sums"] = none.new_empty(chains, outputs), none.new_empty(chains, outputs)
+        scratch["rows"] = none.new_empty(chains, tiles_i, outputs)
+    kind, fresh, rows = KIND_NUMBER[task.kind], int(inputs.fresh), scratch["rows"]
+    second = _or(state.bias_second, none)
+    flags = {"HAS_MEAN": state.weight_mean is not None, "MOVES": state.momentum is not None}
+    own = {
+        "KIND": kind, "HAS_BIAS": task.has_bias, "ADAPTS": inputs.adapts and kind > 0,
+        "BLOCK_O": tile.units, "BLOCK_I": tile.inputs, "num_warps": tile.warps, **flags,
+    }  # fmt: skip
+    buffers = (
+        state.weight, _or(state.weight_mean, none), _or(state.weight_second, none),
+        _or(state.cross, none), _or(state.bias, none), second, _or(state.momentum, none),
+        task.prior, task.damping, inputs.numbers, inputs.keys,
     )  # fmt: skip
+    grid = tiles_o * tiles_i, chains
+    if isinstance(call, Given):
+        sums, squares = _or(call.bias_gradient, none), _or(call.bias_second, none)
+        run(
+            _given_kernel, grid, call.gradient, _or(call.second, none), _or(call.cross, none), sums,
+            squares, *buffers, rows, width, outputs, tiles_i, task.weight_start, fresh, **own,
+        )  # fmt: skip
+    else:
+        a, delta, fisher = call
+        sums, squares = scratch["sums"]
+        run(
+            _linear_kernel, grid, a, delta, _or(fisher, delta), *buffers, sums, squares, rows,
+            a.shape[-2], width, outputs, a.stride(0), tiles_i, task.weight_start, fresh,
+            SAME=fisher is None, PRECISION=dot_precision(), BLOCK_B=tile.samples,
+            num_stages=tile.stages, maxnreg=tile.registers, **own,
+        )  # fmt: skip
     if task.has_bias:
         block = 128
-        _bias_kernel[(-(-outputs // block), chains)](
-            state.bias, _or(state.bias_mean, none), second, _or(state.bias_momentum, none),
-            task.prior, task.damping,
-            inputs.numbers, inputs.keys, *sums,
-            outputs, tiles_i, task.bias_start, **flags, BLOCK=block,
+        run(
+            _bias_kernel, (-(-outputs // block), chains), state.bias, _or(state.bias_mean, none),
+            second, _or(state.bias_momentum, none), task.prior, task.damping, inputs.numbers,
+            inputs.keys, sums, squares, rows, outputs, tiles_i, task.bias_start, fresh,
+            KIND=kind, BLOCK=block, **flags,
         )  # fmt: skip
-
-
-def try_out(device: torch.device) -> None:
-    """Runs the kernel once on a tiny layer; raises where it cannot be built."""
-    zeros = torch.zeros(1, 4, device=device)
-    task = LayerTask("", "quasi-diagonal", zeros[:, :2] + 1e-4, True, 0, 32, zeros)
-    layer = LayerState(
-        *(torch.ones(1, 1, 1, device=device) for _ in range(4)),
-        *(torch.ones(1, 1, device=device) for _ in range(3)),
-    )
-    call = DeferredCall(torch.ones(1, 1, 1, device=device), torch.ones(1, 1, 1, device=device))
-    keys = torch.zeros(1, 2, dtype=torch.int32, device=device)
-    with torch.cuda.device(device):
-        numbers = torch.ones(1, 7, device=device)
-        update_(task, layer, call, LayerInputs(numbers, keys, adapts=True, fresh=False))
-        torch.cuda.synchronize()
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

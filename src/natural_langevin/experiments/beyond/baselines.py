@@ -101,9 +101,7 @@ def predict(trained: Trained, x: Tensor, *, masks: int = 0) -> Tensor:
             if masks:
                 p = mc_dropout(params, images, rate, trained.masks[chosen], masks)
             else:
-                parts = [
-                    forward(params, rows, rate, None).softmax(-1) for rows in images.split(5000)
-                ]
-                p = torch.cat(parts, dim=1)
+                z = [forward(params, rows, rate, None) for rows in images.split(5000)]
+                p = torch.cat(z, dim=1).double().softmax(-1)
         found |= dict(zip(chosen, p, strict=True))
     return torch.stack([found[k] for k in range(len(trained.networks))])

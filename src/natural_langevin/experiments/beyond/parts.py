@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -80,7 +81,8 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
         near = [float(f"{length:.3g}") for length in (best.length / ratio, best.length * ratio)]
         lengths = {f"length {k:g}": best._replace(length=k) for k in near if protocol.mixed}
     groups = [Group(best, protocol.seeds * size)]
-    groups += [Group(setting, size) for setting in (*beside.values(), *lengths.values())]
+    fixed = {f"prototype, {_inputs(s)}": s for s in protocol.fixed}
+    groups += [Group(setting, size) for of in (beside, lengths, fixed) for setting in of.values()]
     found = sample(bench, "final", groups, _momentum(bench), final=True)
     y = found.labels
     main, *others = found.probabilities.split([group.chains for group in groups])
@@ -91,13 +93,13 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
         _row(f"{size} pooled chains", best, _pooled(seeds, 1), y, found, chains=size),
         _row(f"all {len(main)} chains pooled", best, _pooled(main), y, found, len(main)),
     ]
-    for (label, setting), p in zip((beside | lengths).items(), others, strict=True):
+    for (label, setting), p in zip((beside | lengths | fixed).items(), others, strict=True):
         rows += [
             _row(f"one chain, {label}", setting, p, y, found, chains=1),
             _row(f"{size} pooled, {label}", setting, _pooled(p), y, found, size),
         ]
     if lengths:  # a prior over the length: as many chains of each
-        near_ones = others[len(beside) :]
+        near_ones = others[len(beside) : len(beside) + len(lengths)]
         pool = torch.cat([seeds[0], *near_ones])
         label = f"{len(pool)} chains pooled over {1 + len(lengths)} lengths"
         rows.append(_row(label, best, _pooled(pool), y, found, len(pool)))
@@ -107,6 +109,43 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
     return _result(found.ran, protocol.steps) | {
         "rows": rows,
         "groups": [{"chains": g.chains, **g.setting.as_dict()} for g in groups],
+        "measured": found.measured,
+    }
+
+
+def local_select(bench: Bench, done: dict[str, Result]) -> Result:
+    """The width of the first layer's places, and its variance, at what was chosen else."""
+    if bench.protocol.width.levels == (OFF,):  # inputs that are no image
+        return {"complete": True, "ranking": []}
+    best = _chosen(done)
+    first = bench.protocol.variances[0]
+    axes = (bench.protocol.width, replace(first, start=best.variances[0], levels=(0, 1)))
+
+    def setting(cell: Cell) -> Setting:
+        width, variance = (a.value(k) for a, k in zip(axes, cell, strict=True))
+        return best._replace(width=width, variances=(variance, *best.variances[1:]))
+
+    return _search(bench, "local-select", axes, full(axes), setting, _momentum(bench))
+
+
+def local(bench: Bench, done: dict[str, Result]) -> Result:
+    """What places in the image add."""
+    if not done["local-select"]["ranking"]:
+        return {"complete": True, "rows": []}
+    size = bench.protocol.pooled
+    best = _ranking(done["local-select"])[0]
+    groups = [Group(best, bench.protocol.local_seeds * size)]
+    found = sample(bench, "local", groups, _momentum(bench), final=True)
+    p, y = found.probabilities, found.labels
+    pooled = _pooled(p.unflatten(0, (-1, size)), 1)
+    rows = [
+        _row(f"one chain, places of width {best.width:g}", best, p, y, found, 1),
+        _row(f"{size} pooled, places of width {best.width:g}", best, pooled, y, found, size),
+        _row(f"all {len(p)} chains with places pooled", best, _pooled(p), y, found, len(p)),
+    ]
+    return _result(found.ran, bench.protocol.steps) | {
+        "rows": rows,
+        "groups": [{"chains": len(p), **best.as_dict()}],
         "measured": found.measured,
     }
 
@@ -144,7 +183,7 @@ def baselines_final(bench: Bench, done: dict[str, Result]) -> Result:
     masked = baselines.predict(trained, x, masks=protocol.masks)
     rows = []
     for one, where in blocks:
-        inputs = f"length {one.length:g}" if one.length else "plain inputs"
+        inputs = _inputs(one)
         pairs = [("Dropout", plain[where])] if one.rate else [("SGD", plain[where])]
         if one.rate:
             pairs.append((f"MC-dropout, {protocol.masks} masks", masked[where]))
@@ -177,20 +216,18 @@ def overdamped_select(bench: Bench, done: dict[str, Result]) -> Result:
 def overdamped(bench: Bench, done: dict[str, Result]) -> Result:
     """What momentum adds: the same without, on plain inputs and on the chosen ones."""
     protocol = bench.protocol
-    by_length = {s.length: s for s in reversed(_ranking(done["overdamped-select"]))}
-    groups = [Group(s, protocol.pooled) for s in by_length.values()]
+    settings = {_inputs(s): s for s in reversed(_ranking(done["overdamped-select"]))}
+    settings |= {f"prototype, {_inputs(s)}": s for s in protocol.overdamped_fixed}
+    size = protocol.pooled
+    groups = [Group(s, size) for s in settings.values()]
     found = sample(bench, "overdamped", groups, Overdamped(), final=True)
     rows, y = [], found.labels
-    for k, group in enumerate(groups):
-        own = found.probabilities[k * protocol.pooled : (k + 1) * protocol.pooled]
-        inputs = f"length {group.setting.length:g}" if group.setting.length else "plain inputs"
+    chains = found.probabilities.split(size)
+    for (label, setting), own in zip(settings.items(), chains, strict=True):
         rows += [
-            _row(f"one chain, no momentum, {inputs}", group.setting, own, y, found, 1),
-            _row(
-                f"{protocol.pooled} pooled, no momentum, {inputs}", group.setting,
-                _pooled(own), y, found, protocol.pooled,
-            ),
-        ]  # fmt: skip
+            _row(f"one chain, no momentum, {label}", setting, own, y, found, 1),
+            _row(f"{size} pooled, no momentum, {label}", setting, _pooled(own), y, found, size),
+        ]
     return _result(found.ran, protocol.steps) | {
         "rows": rows,
         "groups": [{"chains": g.chains, **g.setting.as_dict()} for g in groups],
@@ -202,6 +239,8 @@ PARTS = {
     "select": Part(select, (), 80.0),
     "refine": Part(refine, ("select",), 60.0),
     "final": Part(final, ("select", "refine"), 120.0),
+    "local-select": Part(local_select, ("refine",), 50.0),
+    "local": Part(local, ("local-select",), 60.0),
     "baselines-select": Part(baselines_select, ("refine",), 25.0),
     "baselines": Part(baselines_final, ("baselines-select",), 40.0),
     "overdamped-select": Part(overdamped_select, ("refine",), 25.0),
@@ -224,8 +263,10 @@ def _search(
         found = sample(bench, f"{part}-{count}", groups, dynamics, final=False)
         bench.say(f"round {count}: {found.ran.state.chains} chains, {found.measured['execution']}")
         pooled = found.probabilities.unflatten(0, (len(cells), -1)).mean(1)
+        draws = found.draws * bench.protocol.copies
         rows = [
-            {**group.setting.as_dict(), **_scores(p, found.labels)}
+            {**group.setting.as_dict(), **_scores(resolved(p, draws), found.labels)}
+            | {"as it is": _scores(p, found.labels)}
             if bool(p.isfinite().all())
             else None
             for group, p in zip(groups, pooled, strict=True)
@@ -249,6 +290,19 @@ def _search(
         "wall": sum(of.wall for of in found.rounds),
         "ranking": ranking,
     }
+
+
+def resolved(p: Tensor, draws: int) -> Tensor:
+    """Mean probabilities (n, K) of ``draws`` draws and of one more, which is uniform.
+
+    >>> resolved(torch.tensor([[1.0, 0.0]]), 9)
+    tensor([[0.9500, 0.0500]])
+    """
+    return (draws * p + 1 / p.shape[1]) / (draws + 1)
+
+
+def _inputs(of: Setting | baselines.Network) -> str:
+    return f"length {of.length:g}" if of.length else "plain inputs"
 
 
 def _refined(done: dict[str, Result], kind: int) -> Setting:

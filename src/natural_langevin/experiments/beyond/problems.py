@@ -14,7 +14,7 @@ import torch
 from natural_langevin import data
 from natural_langevin.data import Dataset
 from natural_langevin.data.npz import read_npz
-from natural_langevin.experiments.beyond.protocol import Protocol
+from natural_langevin.experiments.beyond.protocol import OVERDAMPED_PROTOTYPE, PROTOTYPE, Protocol
 from natural_langevin.experiments.beyond.search import OFF, Axis
 
 
@@ -22,9 +22,13 @@ def problem(
     name: str, protocol: Protocol, *, data_dir: str | None = None
 ) -> tuple[Dataset, Protocol]:
     """Images called ``name``, or the table in an NPZ file of that name; and the protocol for it."""
+    if name == "mnist" and protocol.hidden == Protocol.hidden:
+        protocol = replace(protocol, fixed=PROTOTYPE, overdamped_fixed=OVERDAMPED_PROTOTYPE)
     if not name.endswith(".npz"):
         return data.load(name, data_dir=data_dir), protocol
-    return table(Path(name)), replace(protocol, length=Axis(1.0, 1.0, (OFF,), grows=False))
+    off = Axis(1.0, 1.0, (OFF,), grows=False)
+    no_pixels = replace(protocol, length=off, width=off, fixed=(), overdamped_fixed=())
+    return table(Path(name)), no_pixels
 
 
 def table(path: Path) -> Dataset:

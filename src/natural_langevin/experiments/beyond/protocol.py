@@ -2,16 +2,20 @@
 
 The recipe of every sampling part: inputs x M (``priors.blur_pixels``), Gaussian prior with a
 variance for each layer, QDOP that follows every batch as the paper's does, momentum with friction
-0.1, step size falling as (1 + k / offset)^(-1/3), temperature 1. What is not fixed here is chosen
-on the last ``validation`` training images, by draws from half a run, in two searches (``search``),
-each of which goes on where its best cell lies on an edge:
+0.1, step size falling as (1 + k / offset)^(-1/3) once it has risen, temperature 1. What is not
+fixed here is chosen on the last ``validation`` training images, by draws from half a run, in
+searches (``search``) that go on where their best cell lies on an edge:
 
-- select: step size x damping, and from its second round on the length of the blur;
+- select: length of the blur x step size x damping;
 - refine: the variances of all three layers, one for all of them, and plain inputs, at what was
-  chosen.
+  chosen;
+- local-select: a prior whose first layer has places in the image (``local``), their width and the
+  first variance.
 
 A cell of a search is ``copies`` chains, scored as one ensemble: what is to be chosen is a setting
-whose chains are pooled, and hot chains lose by a few draws what they win by many.
+whose chains are pooled, and hot chains lose by a few draws what they win by many. S draws cannot
+tell a probability below 1/S, so a search scores (S p + 1/K) / (S + 1), one draw more that knows
+nothing of K classes: else a single image that no draw has right decides (``resolved``).
 
 Damping is counted in data, epsilon = ``damping`` / N, so that it means the same for every N: 6 is
 the paper's 1e-4 for 60,000 images. A smaller one lets weights that the data do not see reach the
@@ -36,6 +40,7 @@ class Setting(NamedTuple):
     step_size: float
     damping: float  # times 1/N
     variances: tuple[float, ...]  # of the prior, for each layer
+    width: float = 0.0  # of the first layer's places in the image (``local``); 0: none
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
@@ -44,18 +49,25 @@ class Setting(NamedTuple):
     @staticmethod
     def from_dict(known: dict[str, Any]) -> Setting:
         """The inverse of ``as_dict``."""
-        return Setting(
-            known["length"], known["step_size"], known["damping"], tuple(known["variances"])
+        return Setting(**{k: known[k] for k in Setting._fields})._replace(
+            variances=tuple(known["variances"])
         )
 
 
 #: Training images of the data set that the first levels below are for.
 MNIST_SIZE = 60_000
-LENGTH = Axis(1.4, 1.4, (0,))
-STEP_SIZE = Axis(1e-4, 2.0, (-1, 0, 1))
-DAMPING = Axis(6.0, 3.0, (-1, 0, 1, 2))
+LENGTH = Axis(0.8, 1.4, (0, 1))
+STEP_SIZE = Axis(2e-4, 2.0, (-1, 0, 1))
+DAMPING = Axis(6.0, 3.0, (-1, 0, 1))
 VARIANCES = tuple(Axis(start, 2.5, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
+WIDTH = Axis(0.2, 1.5, (-1, 0, 1))
 OVERDAMPED_STEP_SIZE = Axis(1.4e-3, 2.0, (-1, 0, 1))
+#: Settings of a prototype on MNIST, shown beside the chosen ones: with momentum, and without.
+PROTOTYPE = (Setting(0.8, 3e-4, 6.0, (0.2, 0.3, 0.008)),)
+OVERDAMPED_PROTOTYPE = (
+    Setting(0.0, 1.4e-3, 6.0, (0.12, 0.25, 0.01)),
+    Setting(0.8, 1.4e-3, 6.0, (0.2, 0.3, 0.008)),
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ class Protocol:
     validation: int = 10_000
     friction: float = 0.1
     offset: int = 2_000
+    rise: int = 1_000  # updates until the step size has its length
     adapt: Literal["burn-in", "always"] = "always"
     select_steps: int = 30_000
     select_burn_in: int = 10_000
@@ -83,8 +96,12 @@ class Protocol:
     step_size: Axis = STEP_SIZE
     damping: Axis = DAMPING
     variances: tuple[Axis, ...] = VARIANCES
+    width: Axis = WIDTH
+    local_seeds: int = 2  # of ``pooled`` chains, with places
     single: tuple[float, ...] = (0.03, 0.1, 0.3)  # one variance for all layers
     overdamped_step_size: Axis = OVERDAMPED_STEP_SIZE
+    fixed: tuple[Setting, ...] = ()  # shown beside the chosen setting in the final part
+    overdamped_fixed: tuple[Setting, ...] = ()
     sgd_step_sizes: tuple[float, ...] = (0.05, 0.1, 0.2)
     dropout_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
     ensembles: int = 2  # of ``pooled`` SGD networks, for each of plain and mapped inputs
@@ -106,7 +123,7 @@ class Protocol:
         """The same with ``steps`` updates in the final parts: everything else in proportion, but
         for the step size's schedule."""
         scale = steps / self.steps
-        names = ("burn_in", "select_steps", "select_burn_in", "thin", "select_thin")
+        names = ("rise", "burn_in", "select_steps", "select_burn_in", "thin", "select_thin")
         other: dict[str, Any] = {k: max(1, round(scale * getattr(self, k))) for k in names}
         return replace(self, steps=steps, **other)
 
@@ -118,9 +135,10 @@ class Protocol:
 #: Every size as small as it can be: what runs in seconds on a CPU.
 TOY = Protocol(
     hidden=(16, 16), batch_size=20, validation=100, select_steps=60, select_burn_in=20, steps=200,
-    burn_in=40, thin=20, select_thin=20, seeds=2, pooled=2, extensions=1,
+    rise=10, burn_in=40, thin=20, select_thin=20, seeds=2, pooled=2, extensions=1,
     length=Axis(1.0, 1.4, (0,)), step_size=Axis(2e-4, 2.0, (0,)), damping=Axis(60.0, 3.0, (0,)),
     variances=(Axis(0.2, 2.0, (0,), grows=False), Axis(0.3, 2.0, (0, 1)), Axis(0.02, 2.0, (0,))),
-    single=(0.1,), overdamped_step_size=Axis(1e-3, 2.0, (0,), grows=False),
+    width=Axis(0.2, 1.5, (0,), grows=False), local_seeds=1, single=(0.1,),
+    overdamped_step_size=Axis(1e-3, 2.0, (0,), grows=False),
     sgd_step_sizes=(0.1,), dropout_rates=(0.2,), ensembles=2, masks=3,
 )  # fmt: skip

@@ -19,6 +19,7 @@ from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data import Dataset
 from natural_langevin.dynamics import Integrator
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, views
+from natural_langevin.experiments.beyond.local import Local
 from natural_langevin.experiments.beyond.protocol import Protocol, Setting
 from natural_langevin.experiments.beyond.running import Ran, advance
 from natural_langevin.experiments.beyond.virial import Virial
@@ -94,10 +95,14 @@ def sampler(
     """One chain for every setting, at temperature 1."""
     network, protocol = bench.network(), bench.protocol
     layers = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
-    prior = {
+    prior: dict[str, priors.Prior] = {
         f"{name}.*": priors.Gaussian(torch.tensor([s.variances[k] for s in settings]))
         for k, name in enumerate(layers)
     }
+    if any(s.width for s in settings):
+        first, widths = prior[f"{layers[0]}.*"], torch.tensor([s.width for s in settings])
+        assert isinstance(first, priors.Gaussian)
+        prior = {f"{layers[0]}.weight": Local(torch.as_tensor(first.variance), widths)} | prior
     etas = torch.tensor([s.step_size for s in settings])
     damping = torch.tensor([s.damping for s in settings], device=bench.device) / num_data
     return Langevin(
@@ -114,7 +119,7 @@ def sampler(
             decay=None if protocol.adapt == "always" else schedules.polynomial_average(1),
         ),
         dynamics=dynamics,
-        step_size=schedules.polynomial(etas, offset=protocol.offset),
+        step_size=_rising(schedules.polynomial(etas, offset=protocol.offset), protocol.rise),
         temperature=1.0,
         chains=len(settings),
         init="fan_in",
@@ -124,6 +129,12 @@ def sampler(
         compile=bench.compile,
         parallel=None,
     )
+
+
+def _rising(falls: schedules.Schedule, steps: int) -> schedules.Schedule:
+    """``falls``, less in the first ``steps``: a metric that has seen few batches throws a chain far
+    from where it learns, and the last layer's weights take thousands of updates to come back."""
+    return lambda step: falls(step) * min(1.0, (step + 1) / max(1, steps))
 
 
 def sample(

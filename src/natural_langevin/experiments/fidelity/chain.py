@@ -47,22 +47,30 @@ class Flat(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         named = dict(network.named_parameters())
-        self._shapes = {name: p.shape for name, p in named.items()}
-        self.theta = nn.Parameter(torch.cat([p.detach().flatten() for p in named.values()]))
+        # Those that stay in full precision under autocast come last: one cut, and no gradients of
+        # zero for parts that are converted and not used.
+        self._shapes = [
+            {name: p.shape for name, p in named.items() if (".norm." in name) is full}
+            for full in (False, True)
+        ]
+        order = [named[name] for shapes in self._shapes for name in shapes]
+        self.theta = nn.Parameter(torch.cat([p.detach().flatten() for p in order]))
         self._network = [network.requires_grad_(False)]  # in a list: no parameters of this module
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's, with the vector cut into its parameters."""
-        own = reduced = self._cut(self.theta)
+        sizes = [sum(map(math.prod, shapes.values())) for shapes in self._shapes]
+        reduced, full = self.theta.split(sizes)
         if torch.is_autocast_enabled(x.device.type):  # converts layer by layer: once for all
-            reduced = self._cut(self.theta.to(torch.get_autocast_dtype(x.device.type)))
-        params = {k: p if ".norm." in k else reduced[k] for k, p in own.items()}
+            reduced = reduced.to(torch.get_autocast_dtype(x.device.type))
+        params = _cut(reduced, self._shapes[0]) | _cut(full, self._shapes[1])
         return functional_call(self._network[0], params, (x,))
 
-    def _cut(self, theta: Tensor) -> dict[str, Tensor]:
-        parts = theta.split([math.prod(shape) for shape in self._shapes.values()])
-        cut = zip(self._shapes.items(), parts, strict=True)
-        return {name: part.reshape(shape) for (name, shape), part in cut}
+
+def _cut(theta: Tensor, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    parts = theta.split([math.prod(shape) for shape in shapes.values()])
+    cut = zip(shapes.items(), parts, strict=True)
+    return {name: part.reshape(shape) for (name, shape), part in cut}
 
 
 class Average:

@@ -1,6 +1,6 @@
 """Who is held against HMC: samplers at T = 1, and an ensemble of optimised networks.
 
-Step sizes are on SGD's scale and those of a chain of ``REFERENCE_SECONDS``; which of a contender's
+Step sizes are on SGD's scale and those of a chain of ``REFERENCE_STEPS``; which of a contender's
 candidates is used, a short pilot decides on training images that it holds out. Weights in front of
 a normalisation have no scale of their own, so that the prior alone says how long they are: a metric
 that follows them starts there, at the prior's scale, while Euclidean dynamics, whose steps shrink
@@ -24,7 +24,7 @@ from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.base import Integrator
 from natural_langevin.preconditioners import Preconditioner
 
-REFERENCE_SECONDS = 120.0
+REFERENCE_STEPS = 15_000
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Contender:
     kept_from: float = 0.4
     cycles: int = 1
 
-    def step_size(self, candidate: float, seconds: float) -> float:
-        """A candidate's step size for a chain of so many seconds: bias and variance together are
+    def step_size(self, candidate: float, steps: float) -> float:
+        """A candidate's step size for a chain of so many steps: bias and variance together are
         least where it falls like the cube root of a run's length (Teh, Thiery & Vollmer 2016).
-        Without noise it is taken as it is, and runs of less than a second are toys."""
-        shorter = REFERENCE_SECONDS / max(seconds, 1.0)
+        Without noise it is taken as it is, and runs of less than a hundred steps are toys."""
+        shorter = REFERENCE_STEPS / max(steps, 100)
         return candidate * shorter ** (1 / 3) if self.temperature else candidate
 
 

@@ -91,7 +91,9 @@ def _contend(
     row["step_milliseconds"] = 1000 * step_seconds
     row["pilot"] = _pilot(contender, problem, settings, step_seconds, say)
     chosen = min(row["pilot"], key=lambda tried: tried["nll"])["step_size"]
-    row["step_size"] = contender.step_size(chosen, settings.seconds / settings.chains)
+    row["step_size"] = contender.step_size(
+        chosen, settings.seconds / settings.chains / step_seconds
+    )
     row["setup_seconds"] = now(settings.device) - began
     draws: list[Params] = []
     for look, mean in follow(
@@ -136,7 +138,7 @@ def _pilot(
         began, held_out = time.perf_counter(), problem.pilot()
         looks = list(
             follow(
-                short, held_out, one, contender.step_size(eta, settings.pilot),
+                short, held_out, one, contender.step_size(eta, settings.pilot / step_seconds),
                 seconds=settings.pilot, step_seconds=step_seconds, looks=10, say=say,
             )
         )  # fmt: skip

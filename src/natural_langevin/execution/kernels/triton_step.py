@@ -1,0 +1,195 @@
+"""What a step does beside its network, as two Triton kernels instead of sixty small launches.
+
+``begin`` looks everything up at the state's own counter: the chains' minibatches, rates, noise
+scale and keys. ``end`` decides from the losses which chains go on, and counts the step. Both are
+for steps whose parameters are all moved by layer kernels, with data in memory; ``FusedStep`` does
+the same by plain operations where they are not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import AsyncCompileMode
+
+from natural_langevin._internal.triton_random import key_at
+from natural_langevin.data.streams import InMemory
+from natural_langevin.dynamics.base import Batch, State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import Kind
+from natural_langevin.execution.kernels.layer import Given, LayerInputs, LayerTask
+from natural_langevin.execution.kernels.triton_linear import build, launch, update_
+from natural_langevin.execution.stepping import StepData
+from natural_langevin.statistics import DeferredCall
+
+
+@triton.jit
+def _copy_row(source, target, row, to, words, BLOCK: tl.constexpr):
+    """Row ``row`` of (N, words) becomes row ``to``."""
+    for first in range(0, words, BLOCK):
+        k = first + tl.arange(0, BLOCK)
+        inside = k < words
+        tl.store(target + to * words + k, tl.load(source + row * words + k, mask=inside), inside)
+
+
+@triton.jit(do_not_specialize=["chains", "width", "share", "kept", "length", "B", "batches"])
+def _begin_kernel(
+    step, now, table, temperature, count, origin, numbers, keys, order, x, y, x_out, y_out,
+    chains, width, share, kept, length, B, batches, x_words, y_words, BOTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    sample, chain = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    t = tl.load(step)
+    row = tl.load(order + chain * length + (t % batches) * B + sample)
+    to = chain * B + sample
+    if BOTH:
+        _copy_row(x, x_out, row, to, x_words, BLOCK)
+    _copy_row(y, y_out, row, to, y_words, BLOCK)
+    if sample == 0:
+        tl.store(now, t)  # for ``end``, which counts on where this one reads: all write the same
+        tl.store(keys + chain, key_at(tl.load(origin + chain), t))
+        eta = tl.load(table + t * width + chain)
+        data = tl.load(count)
+        scale = tl.sqrt_rn(tl.div_rn(2.0 * share * eta * tl.load(temperature + chain), data))
+        tl.store(numbers + chain * 7, eta)
+        tl.store(numbers + chain * 7 + 1, scale)
+        tl.store(numbers + chain * 7 + 2, tl.load(table + t * width + chains))
+        tl.store(numbers + chain * 7 + 3, tl.load(table + t * width + chains + 1))
+        tl.store(numbers + chain * 7 + 4, tl.div_rn(1.0, data))
+        tl.store(numbers + chain * 7 + 6, kept)
+
+
+@triton.jit(do_not_specialize=["chains"])
+def _end_kernel(loss, now, step, diverged, stopped, numbers, chains, BLOCK: tl.constexpr):
+    chain = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = chain < chains
+    t = tl.load(now)
+    before = tl.load(diverged + chain, mask=inside, other=0)
+    finite = tl.abs(tl.load(loss + chain, mask=inside, other=0.0)) < float("inf")  # not: NaN
+    keep = (before < 0) & finite
+    after = tl.where((before < 0) & (keep == 0), t, before)
+    tl.store(diverged + chain, after, mask=inside)
+    tl.store(stopped + chain, (after >= 0).to(tl.int8), mask=inside)
+    tl.store(numbers + chain * 7 + 5, keep.to(tl.float32), mask=inside)
+    tl.store(step, t + 1)
+
+
+class Begun(NamedTuple):
+    """What a step needs: its minibatch with a chain axis, and what the layer kernels read."""
+
+    batch: Batch
+    numbers: Tensor
+    keys: Tensor
+
+
+class Bookkeeping:
+    """The two kernels, and where they write."""
+
+    def __init__(self, dynamics: LangevinDynamics, data: StepData, state: State) -> None:
+        stream = data.stream
+        assert isinstance(stream, InMemory)
+        chains, device, size = state.chains, state.step.device, stream.batch_size
+        self._numbers = torch.zeros(chains, 7, device=device)
+        self._keys = torch.zeros(chains, dtype=torch.int64, device=device)
+        self._now = torch.zeros((), dtype=torch.int64, device=device)
+        both = [stream.x] if stream.x is not stream.y else []
+        self._batch = [t.new_empty(chains, size, *t.shape[1:]) for t in (*both, stream.y)]
+        self._words = [_words(t) for t in (*both, stream.y)]
+        self._temperature = dynamics.temperature.to(torch.float32).contiguous()
+        self._share, self._kept = dynamics.integrator.linear_kernel
+
+    @staticmethod
+    def serves(dynamics: LangevinDynamics, data: StepData, state: State) -> bool:
+        """Whether data and rates lie as the kernels read them."""
+        stream, rates = data.stream, data.rates.values
+        return (
+            isinstance(stream, InMemory)
+            and all(_words(t) is not None for t in (stream.x, stream.y))
+            and rates.dtype == torch.float32
+            and rates.is_contiguous()
+            and all(p.dtype == torch.float32 for p in state.params.values())
+        )
+
+    def begin(
+        self,
+        dynamics: LangevinDynamics,
+        data: StepData,
+        state: State,
+        kind: Kind,
+        run: Any = launch,
+    ) -> Begun:
+        """The batch, ``LayerInputs.numbers`` but for whether chains go on, and the keys."""
+        stream, rates = data.stream, data.rates.values
+        assert isinstance(stream, InMemory)
+        assert data.order is not None
+        chains, (y, y_out) = state.chains, (self._words[-1], self._batch[-1])
+        x, x_out = self._words[0], self._batch[0]
+        assert x is not None
+        assert y is not None
+        run(
+            _begin_kernel, (stream.batch_size, chains), state.step, self._now, rates,
+            self._temperature, data.count, dynamics.noise, self._numbers, self._keys, data.order,
+            x, y, x_out.view(torch.int32), y_out.view(torch.int32), chains, rates.shape[1],
+            0.0 if kind.explores else float(self._share), float(self._kept),
+            data.order.shape[1], stream.batch_size, stream.batches_per_epoch,
+            x.shape[1], y.shape[1], BOTH=len(self._batch) == 2, BLOCK=256,
+        )  # fmt: skip
+        keys = self._keys.view(torch.int32).unflatten(-1, (-1, 2))
+        return Begun((x_out, y_out), self._numbers, keys)
+
+    def end(self, state: State, loss: Tensor, run: Any = launch) -> Tensor:
+        """Writes which chains go on into the numbers, counts; (chain,) bool: which have stopped."""
+        stopped = torch.empty_like(state.diverged, dtype=torch.bool)
+        block = 1024
+        run(
+            _end_kernel, (-(-state.chains // block),), loss, self._now, state.step, state.diverged,
+            stopped.view(torch.int8), self._numbers, state.chains, BLOCK=block,
+        )  # fmt: skip
+        return stopped
+
+    @property
+    def keep(self) -> Tensor:
+        """Which chains go on: (chain,) bool, after ``end``."""
+        return self._numbers[:, 5] > 0
+
+
+def build_all(
+    tasks: list[LayerTask],
+    books: Any,
+    dynamics: LangevinDynamics,
+    data: StepData,
+    state: State,
+    kinds: set[bool],
+) -> None:
+    """Compiles the kernels of a run side by side; ``kinds``: whether steps adapt. One after the
+    other, each in its first call, they take half a second each."""
+    rows = data.stream.example()[0].shape[0]
+    numbers, keys = state.step.new_zeros(state.chains, 7), state.step.new_zeros(state.chains, 2)
+    with AsyncCompileMode(ThreadPoolExecutor(8), ignore_errors=True):
+        if books:
+            books.begin(dynamics, data, state, Kind(), build)
+            books.end(state, numbers[:, 0].float(), build)
+        for task, adapts in itertools.product(tasks, kinds):
+            own = task.state(state)
+            inputs = LayerInputs(numbers.float(), keys.int(), adapts, fresh=False)
+            if task.given:
+                call: Any = Given(own.weight, own.weight, own.cross, own.bias, own.bias)
+            else:
+                drawn = adapts and dynamics.gradients.targets == "model"
+                a = own.weight.new_empty(state.chains, rows, own.weight.shape[2])
+                delta = a.new_empty(state.chains, rows, own.weight.shape[1])
+                call = DeferredCall(a, delta, delta if drawn else None)
+            update_(task, own, call, inputs, build)
+
+
+def _words(data: Any) -> Tensor | None:
+    """(N, ...) as (N, words) of 32 bits; None where rows are no whole number of them."""
+    if not data.is_contiguous() or data.element_size() % 4 or data.is_complex():
+        return None
+    return data.reshape(len(data), -1).view(torch.int32) if data.numel() else None

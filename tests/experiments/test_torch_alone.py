@@ -1,0 +1,85 @@
+"""Machines that measure may have torch, numpy and safetensors alone: the package and the
+experiments' own commands run there. One fresh interpreter, since torch takes seconds to load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import natural_langevin
+
+OPTIONAL = [
+    "sklearn", "rich", "typer", "matplotlib", "jinja2", "pydantic", "torchmetrics", "arviz",
+    "scipy", "pandas", "onnx", "lightning", "transformers", "accelerate", "PIL", "posteriors",
+    "blackjax", "jax",
+]  # fmt: skip
+
+PROGRAM = f'''
+import contextlib, io, json, sys
+
+class Without:
+    """A finder that does not find the optional packages."""
+
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in {OPTIONAL!r}:
+            return self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+import torch
+before = set(sys.modules)
+import natural_langevin
+new = {{name.split(".")[0] for name in set(sys.modules) - before}}
+said = {{"imported": sorted(new - set(sys.stdlib_module_names))}}
+folder = sys.argv[1]
+
+def run(name, main, *words):
+    """What a command prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main([*words, "--out", f"{{folder}}/{{name}}.json"])
+    said[name] = printed.getvalue()
+
+from natural_langevin.experiments.fidelity import __main__ as fidelity
+run("fidelity", fidelity.main, "rmsprop", "--data", "synthetic", "--seconds", ".1", "--pilot", "0",
+    "--depth", "8", "--width", "2", "--batch-size", "20", "--looks", "2", "--device", "cpu")
+
+from natural_langevin.experiments.speed import __main__ as speed
+run("speed", speed.main, "--device", "cpu", "--sections", "steps", "--networks", "2-32-2", "--only",
+    "sgld", "--chains", "1", "--repeats", "1", "--threads", "1", "--quick", "--no-compile")
+
+from natural_langevin.experiments.beyond import __main__ as beyond
+said["beyond"] = beyond.arguments().parse_args(["--out", "x.json"]).out.name
+print(json.dumps(said))
+'''
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
+    folder = tmp_path_factory.mktemp("alone")
+    source = str(Path(natural_langevin.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, cwd=folder,
+        env={"PYTHONPATH": source, "PATH": "", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), folder
+
+
+def test_the_package_loads_torch_numpy_and_safetensors(ran: tuple[dict[str, str], Path]) -> None:
+    assert set(ran[0]["imported"]) - {"torch", "numpy", "safetensors"} == {"natural_langevin"}
+
+
+def test_commands_of_the_experiments(ran: tuple[dict[str, str], Path]) -> None:
+    said, folder = ran
+    assert "agreement" in said["fidelity"]
+    assert json.loads((folder / "fidelity.json").read_text())["rows"]["rmsprop"]["done"]
+    assert "not installed" in said["speed"]
+    assert "no picture" in said["speed"]
+    assert json.loads((folder / "speed.json").read_text())["versions"]["torch"]
+    assert said["beyond"] == "x.json"

@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import pytest
+import torch
+
+from natural_langevin import Posterior
 from natural_langevin.experiments.defaults import against_nuts, longer, record, twenty
 
 ROOT = Path(__file__).parents[2]
@@ -38,5 +44,16 @@ def test_longer_is_judged_by_the_errors() -> None:
     rows |= {f"b x {t}": row(v) for t, v in zip(longer.TIMES, (0.5, 0.5, 0.54), strict=True)}
     rows["c x 1"] = row(0.5)
     found = longer.table(rows)
-    assert "Not worse within 2 errors on 1 of 2." in found
+    assert "Not worse within 2 errors on 1 of 2; worse: b." in found
     assert "| c | 100 | 0.5000 ± 0.0100 |  |  |" in found
+
+
+def test_a_calibrated_forecast_has_an_error_too() -> None:
+    """Of 100 numbers: the mean over the levels of E|k / 100 - level|, k binomial."""
+    y = torch.zeros(100, 1)
+    problem = twenty.Problem(y, y, y, y, lambda dropout, seed: torch.nn.Identity())
+    scores = SimpleNamespace(coverage={0.5: 1.0, 0.9: 1.0})
+    found = twenty._if_calibrated(cast(Posterior, None), problem, scores)
+    expected = sum((2 * p * (1 - p) / (100 * torch.pi)) ** 0.5 for p in (0.5, 0.9)) / 2
+    # A mean of 500 such errors, each with a deviation of about 3/4 of its mean.
+    assert found == pytest.approx(float(expected), rel=4 * 0.75 / 500**0.5)

@@ -28,6 +28,12 @@ def test_every_use_of_a_weight_counts() -> None:
     assert cost.multiplications(table, x[:, 0, 0]) == (4 + 1) * 3 + (3 + 1) * 2
 
 
+def test_a_small_matrix_at_many_positions_counts_as_a_larger_one() -> None:
+    layers = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Flatten(), nn.Linear(60, 2))
+    tokens = Langevin(layers, likelihoods.Categorical())
+    assert cost.multiplications(tokens, torch.rand(4, 3, 5)) == 3 * cost.SMALLEST + 60 * 2
+
+
 def test_a_dear_run_is_shorter_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     choice = recipe.Choice(1e-3, 100.0, 0.0, "", "eager")
     options = {"steps": None, "burn_in": None, "thin": None}

@@ -25,6 +25,8 @@ MOST_WORK, PILOT_WORK, TRIAL_WORK = 1.5e11, 4e10, 5e10
 FEWEST_STEPS, FEWEST_PILOT_STEPS, MOST_PILOT_STEPS = 300, 50, 150
 #: Relaxation times of a run: more of them are cheap only where an engine runs them.
 RELAXATIONS = 50
+#: A small matrix at many positions (tokens) takes torch as long as one of so many weights.
+SMALLEST = 4_000
 #: Rows of a minibatch, and rows on which curvature is measured.
 BATCH, ROWS = 100, 250
 
@@ -72,4 +74,6 @@ def _of_call(module: nn.Module, inputs: Any, output: Any) -> float:
         positions = out.numel() / module.out_channels
         if module.transposed:
             positions = inputs[0].numel() / module.in_channels
+    elif positions > 1:
+        return sum(max(SMALLEST, p.numel()) for p in matrices) * positions
     return sum(p.numel() for p in matrices) * positions

@@ -206,10 +206,9 @@ def _prior_scale(
         return None
     dear = cost.is_dear(sampler, data[0])
     scales = prior_scale.DEAR_SCALES if dear else prior_scale.SCALES
-    runs = [_compare(sampler, data, batch_size, price, scales)]
-    if runs[0] is None:
+    if (first := _compare(sampler, data, batch_size, price, scales)) is None:
         return None
-    scores = dict(zip(runs[0].scales, runs[0].nll, strict=True))
+    runs, scores = [first], dict(zip(scales, first.nll, strict=True))
     pair = None if dear else prior_scale.beyond(scores)
     if pair and (more := _compare(sampler, data, batch_size, price, pair)):
         runs.append(more)
@@ -217,7 +216,7 @@ def _prior_scale(
         scores[pair[1]] = further if math.isfinite(further) else math.inf
     best, scale, why = prior_scale.best(scores)
     log.info("prior variance x %.3g: %s", scale, why)
-    run = next(run for run in runs if run is not None and best in run.scales)
+    run = next(run for run in runs if best in run.scales)
     return dataclasses.replace(
         run.choices[run.scales.index(best)],
         prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),

@@ -44,7 +44,7 @@ def run(problem: Problem, times: int, steps: int | None) -> dict[str, Any]:
 
 def table(rows: dict[str, Any]) -> str:
     """Markdown: a problem a row, and on how many no longer run is worse by more than its error."""
-    lines, good, whole = [], 0, 0
+    lines, worse, whole = [], [], 0
     for name in sorted({key.rpartition(" x ")[0] for key in rows}):
         found = [rows.get(f"{name} x {times}") for times in TIMES]
         each = [f"{r['nll']:.4f} ± {r['nll_error']:.4f}" if r else "" for r in found]
@@ -52,12 +52,15 @@ def table(rows: dict[str, Any]) -> str:
         done = [r for r in found if r]
         if len(done) > 1:
             whole += 1
-            good += all(
+            if not all(
                 b["nll"] - a["nll"] <= ERRORS * (a["nll_error"] ** 2 + b["nll_error"] ** 2) ** 0.5
                 for a, b in itertools.pairwise(done)
-            )
+            ):
+                worse.append(name)
     columns = ["steps by default", *(f"NLL at {times} x" for times in TIMES)]
-    return f"{markdown(columns, lines)}\n\nNot worse within {ERRORS:g} errors on {good} of {whole}."
+    return f"{markdown(columns, lines)}\n\nNot worse within {ERRORS:g} errors on " + (
+        f"{whole - len(worse)} of {whole}; worse: {', '.join(worse) or 'none'}."
+    )
 
 
 def main() -> None:

@@ -99,14 +99,14 @@ def steps() -> None:
 def tiles() -> None:
     from natural_langevin.execution.kernels import triton_linear as own
 
-    for tile, warps, stages, options in (
-        ((16, 64, 32), 4, 2, {}), ((16, 64, 32), 2, 2, {}), ((16, 64, 32), 4, 3, {}),
-        ((16, 64, 64), 4, 2, {}), ((16, 64, 128), 4, 1, {}), ((16, 128, 32), 8, 2, {}),
-        ((32, 64, 32), 8, 2, {}), ((32, 32, 32), 4, 2, {}), ((32, 128, 32), 8, 2, {"maxnreg": 128}),
-        ((32, 64, 32), 4, 2, {"maxnreg": 128}), ((64, 64, 32), 8, 2, {"maxnreg": 128}),
+    for tile in (
+        own.Tile(16, 64, 32), own.Tile(16, 64, 32, 2), own.Tile(16, 64, 32, 4, 1),
+        own.Tile(16, 64, 32, 4, 3), own.Tile(32, 64, 32, 8), own.Tile(16, 128, 32, 8),
+        own.Tile(16, 64, 32, 4, 2, 96), own.Tile(32, 32, 32, 4), own.Tile(32, 64, 32, 8, 2, 96),
+        own.Tile(16, 64, 64, 4), own.Tile(64, 64, 32, 8, 2, 128),
     ):  # fmt: skip
-        own.TILE, own.WARPS, own.STAGES, own.OPTIONS = tile, warps, stages, options
-        row: dict[str, Any] = {"tile": tile, "warps": warps, "stages": stages, **options}
+        own.FEW = own.MANY = tile
+        row: dict[str, Any] = {"tile": tile}
         try:
             for chains, every in ((1, 1), (64, 1), (64, 4)):
                 engine, state = prepared("mlp", chains, every=every)

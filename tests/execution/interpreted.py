@@ -50,12 +50,12 @@ def main() -> None:
     # momentum, both. A batch of 18 in two blocks, where sums go on in a second one, and in one.
     every = "all" in sys.argv  # without: what is not in the kernel of another case
     for bias, tile in ((True, (32, 16, 16)), (False, (16, 32, 32))):
-        triton_linear.TILE, samples = tile, tile[2]
+        triton_linear.FEW, samples = triton_linear.Tile(*tile), tile[2]
         for name in METRICS if every else WITH_BIAS if bias else WITHOUT_BIAS:
             one = sampler(network(bias=bias), METRICS[name], chains=2)
             assert_same_steps(one, backend, steps=3, expected=["0", "2"])
             print(f"{name}, bias {bias}, blocks of {samples}: agrees")
-    triton_linear.TILE = (16, 16, 32)
+    triton_linear.FEW = triton_linear.Tile(16, 16, 32)
     for kind in MOMENTUM if every else MOMENTUM[:1]:
         one = sampler(network(), METRICS[kind], chains=2, dynamics=Underdamped(friction=0.3))
         assert_same_steps(one, backend, steps=3, expected=["0", "2"])

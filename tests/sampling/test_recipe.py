@@ -165,12 +165,23 @@ def test_a_scale_beside_one_that_diverged_is_taken_as_it_was_tried() -> None:
 def test_where_an_edge_of_the_scales_wins_the_next_one_is_tried() -> None:
     falling = {0.2: 4.0, 1.0: 3.0, 5.0: 2.0, 25.0: 1.0}
     assert prior_scale.beyond(falling) == (25.0, 125.0)
-    assert prior_scale.beyond(falling | {125.0: 0.5}) == (125.0, 625.0)
     assert prior_scale.beyond(falling | {125.0: 1.5}) is None
-    assert prior_scale.beyond(falling | {125.0: 0.5, 625.0: 0.2}) is None  # enough of them
     assert prior_scale.beyond(falling | {25.0: 2.0 - 0.5 * prior_scale.AHEAD}) is None
     down, next_one = prior_scale.beyond({0.2: 1.0, 1.0: 2.0, 5.0: 3.0, 25.0: 3.0}) or (0, 0)
     assert (down, next_one) == (0.2, pytest.approx(0.04))
+
+
+def test_outliers_do_not_choose_the_prior() -> None:
+    """A row that one scale in three predicts badly, and no other well."""
+    usual = torch.linspace(0.0, 1.0, 50).double()
+    scores = torch.stack([usual + 0.5, usual, usual + 1.0])
+    scores[:, 7] = torch.tensor([100.0, 900.0, 2000.0])
+    found = prior_scale.means(scores)
+    assert found.index(min(found)) == 1
+    assert max(found) < 1.5 + (prior_scale.MOST_ABOVE + 1) / 50
+    scores[1, 3] = math.inf
+    assert prior_scale.means(scores)[1] == math.inf
+    assert prior_scale.means(torch.full((2, 3), math.inf)) == [math.inf] * 2
 
 
 def _trace(losses: torch.Tensor) -> torch.Tensor:

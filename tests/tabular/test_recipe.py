@@ -56,12 +56,17 @@ def test_what_the_user_sets_is_not_left_open():
     numbers = offered(classes=False)
     assert [c.variance for c in numbers] == ["unit_fan_in", "fan_in", "learned"]
     assert {c.temperature for c in numbers} == {1.0}
+    more = candidates(Settings().of_rows(1000), classes=False, rows=1000)
+    assert [(c.variance, c.temperature) for c in more] == [
+        ("unit_fan_in", 0.1), ("fan_in", 0.1), ("unit_fan_in", 1.0), ("fan_in", 1.0)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [12, 61, 3000])
 def test_folds_are_apart_of_one_size_and_hold_every_class(count):
     labels = np.arange(count) % 3
     folds = split(count, 4, 0, labels)
+    assert len(split(count, 4, 0, None)) == (2 if count == 3000 else 4)  # of many numbers
     assert {len(fold) for fold in folds} == {min(count // 4, 500)}
     assert len(torch.cat(folds).unique()) == 4 * len(folds[0])
     for fold in folds:
@@ -173,7 +178,9 @@ def test_weights_and_scale_of_numbers():
     networks = {k: [Networks(mean[None], variance)] for k, mean in means.items()}
     found = weigh(HeldOut(rows, networks), Outcome("regression", "constant"), y, 2)
     assert found.weight[0] > 0.95
-    assert found.scale == pytest.approx(1 / 0.7, rel=0.05)
+    variance = sum(share * (0.7 * factor) ** 2 for factor, share in found.factors[0])
+    assert variance == pytest.approx(1, rel=0.05)
+    assert found.scale > 1.2  # the geometric mean
     expected = -stats.norm.logpdf(y.numpy(), m, 0.7).mean()
     assert found.nll[0] == pytest.approx(expected)
     # How strange the rows are is uniform, as far as 3000 of them tell.

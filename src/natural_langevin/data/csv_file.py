@@ -152,6 +152,9 @@ class Lines:
 class CsvFile:
     """A CSV file, or an open binary stream such as standard input; read once, from the beginning.
 
+    ``target``: a column whose words may be classes, also "none" or "NA"; ``among_numbers``: what
+    stood for a missing cell in the columns of numbers that were read so far, in lower case.
+
     >>> import io
     >>> file = CsvFile(io.BytesIO(b"age,town\\n31,Rome\\n"), label="people.csv")
     >>> file.names, file.table().where(0)
@@ -159,8 +162,13 @@ class CsvFile:
     """
 
     def __init__(
-        self, source: str | os.PathLike[str] | BinaryIO, *, label: str | None = None
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        label: str | None = None,
+        target: str | None = None,
     ) -> None:
+        self._target, self.among_numbers = target, set[str]()
         self._close = contextlib.ExitStack()
         if isinstance(source, (str, os.PathLike)):
             self.label = label or os.fspath(source)
@@ -211,7 +219,13 @@ class CsvFile:
                     if len(frame):
                         # Where semicolons separate cells, commas are often decimal.
                         points = self.delimiter == ";"
-                        columns = {name: compact(frame[name], points=points) for name in self.names}
+                        columns = {}
+                        for name in self.names:
+                            target = name == self._target
+                            columns[name] = compact(frame[name], points=points, classes=target)
+                            if columns[name].dtype == np.float64:
+                                empty = frame[name][columns[name].isna()]
+                                self.among_numbers.update(empty.str.strip().str.lower().unique())
                         yield Table(self.label, pd.DataFrame(columns))
         except pd.errors.EmptyDataError:
             return

@@ -22,6 +22,8 @@ MISSING = frozenset({
     "-", "--", ".", "missing", "(blank)", "#div/0!", "#ref!", "#value!", "#name?", "#num!",
     "#null!",
 })  # fmt: skip
+#: Those of them that are words, and may be names of classes: none, mild, severe.
+WORDS = frozenset({"na", "n/a", "n.a.", "n.a", "null", "none", "missing"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +87,11 @@ def need_pandas() -> Any:
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+|[+-]?\d+|")
 
 
-def compact(cells: pd.Series, *, points: bool = False) -> pd.Series:
+def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) -> pd.Series:
     """Text as it stands in a file: numbers where every cell is a plain number or missing, else
     categories, which hold every word once. ``points``: a point may separate thousands, so that
-    cells which can be read in both ways stay text.
+    cells which can be read in both ways stay text. ``classes``: among words those of WORDS are
+    cells as well.
 
     >>> compact(need_pandas().Series(["1", "NA", "2.5"])).tolist()
     [1.0, nan, 2.5]
@@ -111,6 +114,7 @@ def compact(cells: pd.Series, *, points: bool = False) -> pd.Series:
         and not cells.str.contains("_", regex=False).any()
     ):
         return numbers.astype(np.float64)
+    missing = cells.str.lower().isin(MISSING - WORDS) if classes else missing
     return cells.where(~missing).astype("category")
 
 

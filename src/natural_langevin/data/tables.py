@@ -18,7 +18,7 @@ from .catalog import NAMES, load
 from .csv_file import MOST_COLUMNS, UNNAMED, CsvFile
 from .errors import DataError
 from .npz import read_npz
-from .table import Source, Table, compact, need_pandas
+from .table import WORDS, Source, Table, compact, need_pandas
 
 ARRAY_TARGET = "y"
 
@@ -55,10 +55,34 @@ def read_training(
         _check_names(name, table.names, target, drop)
         frame = table.frame.drop(columns=sorted(drop))
         return TrainingData(Table(table.label, frame, table.unit), None, target, named=False)
-    with _csv(name) as file:
+    with _csv(name, target) as file:
         _check_names(name, file.names, target, drop)
         table = file.table(skip=drop)
-        return TrainingData(table, None, str(target), notices=file.notices)
+        said = _settle_words(table, str(target), file.among_numbers)
+        return TrainingData(table, None, str(target), notices=(*file.notices, *said))
+
+
+def _settle_words(table: Table, target: str, among_numbers: set[str]) -> list[str]:
+    """Whether a target's "none" or "NA" is a class among words, or a missing cell: that it is
+    among numbers, in the target or in a column of them. Says which, and changes ``table`` so."""
+    cells = table.frame[target]
+    doubtful = [] if cells.dtype != "category" else [
+        level for level in cells.cat.categories if level.lower() in WORDS
+    ]  # fmt: skip
+    if not doubtful:
+        return []
+    others = [level for level in cells.cat.categories if level not in doubtful]
+    words = not any(level[:1].isdigit() or level[1:2].isdigit() for level in others)
+    said = []
+    for level in doubtful:
+        count = f"{target}: {level!r} in {(cells == level).sum():,} of {len(table):,} rows is taken"
+        if words and level.lower() not in among_numbers:
+            said.append(f"{count} as a class (if the target is missing there, empty these cells)")
+            continue
+        table.frame[target] = table.frame[target].cat.remove_categories(level)
+        if words:
+            said.append(f"{count} as missing, as it is among the numbers of other columns")
+    return said
 
 
 def did_you_mean(name: str, names: tuple[str, ...]) -> str:
@@ -81,7 +105,7 @@ def open_source(name: str, *, target: str | None = None) -> Iterator[Source]:
     ``target`` is the column that must be there as well, if any."""
     kind = _kind(name)
     if kind == "csv":
-        with _csv(name) as file:
+        with _csv(name, target) as file:
             yield file
     elif kind == "npz":
         yield _npz(name, with_target=target is not None)
@@ -104,10 +128,10 @@ def _kind(name: str) -> str:
     )
 
 
-def _csv(name: str) -> CsvFile:
+def _csv(name: str, target: str | None = None) -> CsvFile:
     if name == "-":
-        return CsvFile(sys.stdin.buffer, label="standard input")
-    return CsvFile(name, label=os.path.basename(name))
+        return CsvFile(sys.stdin.buffer, label="standard input", target=target)
+    return CsvFile(name, label=os.path.basename(name), target=target)
 
 
 def _check_names(

@@ -18,12 +18,19 @@ from torch import Tensor
 _TOLERANCE, _MOST_UPDATES = 1e-6, 100_000
 
 
-def stacking_weights(log_density: Tensor, *, updates: int | None = None) -> Tensor:
+def stacking_weights(
+    log_density: Tensor,
+    *,
+    updates: int | None = None,
+    prior: Tensor | None = None,
+    prior_rows: float = 0.0,
+) -> Tensor:
     """``log_density`` (n, candidate): ln p_c(y_n | x_n) on held-out data. float64, sums to one.
 
-    ``updates``: stop after so many updates by expectation-maximisation from equal weights, instead
-    of at the optimum. Candidates that few data can hardly tell apart then share their weight.
-    A candidate that is -inf somewhere cannot explain that datum, but others may.
+    ``updates``: stop after so many updates by expectation-maximisation from equal weights (or
+    those of ``prior``, which count as ``prior_rows`` data), instead of at the optimum. Candidates
+    that few data can hardly tell apart then share their weight. A candidate that is -inf somewhere
+    cannot explain that datum, but others may.
 
     >>> stacking_weights(torch.tensor([[0.0, -9.0], [0.0, -9.0]]).double()).round(decimals=3)
     tensor([1., 0.], dtype=torch.float64)
@@ -39,13 +46,16 @@ def stacking_weights(log_density: Tensor, *, updates: int | None = None) -> Tens
     density = (values - best).exp()
     count = density.shape[1]
     weights = torch.full((count,), 1 / count, dtype=torch.float64, device=values.device)
-    power = 1.0
+    weights = start = weights if prior is None else _normal(prior.to(weights))
+    share, power = prior_rows / (len(values) + prior_rows), 1.0
     for _ in range(_MOST_UPDATES if updates is None else updates):
         mixture = density @ weights
         gain = (density / mixture[:, None]).mean(0)  # 1 for candidates in use, at the optimum
-        if float(gain.max()) - 1 < _TOLERANCE:  # by concavity, a bound on what is left to win
+        # By concavity, a bound on what is left to win.
+        if float(gain.max()) - 1 < _TOLERANCE and not share:
             break
-        following = _normal(weights * gain)  # one update of expectation-maximisation
+        # One update of expectation-maximisation.
+        following = (1 - share) * _normal(weights * gain) + share * start
         if updates is None:  # which crawls between candidates that are much alike: leap
             leap = _normal(weights * gain**power)
             better = bool((density @ leap).log().mean() > (density @ following).log().mean())

@@ -210,9 +210,8 @@ def _prior_scale(
     if runs[0] is None:
         return None
     scores = dict(zip(runs[0].scales, runs[0].nll, strict=True))
-    while not dear and (pair := prior_scale.beyond(scores)):
-        if (more := _compare(sampler, data, batch_size, price, pair)) is None:
-            break
+    pair = None if dear else prior_scale.beyond(scores)
+    if pair and (more := _compare(sampler, data, batch_size, price, pair)):
         runs.append(more)
         further = scores[pair[0]] + more.nll[1] - more.nll[0]  # from one start both
         scores[pair[1]] = further if math.isfinite(further) else math.inf
@@ -273,8 +272,8 @@ def _compare(
     except DivergenceError:
         return None
     nll = _held_out_nll(found, (x, y), rows.outside, trial.chains)
-    means = nll.unflatten(0, (-1, trial.folds)).flatten(1).mean(1).nan_to_num(nan=math.inf)
-    return _Compared(scales, choices, trial, found, (x, y), rows.outside, means.tolist())
+    means = prior_scale.means(nll.unflatten(0, (-1, trial.folds)).flatten(1))
+    return _Compared(scales, choices, trial, found, (x, y), rows.outside, means)
 
 
 def _pooled(found: Any, line: int, chains: int) -> list[int]:

@@ -3,7 +3,7 @@
 Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold's training rows,
 and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
 run's second half. Chosen is the scale of the lowest score, between those that were tried; where
-the first or the last of them wins, the next one is tried beside it. Of
+the first or the last of them wins, the next one is tried beside it, once. Of
 classes, the same rows then say how much sharper the mixture of the best scale's chains should be
 (see ``posterior.sharpening``).
 """
@@ -24,8 +24,10 @@ SCALES = (0.2, 1.0, 5.0, 25.0)
 #: Where steps have no engine (see ``cost``), and no further ones are tried.
 DEAR_SCALES = (1.0, 5.0, 25.0, 125.0)
 STEP = 5.0
-#: By so many nats per row an edge must be ahead for the next one to be tried, and how often.
-AHEAD, MOST_BEYOND = 0.005, 2
+#: By so many nats per row an edge must be ahead for the next one to be tried.
+AHEAD = 0.01
+#: Nats that a row counts at most, above the median row.
+MOST_ABOVE = 10.0
 FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 40, 4000
 
 
@@ -90,13 +92,24 @@ def folds(
     return Folds(*(rows.repeat(scales, 1) for rows in lines))
 
 
+def means(scores: Tensor) -> list[float]:
+    """Of every scale, over the rows held out, of -ln density (scale, row), each at most
+    ``MOST_ABOVE`` nats above the median of all: a few outliers, which no network predicts, would
+    otherwise choose a prior under which none predicts anything. Infinite where chains were lost."""
+    known = scores.isfinite()
+    if not bool(known.any()):
+        return [math.inf] * len(scores)
+    bounded = scores.clamp_max(float(scores[known].median()) + MOST_ABOVE)
+    return bounded.mean(1).masked_fill(~known.all(1), math.inf).tolist()
+
+
 def beyond(scores: dict[float, float]) -> tuple[float, float] | None:
     """The best of the scales tried, and the next one, where it is the first or the last of them and
-    clearly ahead of its neighbour; None where it is not, or enough have been tried. ``scores``:
-    mean -ln density on held-out rows by scale."""
+    clearly ahead of its neighbour; None where it is not. ``scores``: mean -ln density on held-out
+    rows by scale."""
     order = sorted(scores)
     found = min(order, key=scores.__getitem__)
-    if len(order) >= len(SCALES) + MOST_BEYOND or found not in (order[0], order[-1]):
+    if found not in (order[0], order[-1]):
         return None
     inner = order[1] if found == order[0] else order[-2]
     if not scores[inner] - scores[found] > AHEAD:

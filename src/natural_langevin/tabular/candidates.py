@@ -8,7 +8,7 @@ timid, and a wide prior at a low temperature does better. Held-out data tell whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,13 +21,17 @@ from natural_langevin.tabular.settings import AUTO, Settings
 #: Of every weight, or divided by a layer's inputs (then it is that of a bias).
 WIDE = 3.0
 FAN_IN = {"unit_fan_in": 1.0, "fan_in": WIDE}
-#: Offered for numbers and for classes, the first one to compare other things with. Under a learned
-#: variance (every layer's own, integrated out) cold chains would fall into the peak of the prior's
-#: density, where all weights vanish.
-VARIANCES: Mapping[bool, Sequence[float | str]] = {
-    False: ("unit_fan_in", "fan_in", "learned"),
-    True: ("fan_in", "learned", WIDE),
-}
+#: Variances and temperatures offered for numbers (of few rows, and of more) and for classes, the
+#: first one to compare other things with. Under a learned variance (every layer's own, integrated
+#: out) cold chains would fall into the peak of the prior's density, where all weights vanish. Where
+#: targets have hardly any noise, a noise that is learned and the freedom that it gives the weights
+#: hold each other up, and cold chains get down sooner: with two hidden layers, views are compared
+#: by them. Fewer than COLD_FROM rows do not show where they are too sure.
+OF_FEW_ROWS = (("unit_fan_in", 1.0), ("fan_in", 1.0), ("learned", 1.0))
+OF_NUMBERS = (("unit_fan_in", 1.0), ("unit_fan_in", 0.1), ("fan_in", 1.0), ("fan_in", 0.1))
+OF_CLASSES = (("fan_in", 1.0), ("learned", 1.0), (WIDE, 0.3), (WIDE, 0.03))
+COLD_FROM = 300
+#: Offered beside temperature 1 where the variance is the user's own, of classes.
 COLD = (0.3, 0.03)
 #: The first step size tried, by preconditioner; of a network of several hidden layers it is a third
 #: of it, as it is of a cold chain, which gains nothing by a larger one. Those of the Fisher metrics
@@ -88,25 +92,30 @@ def prior_of(runs: Sequence[Candidate], network: nn.Module) -> Any:
     return found
 
 
-def candidates(settings: Settings, *, classes: bool = True) -> list[Candidate]:
-    """All that the user's settings leave open; what is not "auto" is as it was given.
-
-    ``classes``: wide priors at low temperatures are among them. With a variance of the user's own,
-    temperature 1, the posterior itself, is offered too."""
+def candidates(settings: Settings, *, classes: bool = True, rows: int = 0) -> list[Candidate]:
+    """All that the user's settings leave open for so many rows; what is not "auto" is as it was
+    given. With a variance of the user's own, temperature 1, the posterior itself, is offered, and
+    of ``classes`` colder ones too."""
     variance, temperature = settings.prior_variance, settings.temperature
     automatic = isinstance(settings.step_size, str) and settings.step_size == AUTO
+    offered: Sequence[tuple[float | str, float]] = OF_CLASSES
+    if not classes:
+        offered = OF_NUMBERS if rows >= COLD_FROM else OF_FEW_ROWS
+    if variance != AUTO:
+        colder = COLD if classes and not isinstance(variance, str) else ()
+        offered = [(variance, t) for t in (1.0, *colder)]
+    elif not classes and len(settings.layers) > 1:
+        offered = sorted(offered, key=lambda one: one[1])
+    if not isinstance(temperature, str):
+        offered = [(v, float(temperature)) for v in dict(offered)]
     found = []
-    for v in VARIANCES[classes] if variance == AUTO else (variance,):
-        offered: Sequence[float] = (1.0,)
-        if not isinstance(v, str) and classes:
-            offered = COLD if variance == AUTO else (1.0, *COLD)
-        for t in offered if isinstance(temperature, str) else (temperature,):
-            step_size: Any = settings.step_size
-            if automatic:
-                step_size = STEP_SIZES[settings.preconditioner]
-                if t < 1 or len(settings.layers) > 1:
-                    step_size = SMALLER * step_size
-            found.append(Candidate(v, float(t), step_size, automatic))
+    for v, t in offered:
+        step_size: Any = settings.step_size
+        if automatic:
+            step_size = STEP_SIZES[settings.preconditioner]
+            if t < 1 or len(settings.layers) > 1:
+                step_size = SMALLER * step_size
+        found.append(Candidate(v, t, step_size, automatic))
     return found
 
 

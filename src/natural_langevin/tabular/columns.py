@@ -28,7 +28,9 @@ OTHER, MISSING_LEVEL = "(other)", "(missing)"
 NAMES_ROWS = 0.5
 #: So many words, none of them twice, name rows as well.
 ALL_DIFFERENT = 6
-ID = re.compile(r"(?i)(^|[\W_])(id|idx|index|uuid|guid|key|rownames?|unnamed.*)$|[a-z](Id|ID)$")
+ID = re.compile(
+    r"(?i)(^|[\W_])(id|idx|index|uuid|guid|key|n[or]\.?|number|rownames?|unnamed.*)$|[a-z](Id|ID)$"
+)
 SPACES = " \u00a0\u202f'"
 #: Whole numbers with separated thousands, then a decimal part; by which sign is decimal.
 GROUPED = {
@@ -43,6 +45,8 @@ AFFIX = re.compile(rf"^(?:[{SPACES}]|{CURRENCY})+|(?:[{SPACES}%]|{CURRENCY})+$")
 UNIT = re.compile(rf"[+-]?\d[\d.,{SPACES}]*?[{SPACES}]?([^\W\d_][^\d,.;:/%-]{{0,11}})")
 #: Numbers that people write for "missing"; 999 and the like may be prices.
 CODES = (-9.0, -99.0, -999.0, -9999.0, -99999.0)
+#: In front of a number that was beyond what can be measured.
+LIMIT = re.compile(rf"^[<>≤≥][=]?[{SPACES}]*(?=[\d.,$€£])")
 NEGATIVE = re.compile(r"\([^-+()]+\)")
 SIGN = re.compile(rf"^([+-])(?:[{SPACES}]|{CURRENCY})+")
 DATE = re.compile(
@@ -154,10 +158,10 @@ def parse_number(cell: str, decimal: str = ".") -> float:
 
     >>> parse_number("$1,234.50"), parse_number("1.234,5", ","), parse_number("12 %")
     (1234.5, 1234.5, 12.0)
-    >>> parse_number("-$5"), parse_number("(12 EUR)"), parse_number("1_000"), parse_number("Rome")
-    (-5.0, -12.0, nan, nan)
+    >>> parse_number("-$5"), parse_number("(12 EUR)"), parse_number("<0.05"), parse_number("Rome")
+    (-5.0, -12.0, 0.05, nan)
     """
-    text = SIGN.sub(r"\1", AFFIX.sub("", cell))
+    text = SIGN.sub(r"\1", AFFIX.sub("", LIMIT.sub("", cell)))
     if NEGATIVE.fullmatch(text):  # as accountants write it
         return -parse_number(text[1:-1], decimal)
     if GROUPED[decimal].fullmatch(text):
@@ -246,6 +250,8 @@ def notation(cells: pd.Series, values: pd.Series, decimal: str, unit: str = "") 
         found.append(said)
     for level in [level for level in levels if "(" in level][:1]:
         found.append(f"parentheses are read as a minus {example(level)}")
+    for level in [level for level in levels if LIMIT.match(level)][:1]:
+        found.append(f"beyond a limit is read as the limit {example(level)}")
     for level in [level for level in levels if unit and level.endswith(unit)][:1]:
         found.append(f"{unit} left out {example(level)}")
     return found

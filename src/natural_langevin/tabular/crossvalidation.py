@@ -32,6 +32,8 @@ from natural_langevin.tabular.weighing import HeldOut
 
 #: Rows that a network is asked for to see whether it is sound.
 SOUND_ROWS = 500
+#: Rows (of numbers, of classes) from which only so many of the folds are run.
+MANY_ROWS, FEW_FOLDS = (500, 5000), 2
 #: Networks evaluated at once.
 AT_ONCE = 64
 #: Second order in the step: at the same cost it goes ten times as far as the overdamped step.
@@ -263,7 +265,8 @@ def networks(
 def split(
     count: int, folds: int, seed: int, labels: NDArray[Any] | None, most: int = 500
 ) -> list[Tensor]:
-    """Rows of every fold, of one size; with ``labels`` every class is spread over all folds."""
+    """Rows of every fold, of one size; with ``labels`` every class is spread over all folds. Of
+    many rows FEW_FOLDS tell enough."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
     enough = labels is not None and np.bincount(labels).max() >= folds
@@ -272,5 +275,6 @@ def split(
     with warnings.catch_warnings():  # a class of fewer rows than folds is in some of them only
         warnings.simplefilter("ignore", UserWarning)
         parts = [generator.permutation(held) for _, held in kind.split(np.empty(count), labels)]
+    parts = parts[:FEW_FOLDS] if count >= MANY_ROWS[labels is not None] else parts
     size = min(*map(len, parts), most)
     return [torch.as_tensor(np.sort(part[:size])) for part in parts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from natural_langevin._internal.atomic import remove_leftovers
 from natural_langevin._internal.folder_lock import NAME as LOCK
 from natural_langevin._internal.folder_lock import FolderInUseError, FolderLock
 from natural_langevin.data.errors import DataError
-from natural_langevin.data.table import Table
+from natural_langevin.data.table import Table, short
 from natural_langevin.data.tables import TrainingData
 from natural_langevin.distributed import join
 from natural_langevin.distributed.rank_zero import on_rank_zero
@@ -38,6 +39,11 @@ log = logging.getLogger("natural_langevin")
 FEWEST_ROWS = 10
 #: Classes of fewer rows than this are mentioned.
 FEW_ROWS = 3
+#: Rows that sum up others, where at most this share of a column's cells says so.
+TOTAL = re.compile(
+    r"(?i)((grand|sub|over)[ -]?)?total(s|e|i)?[ :]*|sums?|averages?|means?|summe|gesamt"
+)
+FEW_TOTALS = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +120,9 @@ def _check_count(table: Table) -> None:
 
 
 def _rows_to_use(table: Table, target: Target, skip_missing: bool) -> tuple[Table, list[str]]:
-    """Without rows that have no target and, with ``skip_missing``, without any that lack a cell."""
-    notices = []
+    """Without rows that sum up others, that have no target and, with ``skip_missing``, without any
+    that lack a cell."""
+    table, notices = _without_totals(table, target.name)
     known = target.known(table)
     if not known.all():
         first = table.where(int((~known).argmax()))
@@ -135,6 +142,26 @@ def _rows_to_use(table: Table, target: Target, skip_missing: bool) -> tuple[Tabl
             notices.append(f"{(~complete).sum():,} rows lack a cell: left out (--skip-missing)")
         table = table.take(np.flatnonzero(complete))
     return table, notices
+
+
+def _without_totals(table: Table, target: str) -> tuple[Table, list[str]]:
+    """Without rows in which a word says that they are the sum or mean of others."""
+    notices, rest = list[str](), table
+    for name in table.names:
+        cells = rest.frame[name]
+        if name == target or cells.dtype != "category":
+            continue
+        sums = [level for level in cells.cat.categories if TOTAL.fullmatch(level)]
+        rows = cells.isin(sums).to_numpy()
+        if 0 < rows.sum() <= max(1, FEW_TOTALS * len(rest)):
+            first = int(rows.argmax())
+            others = f" and {rows.sum() - 1:,} more" if rows.sum() > 1 else ""
+            notices.append(
+                f"{name}: {short(str(cells.iloc[first]))} ({rest.where(first)}{others}) sums up "
+                "other rows: left out (if it is a row like the others, rename it)"
+            )
+            rest = rest.take(np.flatnonzero(~rows))
+    return rest, notices
 
 
 def _rare(target: Target, table: Table) -> list[str]:

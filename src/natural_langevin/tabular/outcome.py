@@ -30,15 +30,15 @@ KINDS = {
 }
 #: Positive targets more skewed than this are also tried as their logarithm.
 SKEWED = 1.0
-#: Rows that it takes to say that a target is never negative.
-FEWEST_BOUNDED = 20
+#: Rows that it takes to say that a target is never negative, or never above one of these.
+FEWEST_BOUNDED, UPPER = 20, (1.0, 100.0)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """``noise``: of KINDS. ``classes``: how many (0 of numbers). ``mean``, ``scale``: of the
     targets or, with ``log``, of their logarithms, one value per target. ``bounded``: no target is
-    below 0, and so no prediction is (see ``Predictive``)."""
+    below 0, and so no prediction is (see ``Predictive``); ``upper``: nor above this."""
 
     task: str
     noise: str
@@ -47,6 +47,7 @@ class Outcome:
     scale: tuple[float, ...] = (1.0,)
     log: bool = False
     bounded: bool = False
+    upper: float | None = None
 
     @property
     def likelihood(self) -> Likelihood:
@@ -149,7 +150,8 @@ def outcomes(
         mean = (share * y).sum(0).clamp_min(1e-3).log()
         return [Outcome(task, kind, mean=tuple(mean.tolist())) for kind in kinds]
     count = len(y) if weights is None else float(weights.sum())
-    found, bounded = [], _bounded(y, share, count)
+    found, upper = [], _upper(y, share, count)
+    bounded = upper is not None or _bounded(y, share, count)
     for log in _logs(y, share, settings.log):
         values = y.log() if log else y
         # Divided by the largest first, so that squares neither overflow nor vanish.
@@ -158,12 +160,9 @@ def outcomes(
         centre = (share * values / largest).sum(0)
         spread = (share * (values / largest - centre).square()).sum(0).sqrt()
         mean, scale = centre * largest, torch.where(spread > 0, spread * largest, 1.0)
-        found += [
-            Outcome(
-                task, kind, 0, tuple(mean.tolist()), tuple(scale.tolist()), log, bounded and not log
-            )
-            for kind in kinds
-        ]
+        own = {"mean": tuple(mean.tolist()), "scale": tuple(scale.tolist()), "log": log}
+        own |= {"bounded": bounded and not log, "upper": upper}
+        found += [Outcome(task, kind, **own) for kind in kinds]
     return found
 
 
@@ -184,6 +183,20 @@ def _bounded(y: Tensor, share: Tensor, count: float) -> bool:
     if y.shape[1] > 1 or count < FEWEST_BOUNDED or bool((counted < 0).any()):
         return False
     return bool((counted == 0).any()) or _skewness(y, share) > SKEWED
+
+
+def _upper(y: Tensor, share: Tensor, count: float) -> float | None:
+    """1 or 100 where targets are shares or percentages: from 0 on, and spread over nearly all of
+    it (a tenth to 95 %), or several of exactly 100. Those of exactly 1 may be anything."""
+    counted = y[share[:, 0] > 0]
+    if y.shape[1] > 1 or count < FEWEST_BOUNDED or bool((counted < 0).any()):
+        return None
+    least, most = float(counted.min()), float(counted.max())
+    for upper in UPPER:
+        spread = least <= 0.1 * upper and most >= 0.95 * upper
+        if most <= upper and (spread or (upper == 100 and int((counted == upper).sum()) > 1)):
+            return upper
+    return None
 
 
 def _skewness(y: Tensor, share: Tensor) -> float:

@@ -9,6 +9,7 @@ the logarithm divided by y.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Normal
 
-from natural_langevin.likelihoods.mixtures import check_level
+from natural_langevin.likelihoods.mixtures import check_level, search
 from natural_langevin.tabular.outcome import Outcome
 
 Array = NDArray[Any]
 
-#: Halvings of the bracket around a quantile.
-HALVINGS = 60
 #: Standard deviations of the training targets' logarithms above their mean where moments end.
 FAR = 6.0
 
@@ -43,15 +42,16 @@ class Networks:
             self.outputs[numbers], None if self.variance is None else self.variance[numbers]
         )
 
-    def law(self, outcome: Outcome, scale: float = 1.0) -> Distribution:
-        """p(u | x, theta) of every network on the sampled scale, (network, n, target)."""
+    def law(self, outcome: Outcome, scale: float | Tensor = 1.0) -> Distribution:
+        """p(u | x, theta) of every network on the sampled scale, (network, n, target); normal noise
+        is multiplied by ``scale``."""
         state = {}
         if self.variance is not None:
             state = {"variance": self.variance.double().reshape(-1, 1, 1)}
         outputs = self.outputs.double()
         law = outcome.likelihood.distribution(outputs, state)
         assert law is not None
-        if isinstance(law, Normal) and scale != 1:
+        if isinstance(law, Normal):
             law = Normal(law.loc, scale * law.scale, validate_args=False)
         return law
 
@@ -61,15 +61,16 @@ class Predictive:
 
     Components of several targets are independent given the network, not over networks. Where no
     target can be negative (``Outcome.bounded``) and the noise is normal, y is max(0, z) of the
-    normal variable z: means, quantiles and draws are those of y, and ``log_prob`` is the density,
-    which of y > 0 is that of z (at 0, where y has a probability, it is z's as well). Of a target
-    whose logarithm is sampled, means and variances are those of min(y, c), c ``FAR`` standard
-    deviations of the training targets' logarithms above their mean: a single network that is very
-    unsure of its noise would make the mean of all infinite."""
+    normal variable z, of a share or percentage min(max(0, z), c): means, quantiles and draws are
+    those of y, and ``log_prob`` is z's density or, at 0 and at c, ln of the probability that y has
+    there. Of a target whose logarithm is sampled, means and variances are those of min(y, c), c
+    ``FAR`` standard deviations of the training targets' logarithms above their mean: a single
+    network that is very unsure of its noise would make the mean of all infinite."""
 
     def __init__(self, outcome: Outcome, law: Distribution, weights: Tensor, *, flat: bool) -> None:
         self._outcome, self._law, self._flat = outcome, law, flat
         self._weights = weights.double()
+        self.upper = math.inf if outcome.upper is None else outcome.upper
         self._mean = torch.tensor(outcome.mean, dtype=torch.float64)
         self._scale = torch.tensor(outcome.scale, dtype=torch.float64)
 
@@ -112,6 +113,11 @@ class Predictive:
         values = self._given(y)
         u, jacobian = self._sampled(values)
         terms = self._law.log_prob(u.nan_to_num(0.0)) + jacobian
+        if isinstance(self._law, Normal):  # at the ends is a probability, and no density
+            for end, sign in ((0.0 if self.bounded else math.nan, 1), (self.upper, -1)):
+                if bool((values == end).any()):
+                    z = sign * (u - self._law.loc) / self._law.scale
+                    terms = torch.where(values == end, torch.special.log_ndtr(z), terms)
         terms = torch.where(u.isfinite(), terms, -torch.inf).sum(-1)
         terms = torch.where(terms.isnan(), -torch.inf, terms)
         return torch.logsumexp(terms + self._weights.log()[:, None], 0).numpy()
@@ -120,22 +126,33 @@ class Predictive:
         """P(Y <= y) of every component."""
         values = self._given(y)
         below = self._cdf(self._sampled(values)[0])
-        return self._shaped(torch.where(values < 0, 0.0, below) if self.bounded else below)
+        below = torch.where(values < 0, 0.0, below) if self.bounded else below
+        return self._shaped(torch.where(values >= self.upper, 1.0, below))
 
     def quantile(self, level: float) -> Array:
         """y with P(Y <= y) = level; of counts the smallest with P(Y <= y) >= level."""
         check_level(level)
-        low, high = self._bracket()
-        whole = not self._outcome.real
+        if isinstance(self._law, Normal):
+            return self._shaped(self._own(self._normal_quantile(self._law, level)))
+        high = (self._average(self._law.mean) + 1).ceil()
+        low = torch.full_like(high, -1.0)
         while bool((self._cdf(high) < level).any()):
             high = torch.where(self._cdf(high) < level, 2 * high + 1, high)
-        for _ in range(HALVINGS):
-            if whole and bool((high - low <= 1).all()):
-                break
-            middle = ((low + high) / 2).floor() if whole else (low + high) / 2
+        while bool((high - low > 1).any()):
+            middle = ((low + high) / 2).floor()
             below = self._cdf(middle) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return self._shaped(high if whole else self._own((low + high) / 2))
+        return self._shaped(high)
+
+    def _normal_quantile(self, law: Normal, level: float) -> Tensor:
+        """On the sampled scale; it lies between the components' own."""
+        z = torch.special.ndtri(torch.tensor(level, dtype=torch.float64))
+        own, mean = law.loc + z * law.scale, self._average(law.loc)
+        whole = self._average(law.variance + (law.loc - mean).square()).sqrt()
+        return search(
+            self._cdf, lambda u: self._average(law.log_prob(u).exp()), level,
+            own.amin(0), own.amax(0), start=mean + z * whole,
+        )  # fmt: skip
 
     def interval(self, level: float = 0.9) -> tuple[Array, Array]:
         """The ends of the central interval of this probability."""
@@ -177,10 +194,11 @@ class Predictive:
             return mean, variance
         mean, variance = self._mean + self._scale * mean, self._scale**2 * variance
         if self.bounded:
-            return _censored(mean, variance)
+            return _censored(mean, variance, self.upper)
         if not self._outcome.log:
             return mean, variance
-        return _limited(mean, variance, self._mean + FAR * self._scale)
+        cap = (self._mean + FAR * self._scale).clamp_max(math.log(self.upper))
+        return _limited(mean, variance, cap)
 
     def _average(self, values: Tensor) -> Tensor:
         return torch.tensordot(self._weights, values, 1)
@@ -201,7 +219,7 @@ class Predictive:
     def _own(self, u: Tensor) -> Tensor:
         y = self._mean + self._scale * u
         y = y.clamp_min(0.0) if self.bounded else y
-        return y.exp() if self._outcome.log else y
+        return (y.exp() if self._outcome.log else y).clamp_max(self.upper)
 
     def _cdf(self, u: Tensor) -> Tensor:
         if isinstance(self._law, Normal):
@@ -211,13 +229,6 @@ class Predictive:
         else:
             below = self._law.cdf(u.expand_as(self._law.mean))
         return self._average(below)
-
-    def _bracket(self) -> tuple[Tensor, Tensor]:
-        if not isinstance(self._law, Normal):
-            top = self._average(self._law.mean) + 1
-            return torch.full_like(top, -1.0), top.ceil()
-        reach = 40 * self._law.scale
-        return (self._law.loc - reach).amin(0), (self._law.loc + reach).amax(0)
 
     def _shaped(self, values: Tensor) -> Array:
         return (values[..., 0] if self._flat else values).numpy()
@@ -241,13 +252,21 @@ def _limited(mean: Tensor, variance: Tensor, log_cap: Tensor) -> tuple[Tensor, T
     return torch.where(near, moments[0], plain[0]), torch.where(near, spread, plain[1])
 
 
-def _censored(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of max(0, z) for z ~ N(mean, variance): with a = mean / sd,
-    m Phi(a) + sd phi(a), and (m^2 + sd^2) Phi(a) + m sd phi(a) less its square."""
-    sd = variance.sqrt()
+def _censored(mean: Tensor, variance: Tensor, upper: float) -> tuple[Tensor, Tensor]:
+    """Mean and variance of y = min(max(0, z), c) for z ~ N(mean, variance): with w = z - c,
+    E y = E z+ - E w+  and  E y^2 = E (z+)^2 - E (w+)^2 - 2 c E w+."""
+    first, second = _positive_part(mean, variance.sqrt())
+    if upper < math.inf:
+        beyond, squared = _positive_part(mean - upper, variance.sqrt())
+        first, second = first - beyond, second - squared - 2 * upper * beyond
+    return first.clamp_min(0.0), (second - first.square()).clamp_min(0.0)
+
+
+def _positive_part(mean: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
+    """E z+ and E (z+)^2 of a normal z: with a = mean / sd, m Phi(a) + sd phi(a) and
+    (m^2 + sd^2) Phi(a) + m sd phi(a)."""
     a = mean / sd
     above = torch.special.ndtr(a)
     density = torch.exp(-0.5 * a.square()) / (2 * torch.pi) ** 0.5
     first = mean * above + sd * density
-    second = (mean.square() + variance) * above + mean * sd * density
-    return first.clamp_min(0.0), (second - first.square()).clamp_min(0.0)
+    return first, (mean.square() + sd.square()) * above + mean * sd * density

@@ -56,6 +56,8 @@ class Learned:
     """Posteriors with weights, what their networks are given, and how to read their outputs.
 
     ``sound``: of every posterior the networks that count (``Problem.sound``), nearly always all.
+    ``factors``: of every posterior what its noise is multiplied by, [factor, share] each, and
+    ``scale`` their geometric mean or, of classes, what made the mixture surer (``weighing``).
     ``choice``: every candidate with its held-out NLL and weight; ``reason``: the same in words."""
 
     outcome: Outcome
@@ -64,6 +66,7 @@ class Learned:
     posteriors: list[Posterior]
     sound: list[Tensor]
     weights: Tensor
+    factors: list[list[list[float]]]
     scale: float
     strangeness: Tensor
     choice: list[dict[str, Any]]
@@ -108,15 +111,18 @@ class Learned:
         """The distribution of the targets of these rows, of numbers or counts."""
         if self.outcome.classes:
             raise TypeError("classes have probabilities: use probabilities(x)")
-        parts, shares = [], []
-        for weight, said in zip(self.weights, self._networks(x), strict=True):
-            parts.append(said)
-            shares.append(torch.full((len(said.outputs),), float(weight) / len(said.outputs)))
-        outputs = torch.cat([said.outputs for said in parts])
-        variances = [said.variance for said in parts if said.variance is not None]
-        joined = Networks(outputs, torch.cat(variances) if variances else None)
-        law = joined.law(self.outcome, self.scale)
-        shares_of_all = torch.cat(shares).double()
+        outputs, variances, shares, scales = [], [], [], []
+        every = zip(self.weights.tolist(), self.factors, self._networks(x), strict=True)
+        for weight, factors, said in every:
+            for factor, share in factors:
+                count = len(said.outputs)
+                outputs.append(said.outputs)
+                variances += [] if said.variance is None else [said.variance]
+                shares.append(torch.full((count,), weight * share / count, dtype=torch.float64))
+                scales.append(torch.full((count, 1, 1), factor, dtype=torch.float64))
+        joined = Networks(torch.cat(outputs), torch.cat(variances) if variances else None)
+        law = joined.law(self.outcome, torch.cat(scales))
+        shares_of_all = torch.cat(shares)
         return Predictive(self.outcome, law, shares_of_all / shares_of_all.sum(), flat=flat)
 
     def log_prob(self, x: Tensor, y: Tensor) -> Tensor:
@@ -162,6 +168,7 @@ class Learned:
             "inputs": self.inputs.to_json(),
             "sound": [numbers.tolist() for numbers in self.sound],
             "weights": self.weights.tolist(),
+            "factors": self.factors,
             "scale": self.scale,
             "strangeness": [round(value, 9) for value in self.strangeness.tolist()],
             "choice": self.choice,
@@ -184,7 +191,7 @@ class Learned:
         posteriors = [Posterior.load(folder / str(k), network) for k in range(len(weights))]
         return Learned(
             outcome, settings, inputs, posteriors, list(map(torch.tensor, value["sound"])),
-            weights, float(value["scale"]),
+            weights, value["factors"], float(value["scale"]),
             torch.tensor(value["strangeness"], dtype=torch.float64), value["choice"],
             str(value["reason"]),
         )  # fmt: skip
@@ -236,7 +243,7 @@ def learn(
         one = single(settings, few=len(x) < step_size_search.FEWEST_DATA)
         learned = _on_all_data(view(offered[0], plain), [one], Weighed([None], [1.0], 1.0))
         return replace(learned, reason=f"{one} (no cross-validation)")
-    every = candidates(settings, classes=bool(offered[0].classes))
+    every = candidates(settings, classes=bool(offered[0].classes), rows=len(x))
     trials = Trials(every[0], rows, y)
     if not offered[0].classes:
         for outcome in offered:
@@ -254,9 +261,10 @@ def learn(
     outcome = chosen.problem.outcome
     weighed = weigh(held_out, outcome, y, len(every))
     learned = _on_all_data(chosen, every, weighed)
-    reason = f"{trials.reason}{_reason(learned, every, weighed, folds)}"
+    reason = f"{trials.reason}{_reason(learned, every, weighed, len(rows))}"
     if outcome.bounded:
-        reason += "; no prediction is below 0, since no target is"
+        above = "" if outcome.upper is None else f" or above {outcome.upper:g}"
+        reason += f"; no prediction is below 0{above}, since no target is"
     return replace(learned, reason=reason)
 
 
@@ -294,7 +302,8 @@ def _on_all_data(view: View, offered: Sequence[Candidate], weighed: Weighed) -> 
             log.info("%d networks ran away from the training rows, and are left out", left_out)
     return Learned(
         problem.outcome, problem.settings, view.inputs, list(runs.values()), sound, weights,
-        weighed.scale, weighed.strangeness, choice, "",
+        [weighed.factors.get(k, [[1.0, 1.0]]) for k in runs], weighed.scale, weighed.strangeness,
+        choice, "",
     )  # fmt: skip
 
 

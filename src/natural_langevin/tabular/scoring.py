@@ -139,14 +139,15 @@ class NumberScores:
         below = p.cdf(truth)
         if self._target.task == "count":  # the middle of the step that the count is
             below = (below + p.cdf(truth - 1)) / 2
-        elif p.bounded:  # zero is such a step
+        elif p.bounded:  # zero is such a step, and the upper end
             below = np.where(truth <= 0, below / 2, below)
+            below = np.where(truth >= p.upper, (1 + p.cdf(np.nextafter(truth, 0))) / 2, below)
         low, high = p.interval(INTERVAL)
         said = np.full(len(truth), INTERVAL)
         if self._target.task == "count":  # an interval of whole numbers holds more than it must
             said = p.cdf(high) - p.cdf(low - 1)
         elif p.bounded:  # and so does one with the probability of zero at its end
-            said = np.where(low > 0, INTERVAL, p.cdf(high))
+            said = p.cdf(high) - np.where(low > 0, (1 - INTERVAL) / 2, 0)
         epistemic = np.sqrt(p.epistemic)
         self._rows.append(
             (truth, p.mean, p.log_prob(truth), below, p.std, epistemic, low, high, said)

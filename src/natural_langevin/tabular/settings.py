@@ -35,9 +35,8 @@ FEWEST_PER_FOLD = 3
 UNITS, DEEP_FROM = 50, 500
 #: Updates of a run up to LONGER_FROM rows; beyond, as the square root of their number, up to MOST.
 STEPS, LONGER_FROM, MOST_STEPS = 2000, 10_000, 20_000
-#: Rows of a minibatch, and from MANY rows on, where two folds tell as much as four.
-BATCH, LARGE_BATCH = 100, 250
-MANY, FOLDS_OF_MANY = 5000, 2
+#: Rows of a minibatch, and from MANY rows on.
+BATCH, LARGE_BATCH, MANY = 100, 250, 5000
 
 
 class SettingError(ValueError):
@@ -177,10 +176,8 @@ class Settings:
         return self.steps
 
     def folds_of(self, rows: int) -> int:
-        """How many folds there will be: fewer, or none, where there are too few data, and two where
-        there are many."""
+        """How many folds there will be: fewer, or none, where there are too few data."""
         fewer = min(int(self.folds), rows // FEWEST_PER_FOLD)
-        fewer = min(fewer, FOLDS_OF_MANY) if rows >= MANY else fewer
         return fewer if fewer > 1 else 0
 
     def to_json(self) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from natural_langevin.data.table import Table, short
 from natural_langevin.tabular import columns
 from natural_langevin.tabular.columns import MISSING_LEVEL
 
-#: Whole numbers of at most this many different values are taken for classes.
-FEW_VALUES = 20
+#: Whole numbers of at most this many different values are taken for classes, unless there are more
+#: than this many which begin too high for numbers of classes, or of which a fifth is hardly there.
+FEW_VALUES, VERY_FEW, HIGH, HARDLY = 20, 5, 10, 3
 MOST_CLASSES = 500
 TASKS = ("classification", "regression", "count", "ordinal")
 #: Whole numbers from 0 on are counts where the largest is at most this and the most are small.
@@ -171,18 +172,32 @@ def find_target(
     return Target(name, task=task, decimal=decimal, unit=unit), reason
 
 
-def are_counts(values: np.ndarray) -> bool:
-    """Whether these are whole numbers from 0 on, too many different ones for classes, at most
-    MOST_COUNTED and on average below a third of the largest.
+def are_counts(values: np.ndarray, fewest: int = FEW_VALUES) -> bool:
+    """Whether these are whole numbers from 0 on, more different ones than ``fewest`` (too many for
+    classes), at most MOST_COUNTED and on average below a third of the largest.
 
     >>> many = np.concatenate([np.zeros(30), np.arange(30)])
     >>> are_counts(many), are_counts(np.arange(30)), are_counts(many + 1)
     (True, False, False)
     """
     distinct = np.unique(values)
-    counted = distinct[0] == 0 and distinct[-1] <= MOST_COUNTED and len(distinct) > FEW_VALUES
+    counted = distinct[0] == 0 and distinct[-1] <= MOST_COUNTED and len(distinct) > fewest
     small = float(np.mean(values)) < distinct[-1] / 3
     return bool(counted and small and (distinct == np.round(distinct)).all())
+
+
+def _name_classes(values: np.ndarray) -> bool:
+    """Whether whole numbers are names of classes: few different ones, each more than once on
+    average, and no quantities, which begin anywhere and thin out.
+
+    >>> _name_classes(np.arange(8) % 4), _name_classes(90 + np.arange(99) % 9)
+    (True, False)
+    """
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) > min(FEW_VALUES, len(values) // 2):
+        return False
+    thin = (counts < HARDLY).mean() >= 0.2 and distinct[0] == 0
+    return len(distinct) <= VERY_FEW or not (distinct[0] >= HIGH or thin)
 
 
 #: Of two values, and of more.
@@ -199,13 +214,14 @@ def _task(name: str, values: np.ndarray, strange: np.ndarray) -> tuple[str, str]
     distinct = np.unique(values)
     if (distinct != np.round(distinct)).any():
         return "regression", f"{name} holds numbers with decimals"
-    if len(distinct) <= min(FEW_VALUES, len(values) // 2):  # each more than once, on average
+    if _name_classes(values):
         reason = f"{name} holds only {len(distinct)} different whole numbers"
         return "classification", f"{reason} (if they {_OTHERWISE[len(distinct) > 2]})"
-    if are_counts(values):
+    if are_counts(values, fewest=VERY_FEW):
         reason = f"{name} holds whole numbers from 0 on, most of them small, as counts do"
         return "count", f"{reason} (if they are no counts: --task regression)"
-    return "regression", f"{name} holds {len(distinct)} different numbers"
+    names = " (if they name classes: --task classification)" * (len(distinct) <= FEW_VALUES)
+    return "regression", f"{name} holds {len(distinct)} different numbers{names}"
 
 
 def _check_counts(name: str, values: Any) -> None:

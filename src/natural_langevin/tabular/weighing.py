@@ -1,16 +1,21 @@
 """From held-out predictions: the candidates' weights, and how much sharper or wider to say it.
 
 Weights by stacking (``metrics.stacking_weights``), stopped early: of candidates that a few hundred
-rows can hardly tell apart, the optimum would take one. The sharpness is one number, of the mixture:
-class probabilities are raised to the power 1/scale and normalised; the noise of a regression is
-multiplied by scale. A scale far from one needs many data to speak for it: ln scale has the prior
-N(0, DEVIATION^2).
+rows can hardly tell apart, the optimum would take one. Class probabilities of the mixture are
+raised to the power 1/scale and normalised, ln scale having the prior N(0, DEVIATION^2). The noise
+of a regression is stacked at several widths, since cold chains disagree too little, hot ones too
+much, and residuals have longer tails than a normal variable:
+
+    p(y | x) = sum_k sum_f w_kf p_k(y | x with noise f sigma),    f of FACTORS,
+
+where w begins at a prior, equal over candidates k and log-normal over f, that counts as PRIOR_ROWS.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -26,8 +31,12 @@ UPDATES = 30
 LEAST_WEIGHT = 0.05
 #: ln of the smallest density that is told from none.
 LEAST_DENSITY = -1e6
-#: Factors that the noise of a regression may be wrong by.
-SCALES = torch.logspace(math.log10(0.5), math.log10(2.0), 29, dtype=torch.float64).tolist()
+#: Factors that the noise of a regression may be wrong by: one for all, to compare views, and mixed.
+SCALES = torch.logspace(math.log10(0.5), math.log10(2.0), 8, dtype=torch.float64).tolist()
+#: Neighbouring factors are much alike, and take more updates to be told apart.
+FACTORS, PRIOR_ROWS, MORE_UPDATES = (0.5, 0.7, 1.0, 1.4, 2.0, 4.0), 10.0, 100
+#: Factors of a smaller share of a candidate's weight are left out.
+LEAST_SHARE = 0.003
 
 #: With fewer held-out rows nothing is made surer: on eleven tables cut down to 10 rows that cost
 #: .06 nats per row and 4 % of coverage, at 20 rows nothing.
@@ -47,12 +56,14 @@ class HeldOut:
 class Weighed:
     """Held-out ``nll`` (None: it diverged) and ``weight`` of every candidate, ``scale``, and how
     strange the mixture found every held-out row: 1 - p of its class, or the level of the smallest
-    central interval that holds it."""
+    central interval that holds it. ``factors``: of the noise of those that count, [factor, share]
+    each (default: 1 alone); ``scale`` is then their geometric mean."""
 
     nll: list[float | None]
     weight: list[float]
     scale: float
     strangeness: Tensor = field(default_factory=lambda: torch.empty(0))
+    factors: dict[int, list[list[float]]] = field(default_factory=dict)
 
 
 def weigh(held_out: HeldOut, outcome: Outcome, targets: Tensor, count: int) -> Weighed:
@@ -60,19 +71,27 @@ def weigh(held_out: HeldOut, outcome: Outcome, targets: Tensor, count: int) -> W
     y = targets[held_out.rows]
     if outcome.classes:
         return _weigh_classes(held_out, outcome, y, count)
-    best = None
-    for scale in _scales(outcome, len(y)):
-        log_density = densities(held_out, outcome, y, scale)
-        weights = _pruned(stacking_weights(log_density, updates=UPDATES))
-        fit = float(torch.logsumexp(log_density + weights.log(), dim=1).sum())
-        fit -= (math.log(scale) / DEVIATION) ** 2 / 2
-        if best is None or fit > best[0]:
-            best = (fit, scale, weights)
-    assert best is not None
-    _, scale, weights = best
-    strange = _levels(held_out, outcome, y, weights, scale)
-    at_one = densities(held_out, outcome, y)
-    return _weighed(list(held_out.networks), at_one, weights, scale, strange, count)
+    factors = _offered(FACTORS, outcome, len(y))
+    log_density = torch.stack([densities(held_out, outcome, y, f) for f in factors], -1)
+    prior = torch.tensor([math.exp(-((math.log(f) / DEVIATION) ** 2) / 2) for f in factors])
+    prior = prior.repeat(log_density.shape[1])
+    counted = PRIOR_ROWS if len(y) >= FEWEST_SURER else 0.0
+    weights = stacking_weights(
+        log_density.flatten(1), updates=MORE_UPDATES, prior=prior, prior_rows=counted
+    ).reshape(-1, len(factors))
+    share = weights / weights.sum(1, keepdim=True)
+    weights = _pruned(weights.sum(1))[:, None] * torch.where(share < LEAST_SHARE, 0.0, share)
+    weights = weights / weights.sum()
+    strange = _levels(held_out, outcome, y, weights, factors)
+    scale = math.exp(float((weights * torch.tensor(factors).double().log()).sum()))
+    ran, at_one = list(held_out.networks), log_density[..., factors.index(1.0)]
+    found = _weighed(ran, at_one, weights.sum(1), scale, strange, count)
+    share = (weights / weights.sum(1, keepdim=True)).tolist()
+    mixed = {
+        k: [[f, s] for f, s in zip(factors, own, strict=True) if s]
+        for k, own in zip(ran, share, strict=True) if found.weight[k]
+    }  # fmt: skip
+    return replace(found, factors=mixed)
 
 
 def best_scale(held_out: HeldOut, outcome: Outcome, y: Tensor) -> float:
@@ -80,30 +99,31 @@ def best_scale(held_out: HeldOut, outcome: Outcome, y: Tensor) -> float:
     return max(
         float(densities(held_out, outcome, y, scale).max(1).values.mean())
         - (math.log(scale) / DEVIATION) ** 2 / 2 / len(y)
-        for scale in _scales(outcome, len(y), every=4)
+        for scale in _offered(SCALES, outcome, len(y))
     )
 
 
-def _scales(outcome: Outcome, rows: int, every: int = 1) -> list[float]:
-    """Every so many factors: none below 1 where few rows speak for it, and 1 alone for counts."""
+def _offered(factors: Sequence[float], outcome: Outcome, rows: int) -> list[float]:
+    """None below 1 where few rows speak for it, and 1 alone for counts."""
     if outcome.task != "regression":
         return [1.0]
-    return [scale for scale in SCALES[::every] if rows >= FEWEST_SURER or scale > 0.999]
+    return [factor for factor in factors if rows >= FEWEST_SURER or factor > 0.999]
 
 
 def _levels(
-    held_out: HeldOut, outcome: Outcome, y: Tensor, weights: Tensor, scale: float
+    held_out: HeldOut, outcome: Outcome, y: Tensor, weights: Tensor, factors: list[float]
 ) -> Tensor:
     """|2 P(Y <= y) - 1| under the weighted mixture; of several targets the largest."""
     sizes = [one.outputs.shape[1] for one in next(iter(held_out.networks.values()))]
     below = torch.zeros(len(y), y.shape[1], dtype=torch.float64)
-    for weight, folds in zip(weights.tolist(), held_out.networks.values(), strict=True):
-        if weight:
-            parts = [
-                _equal(fold, outcome, scale).cdf(own)
-                for fold, own in zip(folds, y.split(sizes), strict=True)
-            ]
-            below += weight * torch.cat([torch.as_tensor(part) for part in parts])
+    for own, folds in zip(weights.tolist(), held_out.networks.values(), strict=True):
+        for weight, factor in zip(own, factors, strict=True):
+            if weight:
+                parts = [
+                    _equal(fold, outcome, factor).cdf(rows)
+                    for fold, rows in zip(folds, y.split(sizes), strict=True)
+                ]
+                below += weight * torch.cat([torch.as_tensor(part) for part in parts])
     return (2 * below - 1).abs().amax(1)
 
 

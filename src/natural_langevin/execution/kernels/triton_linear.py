@@ -12,7 +12,7 @@ but a few instructions are numbers, not constants: every variant takes half a se
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -56,8 +56,9 @@ def _linear_kernel(
     gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
     squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
     crosses = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-    bias_gradient = tl.zeros([BLOCK_O], tl.float32)
-    bias_square = tl.zeros([BLOCK_O], tl.float32)
+    # Added up over samples at the end: a sum within the loop would have warps wait for each other.
+    deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+    deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
     for first in range(0, B, BLOCK_B):
         n = first + tl.arange(0, BLOCK_B)
         in_n = n < B
@@ -65,19 +66,19 @@ def _linear_kernel(
         x = tl.load(a + n[:, None] * I + i[None, :], mask=x_mask, other=0.0)
         d = tl.load(delta + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
         gradient += tl.dot(d, x, input_precision=PRECISION)
-        bias_gradient += tl.sum(d, axis=1)
+        deltas += d
         if KIND >= 2 and ADAPTS:
             f2 = d * d
             if not SAME:
                 f2 = tl.load(fisher + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
                 f2 = f2 * f2
-            bias_square += tl.sum(f2, axis=1)
+            deltas2 += f2
             squares += tl.dot(f2, x * x, input_precision=PRECISION)
             if KIND == 3 and HAS_BIAS:
                 crosses += tl.dot(f2, x, input_precision=PRECISION)
     share = 1.0 / B
     gradient, squares, crosses = gradient * share, squares * share, crosses * share
-    bias_gradient, bias_square = bias_gradient * share, bias_square * share
+    bias_gradient, bias_square = tl.sum(deltas, axis=1) * share, tl.sum(deltas2, axis=1) * share
     if HAS_BIAS and tile_i == 0:
         tl.store(unit_sums + chain * O + o, bias_gradient, mask=in_o)
         tl.store(unit_squares + chain * O + o, bias_square, mask=in_o)
@@ -249,12 +250,21 @@ def dot_precision() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-#: Units, inputs and samples of a tile; warps and pipeline stages. Chosen on an H200, by rule for
-#: everybody: another choice is another order of summation.
-TILE = (16, 64, 32)
-WARPS, STAGES = 4, 2
-#: More of what Triton's compiler may be told.
-OPTIONS: dict[str, int] = {}
+class Tile(NamedTuple):
+    """Units, inputs and samples of a program; warps, pipeline stages, and registers of a thread at
+    most (None: as many as the compiler likes)."""
+
+    units: int
+    inputs: int
+    samples: int
+    warps: int = 4
+    stages: int = 2
+    registers: int | None = None
+
+
+#: For few chains and for many, chosen on an H200, by rule for everybody: another choice is another
+#: order of summation.
+FEW, MANY, MANY_FROM = Tile(16, 64, 32), Tile(16, 64, 32), 16
 
 
 def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
@@ -286,8 +296,8 @@ def update_(
     ``Given`` holds. ``run``: ``launch`` or ``build``."""
     chains, outputs = state.weight.shape[:2]
     width = state.weight[0, 0].numel()
-    block_o, block_i, block_b = TILE
-    tiles_o, tiles_i = -(-outputs // block_o), -(-width // block_i)
+    tile = MANY if chains >= MANY_FROM else FEW
+    tiles_o, tiles_i = -(-outputs // tile.units), -(-width // tile.inputs)
     scratch, none = task.scratch, state.weight  # ``none``: a pointer that no kernel follows
     if not scratch:
         scratch["sums"] = none.new_empty(chains, outputs), none.new_empty(chains, outputs)
@@ -297,7 +307,7 @@ def update_(
     flags = {"HAS_MEAN": state.weight_mean is not None, "MOVES": state.momentum is not None}
     own = {
         "KIND": kind, "HAS_BIAS": task.has_bias, "ADAPTS": inputs.adapts and kind > 0,
-        "BLOCK_O": block_o, "BLOCK_I": block_i, "num_warps": WARPS, **flags,
+        "BLOCK_O": tile.units, "BLOCK_I": tile.inputs, "num_warps": tile.warps, **flags,
     }  # fmt: skip
     buffers = (
         state.weight, _or(state.weight_mean, none), _or(state.weight_second, none),
@@ -317,8 +327,8 @@ def update_(
         run(
             _linear_kernel, grid, a, delta, _or(fisher, delta), *buffers, sums, squares, rows,
             a.shape[-2], width, outputs, a.stride(0), tiles_i, task.weight_start, fresh,
-            SAME=fisher is None, PRECISION=dot_precision(), BLOCK_B=block_b, num_stages=STAGES,
-            **own, **OPTIONS,
+            SAME=fisher is None, PRECISION=dot_precision(), BLOCK_B=tile.samples,
+            num_stages=tile.stages, maxnreg=tile.registers, **own,
         )  # fmt: skip
     if task.has_bias:
         block = 128

@@ -12,7 +12,8 @@ TWO = [
     "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
     "exchange_compiled", "exchanged",
 ]  # fmt: skip
-#: Loaded once, before two processes part: what some checks there need beside ``parallel_checks``.
+#: Loaded once, before two processes part: what some of the checks need. Exchanges of gradients load
+#: dynamo, which this one brings.
 COMPILER = "torch._inductor.compile_fx"
 LOADED = (COMPILER, "sklearn.datasets", "matplotlib.backends.backend_agg")
 FOUR = ["spread_chains", "loader", "single_steps"]
@@ -33,7 +34,7 @@ def two(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    return launched(tmp_path_factory.mktemp("four"), FOUR, 4)
+    return launched(tmp_path_factory.mktemp("four"), FOUR, 4, "torch._dynamo")
 
 
 def values(outcomes: list[launch.Outcome]) -> list:

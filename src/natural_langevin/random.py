@@ -89,7 +89,7 @@ def stream(origin: Tensor, step: Tensor | int) -> Tensor:
     if isinstance(step, Tensor) and step.ndim == 0 and origin.ndim == 1:
         kernels = _kernels(origin)
         if kernels is not None:
-            return kernels.stream(origin.contiguous(), step)  # type: ignore[no-any-return]
+            return kernels.stream(origin.contiguous(), step)
     z = _mix64(origin + (torch.as_tensor(step, device=origin.device) + 1) * _GOLDEN)
     return z.view(torch.int32).unflatten(-1, (-1, 2))
 
@@ -131,7 +131,7 @@ def normal(key: Tensor, count: int, *, start: int = 0) -> Tensor:
         raise ValueError(f"start must be a multiple of {BLOCK}, got {start}")
     kernels = _kernels(key) if key.ndim == 2 and start + count < 1 << 31 else None
     if kernels is not None:
-        return kernels.normal(key.contiguous(), count, start)  # type: ignore[no-any-return]
+        return kernels.normal(key.contiguous(), count, start)
     blocks = -(-count // BLOCK)
     words = bits(key, blocks * BLOCK, start=start).unflatten(-1, (blocks, 2, _HALF))
     radius = torch.sqrt(-2.0 * torch.log(_open_unit(words[..., 0, :])))

@@ -283,6 +283,40 @@ def test_threads_share_the_rows_of_a_layer() -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("fault", ["none", "moves wrongly", "raises"])
+def test_kernels_that_disagree_on_the_first_batch_are_not_used(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = backend_for(torch.device("cpu"))
+    assert known is not None
+
+    def update_(task: Any, state: Any, *rest: Any) -> None:
+        if fault == "raises":
+            raise RuntimeError("no such instruction")
+        known.update_(task, state, *rest)
+        if fault == "moves wrongly":
+            state.weight.add_(0.01)
+
+    built: list[set[bool]] = []
+    given = known._replace(update_=update_, build=lambda *asked: built.append(asked[-1]))
+    monkeypatch.setattr("natural_langevin.execution.kernels.backend_for", lambda device: given)
+    monkeypatch.setattr("natural_langevin.execution.engine.FUSE_FROM", 0)
+    monkeypatch.setattr("natural_langevin.execution.executors.PLANNERS", [])
+    one = sampler(network(), METRICS["quasi-diagonal"], compile="auto")
+    engine, state = one.prepare(data(), steps=6, batch_size=10, burn_in=3)
+    with caplog.at_level("WARNING", logger="natural_langevin"):
+        end, _ = engine.run(state, 0, 6)
+    assert built == [{True, False}]
+    reference, start = sampler(network(), METRICS["quasi-diagonal"], compile=False).prepare(
+        data(), steps=6, batch_size=10, burn_in=3
+    )
+    expected, _ = reference.run(start, 0, 6)
+    assert engine.way == ("c++ kernels" if fault == "none" else "eager, c++ refused")
+    assert ("general step serves" in caplog.text) == (fault != "none")
+    for a, b in zip(pytree.tree_leaves(end), pytree.tree_leaves(expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5)
+
+
 def test_the_kernels_noise_is_that_of_random() -> None:
     from natural_langevin.execution.kernels import cpu_linear
 

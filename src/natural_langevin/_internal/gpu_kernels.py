@@ -22,11 +22,11 @@ def plain() -> Iterator[None]:
 
 
 def usable(on: Tensor) -> bool:
-    """Whether a kernel may work on this tensor: compiled code and transformations have their own
-    ways, and cannot see into ours."""
+    """Whether a kernel may work on this tensor: compiled code and torch.func's transformations have
+    their own ways and cannot see into ours; inside the latter, even what is new has no memory."""
     return (
         on.is_cuda
         and _ALLOWED[-1]
         and not torch.compiler.is_compiling()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(on)
+        and torch._C._functorch.peek_interpreter_stack() is None
     )

@@ -232,9 +232,12 @@ def _prepared(way: Way) -> Iterator[None]:
     engine.FUSE_FROM = 0
     if way != "native":
         executors.PLANNERS.clear()
+    convolutions = torch.backends.cudnn.allow_tf32  # by default: rounding far above float32's
+    torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
+        torch.backends.cudnn.allow_tf32 = convolutions
         compiled.BACKEND, engine.FUSE_FROM, executors.PLANNERS[:] = before
 
 

@@ -57,7 +57,7 @@ class Likelihood:
             losses = self.log_loss(o, y, state)
             return losses.sum(), losses
 
-        return grad(total, has_aux=True)(outputs)  # type: ignore[no-any-return]
+        return grad(total, has_aux=True)(outputs)
 
     def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:
         """y~ ~ p_theta(. | x) for every sample, drawn from the stream ``key``: the quantile at a

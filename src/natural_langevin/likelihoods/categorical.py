@@ -63,7 +63,7 @@ class Categorical(Likelihood):
         if simple and outputs.dtype == torch.float32 and y.dtype == torch.int64 and usable(outputs):
             kernel = _tried_kernel(outputs.device)
             if kernel is not None and outputs.shape[1] <= kernel.MOST_CLASSES:
-                return kernel.loss_and_gradient(outputs.contiguous(), y.contiguous())  # type: ignore[no-any-return]
+                return kernel.loss_and_gradient(outputs.contiguous(), y.contiguous())
         return super().output_gradient(outputs, y, state)
 
     def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:

@@ -201,8 +201,8 @@ def plan(
     layers = {}
     for name in dynamics.gradients.deferrable(state.params, batch[0]):
         weight, bias = parameter_names(name)
-        own = (weight, bias) if model.get_submodule(name).bias is not None else (weight,)
-        layers[name] = _task(dynamics, name, own, kind, trainable, damping)
+        names = (weight, bias)[: 1 + (model.get_submodule(name).bias is not None)]
+        layers[name] = _task(dynamics, name, names, kind, trainable, damping)
     found = {name: task for name, task in layers.items() if task is not None}
     tasks = [found[name] for name in _with_true_gradient(dynamics, state, batch, list(found))]
     if given:

@@ -264,7 +264,7 @@ class Tile(NamedTuple):
 
 #: For few chains and for many, chosen on an H200, by rule for everybody: another choice is another
 #: order of summation.
-FEW, MANY, MANY_FROM = Tile(16, 64, 32), Tile(16, 64, 32), 16
+FEW, MANY, MANY_FROM = Tile(16, 64, 32), Tile(16, 64, 32, registers=96), 16
 
 
 def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:

@@ -30,28 +30,32 @@ from natural_langevin.statistics import DeferredCall
 
 
 @triton.jit
-def _copy_row(source, target, row, to, words, BLOCK: tl.constexpr):
-    """Row ``row`` of (N, words) becomes row ``to``."""
-    for first in range(0, words, BLOCK):
-        k = first + tl.arange(0, BLOCK)
-        inside = k < words
-        tl.store(target + to * words + k, tl.load(source + row * words + k, mask=inside), inside)
+def _copy_rows(source, target, rows, to, inside, first, words, WORDS: tl.constexpr):
+    """Words ``first`` to ``first + WORDS`` of some rows of (N, words) become those of ``to``."""
+    k = first + tl.arange(0, WORDS)
+    mask = inside[:, None] & (k < words)[None, :]
+    value = tl.load(source + rows[:, None] * words + k[None, :], mask=mask, other=0)
+    tl.store(target + to[:, None] * words + k[None, :], value, mask=mask)
 
 
 @triton.jit(do_not_specialize=["chains", "width", "share", "kept", "length", "B", "batches"])
 def _begin_kernel(
     step, now, table, temperature, count, origin, numbers, keys, order, x, y, x_out, y_out,
     chains, width, share, kept, length, B, batches, x_words, y_words, BOTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    sample, chain = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    chain, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = n < B
     t = tl.load(step)
-    row = tl.load(order + chain * length + (t % batches) * B + sample)
-    to = chain * B + sample
+    rows = tl.load(order + chain * length + (t % batches) * B + n, mask=inside, other=0)
+    to = chain * B + n
     if BOTH:
-        _copy_row(x, x_out, row, to, x_words, BLOCK)
-    _copy_row(y, y_out, row, to, y_words, BLOCK)
-    if sample == 0:
+        _copy_rows(x, x_out, rows, to, inside, part * WORDS, x_words, WORDS)
+    if part == 0:
+        for first in range(0, y_words, WORDS):
+            _copy_rows(y, y_out, rows, to, inside, first, y_words, WORDS)
+    if (part == 0) & (tl.program_id(0) == 0):
         tl.store(now, t)  # for ``end``, which counts on where this one reads: all write the same
         tl.store(keys + chain, key_at(tl.load(origin + chain), t))
         eta = tl.load(table + t * width + chain)
@@ -132,13 +136,14 @@ class Bookkeeping:
         x, x_out = self._words[0], self._batch[0]
         assert x is not None
         assert y is not None
+        grid = -(-stream.batch_size // 16), chains, -(-x.shape[1] // 64)
         run(
-            _begin_kernel, (stream.batch_size, chains), state.step, self._now, rates,
+            _begin_kernel, grid, state.step, self._now, rates,
             self._temperature, data.count, dynamics.noise, self._numbers, self._keys, data.order,
             x, y, x_out.view(torch.int32), y_out.view(torch.int32), chains, rates.shape[1],
             0.0 if kind.explores else float(self._share), float(self._kept),
             data.order.shape[1], stream.batch_size, stream.batches_per_epoch,
-            x.shape[1], y.shape[1], BOTH=len(self._batch) == 2, BLOCK=256,
+            x.shape[1], y.shape[1], BOTH=len(self._batch) == 2, ROWS=16, WORDS=64,
         )  # fmt: skip
         keys = self._keys.view(torch.int32).unflatten(-1, (-1, 2))
         return Begun((x_out, y_out), self._numbers, keys)
@@ -171,7 +176,10 @@ def build_all(
     other, each in its first call, they take half a second each."""
     rows = data.stream.example()[0].shape[0]
     numbers, keys = state.step.new_zeros(state.chains, 7), state.step.new_zeros(state.chains, 2)
-    with AsyncCompileMode(ThreadPoolExecutor(8), ignore_errors=True):
+    with (
+        torch.cuda.device(state.step.device),
+        AsyncCompileMode(ThreadPoolExecutor(8), ignore_errors=True),
+    ):
         if books:
             books.begin(dynamics, data, state, Kind(), build)
             books.end(state, numbers[:, 0].float(), build)

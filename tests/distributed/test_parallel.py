@@ -12,30 +12,29 @@ TWO = [
     "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
     "exchange_compiled", "exchanged",
 ]  # fmt: skip
-#: Loaded once, before the processes part: what most checks need.
-LOADED = ("parallel_checks", "arviz", "sklearn.datasets", "matplotlib.backends.backend_agg")
+#: Loaded once, before two processes part: what some of the checks need. Exchanges of gradients load
+#: dynamo, which this one brings.
 COMPILER = "torch._inductor.compile_fx"
+LOADED = (COMPILER, "sklearn.datasets", "matplotlib.backends.backend_agg")
 FOUR = ["spread_chains", "loader", "single_steps"]
 
 
-def launched(
-    folder, names: list[str], ranks: int, *compilers: str
-) -> dict[str, list[launch.Outcome]]:
+def launched(folder, names: list[str], ranks: int, *loaded: str) -> dict[str, list[launch.Outcome]]:
     return launch.checks(
         "parallel_checks", names, ranks=ranks, folder=folder, timeout=840,
         environment={"NATURAL_LANGEVIN_TIMEOUT": "120"},
-        imported=(*LOADED, *compilers),
+        imported=("parallel_checks", "arviz", *loaded),
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return launched(tmp_path_factory.mktemp("two"), TWO, 2, COMPILER)
+    return launched(tmp_path_factory.mktemp("two"), TWO, 2, *LOADED)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    return launched(tmp_path_factory.mktemp("four"), FOUR, 4)
+    return launched(tmp_path_factory.mktemp("four"), FOUR, 4, "torch._dynamo")
 
 
 def values(outcomes: list[launch.Outcome]) -> list:

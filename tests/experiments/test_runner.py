@@ -26,10 +26,10 @@ from natural_langevin.report import load_results, render
 TOY = replace(
     PRESETS["quick"],
     hidden=(12,),
-    steps=60,
+    steps=40,
     select_steps=12,
     extra_select_steps=12,
-    burn_in=20,
+    burn_in=10,
     thin=5,
     select_thin=3,
     batch_size=20,

@@ -5,14 +5,7 @@ from __future__ import annotations
 import typer
 
 from natural_langevin.cli.errors import UsageError, one_line_errors
-
-METRICS = {
-    "euclidean": "Euclidean",
-    "rmsprop": "RMSProp",
-    "diagonal": "DiagonalFisher",
-    "quasi-diagonal": "QuasiDiagonalFisher",
-    "full": "FullFisher",
-}
+from natural_langevin.preconditioners import REGISTRY as METRICS
 
 
 def sbc(
@@ -41,7 +34,7 @@ def sbc(
     import torch
     from torch import nn
 
-    from natural_langevin import likelihoods, preconditioners, priors
+    from natural_langevin import likelihoods, priors
     from natural_langevin.experiments.sbc import calibrate
 
     kinds = {
@@ -63,7 +56,7 @@ def sbc(
             torch.randn(rows, inputs, generator=generator),
             simulations=simulations, draws=draws, burn_in=burn_in, thin=thin,
             batch_size=batch_size or None, seed=seed, prior=priors.Gaussian(0.5),
-            preconditioner=getattr(preconditioners, METRICS[metric])(), step_size=step_size,
+            preconditioner=METRICS[metric](), step_size=step_size,
         )  # fmt: skip
     typer.echo(str(found))
     raise typer.Exit(0 if found.passed else 1)

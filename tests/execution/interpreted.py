@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-#: Metrics of whole runs; of the first two a few seconds of the interpreter see all kernels.
+#: Metrics of whole runs; of the first a few seconds of the interpreter see all kernels.
 RUNS = ("quasi-diagonal", "rmsprop", "quasi-diagonal, model", "euclidean", "diagonal")
 
 
@@ -61,7 +61,7 @@ def main() -> None:
         assert_same_steps(one, backend, steps=3, expected=["0", "2"])
         print(f"{kind} with momentum: agrees")
     whole = Backend("triton", triton_linear.update_, triton_linear.arrange, True, Bookkeeping)
-    for kind in RUNS if every else RUNS[:2]:
+    for kind in RUNS if every else RUNS[:1]:
         assert_same_runs(kind, whole)
         print(f"{kind}, whole runs: agrees")
 

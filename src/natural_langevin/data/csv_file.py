@@ -223,8 +223,10 @@ class CsvFile:
                         for name in self.names:
                             target = name == self._target
                             columns[name] = compact(frame[name], points=points, classes=target)
-                            if columns[name].dtype == np.float64:
-                                empty = frame[name][columns[name].isna()]
+                            empty = columns[name].isna()
+                            # A column of nothing else says nothing about numbers.
+                            if columns[name].dtype == np.float64 and not empty.all():
+                                empty = frame[name][empty]
                                 self.among_numbers.update(empty.str.strip().str.lower().unique())
                         yield Table(self.label, pd.DataFrame(columns))
         except pd.errors.EmptyDataError:

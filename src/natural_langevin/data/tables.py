@@ -72,7 +72,7 @@ def _settle_words(table: Table, target: str, among_numbers: set[str]) -> list[st
     if not doubtful:
         return []
     others = [level for level in cells.cat.categories if level not in doubtful]
-    words = not any(level[:1].isdigit() or level[1:2].isdigit() for level in others)
+    words = not any(level.lstrip("+-(<>=.,$€£ ")[:1].isdigit() for level in others)
     said = []
     for level in doubtful:
         count = f"{target}: {level!r} in {(cells == level).sum():,} of {len(table):,} rows is taken"

@@ -3,7 +3,6 @@
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -125,9 +124,9 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         """(n, n_samples) labels drawn from the predictive probabilities; of several labels per row
         (n, labels, n_samples), drawn together from one network each."""
         if self._several:
-            seeds = itertools.count(random_state)  # rows are asked in parts
+            rng = np.random.default_rng(random_state)  # rows are asked in parts
             drawn = self._asked(
-                X, lambda found: np.moveaxis(found.sample(n_samples, seed=next(seeds)), 0, -1)
+                X, lambda found: np.moveaxis(found.sample(n_samples, seed=rng), 0, -1)
             )
             return drawn.astype(np.int64)
         cumulative = self._probabilities(X).cumsum(axis=1)

@@ -3,7 +3,6 @@
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,7 +99,5 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
         """(n, n_samples) draws of new observations, or (n, target, n_samples)."""
-        seeds = itertools.count(random_state)  # rows are asked in parts
-        return self._asked(
-            X, lambda found: np.moveaxis(found.sample(n_samples, seed=next(seeds)), 0, -1)
-        )
+        rng = np.random.default_rng(random_state)  # rows are asked in parts
+        return self._asked(X, lambda found: np.moveaxis(found.sample(n_samples, seed=rng), 0, -1))

@@ -185,6 +185,17 @@ def common_unit(levels: Iterable[str]) -> str:
     return unit if count >= MOST * written else ""
 
 
+def only_limits(levels: Iterable[str], unit: str = "") -> bool:
+    """Whether limits are all the numbers there are: <30 and >30 then name groups.
+
+    >>> only_limits(["<30", ">30", "NO"]), only_limits(["<0.05", "0.2"]), only_limits(["NO"])
+    (True, False, False)
+    """
+    limits = {level for level in levels if LIMIT.match(level)}
+    plain = (level.removesuffix(unit) for level in levels if level not in limits)
+    return bool(limits) and not any(np.isfinite(parse_number(p, s)) for p in plain for s in ".,")
+
+
 def missing_code(values: np.ndarray) -> float | None:
     """-999 and the like, where it is repeated and far below the other numbers: a code that stands
     for a missing number. Far is three times their range for -9 and -99, which may be measurements.

@@ -7,7 +7,7 @@ import itertools
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from natural_langevin.tabular.recipe import CHUNK, learn
 from natural_langevin.tabular.run import OtherRunError, Run, RunFolderError
 from natural_langevin.tabular.settings import Settings
 from natural_langevin.tabular.survey import fit_features
-from natural_langevin.tabular.target import Target, find_target, fit_target
+from natural_langevin.tabular.target import Target, find_target, fit_target, in_order
 
 log = logging.getLogger("natural_langevin")
 
@@ -146,14 +146,20 @@ def _rows_to_use(table: Table, target: Target, skip_missing: bool) -> tuple[Tabl
     return table, notices
 
 
-def _without_totals(table: Table, target: str) -> tuple[Table, list[str]]:
-    """Without rows in which a word says that they are the sum or mean of others."""
+def _without_totals(
+    table: Table, target: str, learned: Collection[str] = ()
+) -> tuple[Table, list[str]]:
+    """Without rows in which a word says that they are the sum or mean of others; none of
+    ``learned`` does, since rows with them were learned from."""
     notices, rest = list[str](), table
     for name in table.names:
         cells = rest.frame[name]
         if name == target or cells.dtype != "category":
             continue
-        sums = [level for level in cells.cat.categories if TOTAL.fullmatch(level)]
+        levels = cells.cat.categories.difference(learned)
+        sums = [level for level in levels if TOTAL.fullmatch(level)]
+        if in_order(cells.cat.categories) is not None:  # poor, average, good
+            continue
         rows = cells.isin(sums).to_numpy()
         if 0 < rows.sum() <= max(1, FEW_TOTALS * len(rest)):
             first = int(rows.argmax())
@@ -320,7 +326,8 @@ def _batches(run: Run, table: Table | None) -> Iterator[tuple[Tensor, Tensor]]:
 def labelled(run: Run, chunk: Table) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets of the rows that have both; a class must be one that was learned, and rows
     that sum up others are left out as in training."""
-    chunk, _ = _without_totals(chunk, run.target.name)
+    known = [part.levels for part in run.features.parts if isinstance(part, columns.Category)]
+    chunk, _ = _without_totals(chunk, run.target.name, {*itertools.chain(*known)})
     chunk = chunk.take(np.flatnonzero(run.target.learned(chunk)))
     if len(chunk):
         encoded = run.features.encode(chunk)

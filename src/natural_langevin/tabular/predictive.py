@@ -160,7 +160,7 @@ class Predictive:
         check_level(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
-    def sample(self, count: int = 1, *, seed: int = 0) -> Array:
+    def sample(self, count: int = 1, *, seed: int | np.random.Generator = 0) -> Array:
         """(count, n) draws, or (count, n, target): of a network each, then of its noise."""
         rng, law = np.random.default_rng(seed), self._law
         share = self._weights.numpy()

@@ -96,6 +96,8 @@ class _Survey:
         unit = columns.common_unit(levels)
         decimal = self._decimal(cells, unit)
         readable = columns.numbers(cells, decimal, unit).notna().sum() / rows
+        if columns.only_limits(levels, unit):
+            readable = 0.0
         if readable >= MOST:
             return self._number(name, cells, decimal, unit)
         form, _ = columns.date_format(levels)

@@ -148,6 +148,8 @@ def find_target(
         comma = columns.comma_of_others(table.frame) if own is None else own
         decimal = "," if decimal_comma or comma else "."
     values = columns.numbers(cells, decimal, unit)
+    if cells.dtype == "category" and columns.only_limits(levels, unit):
+        values = values * np.nan
     strange = values.isna().to_numpy()
     if strange.any():
         row = table.frame.index.get_loc(cells.index[strange.argmax()])
@@ -267,8 +269,9 @@ def in_order(words: Collection[str]) -> tuple[str, ...] | None:
     (('Low', 'medium', 'high'), ('5-9', '10-19'), None)
     """
     front = {word: re.match(r"[<≤]?\s*([+-]?\d+(?:\.\d+)?)", word) for word in words}
-    if all(np.isfinite(columns.parse_number(word)) for word in words):
-        return tuple(sorted(words, key=columns.parse_number))
+    values = {word: columns.parse_number(word) for word in words}
+    if np.isfinite(list(values.values())).all() and len(set(values.values())) == len(words):
+        return tuple(sorted(words, key=values.__getitem__))
     if all(front.values()):
         first = {word: float(match[1]) for word, match in front.items() if match}
         if len(set(first.values())) == len(words):

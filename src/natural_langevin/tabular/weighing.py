@@ -113,18 +113,22 @@ def _offered(factors: Sequence[float], outcome: Outcome, rows: int) -> list[floa
 def _levels(
     held_out: HeldOut, outcome: Outcome, y: Tensor, weights: Tensor, factors: list[float]
 ) -> Tensor:
-    """|2 P(Y <= y) - 1| under the weighted mixture; of several targets the largest."""
+    """The level of the smallest central interval that holds y, under the weighted mixture: of
+    1 - 2 P(Y <= y) and 2 P(Y < y) - 1 the larger, which differ by more than a sign where y has a
+    probability (0 of amounts, 100 of percentages). Of several targets the largest."""
     sizes = [one.outputs.shape[1] for one in next(iter(held_out.networks.values()))]
-    below = torch.zeros(len(y), y.shape[1], dtype=torch.float64)
+    # At (and in front of) y; counts keep the wider P(Y <= y) for both.
+    ends = (y, torch.nextafter(y, torch.tensor(-math.inf, dtype=y.dtype)) if outcome.real else y)
+    below = torch.zeros(2, len(y), y.shape[1], dtype=torch.float64)
     for own, folds in zip(weights.tolist(), held_out.networks.values(), strict=True):
         for weight, factor in zip(own, factors, strict=True):
-            if weight:
+            for end, total in zip(ends, below, strict=True) if weight else ():
                 parts = [
                     _equal(fold, outcome, factor).cdf(rows)
-                    for fold, rows in zip(folds, y.split(sizes), strict=True)
+                    for fold, rows in zip(folds, end.split(sizes), strict=True)
                 ]
-                below += weight * torch.cat([torch.as_tensor(part) for part in parts])
-    return (2 * below - 1).abs().amax(1)
+                total += weight * torch.cat([torch.as_tensor(part) for part in parts])
+    return torch.maximum(1 - 2 * below[0], 2 * below[1] - 1).clamp_min(0.0).amax(1)
 
 
 def _equal(fold: Networks, outcome: Outcome, scale: float) -> Predictive:

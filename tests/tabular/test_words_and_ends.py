@@ -1,0 +1,68 @@
+"""Words that look like numbers or sums, and targets with a probability at their ends."""
+
+import numpy as np
+import pytest
+import torch
+
+from natural_langevin.data.table import from_frame
+from natural_langevin.data.tables import read_training
+from natural_langevin.tabular.columns import Category
+from natural_langevin.tabular.fit import _without_totals
+from natural_langevin.tabular.outcome import Outcome
+from natural_langevin.tabular.predictive import Networks
+from natural_langevin.tabular.survey import fit_features
+from natural_langevin.tabular.target import find_target, in_order
+from natural_langevin.tabular.weighing import HeldOut, weigh
+
+pd = pytest.importorskip("pandas")
+
+
+def frame(**columns):
+    return from_frame(pd.DataFrame(columns))
+
+
+def training(tmp_path, lines):
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(lines))
+    return read_training(str(path), target="y", drop=set())
+
+
+def test_limits_without_numbers_between_them_name_groups():
+    groups = ["<30", ">30", "NO", "NO"] * 10
+    target, _ = find_target(frame(x=np.arange(40.0), y=groups), "y")
+    assert (target.task, set(target.classes)) == ("classification", {"<30", ">30", "NO"})
+    (part,) = fit_features(frame(group=["<50", ">=50"] * 20)).parts
+    assert isinstance(part, Category)
+    assert in_order({"<50", ">=50"}) is None  # not by the order of a set
+
+
+@pytest.mark.parametrize("price", ["$ {}", "($ {})", "€ {}"])
+def test_prices_with_a_space_are_numbers_among_which_na_is_missing(tmp_path, price):
+    lines = [f"{k},{'NA' if k % 5 == 0 else price.format(k)}" for k in range(40)]
+    data = training(tmp_path, ["x,y", *lines])
+    assert data.table.frame["y"].isna().sum() == 8
+    assert find_target(data.table, "y")[0].task == "regression"
+
+
+def test_a_column_of_nothing_else_does_not_make_none_a_missing_class(tmp_path):
+    lines = [f"{k},none,{('none', 'mild', 'severe')[k % 3]}" for k in range(30)]
+    data = training(tmp_path, ["x,comment,y", *lines])
+    assert find_target(data.table, "y")[0].classes == ("none", "mild", "severe")
+
+
+def test_an_average_on_a_scale_is_no_row_that_sums_up_others():
+    table = frame(state=["average", *["poor", "good"] * 20], y=np.arange(41.0))
+    assert len(_without_totals(table, "y")[0]) == 41
+    table = frame(shown=["mean", *["max", "min"] * 20], y=np.arange(41.0))
+    assert len(_without_totals(table, "y")[0]) == 40
+    assert len(_without_totals(table, "y", {"mean", "max", "min"})[0]) == 41
+
+
+def test_an_end_that_has_a_probability_is_not_strange():
+    outcome = Outcome("regression", "constant", scale=(1.0,), bounded=True, upper=1.0)
+    z = torch.tensor([-0.5, 0.5, 2.0, 2.0, 0.0] * 8)
+    y = z.clamp(0.0, 1.0).double()[:, None]
+    said = Networks(z[None, :, None], torch.tensor([0.01]))
+    found = weigh(HeldOut(torch.arange(40), {0: [said]}), outcome, y, 1)
+    # Every central interval of a row holds its end; in the middle, the median is y itself.
+    torch.testing.assert_close(found.strangeness, torch.zeros(40).double(), atol=1e-6, rtol=0)

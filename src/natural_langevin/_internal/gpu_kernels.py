@@ -23,10 +23,12 @@ def plain() -> Iterator[None]:
 
 def usable(on: Tensor) -> bool:
     """Whether a kernel may work on this tensor: compiled code and torch.func's transformations have
-    their own ways and cannot see into ours; inside the latter, even what is new has no memory."""
+    their own ways and cannot see into ours; inside the latter, even what is new has no memory. A
+    kernel runs on the current device, unlike torch's operations, which follow their tensors."""
     return (
         on.is_cuda
         and _ALLOWED[-1]
         and not torch.compiler.is_compiling()
         and torch._C._functorch.peek_interpreter_stack() is None
+        and on.device.index == torch.cuda.current_device()
     )

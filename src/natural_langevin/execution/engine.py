@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -124,6 +125,11 @@ class Engine:
 
     def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
         """``count`` updates from ``state``, which has seen ``start``; not eagerly: in place."""
+        device = state.step.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # for kernels
+            return self._run(state, start, count)
+
+    def _run(self, state: State, start: int, count: int) -> tuple[State, Info]:
         if not self._ready:
             self._plan(state)
             self._ready = True

@@ -56,7 +56,7 @@ class FilterResponseNorm(nn.Module):
 
     def has_kernels(self, x: Tensor) -> bool:
         """Whether ``fused`` takes this input."""
-        if not x.is_cuda or torch.compiler.is_compiling() or not has_triton():
+        if not takes_kernels(x):
             return False
         from natural_langevin.models import fused_norm
 
@@ -77,6 +77,16 @@ class FilterResponseNorm(nn.Module):
             x, self.weight, self.bias, self.threshold, eps=self.eps, shift=shift, other=other,
             silu=silu,
         )  # fmt: skip
+
+
+def takes_kernels(x: Tensor) -> bool:
+    """Whether Triton's kernels may work on this tensor: they run on the current device."""
+    return (
+        x.is_cuda
+        and not torch.compiler.is_compiling()
+        and has_triton()
+        and x.device.index == torch.cuda.current_device()
+    )
 
 
 @functools.cache
@@ -119,7 +129,7 @@ class _Layer(nn.Module):
 
 def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """The convolution's products alone."""
-    if has_triton() and not torch.compiler.is_compiling():
+    if takes_kernels(x):
         from natural_langevin.models import narrow_conv
 
         if narrow_conv.takes(x, conv):

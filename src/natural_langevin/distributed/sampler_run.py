@@ -126,7 +126,9 @@ def _run_once(
                 plan, engine, state, collector, saved=saved, title=title,
                 progress=bool(progress), processes=mesh, watcher=watcher,
             )  # fmt: skip
-        fall = recipe.falls_by(collector.trace) if asked.repeats and exchange is None else 0.0
+        # Chains that were lost are reported: another run would begin with them again.
+        again = asked.repeats and exchange is None and bool((state.diverged < 0).all())
+        fall = recipe.falls_by(collector.trace) if again else 0.0
         if fall:
             log.info(
                 "the loss still fell by %.2g nats per sample in the last third of %d steps: they "

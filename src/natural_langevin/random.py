@@ -79,6 +79,16 @@ def origin(seed: int, purpose: int, chain: Tensor) -> Tensor:
     return _mix64(z ^ (chain * _M2 + _GOLDEN))
 
 
+def later(origin: Tensor, steps: int) -> Tensor:
+    """The origin whose step t is step t + ``steps`` of this one.
+
+    >>> at = origin(0, NOISE, torch.arange(3))
+    >>> torch.equal(stream(later(at, 5), 2), stream(at, 7))
+    True
+    """
+    return origin + torch.as_tensor(steps, device=origin.device) * _GOLDEN
+
+
 def stream(origin: Tensor, step: Tensor | int) -> Tensor:
     """Key of the stream at this step: int32, shape ``origin.shape + (2,)``.
 

@@ -98,3 +98,8 @@ def test_a_prior_of_the_weights_counts_as_so_many_data():
     sure = torch.tensor([[0.0, -50.0]]).double().expand(30, 2)
     found = stacking_weights(sure, updates=50, prior=prior, prior_rows=10)
     torch.testing.assert_close(found, torch.tensor([32.0, 8.0]).double() / 40)
+
+
+def test_a_prior_that_counts_needs_a_number_of_updates():
+    with pytest.raises(ValueError, match="needs a number of updates"):
+        stacking_weights(torch.zeros(4, 2), prior=torch.ones(2), prior_rows=3.0)

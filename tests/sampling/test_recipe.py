@@ -11,8 +11,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin import Langevin, likelihoods, models, preconditioners, priors, schedules
+from natural_langevin import (
+    Langevin,
+    likelihoods,
+    models,
+    preconditioners,
+    priors,
+    random,
+    schedules,
+)
 from natural_langevin.data.streams import InMemory
+from natural_langevin.distributed import sampler_run
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
@@ -207,7 +216,15 @@ def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.Monke
     monkeypatch.setattr(recipe, "falls_by", lambda trace: falls.pop(0))
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of 129 weights
     sampler = Langevin(net, likelihoods.Gaussian("rmse"), prior=priors.Gaussian(1.0), chains=2)
+    noise, prepared = [], sampler_run._prepared
+    monkeypatch.setattr(
+        sampler_run, "_prepared",
+        lambda *asked: noise.append((out := prepared(*asked))[2].dynamics.noise) or out,
+    )  # fmt: skip
     found = sampler.sample((x, y), progress=False)
+    steps = found.config["steps"]
+    # The second run's first step is the one after the first run's last.
+    assert torch.equal(random.stream(noise[-1], 3), random.stream(noise[-2], steps + 3))
     assert found.config["steps_before"] == found.config["steps"]
     assert not falls
     for rows, steps in ((100, None), (150, 300)):

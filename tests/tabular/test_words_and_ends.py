@@ -9,9 +9,10 @@ from natural_langevin.data.tables import read_training
 from natural_langevin.tabular.columns import Category
 from natural_langevin.tabular.fit import _without_totals
 from natural_langevin.tabular.outcome import Outcome
-from natural_langevin.tabular.predictive import Networks
+from natural_langevin.tabular.predictive import Networks, Predictive
+from natural_langevin.tabular.scoring import NumberScores
 from natural_langevin.tabular.survey import fit_features
-from natural_langevin.tabular.target import find_target, in_order
+from natural_langevin.tabular.target import Target, find_target, in_order
 from natural_langevin.tabular.weighing import HeldOut, weigh
 
 pd = pytest.importorskip("pandas")
@@ -66,3 +67,19 @@ def test_an_end_that_has_a_probability_is_not_strange():
     found = weigh(HeldOut(torch.arange(40), {0: [said]}), outcome, y, 1)
     # Every central interval of a row holds its end; in the middle, the median is y itself.
     torch.testing.assert_close(found.strangeness, torch.zeros(40).double(), atol=1e-6, rtol=0)
+
+
+def test_a_blind_guess_has_a_probability_where_predictions_have_one():
+    """Both are N(0.5, 0.5^2) between 0 and 1, so that neither may look better."""
+    outcome = Outcome("regression", "constant", mean=(0.5,), scale=(0.5,), bounded=True, upper=1.0)
+    y = torch.tensor([0.0, 0.3, 1.0, 1.0]).double()[:, None]
+    law = Networks(torch.zeros(1, 4, 1), torch.ones(1)).law(outcome)
+
+    class Same:
+        def predictive(self, x):
+            return Predictive(outcome, law, torch.ones(1), flat=True)
+
+    scores = NumberScores(Same(), Target("y", mean=0.5, scale=0.5, task="regression"))
+    scores.add(torch.zeros(4, 1), y)
+    found = scores.result()
+    assert found["scores"]["nll"] == pytest.approx(found["baseline"]["nll"])

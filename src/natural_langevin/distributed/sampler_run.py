@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from natural_langevin import random
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
 from natural_langevin._internal.provenance import provenance
 from natural_langevin.data.streams import InMemory
@@ -21,6 +22,7 @@ from natural_langevin.distributed.run_setup import (
     resumed_config,
 )
 from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import stores
 from natural_langevin.posterior.pooling import pooled_chains
@@ -160,6 +162,13 @@ def _prepared(
         burn_in=plan.burn_in,
     )  # fmt: skip
     if before is not None:
+        # The noise goes on too: slow directions would be pushed the same way once more.
+        assert isinstance(engine.dynamics, LangevinDynamics)
+        noise, labels = engine.dynamics.noise, engine.dynamics.labels
+        engine.dynamics = dataclasses.replace(
+            engine.dynamics, noise=random.later(noise, asked.spent),
+            labels=random.later(labels, asked.spent),
+        )  # fmt: skip
         state = sampler._dynamics.init(before.params)._replace(likelihood=before.likelihood)
     elif sampler._downhill:
         stream = engine.stream

@@ -39,6 +39,8 @@ def stacking_weights(
         raise ValueError(f"log_density must be (n, candidate), got {tuple(log_density.shape)}")
     if bool(torch.isnan(log_density).any()):
         raise ValueError("log_density holds NaN: give a candidate that failed -inf instead")
+    if prior_rows and updates is None:
+        raise ValueError(f"prior_rows={prior_rows!r} needs a number of updates: updates=100, say")
     values = log_density.double()
     best = values.max(1, keepdim=True).values
     if not bool(torch.isfinite(best).all()):

@@ -131,6 +131,7 @@ class NumberScores:
     def __init__(self, predictor: Predictor, target: Target) -> None:
         self._predictor, self._target = predictor, target
         self._rows: list[tuple[np.ndarray, ...]] = []
+        self._ends = (math.nan, math.inf)
 
     def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Rows more: inputs and targets. Returns which intervals hold the truth, and at what
@@ -139,14 +140,15 @@ class NumberScores:
         below = p.cdf(truth)
         if self._target.task == "count":  # the middle of the step that the count is
             below = (below + p.cdf(truth - 1)) / 2
-        elif p.bounded:  # zero is such a step, and the upper end
-            below = np.where(truth <= 0, below / 2, below)
+        else:  # zero is such a step where nothing is below it, and the upper end
+            self._ends = (0.0 if p.bounded else math.nan), p.upper
+            below = np.where(truth <= self._ends[0], below / 2, below)
             below = np.where(truth >= p.upper, (1 + p.cdf(np.nextafter(truth, 0))) / 2, below)
         low, high = p.interval(INTERVAL)
         said = np.full(len(truth), INTERVAL)
         if self._target.task == "count":  # an interval of whole numbers holds more than it must
             said = p.cdf(high) - p.cdf(low - 1)
-        elif p.bounded:  # and so does one with the probability of zero at its end
+        elif p.bounded or p.upper < math.inf:  # and so does one with a probability at its end
             said = p.cdf(high) - np.where(low > 0, (1 - INTERVAL) / 2, 0)
         epistemic = np.sqrt(p.epistemic)
         self._rows.append(
@@ -164,6 +166,8 @@ class NumberScores:
         observed = [float((distance <= level).double().mean()) for level in LEVELS]
         blind = (y - shift) / scale
         plain = 0.5 * (blind.square() + math.log(2 * math.pi)) + math.log(scale)
+        for end, sign in zip(self._ends, (1, -1), strict=True):  # a probability, as in ``log_p``
+            plain = torch.where(y == end, -torch.special.log_ndtr(sign * blind), plain)
         inside = (low <= y) & (y <= high)
         return {
             "scores": {

@@ -83,3 +83,18 @@ def test_a_blind_guess_has_a_probability_where_predictions_have_one():
     scores.add(torch.zeros(4, 1), y)
     found = scores.result()
     assert found["scores"]["nll"] == pytest.approx(found["baseline"]["nll"])
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_the_density_and_the_ends_are_one_together_and_nothing_is_beyond(log):
+    outcome = Outcome(
+        "regression", "constant", mean=(-0.2,), scale=(0.5,), log=log, bounded=not log, upper=1.0
+    )
+    grid = torch.linspace(0, 1, 4001).double()[1:-1]
+    rows = torch.cat([grid, torch.tensor([0.0, 1.0, -0.2, 1.2])])[:, None]
+    said = Networks(torch.zeros(1, len(rows), 1), torch.ones(1))
+    law = Predictive(outcome, said.law(outcome), torch.ones(1), flat=True)
+    density = np.exp(law.log_prob(rows))
+    inside = float(torch.trapezoid(torch.as_tensor(density[:-4]), grid))
+    assert inside + density[-4:-2].sum() == pytest.approx(1.0, abs=1e-3)
+    assert density[-2:].tolist() == [0.0, 0.0]

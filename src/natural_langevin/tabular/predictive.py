@@ -64,9 +64,9 @@ class Predictive:
     target can be negative (``Outcome.bounded``) and the noise is normal, y is max(0, z) of the
     normal variable z, of a share or percentage min(max(0, z), c): means, quantiles and draws are
     those of y, and ``log_prob`` is z's density or, at 0 and at c, ln of the probability that y has
-    there. Of a target whose logarithm is sampled, means and variances are those of min(y, c), c
-    ``FAR`` standard deviations of the training targets' logarithms above their mean: a single
-    network that is very unsure of its noise would make the mean of all infinite."""
+    there (beyond them -inf). Of a target whose logarithm is sampled, means and variances are those
+    of min(y, c), c ``FAR`` standard deviations of the training targets' logarithms above their
+    mean: a single network that is very unsure of its noise would make the mean of all infinite."""
 
     def __init__(self, outcome: Outcome, law: Distribution, weights: Tensor, *, flat: bool) -> None:
         self._outcome, self._law, self._flat = outcome, law, flat
@@ -119,7 +119,8 @@ class Predictive:
                 if bool((values == end).any()):
                     z = sign * (u - self._law.loc) / self._law.scale
                     terms = torch.where(values == end, torch.special.log_ndtr(z), terms)
-        terms = torch.where(u.isfinite(), terms, -torch.inf).sum(-1)
+        beyond = (values > self.upper) | ((values < 0) & self.bounded)
+        terms = torch.where(u.isfinite() & ~beyond, terms, -torch.inf).sum(-1)
         terms = torch.where(terms.isnan(), -torch.inf, terms)
         return torch.logsumexp(terms + self._weights.log()[:, None], 0).numpy()
 

@@ -161,7 +161,8 @@ class FusedStep:
         evaluation = dynamics.evaluate(state, batch, kind, chain_axis=True, deferred=self._deferred)
         stopped = books.end(state, evaluation.loss)
         for name, old in state.likelihood.items():
-            old.copy_(torch.where(books.keep, evaluation.likelihood[name], old))
+            keep = books.keep.reshape(-1, *(1,) * (old.ndim - 1))
+            old.copy_(torch.where(keep, evaluation.likelihood[name], old))
         return Info(evaluation.loss, stopped), self._calls(evaluation, kind), numbers, keys
 
     def _rest(self, state: State) -> State:

@@ -165,6 +165,8 @@ def _claim(request: Request, config: dict[str, Any]) -> FolderLock:
         lock = FolderLock(request.out, "reproducing the table")
         for folder in (request.out, request.out / "stages"):
             remove_leftovers(folder)
+        for finished in (request.out / "stages").glob("*.json"):  # killed right after the result
+            _drop_checkpoints(finished.parent, finished.stem)
         if path.exists():
             check_same_run(
                 request.out, read_record(path), config, what="another run",
@@ -206,7 +208,12 @@ def run_stage(bench: Bench, name: str) -> None:
         ranking = read_record(bench.folder / f"{needed}.json", "ranking")["ranking"]
         result = module.final(bench, subject, ranking)
     write_json(bench.folder / f"{name}.json", with_checksum(result))
-    for checkpoint in bench.folder.glob(f"{name}.*.checkpoint"):
+    _drop_checkpoints(bench.folder, name)
+
+
+def _drop_checkpoints(folder: Path, stage: str) -> None:
+    """Those of a stage that has its result, whichever rank wrote them."""
+    for checkpoint in folder.glob(f"{stage}.*.checkpoint"):
         shutil.rmtree(checkpoint)
 
 

@@ -14,7 +14,7 @@ from natural_langevin.data import DataError
 from natural_langevin.data.csv_file import CsvFile
 from natural_langevin.data.table import Table, from_frame
 from natural_langevin.data.tables import TrainingData, open_source, read_training
-from natural_langevin.tabular import columns
+from natural_langevin.tabular import columns, crossvalidation
 from natural_langevin.tabular.columns import Date, Number
 from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.fit import prepare
@@ -406,6 +406,12 @@ def test_shares_end_at_one_and_percentages_at_100():
     assert upper(50 * share) is None
     assert upper(0.95 + 0.05 * share.round()) is None
     assert upper(share[:9]) is None
+    prices = torch.cat([0.6 * share.repeat(3, 1) ** 3, 0 * share[:1] + 0.97])  # one house of .97
+    assert upper(prices) is None
+
+
+def test_folds_that_were_asked_for_are_all_run() -> None:
+    assert [len(crossvalidation.split(600, folds, 0, None)) for folds in (4, 10)] == [2, 10]
 
 
 def test_percentages_are_never_above_100():

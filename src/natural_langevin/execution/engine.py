@@ -59,14 +59,16 @@ def choose_mode(compile: bool | str) -> Mode:
 
 
 def _disagreement(own: Params, expected: Params, before: Params) -> str:
-    """Which steps are not the general path's for most, weights and biases apart: TF32 products, and
-    a Schur complement that almost vanishes, move a few of them elsewhere."""
-    near: dict[str, list[Tensor]] = {"biases": [], "weights": []}
+    """Whose steps are not the general path's for most of their numbers: TF32 products, and a Schur
+    complement that almost vanishes, move a few of them elsewhere. Biases, of which there may be
+    one, are judged together."""
+    near: dict[str, list[Tensor]] = {}
     for k, p in before.items():
         right = expected[k] - p
         close = (own[k] - expected[k]).abs() <= 0.05 * right.abs() + 1e-2 * right.abs().mean()
-        near["weights" if p.ndim > 2 else "biases"].append((close | ~right.isfinite()).flatten())
-    few = (name for name, c in near.items() if c and not torch.cat(c).float().mean() > 0.8)
+        name = k if p.ndim > 2 else "biases"
+        near.setdefault(name, []).append((close | ~right.isfinite()).flatten())
+    few = (name for name, c in near.items() if not torch.cat(c).float().mean() > 0.8)
     return " and ".join(few)
 
 

@@ -244,7 +244,7 @@ def _compare(
         return None
     scaled = _with_scales(sampler, scales, 1, recipe.FIRST_STEP)
     choices = _pilot(scaled, (x, y), inside, batch_size, price, len(scales))
-    usual = prior_scale.EAGER if choices[0].way == "eager" else prior_scale.NATIVE
+    usual = prior_scale.EAGER if choices[0].way.startswith("eager") else prior_scale.NATIVE
     affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
     trial = prior_scale.DEAR if dear else affordable
     assert trial is not None, "what the pilot was run for is affordable"

@@ -271,7 +271,8 @@ def _usual_steps(step_size: float, way: str, *, dear: bool = False) -> int:
     """By the directions that only the prior sees."""
     times = cost.RELAXATIONS if dear else RELAXATIONS
     wanted = math.ceil(times * FRICTION / step_size / 100) * 100
-    return min(max(FEWEST_STEPS, wanted), MOST_EAGER_STEPS if way == "eager" else MOST_STEPS)
+    most = MOST_EAGER_STEPS if way.startswith("eager") else MOST_STEPS
+    return min(max(FEWEST_STEPS, wanted), most)
 
 
 def choose(

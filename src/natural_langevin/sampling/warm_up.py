@@ -105,7 +105,7 @@ def descend(
                 )
                 best[going] = torch.where(better, loss, best[going])
         way = engine.way
-        dear = way == "eager" or 6.0 * weights * stream.batch_size * steps > MOST_WORK
+        dear = way.startswith("eager") or 6.0 * weights * stream.batch_size * steps > MOST_WORK
         going = going[_falling(best[going], before, moves.gradients.likelihood.discrete, dear)]
         if not len(going):
             break

@@ -27,7 +27,7 @@ from natural_langevin.sampling.trials import trial
 from natural_langevin.tabular.candidates import TRIES, Candidate, prior_of
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks
-from natural_langevin.tabular.settings import PRECONDITIONERS, Settings
+from natural_langevin.tabular.settings import PRECONDITIONERS, USUAL_FOLDS, Settings
 from natural_langevin.tabular.weighing import HeldOut
 
 #: Rows that a network is asked for to see whether it is sound.
@@ -266,7 +266,7 @@ def split(
     count: int, folds: int, seed: int, labels: NDArray[Any] | None, most: int = 500
 ) -> list[Tensor]:
     """Rows of every fold, of one size; with ``labels`` every class is spread over all folds. Of
-    many rows FEW_FOLDS tell enough."""
+    many rows FEW_FOLDS of the usual number tell enough."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
     enough = labels is not None and np.bincount(labels).max() >= folds
@@ -275,6 +275,7 @@ def split(
     with warnings.catch_warnings():  # a class of fewer rows than folds is in some of them only
         warnings.simplefilter("ignore", UserWarning)
         parts = [generator.permutation(held) for _, held in kind.split(np.empty(count), labels)]
-    parts = parts[:FEW_FOLDS] if count >= MANY_ROWS[labels is not None] else parts
+    if folds == USUAL_FOLDS and count >= MANY_ROWS[labels is not None]:
+        parts = parts[:FEW_FOLDS]
     size = min(*map(len, parts), most)
     return [torch.as_tensor(np.sort(part[:size])) for part in parts]

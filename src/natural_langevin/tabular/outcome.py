@@ -30,8 +30,9 @@ KINDS = {
 }
 #: Positive targets more skewed than this are also tried as their logarithm.
 SKEWED = 1.0
-#: Rows that it takes to say that a target is never negative, or never above one of these.
-FEWEST_BOUNDED, UPPER = 20, (1.0, 100.0)
+#: Rows that it takes to say that a target is never negative, or never above one of these, and the
+#: share of them that must be near it.
+FEWEST_BOUNDED, UPPER, NEAR_THE_END = 20, (1.0, 100.0), 0.02
 
 
 @dataclass(frozen=True)
@@ -188,14 +189,16 @@ def _bounded(y: Tensor, share: Tensor, count: float) -> bool:
 
 
 def _upper(y: Tensor, share: Tensor, count: float) -> float | None:
-    """1 or 100 where targets are shares or percentages: from 0 on, and spread over nearly all of
-    it (a tenth to 95 %), or several of exactly 100. Those of exactly 1 may be anything."""
+    """1 or 100 where targets are shares or percentages: from 0 on, and spread over nearly all of it
+    (a tenth to 95 %, with NEAR_THE_END of the rows beyond that: the longest tail of something else
+    may end anywhere), or several of exactly 100. Those of exactly 1 may be anything."""
     counted = y[share[:, 0] > 0]
     if y.shape[1] > 1 or count < FEWEST_BOUNDED or bool((counted < 0).any()):
         return None
     least, most = float(counted.min()), float(counted.max())
     for upper in UPPER:
-        spread = least <= 0.1 * upper and most >= 0.95 * upper
+        near = float(share[:, 0][y[:, 0] >= 0.95 * upper].sum())
+        spread = least <= 0.1 * upper and near >= NEAR_THE_END
         if most <= upper and (spread or (upper == 100 and int((counted == upper).sum()) > 1)):
             return upper
     return None

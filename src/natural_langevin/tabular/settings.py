@@ -29,8 +29,8 @@ PRECONDITIONERS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
 TINY = 150
 #: 400 MB for every network that is kept; beyond it, a table is not what one has.
 MOST_PARAMETERS = 100_000_000
-#: Rows that a fold must have at least; with fewer there is no cross-validation.
-FEWEST_PER_FOLD = 3
+#: Folds, and the rows that one must have at least; with fewer there is no cross-validation.
+USUAL_FOLDS, FEWEST_PER_FOLD = 4, 3
 #: Hidden units of a layer, and rows from which there are two layers of them.
 UNITS, DEEP_FROM = 50, 500
 #: Updates of a run up to LONGER_FROM rows; beyond, as the square root of their number, up to MOST.
@@ -78,7 +78,7 @@ class Settings:
     chains: int = 8
     batch_size: int | str = AUTO
     draws: int = 25
-    folds: int = 4
+    folds: int = USUAL_FOLDS
     chains_per_fold: int = 1
     held_out: int = 1000
     precision: str = AUTO

@@ -21,14 +21,17 @@ def plain() -> Iterator[None]:
         _ALLOWED.pop()
 
 
-def usable(on: Tensor) -> bool:
-    """Whether a kernel may work on this tensor: compiled code and torch.func's transformations have
-    their own ways and cannot see into ours; inside the latter, even what is new has no memory. A
-    kernel runs on the current device, unlike torch's operations, which follow their tensors."""
+def reachable(on: Tensor) -> bool:
+    """Whether a kernel that is launched now would find this tensor: it runs on the current device,
+    unlike torch's operations, which follow their tensors, and compiled code cannot see into it."""
     return (
         on.is_cuda
-        and _ALLOWED[-1]
         and not torch.compiler.is_compiling()
-        and torch._C._functorch.peek_interpreter_stack() is None
         and on.device.index == torch.cuda.current_device()
     )
+
+
+def usable(on: Tensor) -> bool:
+    """Whether a kernel may work on this tensor itself: torch.func's transformations have their own
+    ways; inside them, even what is new has no memory."""
+    return _ALLOWED[-1] and reachable(on) and torch._C._functorch.peek_interpreter_stack() is None

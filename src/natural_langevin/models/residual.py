@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from natural_langevin._internal.gpu_kernels import reachable
+
 
 class FilterResponseNorm(nn.Module):
     """y = max(weight x / sqrt(mean(x^2) + eps) + bias, threshold), channel by channel.
@@ -56,7 +58,7 @@ class FilterResponseNorm(nn.Module):
 
     def has_kernels(self, x: Tensor) -> bool:
         """Whether ``fused`` takes this input."""
-        if not takes_kernels(x):
+        if not (has_triton() and reachable(x)):
             return False
         from natural_langevin.models import fused_norm
 
@@ -77,16 +79,6 @@ class FilterResponseNorm(nn.Module):
             x, self.weight, self.bias, self.threshold, eps=self.eps, shift=shift, other=other,
             silu=silu,
         )  # fmt: skip
-
-
-def takes_kernels(x: Tensor) -> bool:
-    """Whether Triton's kernels may work on this tensor: they run on the current device."""
-    return (
-        x.is_cuda
-        and not torch.compiler.is_compiling()
-        and has_triton()
-        and x.device.index == torch.cuda.current_device()
-    )
 
 
 @functools.cache
@@ -122,14 +114,17 @@ class _Layer(nn.Module):
             z = _without_bias(conv, x)
             if norm.has_kernels(z):
                 return norm.fused(z, shift=conv.bias, other=other, silu=self.silu)
-        y = norm(conv(x))
+            assert conv.bias is not None
+            y = norm(z + by_channel(conv.bias, z))
+        else:
+            y = norm(conv(x))
         y = y if other is None else other + y
         return F.silu(y) if self.silu else y
 
 
 def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """The convolution's products alone."""
-    if takes_kernels(x):
+    if has_triton() and reachable(x):
         from natural_langevin.models import narrow_conv
 
         if narrow_conv.takes(x, conv):

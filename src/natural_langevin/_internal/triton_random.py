@@ -7,10 +7,15 @@ the normals of their weights by ``normal_at``.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from natural_langevin._internal.gpu_build import build, launch, side_by_side
 
 BLOCK = 1024
 
@@ -76,16 +81,22 @@ def _normal_kernel(keys, out, count, start, BLOCK: tl.constexpr):
     tl.store(out + chain * count + k, normal_at(k + start, key0, key1), mask=k < count)
 
 
-def stream(origin: Tensor, step: Tensor) -> Tensor:
+def stream(origin: Tensor, step: Tensor, run: Any = launch) -> Tensor:
     """``random.stream`` of origins (chain,) at a step that is on the device."""
-    keys = torch.empty_like(origin)
-    _stream_kernel[(-(-len(origin) // BLOCK),)](origin, step, keys, len(origin), BLOCK=BLOCK)
+    keys, grid = torch.empty_like(origin), (-(-len(origin) // BLOCK),)
+    run(_stream_kernel, grid, origin, step, keys, len(origin), BLOCK=BLOCK)
     return keys.view(torch.int32).unflatten(-1, (-1, 2))
 
 
-def normal(key: Tensor, count: int, start: int) -> Tensor:
+def normal(key: Tensor, count: int, start: int, run: Any = launch) -> Tensor:
     """``random.normal`` of keys (chain, 2)."""
-    out = torch.empty(len(key), count, device=key.device)
+    out, grid = torch.empty(len(key), count, device=key.device), (-(-count // BLOCK), len(key))
     if out.numel():
-        _normal_kernel[(-(-count // BLOCK), len(key))](key, out, count, start, BLOCK=BLOCK)
+        run(_normal_kernel, grid, key, out, count, start, BLOCK=BLOCK)
     return out
+
+
+def build_both(origin: Tensor, step: Tensor) -> None:
+    """Compiles the two kernels, side by side."""
+    with suppress(Exception), side_by_side():
+        normal(stream(origin, step, build), 1, 0, build)

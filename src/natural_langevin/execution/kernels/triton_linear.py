@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from natural_langevin._internal.gpu_build import launch
 from natural_langevin._internal.triton_random import normal_at
 from natural_langevin.execution.kernels.layer import (
     KIND_NUMBER,
@@ -279,21 +280,11 @@ def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
     return DeferredCall(rows(call.input, True), rows(call.delta, False), fisher)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Runs a kernel; ``build`` only compiles it."""
-    kernel[grid](*arguments, **options)
-
-
-def build(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """What ``launch`` would run, compiled and not run."""
-    kernel.warmup(*arguments, grid=grid, **options)
-
-
 def update_(
     task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs, run: Any = launch
 ) -> None:
     """Writes the layer's new state over the old one, for all chains; ``call`` is arranged, or what
-    ``Given`` holds. ``run``: ``launch`` or ``build``."""
+    ``Given`` holds. ``run``: ``gpu_build.launch`` or ``build``."""
     chains, outputs = state.weight.shape[:2]
     width = state.weight[0, 0].numel()
     tile = MANY if chains >= MANY_FROM else FEW

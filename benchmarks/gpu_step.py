@@ -131,18 +131,6 @@ def first() -> None:
         return now
 
     now = time.perf_counter()
-    a = torch.ones(64, 64, device=DEVICE)
-    now = mark("context", now)
-    (a @ a).sum()
-    now = mark("blas", now)
-    from natural_langevin.execution import kernels
-
-    if DEVICE == "cuda":
-        import triton  # noqa: F401
-
-        now = mark("import triton", now)
-    kernels.backend_for(torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device("cpu"))
-    now = mark("backend", now)
     task = problem("mlp", device=DEVICE)
     one = sampler(task, 1, preconditioners.QuasiDiagonalFisher(), compile="auto")
     now = mark("data and sampler", now)

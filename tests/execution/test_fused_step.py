@@ -362,8 +362,10 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one() -> None
 @pytest.mark.parametrize(
     ("which", "count"),
     [
-        ("few", len(WITH_BIAS) + len(WITHOUT_BIAS) + 1 + 2 + 1),
-        pytest.param("all", 2 * len(METRICS) + len(MOMENTUM) + 2 + 5, marks=pytest.mark.thorough),
+        ("few", len(WITH_BIAS) + len(WITHOUT_BIAS) + 1 + 1 + 2 + 1),
+        pytest.param(
+            "all", 2 * len(METRICS) + 2 + len(MOMENTUM) + 2 + 5, marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_the_triton_kernel_in_its_interpreter(which: str, count: int) -> None:

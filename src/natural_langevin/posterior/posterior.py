@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -33,15 +33,16 @@ from natural_langevin.posterior import (
     weighting,
 )
 from natural_langevin.posterior.chain_shards import ChainShards
+from natural_langevin.posterior.ensemble import (
+    Estimate,
+    averaged,
+    learned_by,
+    sharpness_of,
+    stacked,
+)
 from natural_langevin.posterior.evaluation import score
 from natural_langevin.posterior.pooling import Chains
-from natural_langevin.posterior.prediction import (
-    Averager,
-    Prediction,
-    check_levels,
-    join,
-    one_tensor,
-)
+from natural_langevin.posterior.prediction import Prediction, check_levels, join, one_tensor
 from natural_langevin.posterior.sharpening import check_sharpness
 from natural_langevin.priors import Prior, PriorLike
 from natural_langevin.statistics import plain_copy, prepare_model, vectorised, with_parameters
@@ -51,7 +52,6 @@ from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
-Estimate = Literal["ensemble", "mean", "last"]
 #: A tensor, an array or a frame; several in a tuple; or by keyword in a dictionary.
 Inputs = Any
 
@@ -139,12 +139,6 @@ class Posterior:
     def sharpness(self, value: float) -> None:
         self.config = self.config | {"sharpness": check_sharpness(value)}
 
-    def _sharpness(self, given: float | None, estimate: Estimate) -> float:
-        """The one asked for; else the posterior's own, which was learned for the ensemble."""
-        if given is not None:
-            return check_sharpness(given)
-        return self.sharpness if estimate == "ensemble" else 1.0
-
     @property
     def sigma(self) -> Tensor | None:
         """A regression's noise level at the end of the run, one value per chain."""
@@ -230,8 +224,8 @@ class Posterior:
         """
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
         options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
-        found = self._averaged(
-            x, keep_samples=keep_samples, levels=check_levels(quantiles), errors=keep_samples,
+        found = averaged(
+            self, x, keep_samples=keep_samples, levels=check_levels(quantiles), errors=keep_samples,
             **options,
         )  # fmt: skip
         joined = join([averager.finish() for averager in found])
@@ -259,39 +253,8 @@ class Posterior:
         """
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
         options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
-        first, *others = self._averaged(x, keep_samples=False, whole=True, **options)
+        first, *others = averaged(self, x, keep_samples=False, whole=True, **options)
         return first.distribution(*others)
-
-    def _averaged(
-        self,
-        x: Inputs | Iterable[Any],
-        *,
-        estimate: Estimate,
-        batch_size: int,
-        sample_batch: int,
-        keep_samples: bool,
-        chains: Chains,
-        sharpness: float | None,
-        levels: Sequence[float] = (),
-        whole: bool = False,
-        errors: bool = False,
-    ) -> Iterator[Averager]:
-        """What all networks say of every batch of inputs."""
-        samples, pooled = self._networks(estimate), self.chosen(chains)
-        draws = next(iter(samples.values())).shape[1]
-        state = self._learned_by([c for c in pooled if self.shards.rows([c])], draws)
-        device, empty = next(iter(self.last.values())).device, True
-        for batch in self.signature.batches(x, batch_size):
-            empty = False
-            averager = Averager(
-                self.likelihood, len(pooled) * draws, state,
-                keep_samples=keep_samples, levels=levels, whole=whole,
-                sharpness=self._sharpness(sharpness, estimate), draws=draws if errors else None,
-            )  # fmt: skip
-            self._fill(averager, samples, batch.to(device), sample_batch, pooled)
-            yield averager
-        if empty:
-            raise ValueError("there is nothing to predict: x holds no batch")
 
     def evaluate(
         self,
@@ -318,7 +281,7 @@ class Posterior:
         options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
         options |= {"sample_batch": sample_batch, "chains": chains, "sharpness": sharpness}
         x, y = self.signature.labelled(x, y)
-        found = list(self._averaged(x, keep_samples=False, whole=True, errors=True, **options))
+        found = list(averaged(self, x, keep_samples=False, whole=True, errors=True, **options))
         prediction = join([averager.finish() for averager in found])
         y = y.to(prediction.mean.device)
         self.likelihood.check(found[0].example, y)
@@ -357,7 +320,7 @@ class Posterior:
         self.shards.check_whole("log_likelihood")
         x, y = self.signature.labelled(x, y)
         pooled, like = self.chosen(chains), next(iter(self.last.values()))
-        state = self._learned_by(pooled, self.draws)
+        state = learned_by(self, pooled, self.draws)
         seen, rows = 0, []
 
         def one(params: Params, learned: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -422,51 +385,14 @@ class Posterior:
         fixed number of operations, so that some may be off by 0.01. ONNX needs ``export``.
         """
         self.shards.check_whole("export")
-        every, chains = self._stacked(estimate), self.chosen(None)
-        state = self._learned_by(chains, len(next(iter(every.values()))) // len(chains))
+        every, chains = stacked(self, estimate), self.chosen(None)
+        state = learned_by(self, chains, len(next(iter(every.values()))) // len(chains))
         with MODEL_LOCK:
             served = export.Served(
-                self._model, self.likelihood, every, state, self._sharpness(sharpness, estimate)
+                self._model, self.likelihood, every, state, sharpness_of(self, sharpness, estimate)
             )
             example = self._one_input(example, "export")
             export.write(served, path, example.to(next(iter(every.values())).device), format)
-
-    def _networks(self, estimate: Estimate) -> Params:
-        """Parameters of the networks to average, (chain, draw, *shape); nothing is copied."""
-        if estimate not in ("ensemble", "mean", "last"):
-            raise ValueError(f'estimate must be "ensemble", "mean" or "last", got {estimate!r}')
-        if estimate == "ensemble":
-            return self.samples
-        source = self.mean if estimate == "mean" else self.last
-        return {name: value.unsqueeze(1) for name, value in source.items()}
-
-    def _stacked(self, estimate: Estimate) -> Params:
-        """The same as one stack in memory, (network, *shape)."""
-        samples = self._networks(estimate)
-        chains = self.chosen(None)
-        count = len(chains) * next(iter(samples.values())).shape[1]
-        return next(networks.chunks(samples, chains, count, like=self.last))
-
-    def _learned_by(self, chains: Sequence[int], draws: int) -> dict[str, Tensor]:
-        """The likelihood's state for every network of these chains, (network,)."""
-        return {k: v[list(chains)].repeat_interleave(draws) for k, v in self.learned.items()}
-
-    def _fill(
-        self,
-        averager: Averager,
-        samples: Params,
-        x: Tensor,
-        sample_batch: int,
-        chains: Sequence[int],
-    ) -> None:
-        """Adds the predictions of all networks, ``sample_batch`` at a time."""
-        rows = self.shards.rows(chains)
-        with torch.no_grad():
-            for some in networks.chunks(samples, rows, sample_batch, like=self.last):
-                averager.add(self.outputs(some, x))
-            one = {name: value[:1] for name, value in self.last.items()}
-            self.shards.pool(averager, lambda: self.outputs(one, x)[:0])
-            averager.settle()
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of several networks: (network, B, ...)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -25,9 +24,9 @@ from natural_langevin.posterior import (
     arviz,
     diagnosis,
     distillation,
+    evaluation,
     export,
     monte_carlo,
-    networks,
     pooling,
     storage,
     weighting,
@@ -40,7 +39,6 @@ from natural_langevin.posterior.ensemble import (
     sharpness_of,
     stacked,
 )
-from natural_langevin.posterior.evaluation import score
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Prediction, check_levels, join, one_tensor
 from natural_langevin.posterior.sharpening import check_sharpness
@@ -177,14 +175,10 @@ class Posterior:
         weights = self.config.get("draw_weights")
         if weights is None:
             return self
+        index = weighting.systematic(torch.tensor(weights).expand(self.chains, -1))
         found = copy.copy(self)
         found.config = {k: v for k, v in self.config.items() if k != "draw_weights"}
-        index = weighting.systematic(torch.tensor(weights).expand(self.chains, -1))
-        index = self.shards.here(index)
-        rows = torch.arange(len(index))[:, None]
-        found.samples = {
-            k: s[rows.to(s.device), index.to(s.device)] for k, s in self.samples.items()
-        }
+        found.samples = weighting.resampled(self.samples, self.shards.here(index))
         return found
 
     def chosen(self, chains: Chains) -> list[int]:
@@ -278,29 +272,10 @@ class Posterior:
         ``ood``: inputs of another kind; how well epistemic uncertainty tells them from ``x`` is
         scored too. Binary targets, and the positions of a sequence, count as samples each.
         """
-        options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
-        options |= {"sample_batch": sample_batch, "chains": chains, "sharpness": sharpness}
-        x, y = self.signature.labelled(x, y)
-        found = list(averaged(self, x, keep_samples=False, whole=True, errors=True, **options))
-        prediction = join([averager.finish() for averager in found])
-        y = y.to(prediction.mean.device)
-        self.likelihood.check(found[0].example, y)
-        other = None if ood is None else self.predict(ood, keep_samples=False, **options).epistemic
-        scores = score(
-            found[0].distribution(*found[1:]), y, inside=prediction.epistemic, outside=other,
-            ignored=self.likelihood.ignore_index,
+        return evaluation.evaluate(
+            self, *self.signature.labelled(x, y), ood=ood, estimate=estimate, chains=chains,
+            batch_size=batch_size, sample_batch=sample_batch, sharpness=sharpness,
         )  # fmt: skip
-        elsewhere = not self.shards.whole
-        if estimate != "ensemble" or scores.count != len(y) or elsewhere:
-            return scores
-        each = self.log_likelihood(x, y, chains=chains)
-        single = -float(each.double().mean(-1).max())
-        left_out = [averager.log_left_out for averager in found]
-        error = monte_carlo.log_score(each).error
-        if left_out[0] is not None:
-            rows = torch.cat([part for part in left_out if part is not None], 1)
-            error = monte_carlo.label_score_error(rows, y)
-        return dataclasses.replace(scores, nll_error=error, single_nll=single)
 
     def log_likelihood(
         self,
@@ -319,27 +294,9 @@ class Posterior:
         assume."""
         self.shards.check_whole("log_likelihood")
         x, y = self.signature.labelled(x, y)
-        pooled, like = self.chosen(chains), next(iter(self.last.values()))
-        state = learned_by(self, pooled, self.draws)
-        seen, rows = 0, []
-
-        def one(params: Params, learned: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return -self.likelihood.log_loss(self._call(params, x), y, learned)
-
-        with torch.no_grad():
-            for some in networks.chunks(self.samples, pooled, sample_batch, like=self.last):
-                count = len(next(iter(some.values())))
-                learned = {k: v[seen : seen + count].to(like) for k, v in state.items()}
-                seen += count
-                parts = zip(x.split(batch_size), y.split(batch_size), strict=True)
-                found = [
-                    vmap(one, in_dims=(0, 0, None, None))(
-                        some, learned, a.to(like.device), b.to(like.device)
-                    )
-                    for a, b in parts
-                ]
-                rows.append(torch.cat(found, dim=1))
-        return torch.cat(rows).unflatten(0, (len(pooled), self.draws))
+        return evaluation.log_likelihood(
+            self, x, y, pooled=self.chosen(chains), batch_size=batch_size, sample_batch=sample_batch
+        )
 
     def distill(
         self,

@@ -49,7 +49,7 @@ from natural_langevin.sampling.footprint import check_step_memory
 from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.pitfalls import refuse_autocast
-from natural_langevin.sampling.preparation import ORDERED, in_tensors
+from natural_langevin.sampling.preparation import in_tensors
 from natural_langevin.sampling.step_size_checks import StepSize, known_step_size
 from natural_langevin.sampling.until import parse as parse_until
 from natural_langevin.sampling.validation import (
@@ -232,32 +232,9 @@ class Langevin:
         sampler._options = options
         if held_out is not None:
             sampler.held_out = sampler.signature.split(held_out)
-        elif sampler._scale_open and any(not p.requires_grad for p in sampler.model.parameters()):
-            options["prior"] = recipe.prior(trained.size(sampler.init().params))
-            sampler._set_prior(options["prior"])
-            sampler._scale_open = False
-            log.info(
-                "the prior's variance is that of the trained weights: rows that the fixed weights "
-                "were trained on cannot choose it. Give held_out=(x, y), rows they have not seen"
-            )
+        else:
+            trained.set_scale(sampler)
         return sampler
-
-    def _of_features(self, data: Any) -> tuple[Langevin, Any] | None:
-        """The last layer's own sampler, and its data, where nothing else is sampled."""
-        if self._options is None or isinstance(data, ORDERED):
-            return None
-        x, y = in_tensors(self, data)
-        found = trained.split_off(self.model, self.signature, x.to(self.device))
-        if found is None:
-            return None
-        inner = type(self)(found[0], self.likelihood, **self._options)
-        inner._owner = self
-        if self.held_out is not None:
-            x_out, y_out = self.held_out
-            again = trained.split_off(self.model, self.signature, x_out.to(self.device))
-            assert again is not None
-            inner.held_out = again[1], y_out
-        return inner, (found[1], y)
 
     def init(self) -> State:
         """The state before the first update."""
@@ -345,13 +322,10 @@ class Langevin:
         holds a checkpoint of the same run. Folders of a run under way are locked.
         """
         arguments = {k: v for k, v in locals().items() if k not in ("self", "data")}
-        if (apart := self._of_features(data)) is not None:
+        if (apart := trained.head_alone(self, data)) is not None:
             inner, features = apart
-            posterior = inner.sample(features, **arguments)
-            self._settled, self._prior, self.dynamics = inner._settled, inner._prior, inner.dynamics
-            self._dynamics = dataclasses.replace(
-                self._dynamics, prior=inner._dynamics.prior, integrator=inner.dynamics
-            )
+            posterior: Posterior = inner.sample(features, **arguments)
+            trained.adopt(self, inner)
             return posterior
         refuse_autocast(self.device)
         wanted = parse_until(until)

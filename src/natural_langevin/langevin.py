@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -19,11 +19,10 @@ from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin.data.signature import Signature
-from natural_langevin.data.streams import Batch, InMemory, Stream, usual_batch
+from natural_langevin.data.streams import Batch
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed import run_settings, sampler_run
 from natural_langevin.distributed.layout import Layout
-from natural_langevin.distributed.posterior_shards import shard_posterior
 from natural_langevin.distributed.process_mesh import ProcessMesh, find_processes
 from natural_langevin.dynamics.base import Info, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -34,9 +33,7 @@ from natural_langevin.likelihoods import LogLoss
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
     density,
-    notices,
     open_settings,
-    planning,
     preparation,
     recipe,
     starts,
@@ -44,7 +41,6 @@ from natural_langevin.sampling import (
     temperature_probe,
     trained,
 )
-from natural_langevin.sampling.data_checks import outputs_of_few
 from natural_langevin.sampling.footprint import check_step_memory
 from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import DivergenceError
@@ -339,33 +335,6 @@ class Langevin:
             self, data, asked, callback=callback, exchange=exchange, progress=progress
         )
 
-    def _posterior_of(
-        self,
-        owner: Langevin,
-        collected: Callable[..., Posterior],
-        state: State,
-        config: dict[str, Any],
-    ) -> Posterior:
-        """The posterior of all chains, from what was collected here, of the owner's network."""
-        posterior = collected(
-            state, model=owner._template, likelihood=self.likelihood, config=config
-        )
-        posterior.prior = self._dynamics.prior
-        posterior.signature.adopt(owner.signature)
-        if isinstance(self.mesh, ProcessMesh):
-            return shard_posterior(posterior, self.mesh)
-        return posterior
-
-    def _notice(self, stream: Stream) -> None:
-        """Says once what is most likely a mistake."""
-        if self._noticed:
-            return
-        self._noticed = True
-        x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
-        outputs = outputs_of_few(self._dynamics.gradients.network, self.init().params, x)
-        fitted = self._by_recipe and self._start == "model"
-        notices.notice(self.model, self.likelihood, self.signature, (x, y), outputs, fitted=fitted)
-
     def _set_prior(self, prior: priors.PriorLike) -> None:
         trainable = self._dynamics.gradients.network.trainable()
         self._prior = priors.resolve(prior, trainable, self.chains, device=self.device)
@@ -403,18 +372,6 @@ class Langevin:
         return step_size_search.choose(
             setup, data, steps=steps, batch_size=batch_size, splits=splits
         )
-
-    def _settle(self, data: Any, batch_size: int | None) -> tuple[StepSize | None, int]:
-        """Step size (None: the sampler's own) and batch size where a caller names neither: those
-        of the last run; before the first one, what the recipe chooses for ``data``."""
-        if self._by_recipe and self._settled is None:
-            size, choice, _ = planning.plan(
-                self, data, batch_size, None, steps=None, burn_in=None, thin=None, seconds=None
-            )
-            self._settled = (choice.schedule_of(0), size)
-        if self._settled is None:
-            return None, usual_batch(data) if batch_size is None else batch_size
-        return self._settled[0], self._settled[1] if batch_size is None else batch_size
 
     @exclusive
     @eager
@@ -457,7 +414,7 @@ class Langevin:
         still from step ``burn_in`` on with ``adapt="burn-in"``; without burn-in it never does."""
         data = in_tensors(self, data)
         if step_size is None:
-            step_size, batch_size = self._settle(data, batch_size)
+            step_size, batch_size = preparation.settled(self, data, batch_size)
         return preparation.engine(
             self, data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
         )

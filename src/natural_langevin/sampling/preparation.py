@@ -26,6 +26,7 @@ from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.sampling import planning
 from natural_langevin.sampling.data_checks import batch_check, check_data, number_of_data
 from natural_langevin.sampling.step_size_checks import (
     StepSize,
@@ -47,6 +48,19 @@ def in_tensors(sampler: Any, data: Any) -> Any:
     if isinstance(data, ORDERED):
         return data
     return sampler.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
+
+
+def settled(sampler: Any, data: Any, batch_size: int | None) -> tuple[StepSize | None, int]:
+    """Step size (None: the sampler's own) and batch size where a caller names neither: those of the
+    last run; before the first one, what the recipe chooses for ``data``."""
+    if sampler._by_recipe and sampler._settled is None:
+        size, choice, _ = planning.plan(
+            sampler, data, batch_size, None, steps=None, burn_in=None, thin=None, seconds=None
+        )
+        sampler._settled = (choice.schedule_of(0), size)
+    if sampler._settled is None:
+        return None, usual_batch(data) if batch_size is None else batch_size
+    return sampler._settled[0], sampler._settled[1] if batch_size is None else batch_size
 
 
 def engine(

@@ -177,19 +177,14 @@ class NaturalLangevin(torch.optim.Optimizer):
         if prior is not None:
             own = {n: self._names.params[n] for n in names}
             self._group_priors |= priors.resolve(prior, own, 1)
-        sampled = [self._names.of(p) for g in self.param_groups for p in g["params"]]
-        rest = {
-            n: p
-            for n, p in self._names.params.items()
-            if n in sampled and n not in self._group_priors
-        }
-        self._prior = self._group_priors | (
-            priors.resolve(self._prior_like, rest, 1) if rest else {}
-        )
-        units = self._fisher.sample_units(sampled)
-        shapes = {n: p.shape for n, p in self._names.params.items() if n in sampled}
-        if shards.any_sharded(self.sampled().values()):
-            shards.check_shards(self.sampled(), units, self._prior)
+        sampled = self.sampled()
+        rest = {n: p for n, p in sampled.items() if n not in self._group_priors}
+        usual = priors.resolve(self._prior_like, rest, 1) if rest else {}
+        self._prior = self._group_priors | usual
+        units = self._fisher.sample_units(list(sampled))
+        if shards.any_sharded(sampled.values()):
+            shards.check_shards(sampled, units, self._prior)
+        shapes = {n: p.shape for n, p in sampled.items()}
         self._layout = Layout(self.preconditioner, shapes, units)
         self._dynamics_of = {}
 
@@ -247,8 +242,12 @@ class NaturalLangevin(torch.optim.Optimizer):
             self._labels.forget()
             self._loss_check.forget()
             return loss
-        (samples, ranks), gradient = agreed, mine.gradient
-        divisor = scale.gradient  # gradients have been averaged over the ranks
+        self._take(mine.gradient, scale, *agreed)
+        return loss
+
+    def _take(self, gradient: Params, scale: Scale, samples: float, ranks: float) -> None:
+        """The step itself, from gradients that have been averaged over the ranks."""
+        divisor = scale.gradient
         divisor *= samples / ranks if self.reduction == "sum" else 1.0
         gradient = {k: g if divisor == 1.0 else g / divisor for k, g in gradient.items()}
         statistics = self._fisher.statistics(scale.statistics, samples)
@@ -261,7 +260,6 @@ class NaturalLangevin(torch.optim.Optimizer):
         for group in self.param_groups:
             group["step"] = step + 1
         self._fisher.forget()
-        return loss
 
     def _read(self, scale: Scale | None) -> Local:
         """What this rank's own passes give; every error here is one that others must hear of."""

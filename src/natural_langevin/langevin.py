@@ -159,6 +159,12 @@ class Langevin:
             dtype=trainable[0].dtype, device=self.device
         )
         self._dynamics = self._make_dynamics(network, microbatch, clip, control_variates)
+        self._forget_runs()
+        check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
+        self.init()  # a model too large for its metric, or an improper prior, fails here
+
+    def _forget_runs(self) -> None:
+        """What runs, and those who call them, leave in the sampler: nothing yet."""
         self._step_checked = 0  # batch size of the last check
         self._downhill = False  # whether chains go downhill before their burn-in
         self._downhill_pattern: Tensor | None = None  # which of them go for all (see warm_up)
@@ -170,8 +176,6 @@ class Langevin:
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()
-        check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
-        self.init()  # a model too large for its metric, or an improper prior, fails here
 
     def _make_dynamics(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, preconditioners, priors, random, schedules
+from natural_langevin._internal import gpu_build
 from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
@@ -136,6 +137,7 @@ class Langevin:
         self.mesh = find_processes(parallel, chains=self.chains, device=self.device)
         if isinstance(self.mesh, ProcessMesh):
             self.device = self.mesh.device
+        gpu_build.start(self.device)
         self.model.to(self.device)
         self._training = check_training(
             microbatch, autocast, clip, self.preconditioner, control_variates, self.dynamics,

@@ -59,9 +59,17 @@ def sampler(model: nn.Module, metric: Any, **settings: Any) -> Langevin:
     )
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
+def wide_network() -> nn.Module:
+    """Rows of weights that begin with a block of noise, with half a one, and in between."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(48, 33), nn.ReLU(), nn.Linear(33, 32), nn.ReLU(), nn.Linear(32, 5)
+    )
+
+
+def data(inputs: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.rand(50, 20, generator=generator), torch.arange(50) % 5
+    return torch.rand(50, inputs, generator=generator), torch.arange(50) % 5
 
 
 class Given:
@@ -88,7 +96,7 @@ def assert_same_steps(one: Langevin, backend: Any, *, steps: int = 3, expected: 
     """Steps of both paths from the same state; float32 rounding is all that may differ.
 
     The first applies its own batch's metric, the second the first's, the third is frozen."""
-    x, y = data()
+    x, y = data(next(p.shape[1] for p in one.model.parameters()))
     dynamics, state = one._dynamics, one.init()
     fused_state = copy.deepcopy(state)
     tasks = plan(dynamics, state, (x[:18], y[:18]), 50)

@@ -13,9 +13,9 @@ searches (``search``) that go on where their best cell lies on an edge:
   first variance.
 
 A cell of a search is ``copies`` chains, scored as one ensemble: what is to be chosen is a setting
-whose chains are pooled, and hot chains lose by a few draws what they win by many. S draws cannot
-tell a probability below 1/S, so a search scores (S p + 1/K) / (S + 1), one draw more that knows
-nothing of K classes: else a single image that no draw has right decides (``resolved``).
+whose chains are pooled, and hot chains lose by a few draws what they win by many. Thousands of
+draws cannot tell how small a probability is, so a search scores with a share 1e-4 of the uniform
+(``parts.resolved``): else a single image that no draw has right decides. All rows have both NLLs.
 
 Damping is counted in data, epsilon = ``damping`` / N, so that it means the same for every N: 6 is
 the paper's 1e-4 for 60,000 images. A smaller one lets weights that the data do not see reach the

@@ -83,7 +83,8 @@ def test_a_row_all_of_whose_chains_diverged_does_not_take_the_others_along(tmp_p
     wild = FIXED._replace(step_size=1e9)
     out = tmp_path / "rows.json"
     protocol = replace(PROTOCOL, fixed=(wild,))
-    known = dict(finished[1], config={**finished[1]["config"], "fixed": json.loads(json.dumps([wild]))})
+    config = finished[1]["config"] | {"fixed": json.loads(json.dumps([wild]))}
+    known = finished[1] | {"config": config}
     parts = {k: known["parts"][k] for k in ("select", "refine")}
     out.write_text(json.dumps(known | {"parts": parts, "rows": []}))
     final = run(DATA, out, protocol=protocol, parts={"final": 1e9})["parts"]["final"]

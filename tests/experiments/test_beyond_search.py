@@ -97,7 +97,7 @@ def test_out_of_time_it_goes_on_with_the_round_it_was_in(tmp_path):
 
 
 def test_a_round_without_a_draw_leaves_the_choice_to_those_before_it(tmp_path):
-    score, rounds = bowl((3, 0))
+    score, _ = bowl((3, 0))
 
     def late(count, cells):
         if count:

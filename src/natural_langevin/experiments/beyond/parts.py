@@ -340,7 +340,7 @@ def _rows_of(found: Sampled, groups: Sequence[Group]) -> Callable[..., Result]:
 
 
 def _sampled(found: Sampled, bench: Bench, groups: Sequence[Group], rows: list[Result]) -> Result:
-    """A part's result; a row all of whose chains diverged is named, and no reason to lose others."""
+    """A part's result; a row all of whose chains diverged is named there, no more."""
     kinetic = found.measured["kinetic"]
     for group, of in zip(groups, found.measured["virial"], strict=True):
         bench.say(f"{group.setting}, {group.chains} chains: virial temperature {of}")

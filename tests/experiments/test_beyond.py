@@ -73,9 +73,14 @@ def test_the_chains_learn_and_their_temperature_is_measured(finished):
     virial = final["measured"]["virial"]
     assert final["groups"][0]["chains"] == 4
     assert len(virial) == len(final["groups"])
+    network = mlp(36, 3, PROTOCOL.hidden)
+    sizes = {k: p.numel() for k, p in network.named_parameters()}
+    for of in virial:
+        together = sum(sizes[k] * of["tensors"][k][0] for k in sizes) / sum(sizes.values())
+        assert of["temperature"] == pytest.approx(together)
     for row in final["rows"]:
         assert row["setting"] in [{k: g[k] for k in row["setting"]} for g in final["groups"]]
-        assert row["virial"] in virial
+        assert row["virial"] in [of["temperature"] for of in virial]
         assert 0 < row["resolved"]["mean"] < row["nll"]["mean"] + 1e-3
 
 

@@ -198,7 +198,11 @@ def overdamped_select(bench: Bench, done: dict[str, Result]) -> Result:
     plain = _refined(done, PLAIN) if best.length else best
     kinds = Axis(1.0, 1.0, (0, PLAIN) if best.length else (0,), grows=False)
     protocol = bench.protocol
-    axes = (kinds, protocol.overdamped_step_size)
+    # Where only the prior acts, eta / (damping variance) must stay below 2: here it is 1 at most.
+    step_size = protocol.overdamped_step_size
+    longest = best.damping * min(*best.variances, *plain.variances)
+    start = min(step_size.start, longest / step_size.ratio ** max(step_size.levels))
+    axes = (kinds, replace(step_size, start=start))
 
     def setting(cell: Cell) -> Setting:
         of = plain if cell[0] == PLAIN else best
@@ -323,6 +327,7 @@ def _result(ran: Ran, steps: int) -> Result:
 
 def _rows_of(found: Sampled, groups: Sequence[Group]) -> Callable[..., Result]:
     """Makes rows ``row(label, probabilities, chains, group)`` of what was sampled."""
+    virials = [of and of["temperature"] for of in found.measured["virial"]]
 
     def row(label: str, p: Tensor, chains: int, group: int = 0) -> Result:
         return {
@@ -332,7 +337,7 @@ def _rows_of(found: Sampled, groups: Sequence[Group]) -> Callable[..., Result]:
             "draws": found.draws,
             "updates": found.ran.updates,
             "setting": groups[group].setting.as_dict(),
-            "virial": found.measured["virial"][group],
+            "virial": virials[group],
             **_summaries(p, found.labels),
         }
 
@@ -343,7 +348,7 @@ def _sampled(found: Sampled, bench: Bench, groups: Sequence[Group], rows: list[R
     """A part's result; a row all of whose chains diverged is named there, no more."""
     kinetic = found.measured["kinetic"]
     for group, of in zip(groups, found.measured["virial"], strict=True):
-        bench.say(f"{group.setting}, {group.chains} chains: virial temperature {of}")
+        bench.say(f"{group.setting}, {group.chains} chains: virial {of and of['temperature']}")
     bench.say(f"kinetic temperature {kinetic and kinetic['temperature']}")
     return _result(found.ran, bench.protocol.steps) | {
         "rows": [row for row in rows if "nll" in row],

@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 MNIST_SIZE = 60_000
 LENGTH = Axis(0.8, 1.4, (0, 1))
 STEP_SIZE = Axis(2e-4, 2.0, (-1, 0, 1))
-DAMPING = Axis(6.0, 3.0, (-1, 0, 1))
+DAMPING = Axis(18.0, 3.0, (-1, 0, 1))
 VARIANCES = tuple(Axis(start, 2.5, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
 WIDTH = Axis(0.2, 1.5, (-1, 0, 1))
 OVERDAMPED_STEP_SIZE = Axis(1.4e-3, 2.0, (-1, 0, 1))
@@ -104,7 +104,7 @@ class Protocol:
     overdamped_fixed: tuple[Setting, ...] = ()
     sgd_step_sizes: tuple[float, ...] = (0.05, 0.1, 0.2)
     dropout_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
-    ensembles: int = 2  # of ``pooled`` SGD networks, for each of plain and mapped inputs
+    ensembles: int = 1  # of ``pooled`` SGD networks, for each of plain and mapped inputs
     masks: int = 50  # of MC-dropout
     seed: int = 1
 

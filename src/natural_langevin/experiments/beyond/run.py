@@ -142,7 +142,7 @@ def _cells(results: dict[str, Any]) -> list[tuple[str, ...]]:
         (
             row["label"], shown(row["nll"], 4), shown(row["resolved"], 4),
             shown(row["accuracy"], 2),
-            f"{row['virial']['temperature']:.2f}" if row.get("virial") else "",
+            "" if row.get("virial") is None else f"{row['virial']:.2f}",
             f"{row['updates']:,}",
         )
         for row in results["rows"]

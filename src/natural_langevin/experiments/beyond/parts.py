@@ -198,11 +198,10 @@ def overdamped_select(bench: Bench, done: dict[str, Result]) -> Result:
     plain = _refined(done, PLAIN) if best.length else best
     kinds = Axis(1.0, 1.0, (0, PLAIN) if best.length else (0,), grows=False)
     protocol = bench.protocol
-    # Where only the prior acts, eta / (damping variance) must stay below 2: here it is 1 at most.
+    # Where only the prior acts, eta / (damping variance) must stay below 2: it begins at 1/4.
     step_size = protocol.overdamped_step_size
-    longest = best.damping * min(*best.variances, *plain.variances)
-    start = min(step_size.start, longest / step_size.ratio ** max(step_size.levels))
-    axes = (kinds, replace(step_size, start=start))
+    stable = best.damping * min(*best.variances, *plain.variances) / 4
+    axes = (kinds, replace(step_size, start=min(step_size.start, stable)))
 
     def setting(cell: Cell) -> Setting:
         of = plain if cell[0] == PLAIN else best

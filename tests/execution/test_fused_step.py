@@ -338,10 +338,15 @@ def test_the_kernels_noise_is_that_of_random() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while compiling
-def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one() -> None:
-    """The step compiled as a whole, of one layer: every further one adds half a minute."""
+@pytest.mark.parametrize("around", ["eager", pytest.param("inductor", marks=pytest.mark.thorough)])
+def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
+    around: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step compiled as a whole, of one layer: every further one adds half a minute. ``around``
+    the kernels there is little to compile, and it is traced."""
     one_layer = nn.Sequential(nn.Linear(20, 5))
-    for model, fuse in ((network(), True), (one_layer, False)):
+    for model, fuse, backend in ((network(), True, around), (one_layer, False, "inductor")):
+        monkeypatch.setattr("natural_langevin.execution.compiled.BACKEND", backend)
         ends = []
         for compile in (False, True):
             one = sampler(model, METRICS["quasi-diagonal"], compile=compile)

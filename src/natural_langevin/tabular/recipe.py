@@ -35,10 +35,10 @@ from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.tabular import crossvalidation
 from natural_langevin.tabular.candidates import Candidate, candidates, single
 from natural_langevin.tabular.crossvalidation import Problem, networks
-from natural_langevin.tabular.inputs import Inputs, fit_inputs, plain_inputs
+from natural_langevin.tabular.inputs import FAR, Inputs, fit_inputs, plain_inputs
 from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.predictive import Networks, Predictive
-from natural_langevin.tabular.settings import AUTO, Settings
+from natural_langevin.tabular.settings import AUTO, DEEP_FROM, MANY, UNITS, Settings
 from natural_langevin.tabular.views import Trials, View
 from natural_langevin.tabular.weighing import Weighed, weigh
 
@@ -222,7 +222,8 @@ def learn(
     >>> learned.predictive(x[:2]).mean.shape
     (2,)
     """
-    settings = (settings or Settings()).of_rows(len(x))
+    asked = settings or Settings()
+    settings = asked.of_rows(len(x))
     weights = None if sample_weight is None else torch.as_tensor(sample_weight).double()
     offered = outcomes(task, y, settings, classes=classes, weights=weights)
     count, num_data = _repetitions(weights)
@@ -239,14 +240,19 @@ def learn(
         )  # fmt: skip
         return View(problem, inputs)
 
-    plain = plain_inputs(x.shape[1], settings.dtype)
+    plain = plain_inputs(x.shape[1], settings.dtype, FAR if offered[0].classes else None)
     if not folds:
         one = single(settings, few=len(x) < step_size_search.FEWEST_DATA)
         learned = _on_all_data(view(offered[0], plain), [one], Weighed([None], [1.0], 1.0))
         return replace(learned, reason=f"{one} (no cross-validation)")
     every = candidates(settings, classes=bool(offered[0].classes), rows=len(x))
     trials = Trials(every[0], rows, y)
-    if not offered[0].classes:
+    if offered[0].classes:
+        views = [view(offered[0], plain)]
+        if asked.hidden == AUTO and DEEP_FROM <= len(x) < MANY:
+            views.append(view(offered[0], plain, replace(settings, hidden=(UNITS,))))
+        chosen, every, weighed, reason = _best_network(views, rows, y)
+    else:
         for outcome in offered:
             trials.run(view(outcome, plain))
         drawn_in = fit_inputs(seen, settings.dtype)
@@ -258,15 +264,38 @@ def learn(
         if settings.activation == AUTO:
             smooth = replace(settings, activation="tanh")
             trials.run(view(trials.best.outcome, trials.best.inputs, smooth))
-    chosen, held_out, every = trials.rest(every, view(offered[0], plain))
-    outcome = chosen.problem.outcome
-    weighed = weigh(held_out, outcome, y, len(every))
+        chosen, held_out, every = trials.rest(every, view(offered[0], plain))
+        weighed, reason = weigh(held_out, chosen.outcome, y, len(every)), trials.reason
+    outcome = chosen.outcome
     learned = _on_all_data(chosen, every, weighed)
-    reason = f"{trials.reason}{_reason(learned, every, weighed, len(rows))}"
+    reason += _reason(learned, every, weighed, len(rows))
     if outcome.bounded:
         above = "" if outcome.upper is None else f" or above {outcome.upper:g}"
         reason += f"; no prediction is below 0{above}, since no target is"
     return replace(learned, reason=reason)
+
+
+def _best_network(
+    views: Sequence[View], rows: Sequence[Tensor], y: Tensor
+) -> tuple[View, list[Candidate], Weighed, str]:
+    """Of classes: all candidates on the folds with every view's network. The mixture of the larger
+    held-out density decides, since a prior that suits two hidden layers may be too narrow for one.
+    Returns the view, its candidates and their weights, and in words why."""
+    found: list[tuple[float, View, list[Candidate], Weighed]] = []
+    for view in views:
+        try:
+            held_out, tried = view.problem.held_out(candidates(view.problem.settings), rows)
+        except DivergenceError:
+            if view is views[-1] and not found:
+                raise
+            continue
+        weighed = weigh(held_out, view.outcome, y, len(tried))
+        nll = -float((1 - weighed.strangeness).clamp_min(1e-300).log().mean())
+        found.append((nll, view, tried, weighed))
+    (nll, *best), *others = sorted(found, key=lambda one: one[0])
+    layers = [len(view.problem.settings.layers) for view in (best[0], *(one[1] for one in others))]
+    reason = "".join(f"; {n}: {one[0]:.4g}" for n, one in zip(layers[1:], others, strict=True))
+    return *best, f"{layers[0]} hidden layers (held-out NLL {nll:.4g}{reason}); " if others else ""
 
 
 def _fold_rows(y: Tensor, folds: int, settings: Settings, outcome: Outcome) -> list[Tensor]:

@@ -166,6 +166,12 @@ def test_weights_and_scale_of_classes():
     assert alone.scale == pytest.approx(2, rel=0.1)
     assert alone.nll[0] == pytest.approx(-np.log(sharp[np.arange(4000), y]).mean())
     both = weigh(HeldOut(rows, networks), CLASSES, y, 2)
+    shares = [share for _, share in alone.scales]
+    assert sum(shares) == pytest.approx(1)
+    assert len(shares) < 6  # 4000 rows know the scale
+    few = weigh(HeldOut(rows[:20], {0: [Networks(networks[0][0].outputs[:, :20], None)]}),
+                CLASSES, y, 1)  # fmt: skip
+    assert len(few.scales) > 20  # twenty do not
     assert 0.5 < both.weight[0] < 1  # some of the flat one makes the sharp one honest
     assert both.scale < alone.scale
 
@@ -208,7 +214,9 @@ def test_predictions_are_the_weighted_mixture_of_the_posteriors():
     mixture = sum(
         w * p.predict(x).mean for w, p in zip(model.weights_, model.posteriors_, strict=True)
     )
-    expected = (mixture.log() / model.scale_).softmax(1)
+    expected = sum(
+        share * (mixture.log() / scale).softmax(1) for scale, share in model.learned_.scales
+    )
     assert_allclose(model.predict_proba(X), expected, rtol=1e-9)
     assert model.weights_.sum() == pytest.approx(1)
     assert model.posterior_ is model.posteriors_[int(model.weights_.argmax())]

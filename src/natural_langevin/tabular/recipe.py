@@ -27,7 +27,6 @@ from torch import Tensor
 from natural_langevin._internal.atomic import staged
 from natural_langevin._internal.checked_json import read_json, with_checksum, without_checksum
 from natural_langevin.data.errors import DataError
-from natural_langevin.metrics import TemperatureScaling
 from natural_langevin.metrics.conformal import threshold
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import step_size_search
@@ -40,7 +39,7 @@ from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.predictive import Networks, Predictive
 from natural_langevin.tabular.settings import AUTO, DEEP_FROM, MANY, UNITS, Settings
 from natural_langevin.tabular.views import Trials, View
-from natural_langevin.tabular.weighing import Weighed, weigh
+from natural_langevin.tabular.weighing import Weighed, at_scales, weigh
 
 log = logging.getLogger("natural_langevin")
 
@@ -57,7 +56,8 @@ class Learned:
 
     ``sound``: of every posterior the networks that count (``Problem.sound``), nearly always all.
     ``factors``: of every posterior what its noise is multiplied by, [factor, share] each, and
-    ``scale`` their geometric mean or, of classes, what made the mixture surer (``weighing``).
+    ``scale`` their geometric mean or, of classes, that of ``scales``, [scale, share] each, which
+    made the mixture surer (``weighing``).
     ``choice``: every candidate with its held-out NLL and weight; ``reason``: the same in words."""
 
     outcome: Outcome
@@ -71,6 +71,7 @@ class Learned:
     strangeness: Tensor
     choice: list[dict[str, Any]]
     reason: str
+    scales: list[list[float]]
 
     def conformal(self, level: float) -> float:
         """How strange (see ``Weighed``) the rows may be so that ``level`` of new ones are not
@@ -102,7 +103,7 @@ class Learned:
                 entropy = entropy + weight * torch.special.entr(each).sum(-1).mean(0)
             means.append(p)
             inside.append((torch.special.entr(p).sum(-1) - entropy).clamp_min(0))
-        scaled = TemperatureScaling(self.scale)(torch.cat(means))
+        scaled = at_scales(torch.cat(means), self.scales)
         scaled = scaled / scaled.sum(1, keepdim=True)
         total = torch.special.entr(scaled).sum(-1)
         return scaled, torch.minimum(torch.cat(inside), total)
@@ -173,6 +174,7 @@ class Learned:
             "strangeness": [round(value, 9) for value in self.strangeness.tolist()],
             "choice": self.choice,
             "reason": self.reason,
+            "scales": self.scales,
         }
         with staged(folder / "learned.json") as handle:
             handle.write(json.dumps(with_checksum(value), indent=1).encode())
@@ -194,7 +196,7 @@ class Learned:
             outcome, settings, inputs, posteriors, list(map(torch.tensor, value["sound"])),
             weights, value.get("factors", before), float(value["scale"]),
             torch.tensor(value["strangeness"], dtype=torch.float64), value["choice"],
-            str(value["reason"]),
+            str(value["reason"]), value.get("scales", [[float(value["scale"]), 1.0]]),
         )  # fmt: skip
 
 
@@ -333,7 +335,7 @@ def _on_all_data(view: View, offered: Sequence[Candidate], weighed: Weighed) -> 
     return Learned(
         problem.outcome, problem.settings, view.inputs, list(runs.values()), sound, weights,
         [weighed.factors.get(k, [[1.0, 1.0]]) for k in runs], weighed.scale, weighed.strangeness,
-        choice, "",
+        choice, "", weighed.scales,
     )  # fmt: skip
 
 

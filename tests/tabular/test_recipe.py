@@ -301,7 +301,7 @@ def test_held_out_rows_choose_between_one_and_two_hidden_layers(monkeypatch, sha
     found = recipe.learn(x, labels, "classification", short)
     assert found.settings.layers == ((50,) if shallow_wins else (50, 50))
     one, other = (1, 2) if shallow_wins else (2, 1)
-    assert found.reason.startswith(f"{one} hidden layers (held-out NLL 0.1054; {other}: 0.6931); ")
+    assert found.reason.startswith(f"hidden layers (held-out NLL) {one}: 0.1054, {other}: 0.6931; ")
     assert_allclose(found.probabilities(x).sum(1), 1)
     weighed.clear()
     fixed = recipe.learn(x, labels, "classification", replace(short, hidden=(7,)))

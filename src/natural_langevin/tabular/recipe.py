@@ -294,10 +294,11 @@ def _best_network(
         weighed = weigh(held_out, view.outcome, y, len(tried))
         nll = -float((1 - weighed.strangeness).clamp_min(1e-300).log().mean())
         found.append((nll, view, tried, weighed))
-    (nll, *best), *others = sorted(found, key=lambda one: one[0])
-    layers = [len(view.problem.settings.layers) for view in (best[0], *(one[1] for one in others))]
-    reason = "".join(f"; {n}: {one[0]:.4g}" for n, one in zip(layers[1:], others, strict=True))
-    return *best, f"{layers[0]} hidden layers (held-out NLL {nll:.4g}{reason}); " if others else ""
+    found.sort(key=lambda one: one[0])
+    words = [f"{len(one[1].problem.settings.layers)}: {one[0]:.4g}" for one in found]
+    _, view, tried, weighed = found[0]
+    reason = f"hidden layers (held-out NLL) {', '.join(words)}; " if len(found) > 1 else ""
+    return view, tried, weighed, reason
 
 
 def _fold_rows(y: Tensor, folds: int, settings: Settings, outcome: Outcome) -> list[Tensor]:

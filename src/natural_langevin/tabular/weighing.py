@@ -190,8 +190,8 @@ def likely_scales(p: Tensor, y: Tensor) -> list[list[float]]:
     ], dtype=torch.float64)  # fmt: skip
     share = log_posterior.softmax(0)
     share = torch.where(share < LEAST_PROBABLE, 0.0, share)
-    share = (share / share.sum()).tolist()
-    return [[scale, own] for scale, own in zip(CLASS_SCALES, share, strict=True) if own]
+    kept = (share / share.sum()).tolist()
+    return [[scale, own] for scale, own in zip(CLASS_SCALES, kept, strict=True) if own]
 
 
 def at_scales(p: Tensor, scales: list[list[float]]) -> Tensor:

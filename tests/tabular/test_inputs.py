@@ -61,3 +61,19 @@ def test_there_is_nothing_to_decorrelate_in_one_column_or_few_rows():
     assert plain_inputs(1).decorrelated(torch.randn(10, 1)) is None
     assert plain_inputs(5).decorrelated(torch.randn(5, 5)) is None
     assert str(plain_inputs(2)) == ""
+
+
+def test_far_cells_go_on_as_a_logarithm_without_a_jump():
+    inputs = plain_inputs(1, torch.float64, limit=3.0)
+    x = torch.linspace(-40, 40, 8001).double()[:, None]
+    v = inputs(x)
+    near = x.abs() <= 3
+    assert_allclose(v[near], x[near])
+    assert_allclose(v[~near], x[~near].sign() * (3 + (x[~near].abs() - 2).log()))
+    slope = torch.diff(v, dim=0) / torch.diff(x, dim=0)
+    assert bool((slope > 0).all())
+    assert float(slope.max()) == pytest.approx(1)
+    again = Inputs.from_json(json.loads(json.dumps(inputs.to_json())))
+    assert torch.equal(again(x), v)
+    before = {name: value for name, value in plain_inputs(1).to_json().items() if name != "limit"}
+    assert Inputs.from_json(before).limit is None  # files from before there was a limit

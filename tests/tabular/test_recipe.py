@@ -17,6 +17,8 @@ from torch.testing import assert_close
 from natural_langevin import models
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
+from natural_langevin.tabular import recipe
+from natural_langevin.tabular import settings as settings_module
 from natural_langevin.tabular.candidates import (
     SMALLER,
     STEP_SIZES,
@@ -30,7 +32,7 @@ from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks, Predictive
 from natural_langevin.tabular.recipe import Learned, learn
 from natural_langevin.tabular.settings import Settings
-from natural_langevin.tabular.weighing import HeldOut, weigh
+from natural_langevin.tabular.weighing import HeldOut, Weighed, weigh
 
 SMALL = {"hidden_layer_sizes": (8,), "steps": 30, "chains": 2, "random_state": 0}
 
@@ -44,7 +46,7 @@ def test_what_the_user_sets_is_not_left_open():
     size = STEP_SIZES["qdop"]
     small = SMALLER * size
     assert described == [
-        ("fan_in", 1, size), ("learned", 1, size), (3, 0.3, small), (3, 0.03, small)
+        ("fan_in", 1, size), ("learned", 1, size), ("wide_fan_in", 0.3, small), (1, 0.03, small)
     ]  # fmt: skip
     assert {c.step_size for c in offered(rows=1000)} == {small}  # two hidden layers
     own = {c.temperature for c in offered(prior_variance=2.0)}
@@ -164,6 +166,12 @@ def test_weights_and_scale_of_classes():
     assert alone.scale == pytest.approx(2, rel=0.1)
     assert alone.nll[0] == pytest.approx(-np.log(sharp[np.arange(4000), y]).mean())
     both = weigh(HeldOut(rows, networks), CLASSES, y, 2)
+    shares = [share for _, share in alone.scales]
+    assert sum(shares) == pytest.approx(1)
+    assert len(shares) < 6  # 4000 rows know the scale
+    few = weigh(HeldOut(rows[:20], {0: [Networks(networks[0][0].outputs[:, :20], None)]}),
+                CLASSES, y, 1)  # fmt: skip
+    assert len(few.scales) > 20  # twenty do not
     assert 0.5 < both.weight[0] < 1  # some of the flat one makes the sharp one honest
     assert both.scale < alone.scale
 
@@ -206,7 +214,9 @@ def test_predictions_are_the_weighted_mixture_of_the_posteriors():
     mixture = sum(
         w * p.predict(x).mean for w, p in zip(model.weights_, model.posteriors_, strict=True)
     )
-    expected = (mixture.log() / model.scale_).softmax(1)
+    expected = sum(
+        share * (mixture.log() / scale).softmax(1) for scale, share in model.learned_.scales
+    )
     assert_allclose(model.predict_proba(X), expected, rtol=1e-9)
     assert model.weights_.sum() == pytest.approx(1)
     assert model.posterior_ is model.posteriors_[int(model.weights_.argmax())]
@@ -270,6 +280,33 @@ def test_by_default_nothing_is_chosen_by_hand():
     model = NaturalLangevinClassifier(steps=60, random_state=0).fit(X[::2], y[::2])
     assert len(model.choice_) == 4
     assert model.score(X[1::2], y[1::2]) > 0.9
+
+
+@pytest.mark.parametrize("shallow_wins", [False, True])
+def test_held_out_rows_choose_between_one_and_two_hidden_layers(monkeypatch, shallow_wins):
+    monkeypatch.setattr(settings_module, "DEEP_FROM", 40)
+    monkeypatch.setattr(recipe, "DEEP_FROM", 40)
+    weighed = []
+
+    def weigh_by_depth(held_out, outcome, labels, count):
+        shallow = bool(weighed)  # the deeper network comes first
+        strange = torch.full((len(held_out.rows),), 0.1 if shallow == shallow_wins else 0.5)
+        weighed.append(Weighed([0.1] * count, [1.0, *[0.0] * (count - 1)], 1.0, strange))
+        return weighed[-1]
+
+    monkeypatch.setattr(recipe, "weigh", weigh_by_depth)
+    x = torch.linspace(-1, 1, 60).double()[:, None]
+    labels = (x[:, 0] > 0).long()
+    short = Settings(steps=10, folds=2, chains=1, draws=2)
+    found = recipe.learn(x, labels, "classification", short)
+    assert found.settings.layers == ((50,) if shallow_wins else (50, 50))
+    one, other = (1, 2) if shallow_wins else (2, 1)
+    assert found.reason.startswith(f"hidden layers (held-out NLL) {one}: 0.1054, {other}: 0.6931; ")
+    assert_allclose(found.probabilities(x).sum(1), 1)
+    weighed.clear()
+    fixed = recipe.learn(x, labels, "classification", replace(short, hidden=(7,)))
+    assert fixed.settings.layers == (7,)
+    assert len(weighed) == 1
 
 
 def test_the_variance_of_a_layer_goes_by_its_inputs():

@@ -46,7 +46,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     ``hidden_layer_sizes``: units of every hidden layer ("auto": one layer of 50 below 500 rows, two
     from there on); ``activation``: "relu", "tanh" or "silu".
     ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out), "fan_in" (3
-    divided by a layer's inputs) or "unit_fan_in" (1 divided by them).
+    divided by a layer's inputs), "unit_fan_in" (1) or "wide_fan_in" (10 divided by them).
     ``temperature``: "auto" or a number. Below 1 with a learned variance, weights may vanish.
     ``step_size``: "auto", or a number or schedule (see ``Langevin``).
     ``folds``: of the cross-validation that weighs what "auto" leaves open and corrects how sure

@@ -2,7 +2,7 @@
 
 A prior whose variance is integrated out, and one by fan-in, both at temperature 1: of noisy tables,
 few data per weight, they predict best. Where classes can be told apart almost surely both are too
-timid, and a wide prior at a low temperature does better. Held-out data tell which is which
+timid, and wider priors at a low temperature do better. Held-out data tell which is which
 (``weighing``). How these few were found: docs/tabular.md.
 """
 
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from natural_langevin import priors
 from natural_langevin.tabular.settings import AUTO, Settings
 
-#: Of every weight, or divided by a layer's inputs (then it is that of a bias).
-WIDE = 3.0
-FAN_IN = {"unit_fan_in": 1.0, "fan_in": WIDE}
+#: Divided by a layer's inputs; it is that of a bias.
+FAN_IN = {"unit_fan_in": 1.0, "fan_in": 3.0, "wide_fan_in": 10.0}
 #: Variances and temperatures offered for numbers (of few rows, and of more) and for classes, the
 #: first one to compare other things with. Under a learned variance (every layer's own, integrated
 #: out) cold chains would fall into the peak of the prior's density, where all weights vanish. Where
@@ -29,7 +28,7 @@ FAN_IN = {"unit_fan_in": 1.0, "fan_in": WIDE}
 #: by them. Fewer than COLD_FROM rows do not show where they are too sure.
 OF_FEW_ROWS = (("unit_fan_in", 1.0), ("fan_in", 1.0), ("learned", 1.0))
 OF_NUMBERS = (("unit_fan_in", 1.0), ("unit_fan_in", 0.1), ("fan_in", 1.0), ("fan_in", 0.1))
-OF_CLASSES = (("fan_in", 1.0), ("learned", 1.0), (WIDE, 0.3), (WIDE, 0.03))
+OF_CLASSES = (("fan_in", 1.0), ("learned", 1.0), ("wide_fan_in", 0.3), (1.0, 0.03))
 COLD_FROM = 300
 #: Offered beside temperature 1 where the variance is the user's own, of classes.
 COLD = (0.3, 0.03)

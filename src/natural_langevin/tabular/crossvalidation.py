@@ -162,7 +162,7 @@ class Problem:
         runs = [offered[k] for k, _ in chains]
         name = (
             f"folds {self.outcome.noise} {self.outcome.log} {self.view} {self.settings.activation} "
-            f"{'; '.join(map(str, runs[::each]))}"
+            f"{self.settings.hidden} {'; '.join(map(str, runs[::each]))}"
         )
         try:
             run = self._run(

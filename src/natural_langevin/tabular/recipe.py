@@ -27,7 +27,6 @@ from torch import Tensor
 from natural_langevin._internal.atomic import staged
 from natural_langevin._internal.checked_json import read_json, with_checksum, without_checksum
 from natural_langevin.data.errors import DataError
-from natural_langevin.metrics import TemperatureScaling
 from natural_langevin.metrics.conformal import threshold
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import step_size_search
@@ -35,12 +34,12 @@ from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.tabular import crossvalidation
 from natural_langevin.tabular.candidates import Candidate, candidates, single
 from natural_langevin.tabular.crossvalidation import Problem, networks
-from natural_langevin.tabular.inputs import Inputs, fit_inputs, plain_inputs
+from natural_langevin.tabular.inputs import FAR, Inputs, fit_inputs, plain_inputs
 from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.predictive import Networks, Predictive
-from natural_langevin.tabular.settings import AUTO, Settings
+from natural_langevin.tabular.settings import AUTO, DEEP_FROM, MANY, UNITS, Settings
 from natural_langevin.tabular.views import Trials, View
-from natural_langevin.tabular.weighing import Weighed, weigh
+from natural_langevin.tabular.weighing import Weighed, at_scales, weigh
 
 log = logging.getLogger("natural_langevin")
 
@@ -57,7 +56,8 @@ class Learned:
 
     ``sound``: of every posterior the networks that count (``Problem.sound``), nearly always all.
     ``factors``: of every posterior what its noise is multiplied by, [factor, share] each, and
-    ``scale`` their geometric mean or, of classes, what made the mixture surer (``weighing``).
+    ``scale`` their geometric mean or, of classes, that of ``scales``, [scale, share] each, which
+    made the mixture surer (``weighing``).
     ``choice``: every candidate with its held-out NLL and weight; ``reason``: the same in words."""
 
     outcome: Outcome
@@ -71,6 +71,7 @@ class Learned:
     strangeness: Tensor
     choice: list[dict[str, Any]]
     reason: str
+    scales: list[list[float]]
 
     def conformal(self, level: float) -> float:
         """How strange (see ``Weighed``) the rows may be so that ``level`` of new ones are not
@@ -102,7 +103,7 @@ class Learned:
                 entropy = entropy + weight * torch.special.entr(each).sum(-1).mean(0)
             means.append(p)
             inside.append((torch.special.entr(p).sum(-1) - entropy).clamp_min(0))
-        scaled = TemperatureScaling(self.scale)(torch.cat(means))
+        scaled = at_scales(torch.cat(means), self.scales)
         scaled = scaled / scaled.sum(1, keepdim=True)
         total = torch.special.entr(scaled).sum(-1)
         return scaled, torch.minimum(torch.cat(inside), total)
@@ -173,6 +174,7 @@ class Learned:
             "strangeness": [round(value, 9) for value in self.strangeness.tolist()],
             "choice": self.choice,
             "reason": self.reason,
+            "scales": self.scales,
         }
         with staged(folder / "learned.json") as handle:
             handle.write(json.dumps(with_checksum(value), indent=1).encode())
@@ -194,7 +196,7 @@ class Learned:
             outcome, settings, inputs, posteriors, list(map(torch.tensor, value["sound"])),
             weights, value.get("factors", before), float(value["scale"]),
             torch.tensor(value["strangeness"], dtype=torch.float64), value["choice"],
-            str(value["reason"]),
+            str(value["reason"]), value.get("scales", [[float(value["scale"]), 1.0]]),
         )  # fmt: skip
 
 
@@ -222,7 +224,8 @@ def learn(
     >>> learned.predictive(x[:2]).mean.shape
     (2,)
     """
-    settings = (settings or Settings()).of_rows(len(x))
+    asked = settings or Settings()
+    settings = asked.of_rows(len(x))
     weights = None if sample_weight is None else torch.as_tensor(sample_weight).double()
     offered = outcomes(task, y, settings, classes=classes, weights=weights)
     count, num_data = _repetitions(weights)
@@ -239,14 +242,19 @@ def learn(
         )  # fmt: skip
         return View(problem, inputs)
 
-    plain = plain_inputs(x.shape[1], settings.dtype)
+    plain = plain_inputs(x.shape[1], settings.dtype, FAR if offered[0].classes else None)
     if not folds:
         one = single(settings, few=len(x) < step_size_search.FEWEST_DATA)
         learned = _on_all_data(view(offered[0], plain), [one], Weighed([None], [1.0], 1.0))
         return replace(learned, reason=f"{one} (no cross-validation)")
     every = candidates(settings, classes=bool(offered[0].classes), rows=len(x))
     trials = Trials(every[0], rows, y)
-    if not offered[0].classes:
+    if offered[0].classes:
+        views = [view(offered[0], plain)]
+        if asked.hidden == AUTO and DEEP_FROM <= len(x) < MANY:
+            views.append(view(offered[0], plain, replace(settings, hidden=(UNITS,))))
+        chosen, every, weighed, reason = _best_network(views, rows, y)
+    else:
         for outcome in offered:
             trials.run(view(outcome, plain))
         drawn_in = fit_inputs(seen, settings.dtype)
@@ -258,15 +266,39 @@ def learn(
         if settings.activation == AUTO:
             smooth = replace(settings, activation="tanh")
             trials.run(view(trials.best.outcome, trials.best.inputs, smooth))
-    chosen, held_out, every = trials.rest(every, view(offered[0], plain))
-    outcome = chosen.problem.outcome
-    weighed = weigh(held_out, outcome, y, len(every))
+        chosen, held_out, every = trials.rest(every, view(offered[0], plain))
+        weighed, reason = weigh(held_out, chosen.outcome, y, len(every)), trials.reason
+    outcome = chosen.outcome
     learned = _on_all_data(chosen, every, weighed)
-    reason = f"{trials.reason}{_reason(learned, every, weighed, len(rows))}"
+    reason += _reason(learned, every, weighed, len(rows))
     if outcome.bounded:
         above = "" if outcome.upper is None else f" or above {outcome.upper:g}"
         reason += f"; no prediction is below 0{above}, since no target is"
     return replace(learned, reason=reason)
+
+
+def _best_network(
+    views: Sequence[View], rows: Sequence[Tensor], y: Tensor
+) -> tuple[View, list[Candidate], Weighed, str]:
+    """Of classes: all candidates on the folds with every view's network. The mixture of the larger
+    held-out density decides, since a prior that suits two hidden layers may be too narrow for one.
+    Returns the view, its candidates and their weights, and in words why."""
+    found: list[tuple[float, View, list[Candidate], Weighed]] = []
+    for view in views:
+        try:
+            held_out, tried = view.problem.held_out(candidates(view.problem.settings), rows)
+        except DivergenceError:
+            if view is views[-1] and not found:
+                raise
+            continue
+        weighed = weigh(held_out, view.outcome, y, len(tried))
+        nll = -float((1 - weighed.strangeness).clamp_min(1e-300).log().mean())
+        found.append((nll, view, tried, weighed))
+    found.sort(key=lambda one: one[0])
+    words = [f"{len(one[1].problem.settings.layers)}: {one[0]:.4g}" for one in found]
+    _, view, tried, weighed = found[0]
+    reason = f"hidden layers (held-out NLL) {', '.join(words)}; " if len(found) > 1 else ""
+    return view, tried, weighed, reason
 
 
 def _fold_rows(y: Tensor, folds: int, settings: Settings, outcome: Outcome) -> list[Tensor]:
@@ -304,7 +336,7 @@ def _on_all_data(view: View, offered: Sequence[Candidate], weighed: Weighed) -> 
     return Learned(
         problem.outcome, problem.settings, view.inputs, list(runs.values()), sound, weights,
         [weighed.factors.get(k, [[1.0, 1.0]]) for k in runs], weighed.scale, weighed.strangeness,
-        choice, "",
+        choice, "", weighed.scales,
     )  # fmt: skip
 
 

@@ -52,9 +52,10 @@ class Settings:
     """Everything that decides a run besides its data.
 
     ``hidden``: units of every hidden layer; "auto" is one layer of 50 below 500 rows and two from
-    there on. ``activation``: "auto" is ReLU for classes; for numbers held-out rows choose between
-    ReLU and tanh. ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out),
-    "fan_in" (3 divided by a layer's inputs) or "unit_fan_in" (1 divided by them). ``temperature``,
+    there on; of classes in fewer than 5,000 rows held-out rows choose between both. ``activation``:
+    "auto" is ReLU for classes; for numbers held-out rows choose between ReLU and tanh.
+    ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out), "fan_in" (3
+    divided by a layer's inputs), "unit_fan_in" (1) or "wide_fan_in" (10). ``temperature``,
     ``step_size``: "auto" or a number (the step size also a schedule). ``noise``: of a regression
     or count, "auto" or a name of ``outcome.KINDS``; ``log``: whether a positive target is sampled
     as its logarithm, "auto" or a bool. What is "auto" is chosen by rows held out in ``folds``
@@ -98,8 +99,9 @@ class Settings:
                     name, f"must be one of {sorted(table)}, got {getattr(self, name)!r}"
                 )
         _positive_or(
-            "prior_variance", self.prior_variance, AUTO, "learned", "fan_in", "unit_fan_in"
-        )
+            "prior_variance", self.prior_variance, AUTO, "learned", "fan_in", "unit_fan_in",
+            "wide_fan_in",
+        )  # fmt: skip
         _positive_or("temperature", self.temperature, AUTO)
         size = self.step_size
         if not callable(size) and (isinstance(size, str) or not isinstance(size, Iterable)):

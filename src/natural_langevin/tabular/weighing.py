@@ -2,9 +2,11 @@
 
 Weights by stacking (``metrics.stacking_weights``), stopped early: of candidates that a few hundred
 rows can hardly tell apart, the optimum would take one. Class probabilities of the mixture are
-raised to the power 1/scale and normalised, ln scale having the prior N(0, DEVIATION^2). The noise
-of a regression is stacked at several widths, since cold chains disagree too little, hot ones too
-much, and residuals have longer tails than a normal variable:
+raised to the power 1/scale, normalised and averaged over the posterior of the scale, given the
+held-out rows and the prior N(0, DEVIATION^2) of ln scale: of a few hundred rows the best scale may
+be much too sure, since a handful that are told wrong decide it. The noise of a regression is
+stacked at several widths, since cold chains disagree too little, hot ones too much, and residuals
+have longer tails than a normal variable:
 
     p(y | x) = sum_k sum_f w_kf p_k(y | x with noise f sigma),    f of FACTORS,
 
@@ -33,6 +35,9 @@ LEAST_WEIGHT = 0.05
 LEAST_DENSITY = -1e6
 #: Factors that the noise of a regression may be wrong by: one for all, to compare views, and mixed.
 SCALES = torch.logspace(math.log10(0.5), math.log10(2.0), 8, dtype=torch.float64).tolist()
+#: Scales of classes that are averaged over; those of a smaller probability are left out.
+CLASS_SCALES = torch.linspace(-1.5, 1.5, 61, dtype=torch.float64).exp().tolist()
+LEAST_PROBABLE = 1e-3
 #: Neighbouring factors are much alike, and take more updates to be told apart.
 FACTORS, PRIOR_ROWS, MORE_UPDATES = (0.5, 0.7, 1.0, 1.4, 2.0, 4.0), 10.0, 100
 #: Factors of a smaller share of a candidate's weight are left out.
@@ -57,13 +62,15 @@ class Weighed:
     """Held-out ``nll`` (None: it diverged) and ``weight`` of every candidate, ``scale``, and how
     strange the mixture found every held-out row: 1 - p of its class, or the level of the smallest
     central interval that holds it. ``factors``: of the noise of those that count, [factor, share]
-    each (default: 1 alone); ``scale`` is then their geometric mean."""
+    each (default: 1 alone); ``scale`` is then their geometric mean. ``scales``: of classes, [scale,
+    share] each, ``scale`` being their geometric mean too."""
 
     nll: list[float | None]
     weight: list[float]
     scale: float
     strangeness: Tensor = field(default_factory=lambda: torch.empty(0))
     factors: dict[int, list[list[float]]] = field(default_factory=dict)
+    scales: list[list[float]] = field(default_factory=lambda: [[1.0, 1.0]])
 
 
 def weigh(held_out: HeldOut, outcome: Outcome, targets: Tensor, count: int) -> Weighed:
@@ -164,9 +171,39 @@ def _weigh_classes(held_out: HeldOut, outcome: Outcome, y: Tensor, count: int) -
     weights = _pruned(stacking_weights(log_density, updates=UPDATES))
     every = torch.stack([_probabilities(folds, outcome) for folds in held_out.networks.values()])
     mixture = (weights[:, None, None] * every).sum(0)
-    scaling = TemperatureScaling.fit(mixture, y, deviation=DEVIATION)
-    strange = 1 - scaling(mixture)[torch.arange(len(y)), y]
-    return _weighed(list(held_out.networks), log_density, weights, scaling.scale, strange, count)
+    scales = likely_scales(mixture, y)
+    strange = 1 - at_scales(mixture, scales)[torch.arange(len(y)), y]
+    scale = math.exp(sum(share * math.log(one) for one, share in scales))
+    ran = list(held_out.networks)
+    found = _weighed(ran, log_density, weights, scale, strange, count)
+    return replace(found, scales=scales)
+
+
+def likely_scales(p: Tensor, y: Tensor) -> list[list[float]]:
+    """[scale, its probability] given labels ``y`` of rows with probabilities ``p`` (n, class)."""
+    index = torch.arange(len(y)), y
+    tiny = torch.finfo(torch.float64).tiny
+    log_posterior = torch.tensor([
+        float(TemperatureScaling(scale)(p.double())[index].clamp_min(tiny).log().sum())
+        - (math.log(scale) / DEVIATION) ** 2 / 2
+        for scale in CLASS_SCALES
+    ], dtype=torch.float64)  # fmt: skip
+    share = log_posterior.softmax(0)
+    share = torch.where(share < LEAST_PROBABLE, 0.0, share)
+    kept = (share / share.sum()).tolist()
+    return [[scale, own] for scale, own in zip(CLASS_SCALES, kept, strict=True) if own]
+
+
+def at_scales(p: Tensor, scales: list[list[float]]) -> Tensor:
+    """The average over [scale, share] of p^(1/scale), normalised: (n, class).
+
+    >>> at_scales(torch.tensor([[0.2, 0.8]]), [[1.0, 1.0]])
+    tensor([[0.2000, 0.8000]])
+    """
+    found = torch.zeros_like(p)
+    for scale, share in scales:
+        found = found + share * TemperatureScaling(scale)(p)
+    return found
 
 
 def _pruned(weights: Tensor) -> Tensor:

@@ -81,6 +81,7 @@ from natural_langevin.sampling.validation import (
     check_temperature,
     check_training,
     refuse_anchors,
+    to_device,
     whole_number,
 )
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
@@ -169,7 +170,7 @@ class Langevin:
         self.mesh = find_processes(parallel, chains=self.chains, device=self.device)
         if isinstance(self.mesh, ProcessMesh):
             self.device = self.mesh.device
-        self.model.to(self.device)
+        to_device(self.model, self.device)
         self._training = check_training(
             microbatch, autocast, clip, self.preconditioner, control_variates, self.dynamics,
             likelihood,

@@ -18,6 +18,7 @@ from torch.func import vmap
 
 from natural_langevin import diagnostics
 from natural_langevin._internal.processes import SingleProcess
+from natural_langevin.data.checks import shown_to_model
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, LogLoss
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
@@ -461,7 +462,7 @@ class Posterior:
     ) -> None:
         """Adds the predictions of all networks, ``sample_batch`` at a time."""
         rows = self.shards.rows(chains)
-        with torch.no_grad():
+        with torch.no_grad(), shown_to_model(x):
             for some in networks.chunks(samples, rows, sample_batch, like=self.last):
                 averager.add(self.outputs(some, x))
             one = {name: value[:1] for name, value in self.last.items()}

@@ -188,7 +188,9 @@ def _other_rows(blind_nll: float | None, single_nll: float | None) -> list[tuple
         "  of a blind guess": (blind_nll, "one distribution for all, without looking at inputs"),
         "  of one network": (single_nll, "the best of the draws on these very samples"),
     }
-    return [(k, f"{round(v, 4) + 0.0:.4f}", words) for k, (v, words) in known.items() if v is not None]
+    return [
+        (k, f"{round(v, 4) + 0.0:.4f}", words) for k, (v, words) in known.items() if v is not None
+    ]
 
 
 def _nll_words(error: float | None) -> str:

@@ -114,9 +114,10 @@ class Signature:
         if isinstance(inputs, tuple | list):
             tensors = [as_tensor(part) for part in inputs]
             if not all(isinstance(t, Tensor) for t in tensors):
+                kinds = sorted({type(part).__name__ for part in inputs})
                 raise TypeError(
-                    f"several inputs must be tensors or arrays, got "
-                    f"{sorted({type(part).__name__ for part in inputs})}: use torch.as_tensor on them"
+                    f"several inputs must be tensors or arrays, got {kinds}: use torch.as_tensor "
+                    "on them"
                 )
             if len(tensors) == 1:
                 return tensors[0]

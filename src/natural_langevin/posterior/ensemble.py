@@ -67,8 +67,7 @@ def _fill(
     with torch.no_grad():
         for some in networks.chunks(samples, rows, sample_batch, like=posterior.last):
             with shown_to_model(x):
-                outputs = posterior.outputs(some, x)
-            averager.add(outputs)
+                averager.add(posterior.outputs(some, x))
         one = {name: value[:1] for name, value in posterior.last.items()}
         posterior.shards.pool(averager, lambda: posterior.outputs(one, x)[:0])
         averager.settle()

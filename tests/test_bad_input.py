@@ -71,6 +71,11 @@ def broken() -> nn.Module:
     return model
 
 
+def missing_device() -> str:
+    """A GPU beyond the last one, or of a kind that this torch was not made for."""
+    return f"cuda:{torch.cuda.device_count()}"
+
+
 GAUSSIAN = {"likelihood": likelihoods.Gaussian(sigma=1.0)}
 
 DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
@@ -99,6 +104,19 @@ DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lambda: sample((X.double(), Y)), TypeError, ["float64", "float32", "convert"]),
     "integer inputs": (
         lambda: sample((X.long(), Y)), ValueError, ["cannot take x", "(8, 3)", "Long"]),
+    "integer inputs' remedy": (
+        lambda: sample((X.long(), Y)), ValueError, ["x is torch.int64", "x.float()"]),
+    "one number per sample": (
+        lambda: sample((X[:, 0], Y)), ValueError, ["(8,)", "x[:, None]", "x[None]"]),
+    "lists": (
+        lambda: sample((X.tolist(), Y.tolist())),
+        TypeError, ["got ['list']", "torch.as_tensor"]),
+    "a column of labels": (
+        lambda: sample((X, Y[:, None])), ValueError, ["(40, 1)", "y.squeeze(-1)"]),
+    "one-hot labels": (
+        lambda: sample((X, F.one_hot(Y))), ValueError, ["(40, 3)", "y.argmax(-1)"]),
+    "x and y apart": (
+        lambda: construct().sample(X, Y), TypeError, ["one argument", "sample((x, y))"]),
     "wrong width": (
         lambda: sample((X[:, :2], Y)), ValueError, ["cannot take x", "(8, 2)"]),
     "target width": (
@@ -186,6 +204,9 @@ CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]]
     "full Fisher too large": (
         lambda: construct(nn.Linear(100, 30), preconditioner=preconditioners.FullFisher()),
         ValueError, ["2048", "3030", "QuasiDiagonalFisher()", "max_parameters=3030"]),
+    "a device that is not here": (
+        lambda: construct(device=missing_device()),
+        ValueError, ["device", "cannot be had here", 'device="cpu"']),
     "compile": (
         lambda: construct(compile="yes"),
         ValueError, ["compile", "'yes'", 'True, False or "auto"']),

@@ -55,6 +55,7 @@ from natural_langevin.sampling.validation import (
     check_parameters,
     check_temperature,
     check_training,
+    to_device,
 )
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
 
@@ -138,7 +139,7 @@ class Langevin:
         if isinstance(self.mesh, ProcessMesh):
             self.device = self.mesh.device
         gpu_build.start(self.device)
-        self.model.to(self.device)
+        to_device(self.model, self.device)
         self._training = check_training(
             microbatch, autocast, clip, self.preconditioner, control_variates, self.dynamics,
             likelihood,

@@ -291,3 +291,35 @@ def test_a_posterior_says_what_it_is(posterior: Posterior) -> None:
     )
     posterior.diverged[1] = 3
     assert repr(posterior).endswith("Categorical, 1 of the chains diverged)")
+
+
+def test_inputs_that_do_not_fit_are_refused_with_a_remedy(
+    posterior: Posterior, classes: Data
+) -> None:
+    x, y = classes
+    for wrong, words in (
+        (x[:, :-1], "cannot take x of shape"),
+        (x[0], r"x\[None\] for one row"),
+        (x.double(), r"x is torch.float64.*x\.float\(\)"),
+    ):
+        with pytest.raises(ValueError, match=words) as caught:
+            posterior.predict(wrong)
+        assert len(str(caught.value)) < 400  # without torch's frames
+    assert len(posterior.predict(x[:0]).mean) == 0
+    with pytest.raises(ValueError, match="same length"):
+        posterior.evaluate(x, y[:-1])
+    with pytest.raises(ValueError, match="nothing to score"):
+        posterior.evaluate(x[:0], y[:0])
+    with pytest.raises(ValueError, match="x holds NaN"):
+        posterior.evaluate(x.where(x != x[3], torch.nan), y)
+
+
+def test_targets_that_are_all_the_same_have_no_blind_guess(
+    posterior: Posterior, classes: Data
+) -> None:
+    """One that knows them would never be wrong, and every prediction worse than it."""
+    x, y = classes
+    scores = posterior.evaluate(x[:1], y[:1])
+    assert scores.blind_nll is None
+    assert "blind guess" not in str(scores)
+    assert posterior.evaluate(x, y).blind_nll is not None

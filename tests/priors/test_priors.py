@@ -419,3 +419,28 @@ def test_a_run_with_priors_that_know_their_tensors() -> None:
     assert posterior.predict(x).mean.isfinite().all()
     again = posterior.diagnose(x, data=(x, y), prior=prior)
     assert "temperature" in str(again)
+
+
+class Cauchy(priors.Prior):
+    """A stranger's prior: its density and nothing else."""
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        return -torch.log1p(theta.square()).flatten(1).sum(1)
+
+
+def test_a_density_and_its_curvature_are_a_prior() -> None:
+    theta = torch.linspace(-3, 3, 12).reshape(2, 6)
+    torch.testing.assert_close(Cauchy().gradient(theta), -2 * theta / (1 + theta**2))
+    x, y = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
+
+    def run(prior):
+        sampler = Langevin(
+            nn.Linear(2, 2), likelihoods.Categorical(), prior=prior, chains=2, step_size=1e-3
+        )
+        return sampler.sample((x, y), 4, burn_in=0, thin=1, batch_size=10, progress=False)
+
+    with pytest.raises(NotImplementedError, match=r"Cauchy has no precision: define"):
+        run(Cauchy())
+    found = run(type("Known", (Cauchy,), {"precision": 0.5})())
+    assert found.samples["weight"].shape == (2, 4, 2, 2)
+    assert found.samples["weight"].isfinite().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 
 import numpy as np
@@ -363,3 +364,25 @@ def test_answers_do_not_depend_on_how_many_rows_are_asked_at_a_time(monkeypatch)
     for one, other in zip(whole, answers(), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
     assert model.sample_y(x, 3).shape == (40, 3)
+
+
+@pytest.mark.parametrize("kind", ["datetime64[ns]", "timedelta64[s]"])
+def test_dates_are_no_numbers_to_learn(kind):
+    with pytest.raises(ValueError, match=r"dates or durations.*timedelta64\(1, 'D'\)"):
+        NaturalLangevinRegressor(steps=8).fit(np.eye(12), np.arange(12).astype(kind))
+
+
+def test_sharpened_classes_keep_the_share_that_is_epistemic():
+    """However sure the mixture is made: neither part of the entropy vanishes for it."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2))
+    y = (X[:, 0] + 0.5 * rng.normal(size=60) > 0).astype(int)
+    model = NaturalLangevinClassifier((8,), steps=20, chains=4, folds=0, random_state=0).fit(X, y)
+    x = model.network_inputs(X)
+    shares = []
+    for scale in (1.0, 0.3):
+        learned = dataclasses.replace(model.learned_, scale=scale)
+        p, epistemic = learned.uncertainty(x)
+        shares.append(epistemic / -(p * p.log()).sum(1))
+    assert 0 < shares[0].min() <= shares[0].max() < 1
+    assert_allclose(shares[0], shares[1], rtol=1e-5)

@@ -462,3 +462,11 @@ def test_a_row_far_beyond_all_others_is_not_predicted():
     encoded = features.encode(table("x,y\n5,1\n60481,2\n"))
     assert encoded.usable.tolist() == [True, False]
     assert "standard deviations from the training rows' mean, not predicted" in encoded.notes[1]
+
+
+def test_one_number_beside_which_the_others_hardly_differ_is_told():
+    values = np.append(np.linspace(1.0, 3.0, 59), 1e300)
+    rare = np.repeat([0.0, 5.0], [57, 3])  # mostly nothing is no mistake
+    found = fit_features(from_frame(pd.DataFrame({"size": values, "rare": rare})))
+    (said,) = found.notices
+    assert re.match(r"size: most are between 1\.\d+ and \d.*one is 1e\+300.*a mistake", said)

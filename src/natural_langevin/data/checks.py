@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +41,25 @@ def check_pair(x: Tensor, y: Tensor) -> None:
     check_finite("y", y)
     if len(x) != len(y):
         raise ValueError(f"x and y must have the same length, got {len(x)} and {len(y)}")
+
+
+@contextmanager
+def shown_to_model(x: Tensor) -> Iterator[None]:
+    """What torch says of inputs that the model cannot take, with their shape and a remedy."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        remedy = ""
+        if x.ndim < 2:
+            remedy = "; rows of x are samples: x[:, None] for one number each, x[None] for one row"
+        elif "dtype" in str(error):
+            remedy = f"; x is {x.dtype}: convert it, x.float() for a float32 model"
+        raise ValueError(
+            f"the model cannot take x of shape {tuple(x.shape)}: "
+            f"{str(error).partition('Exception raised')[0].strip()}{remedy}"
+        ) from error
 
 
 def check_finite(name: str, value: Tensor) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin.data.arrays import as_tensor, refuse_text
-from natural_langevin.data.checks import Batch, split_pair
+from natural_langevin.data.checks import Batch, check_pair, split_pair
 
 log = logging.getLogger("natural_langevin")
 
@@ -97,11 +97,15 @@ class Signature:
         """(x, y) from the two, or from one of what ``Langevin.sample`` takes: a pair, a dictionary,
         a TensorDataset or a DataLoader, whose batches are put one after the other."""
         if y is not None:
-            return self.split((x, y))
-        if isinstance(x, DataLoader):
-            inputs, targets = zip(*map(self.split, x), strict=True)
-            return torch.cat(inputs), torch.cat(targets)
-        return self.split(x.tensors if isinstance(x, TensorDataset) else x)
+            x, y = self.split((x, y))
+        elif isinstance(x, DataLoader):
+            x, y = map(torch.cat, zip(*map(self.split, x), strict=True))
+        else:
+            x, y = self.split(x.tensors if isinstance(x, TensorDataset) else x)
+        check_pair(x, y)
+        if not len(x):
+            raise ValueError("there is nothing to score: x and y are empty")
+        return x, y
 
     def inputs(self, inputs: Any) -> Tensor:
         """One tensor x: a tensor or an array itself, several or a dictionary side by side."""
@@ -110,9 +114,10 @@ class Signature:
         if isinstance(inputs, tuple | list):
             tensors = [as_tensor(part) for part in inputs]
             if not all(isinstance(t, Tensor) for t in tensors):
+                kinds = sorted({type(part).__name__ for part in inputs})
                 raise TypeError(
-                    f"several inputs must be tensors or arrays, got "
-                    f"{[type(part).__name__ for part in inputs]}: use torch.as_tensor on them"
+                    f"several inputs must be tensors or arrays, got {kinds}: use torch.as_tensor "
+                    "on them"
                 )
             if len(tensors) == 1:
                 return tensors[0]

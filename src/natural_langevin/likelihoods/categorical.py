@@ -85,7 +85,8 @@ class Categorical(Likelihood):
         if not y.dtype.is_floating_point and y.ndim != outputs.ndim - 1:
             raise ValueError(
                 f"Categorical targets of shape {tuple(y.shape)} do not fit logits of shape "
-                f"(batch, {', '.join(map(str, outputs.shape[1:]))}): give one class index each"
+                f"(batch, {', '.join(map(str, outputs.shape[1:]))}): give one class index each, "
+                "y.argmax(-1) of one-hot targets, y.squeeze(-1) of a column"
             )
         check_labels("Categorical", y, classes, self.ignore_index)
 

@@ -53,7 +53,7 @@ class ClassificationScores:
             ),
             risk_coverage_area=selective.risk_coverage(-confidence, predicted != y).area,
             ood_auroc=None if outside is None else selective.ood_auroc(inside, outside),
-            blind_nll=blind.classes(y, probabilities.shape[1]),
+            blind_nll=blind.classes(y, probabilities.shape[1]) if _varied(y) else None,
         )
 
     @property
@@ -109,6 +109,7 @@ class RegressionScores:
         squared = (mean - y).square().reshape(len(y), -1).sum(1)
         levels = torch.tensor(LEVELS, dtype=torch.float64)
         lower, upper = law.icdf((1 - levels) / 2), law.icdf((1 + levels) / 2)
+        guess = blind.counts if law.is_discrete else blind.numbers
         return RegressionScores(
             count=len(y),
             nll=float(-law.log_prob(y).mean()),
@@ -120,7 +121,7 @@ class RegressionScores:
             },
             risk_coverage_area=selective.risk_coverage(inside, squared).area,
             ood_auroc=None if outside is None else selective.ood_auroc(inside, outside),
-            blind_nll=(blind.counts if law.is_discrete else blind.numbers)(y),
+            blind_nll=guess(y) if _varied(y) else None,
         )
 
     @property
@@ -156,6 +157,11 @@ class RegressionScores:
         return "\n".join([table, *self.verdicts])
 
 
+def _varied(y: Tensor) -> bool:
+    """Of targets that are all the same a blind guess that knows them is never wrong: no rival."""
+    return bool((y != y[:1]).any())
+
+
 def _against_others(
     nll: float, error: float | None, blind_nll: float | None, single_nll: float | None
 ) -> list[str]:
@@ -182,7 +188,9 @@ def _other_rows(blind_nll: float | None, single_nll: float | None) -> list[tuple
         "  of a blind guess": (blind_nll, "one distribution for all, without looking at inputs"),
         "  of one network": (single_nll, "the best of the draws on these very samples"),
     }
-    return [(k, f"{v:.4f}", words) for k, (v, words) in known.items() if v is not None]
+    return [
+        (k, f"{round(v, 4) + 0.0:.4f}", words) for k, (v, words) in known.items() if v is not None
+    ]
 
 
 def _nll_words(error: float | None) -> str:

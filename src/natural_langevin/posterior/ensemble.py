@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from natural_langevin.data.checks import shown_to_model
 from natural_langevin.posterior import networks
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Averager
@@ -65,7 +66,8 @@ def _fill(
     rows = posterior.shards.rows(chains)
     with torch.no_grad():
         for some in networks.chunks(samples, rows, sample_batch, like=posterior.last):
-            averager.add(posterior.outputs(some, x))
+            with shown_to_model(x):
+                averager.add(posterior.outputs(some, x))
         one = {name: value[:1] for name, value in posterior.last.items()}
         posterior.shards.pool(averager, lambda: posterior.outputs(one, x)[:0])
         averager.settle()

@@ -28,7 +28,7 @@ def batched(values: Tensor) -> Tensor | None:
 def standard_error(values: Tensor) -> Tensor | None:
     """Of the mean over chains and draws of (chain, draw, ...): shape (...)."""
     parts = batched(values.double())
-    if parts is None:
+    if parts is None or not parts.numel():
         return None
     return (parts.mean(1).var(0) / len(parts)).sqrt().to(values.dtype)
 

@@ -19,8 +19,10 @@ class Prior:
         raise NotImplementedError
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """d ln alpha / d theta: the shape of ``theta``."""
-        raise NotImplementedError
+        """d ln alpha / d theta: the shape of ``theta``. Unless a prior says it, by differentiating
+        ``log_density``."""
+        found: Tensor = torch.func.grad(lambda t: self.log_density(t).sum())(theta)
+        return found
 
     def sample(self, key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A draw for every chain from the streams ``key`` (chain, 2): shape (chain, *shape)."""
@@ -33,7 +35,10 @@ class Prior:
 
         Divided by N it is the prior's share of the posterior's curvature (``damping="prior"``).
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} has no precision: define this property, the curvature of "
+            "-log_density in one weight, on average; 1 / variance is of the right size"
+        )
 
     def for_tensor(self, parameter: Tensor | None) -> Prior:
         """This prior for a tensor like ``parameter`` (None: not known): itself, unless it depends

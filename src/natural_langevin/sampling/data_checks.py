@@ -12,6 +12,7 @@ from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.proven import is_proven
+from natural_langevin.data.checks import shown_to_model
 from natural_langevin.data.streams import Loader, Stream
 from natural_langevin.dynamics import State
 from natural_langevin.sampling.pitfalls import check_attached
@@ -95,11 +96,8 @@ def outputs_of_few(network: Network, params: Params, x: Tensor) -> Any:
     dtype = next(iter(first.values())).dtype
     if x.is_floating_point() and x.dtype != dtype:
         raise TypeError(f"x is {x.dtype} but the model is {dtype}: convert one of them")
-    try:
-        with torch.no_grad():
-            return network.call(first, x[:FEW].clone())  # a network may work in place
-    except RuntimeError as error:
-        raise ValueError(f"the model cannot take x of shape {tuple(x.shape)}: {error}") from error
+    with torch.no_grad(), shown_to_model(x):
+        return network.call(first, x[:FEW].clone())  # a network may work in place
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -20,6 +20,8 @@ from natural_langevin.priors import Prior
 def whole_number(name: str, value: Any) -> int:
     """``value`` as an int. Numpy's integers are fine; bools, floats and strings are mistakes."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        if isinstance(value, Tensor) and name == "steps":
+            raise TypeError("data are one argument, sample((x, y)): the second one is steps")
         raise TypeError(f"{name} must be an integer, got {value!r}: convert it with int(...)")
     return int(value)
 
@@ -151,6 +153,19 @@ def refuse_anchors(what: str, dynamics: LangevinDynamics) -> None:
             f"control_variates={dynamics.control_variates} needs all data in memory, which {what} "
             "does not show: give the tensors (x, y) to sample(), or leave it out"
         )
+
+
+def to_device(model: nn.Module, device: torch.device) -> None:
+    """Moves the model; a device that this machine or this torch does not have is refused."""
+    try:
+        model.to(device)
+    except torch.OutOfMemoryError:
+        raise
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(
+            f'device "{device}" cannot be had here ({reason}): use device="cpu"'
+        ) from error
 
 
 def check_parameters(model: nn.Module) -> list[nn.Parameter]:

@@ -45,6 +45,11 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NaturalLangevinRegressor:
         """``X``: (n, features); ``y``: (n,) or (n, targets); ``sample_weight``: (n,), a row of
         weight 2 counts as two."""
+        if np.asarray(y).dtype.kind in "mM":
+            raise ValueError(
+                "y holds dates or durations, which would be learned in nanoseconds: give numbers, "
+                "such as days, (y - y.min()) / np.timedelta64(1, 'D')"
+            )
         table, y, weight = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
         y = np.array(y, dtype=np.float64)
         self._flat = y.ndim == 1

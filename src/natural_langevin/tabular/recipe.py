@@ -91,9 +91,10 @@ class Learned:
         return self.uncertainty(x)[0]
 
     def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Class probabilities (n, class), and the epistemic part (n,) of their entropy in nats: the
-        mutual information between label and network, as far as the scaled entropy allows."""
-        means, inside = [], []
+        """Class probabilities (n, class), and the epistemic part (n,) of their entropy in nats. Its
+        share is that of the networks as they are, (H(mean) - mean H) / H(mean): scaling changes how
+        large the entropy is, and says nothing about where it comes from."""
+        means, share = [], []
         for part in x.split(CHUNK):
             p, entropy = torch.zeros(()), torch.zeros(())
             for weight, said in zip(self.weights, self._networks(part), strict=True):
@@ -102,11 +103,11 @@ class Learned:
                 p = p + weight * each.mean(0)
                 entropy = entropy + weight * torch.special.entr(each).sum(-1).mean(0)
             means.append(p)
-            inside.append((torch.special.entr(p).sum(-1) - entropy).clamp_min(0))
+            whole = torch.special.entr(p).sum(-1).clamp_min(torch.finfo(p.dtype).tiny)
+            share.append((1 - entropy / whole).clamp(0, 1))
         scaled = at_scales(torch.cat(means), self.scales)
         scaled = scaled / scaled.sum(1, keepdim=True)
-        total = torch.special.entr(scaled).sum(-1)
-        return scaled, torch.minimum(torch.cat(inside), total)
+        return scaled, torch.special.entr(scaled).sum(-1) * torch.cat(share)
 
     def predictive(self, x: Tensor, *, flat: bool = True) -> Predictive:
         """The distribution of the targets of these rows, of numbers or counts."""

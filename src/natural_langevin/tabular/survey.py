@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: A column with more words than categories is of numbers when this share of its cells is.
 HALF = 0.5
+#: Where most of a column lies within this share of its standard deviation, single values make that.
+SWALLOWED = 1e-3
 CODE = "taken as missing (if it is a measurement, change it a little)"
 
 
@@ -149,6 +151,13 @@ class _Survey:
         if found is None:
             self.say(name, "differences that rounding swallows: left out")
             return None
+        low, high = np.quantile(known, [0.05, 0.95])
+        if 0 < high - low < SWALLOWED * found[1]:
+            far = known[np.abs(known - np.median(known)).argmax()]
+            self.say(
+                name, f"most are between {low:.4g} and {high:.4g}, but one is {far:.4g}: beside it "
+                "the others hardly differ; is it a mistake, or in another unit?"
+            )  # fmt: skip
         return Number(name, *found, missing, decimal, unit, code)
 
     def _date(self, name: str, cells: pd.Series, form: str) -> Date | None:

@@ -414,7 +414,7 @@ class Langevin:
         asked = run_settings.settle(
             self, data, steps=steps, seconds=seconds, until=until, wanted=wanted,
             batch_size=batch_size, burn_in=burn_in, thin=thin, keep=keep, store=store,
-            sample_dtype=sample_dtype, checkpoint=checkpoint, every=every,
+            sample_dtype=sample_dtype, checkpoint=checkpoint, every=every, exchange=exchange,
         )  # fmt: skip
         return sampler_run.carry_out(
             self, data, asked, callback=callback, exchange=exchange, progress=progress

@@ -55,12 +55,11 @@ def carry_out(
     """Prepares, samples and reports; what is kept of it is ``sampler``'s posterior. A run whose
     loss still falls is followed by another, from where it ended (see ``recipe``)."""
     found: Posterior | State | None = None
-    while not isinstance(found, Posterior):
-        if found is not None:
-            asked = dataclasses.replace(
-                asked, repeats=asked.repeats - 1, spent=asked.spent + asked.plan.steps
-            )
-        found = _run_once(sampler, data, asked, found, callback, exchange, progress=progress)
+    runs: RunSettings | None = asked
+    while runs is not None and not isinstance(found, Posterior):
+        found = _run_once(sampler, data, runs, found, callback, exchange, progress=progress)
+        runs = runs.then
+    assert isinstance(found, Posterior)
     return found
 
 
@@ -129,12 +128,12 @@ def _run_once(
                 progress=bool(progress), processes=mesh, watcher=watcher,
             )  # fmt: skip
         # Chains that were lost are reported: another run would begin with them again.
-        again = asked.repeats and exchange is None and bool((state.diverged < 0).all())
+        again = asked.then if bool((state.diverged < 0).all()) else None
         fall = recipe.falls_by(collector.trace) if again else 0.0
-        if fall:
+        if again and fall:
             log.info(
                 "the loss still fell by %.2g nats per sample in the last third of %d steps: they "
-                "were burn-in, and as many follow", fall, plan.steps,
+                "were burn-in, and %d follow", fall, plan.steps, again.plan.steps,
             )  # fmt: skip
             return state
         config |= _length_reached(asked, target, state)

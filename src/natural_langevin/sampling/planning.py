@@ -82,7 +82,7 @@ def plan(
     work = price * sampler.chains * batch_size
     lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work, dear=dear)
     weights = sum(p[0].numel() for p in sampler.init().params.values())
-    if weights > num_data:
+    if weights > num_data and lengths.repeats:
         lengths = dataclasses.replace(lengths, repeats=0)
     if until:
         usual = lengths

@@ -74,9 +74,12 @@ RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e11
 #: Where every step is a few milliseconds of operator calls, whatever the network's size.
 MOST_EAGER_STEPS = 4_000
 DRAWS = 200
+#: The part of a run of open length after which it ends if its loss no longer falls, and its fewest
+#: steps.
+FIRST_PART, FIRST_STEPS = 4, 1_500
 #: A loss falls if it is by so many nats per sample, and so many errors, lower in a run's last third
 #: than in the one before, each of so many looks; and how often another run then follows.
-FALLING, ERRORS, FEWEST_LOOKS, MOST_REPEATS = 0.02, 3.0, 8, 2
+FALLING, ERRORS, FEWEST_LOOKS, MOST_REPEATS, LOOKS = 0.02, 3.0, 8, 2, 150
 
 
 def dynamics() -> Underdamped:
@@ -202,13 +205,28 @@ class Choice:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is, and what of it is kept; and how often another may follow one whose loss
-    still falls."""
+    """How long a run is, and what of it is kept; where its length was open, how often another may
+    follow one whose loss still falls (None: it was given)."""
 
     steps: int
     burn_in: int
     thin: int
-    repeats: int = 0
+    repeats: int | None = None
+
+    @staticmethod
+    def usual(steps: int, burn_in: int | None = None, thin: int | None = None) -> Length:
+        """A third of burn-in, and about ``DRAWS`` draws of every chain."""
+        burn_in = steps // 3 if burn_in is None else burn_in
+        return Length(steps, burn_in, max(1, (steps - burn_in) // DRAWS) if thin is None else thin)
+
+    def runs(self) -> list[Length]:
+        """One after the other, each of which is the last unless its loss still falls: a part of
+        the steps, the rest of them, and then as many again for every one of ``repeats``."""
+        if self.repeats is None:
+            return [self]
+        first = max(FIRST_STEPS, self.steps // FIRST_PART)
+        parts = [first, self.steps - first] if self.steps >= 2 * first else [self.steps]
+        return [Length.usual(n) for n in [*parts, *[self.steps] * self.repeats]]
 
 
 def length(
@@ -222,7 +240,7 @@ def length(
 ) -> Length:
     """What the user leaves open of a run's length; ``work``: operations of one step, ``dear``: of
     a network without an engine of its own on a CPU (see ``cost``)."""
-    repeats = 0
+    repeats = None
     if steps is None:
         budget, fewest = (cost.MOST_WORK, cost.FEWEST_STEPS) if dear else (MOST_WORK, FEWEST_STEPS)
         affordable = max(fewest, int(budget / max(work, 1.0) / 100) * 100)
@@ -231,7 +249,8 @@ def length(
             wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
             affordable = min(affordable, MOST_STEPS)
         steps = min(max(FEWEST_STEPS, wanted), affordable)
-        if choice.slowest is None:  # where it is known, the length follows from it
+        # Where the slowest direction is known, the length follows from it.
+        if choice.slowest is None and burn_in is None and thin is None:
             repeats = min(MOST_REPEATS, affordable // steps - 1)
         if choice.relaxation is not None and steps < wanted:
             log.warning(
@@ -247,11 +266,17 @@ def length(
                 "%d steps, where %d would be usual: a step takes %.1g operations. Give steps= for "
                 "more", steps, wanted, work,
             )  # fmt: skip
-    if burn_in is None:
-        burn_in = steps // 3
-    if thin is None:
-        thin = max(1, (steps - burn_in) // DRAWS)
-    return Length(steps, burn_in, thin, repeats)
+    return replace(Length.usual(steps, burn_in, thin), repeats=repeats)
+
+
+def looks_apart(steps: int) -> int:
+    """Steps between two looks at the losses of a run whose fall is to be measured: every look is
+    a minibatch, and short runs would have few.
+
+    >>> [looks_apart(steps) for steps in (1_500, 4_500, 20_000)]
+    [10, 30, 50]
+    """
+    return max(10, min(50, steps // LOOKS))
 
 
 def falls_by(trace: Tensor) -> float:

@@ -84,6 +84,7 @@ from natural_langevin.sampling.validation import (
     whole_number,
 )
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -195,6 +196,8 @@ class Langevin:
         self._step_checked = 0  # batch size of the last check
         self._downhill = False  # whether chains go downhill before their burn-in
         self._downhill_pattern: Tensor | None = None  # which of them go for all (see warm_up)
+        #: Where chains begin in place of all that, and what their likelihoods have learned there.
+        self._begin: tuple[Params, Params] | None = None
         #: What step_size="auto" turned out to be, and the batch size it was chosen for.
         self._settled: tuple[StepSize, int] | None = None
         self._noticed = False

@@ -62,7 +62,7 @@ def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
     chains, count = posterior.healthy, posterior.draws
     device = next(iter(posterior.last.values())).device
     origins = random.origin(seed, random.LABELS, torch.tensor(chains, device=device))
-    state = {k: v[chains].repeat_interleave(count) for k, v in posterior.learned.items()}
+    state = posterior._learned_by(chains, count, plain=False)
     if posterior.sharpness != 1:
         values = posterior.predict(x, chains="all").samples
         assert values is not None

@@ -28,6 +28,7 @@ from natural_langevin.posterior import (
     export,
     monte_carlo,
     networks,
+    noise_widths,
     pooling,
     storage,
     weighting,
@@ -68,8 +69,10 @@ class Posterior:
 
     ``sharpness`` (1: none) is what predictions of classes raise the mean of the networks' class
     probabilities to, learned on held-out rows where the recipe tries the prior's scale (see
-    ``sharpening``). It belongs to predictions alone: the draws are of the same posterior, at the
-    same temperature, and ``samples``, ``network`` and ``log_likelihood`` know nothing of it.
+    ``sharpening``); ``config["noise_widths"]``, of numbers with learned noise, how much of it is
+    of which width (see ``noise_widths``). They belong to predictions alone: the draws are of the
+    same posterior, at the same temperature, and ``samples``, ``network`` and ``log_likelihood``
+    know nothing of them.
     """
 
     def __init__(
@@ -226,7 +229,8 @@ class Posterior:
         ``chains``: numbers of the chains to pool; all of them unless they differ in temperature or
         prior, where ``chains="all"`` says that pooling them is meant. ``sharpness``: of class
         probabilities; None is the posterior's own for "ensemble" and 1 otherwise, 1.0 the plain
-        mixture, the posterior predictive distribution of the model itself.
+        mixture, the posterior predictive distribution of the model itself (of numbers too: with
+        noise of one width).
         """
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
         options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
@@ -279,7 +283,8 @@ class Posterior:
         """What all networks say of every batch of inputs."""
         samples, pooled = self._networks(estimate), self.chosen(chains)
         draws = next(iter(samples.values())).shape[1]
-        state = self._learned_by([c for c in pooled if self.shards.rows([c])], draws)
+        own = [c for c in pooled if self.shards.rows([c])]
+        state = self._learned_by(own, draws, plain=estimate != "ensemble" or sharpness is not None)
         device, empty = next(iter(self.last.values())).device, True
         for batch in self.signature.batches(x, batch_size):
             empty = False
@@ -423,7 +428,9 @@ class Posterior:
         """
         self.shards.check_whole("export")
         every, chains = self._stacked(estimate), self.chosen(None)
-        state = self._learned_by(chains, len(next(iter(every.values()))) // len(chains))
+        plain = estimate != "ensemble" or sharpness is not None
+        draws = len(next(iter(every.values()))) // len(chains)
+        state = self._learned_by(chains, draws, plain=plain)
         with MODEL_LOCK:
             served = export.Served(
                 self._model, self.likelihood, every, state, self._sharpness(sharpness, estimate)
@@ -447,9 +454,17 @@ class Posterior:
         count = len(chains) * next(iter(samples.values())).shape[1]
         return next(networks.chunks(samples, chains, count, like=self.last))
 
-    def _learned_by(self, chains: Sequence[int], draws: int) -> dict[str, Tensor]:
-        """The likelihood's state for every network of these chains, (network,)."""
-        return {k: v[list(chains)].repeat_interleave(draws) for k, v in self.learned.items()}
+    def _learned_by(
+        self, chains: Sequence[int], draws: int, *, plain: bool = True
+    ) -> dict[str, Tensor]:
+        """The likelihood's state for every network of these chains, (network,); where not
+        ``plain``, with the noise of its width."""
+        state = {k: v[list(chains)].repeat_interleave(draws) for k, v in self.learned.items()}
+        weights = self.config.get("noise_widths")
+        if plain or weights is None or "variance" not in state or not chains:
+            return state
+        wider = noise_widths.factors(weights, chains, draws).to(state["variance"])
+        return state | {"variance": state["variance"] * wider}
 
     def _fill(
         self,

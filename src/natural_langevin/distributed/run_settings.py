@@ -104,7 +104,11 @@ def settle(
         spent -= run.steps
         found = RunSettings(
             plan=RunPlan(
-                run.steps, run.burn_in, thin, check_every(every), explores=explores,
+                run.steps,
+                run.burn_in,
+                thin,
+                check_every(every),
+                explores=explores,
                 look_every=LOOK_EVERY if found is None else recipe.looks_apart(run.steps),
             ),  # fmt: skip
             batch_size=batch_size,

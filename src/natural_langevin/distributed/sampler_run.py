@@ -165,7 +165,9 @@ def _widen(sampler: Any, data: Any, posterior: Posterior) -> None:
         return
     x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
     networks = len(posterior.healthy) * posterior.draws
-    rows = min(len(x), noise_widths.MOST_ROWS, noise_widths.MOST_VALUES // (networks * y[0].numel()))
+    rows = min(
+        len(x), noise_widths.MOST_ROWS, noise_widths.MOST_VALUES // (networks * y[0].numel())
+    )
     if rows < noise_widths.FEWEST_ROWS:
         return
     outputs = posterior.predict(x[:rows], sharpness=1.0).samples

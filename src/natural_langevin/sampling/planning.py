@@ -234,11 +234,12 @@ def _prior_scale(
         scores[pair[1]] = further if math.isfinite(further) else math.inf
     best, scale, why = prior_scale.best(scores)
     log.info("prior variance x %.3g: %s", scale, why)
-    run = next(run for run in reversed(runs) if best in run.scales)
+    tried = [run for run in runs if best in run.scales]
+    choices = [run.choices[run.scales.index(best)] for run in tried]
     return dataclasses.replace(
-        run.choices[run.scales.index(best)],
+        recipe.Choice.most_careful(choices),
         prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
-        sharpness=run.sharpness(sampler, best),
+        sharpness=tried[-1].sharpness(sampler, best),
     )
 
 

@@ -110,7 +110,7 @@ def settle(
                 check_every(every),
                 explores=explores,
                 look_every=LOOK_EVERY if found is None else recipe.looks_apart(run.steps),
-            ),  # fmt: skip
+            ),
             batch_size=batch_size,
             where=where,
             specs=networks.specs(params, draws, dtype),

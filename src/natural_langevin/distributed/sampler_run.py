@@ -164,11 +164,9 @@ def _widen(sampler: Any, data: Any, posterior: Posterior) -> None:
     if not (ours and alike and learned and isinstance(data, tuple | list | TensorDataset)):
         return
     x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
-    networks = len(posterior.healthy) * posterior.draws
-    rows = min(
-        len(x), noise_widths.MOST_ROWS, noise_widths.MOST_VALUES // (networks * y[0].numel())
-    )
-    if rows < noise_widths.FEWEST_ROWS:
+    values = len(posterior.healthy) * posterior.draws * y[0].numel()  # of a row
+    rows = min(len(x), noise_widths.MOST_ROWS, noise_widths.MOST_VALUES // max(1, values))
+    if rows < noise_widths.FEWEST_ROWS or not posterior.healthy:
         return
     outputs = posterior.predict(x[:rows], sharpness=1.0).samples
     assert outputs is not None

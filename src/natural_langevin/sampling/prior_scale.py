@@ -2,11 +2,10 @@
 
 Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold's training rows,
 and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
-run's second half. Scales that are not clearly behind then run on as long again, and are scored
-anew, unless there is only one. Chosen is the scale of the lowest score, between those that were tried; where
-the widest of them wins, the next one is tried beside it, once. Of
-classes, the same rows then say how much sharper the mixture of the best scale's chains should be
-(see ``posterior.sharpening``).
+run's second half. Where another scale is not clearly behind the best, these run on as long again,
+and are scored anew. Chosen is the scale of the lowest score, between those that were tried; where
+the widest of them wins, the next one is tried beside it, once. Of classes, the same rows then say
+how much sharper the mixture of the best scale's chains should be (see ``posterior.sharpening``).
 """
 
 from __future__ import annotations

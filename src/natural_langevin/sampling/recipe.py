@@ -25,10 +25,12 @@ Steps. 150 relaxation times a / eta of the directions that only the prior sees, 
 burn-in; at least 2,000, and at most what ``MOST_WORK`` operations allow (50 of them, and less work,
 where steps have no engine on a CPU: see ``cost``). Where the posterior of few weights has
 directions so slow that this is less than 60 of their relaxation times, it is run with less
-friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A run
-whose loss still falls from its middle third to its last was burn-in, and another one begins where
-it ended, with a metric of its own: twice at most, within the same operations, and not with more
-weights than rows, whose own loss falls long after predictions have stopped to gain (``falls_by``).
+friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A quarter
+of the steps, as a run of its own, is all where its loss does not fall any more from its middle
+third to its last (``falls_by``). Otherwise it was burn-in, and the rest of them begins where it
+ended, with a metric of its own; and as many again if the loss falls even then, twice at most,
+within the same operations, and not with more weights than rows, whose own loss falls long after
+predictions have stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 Prior and sharpness. The prior's scale, and of classes how sharply the mixture is predicted, by

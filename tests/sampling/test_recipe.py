@@ -207,6 +207,33 @@ def test_a_loss_that_still_falls_is_told_from_one_that_has_settled() -> None:
     assert recipe.falls_by(_trace(-looks / 400).log()) == 0.0  # a chain was lost
 
 
+def test_what_chains_that_disagree_cost() -> None:
+    """Chains of mean densities m_c: the loss by which a pool of four is above one of many."""
+    g = torch.Generator().manual_seed(0)
+    level = 1 + 0.2 * torch.randn(4, 1, 5000, generator=g).double()
+    found = recipe.disagreement(level.log().expand(4, 3, 5000))
+    assert found == pytest.approx(0.2**2 / (2 * 4), rel=0.1)
+    pooled = -level.mean(0).log().mean()  # of many chains it is -ln 1
+    assert found == pytest.approx(float(pooled), rel=0.2)
+    assert recipe.disagreement(torch.zeros(4, 3, 7)) == 0.0
+    assert recipe.disagreement(level[:1].log()) == 0.0
+
+
+def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = line(150)
+    monkeypatch.setattr(recipe, "FIRST_STEPS", 200)
+    monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
+    monkeypatch.setattr(recipe, "RELAXATIONS", 1)
+    monkeypatch.setattr(recipe, "falls_by", lambda trace: 0.0)
+    net = models.mlp(2, 1, (32,), activation=nn.Tanh)
+    for cost, before in ((0.5, 200), (0.0, 0)):
+        monkeypatch.setattr(recipe, "disagreement", lambda density, cost=cost: cost)
+        sampler = Langevin(net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2)
+        found = sampler.sample((x, y), progress=False)
+        assert found.config.get("steps_before", 0) == before
+        assert found.config["steps"] == (400 if before else 200)
+
+
 def test_a_run_of_open_length_is_made_of_parts() -> None:
     """Of which each is the last unless its loss still falls."""
     steps = lambda length: [run.steps for run in length.runs()]  # noqa: E731

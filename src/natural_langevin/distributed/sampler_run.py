@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from natural_langevin import random
 from natural_langevin._internal.fingerprints import exact_settings, stable_repr
 from natural_langevin._internal.provenance import provenance
-from natural_langevin.data.streams import InMemory
+from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.distributed.run_settings import RunSettings
 from natural_langevin.distributed.run_setup import (
     check_same_everywhere,
@@ -138,14 +138,12 @@ def _run_once(
                 progress=bool(progress), processes=mesh, watcher=watcher,
             )  # fmt: skip
         # Chains that were lost are reported: another run would begin with them again.
-        again = asked.then if bool((state.diverged < 0).all()) else None
-        fall = recipe.falls_by(collector.trace) if again else 0.0
-        if again and fall:
-            log.info(
-                "the loss still fell by %.2g nats per sample in the last third of %d steps: they "
-                "were burn-in, and %d follow", fall, plan.steps, again.plan.steps,
-            )  # fmt: skip
-            return state
+        if asked.then is not None and bool((state.diverged < 0).all()):
+            so_far = sampler._posterior_of(sampler, collector.so_far, state, config)
+            if (why := _goes_on(asked, so_far, engine.stream)) is not None:
+                log.info("%s: %d steps were burn-in, and %d follow",
+                         why, plan.steps, asked.then.plan.steps)  # fmt: skip
+                return state
         config |= _length_reached(asked, target, state)
         if swaps is not None:
             config["exchange"] = swaps.report(state)
@@ -153,6 +151,16 @@ def _run_once(
         posterior = sampler._posterior_of(sampler._owner, collector.finish, state, config)
         _widen(sampler, data, posterior)
         return posterior
+
+
+def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> str | None:
+    """Why a run is to be followed by another, if it is: chains that disagree are followed once."""
+    if fall := recipe.falls_by(so_far.trace):
+        return f"the loss still fell by {fall:.2g} nats per sample in the last third"
+    if asked.spent:
+        return None
+    loss = recipe.disagreement(so_far.log_likelihood(*stream.example()))
+    return f"chains disagree, by {loss:.2g} nats" if loss > recipe.DISAGREEMENT else None
 
 
 def _widen(sampler: Any, data: Any, posterior: Posterior) -> None:

@@ -27,10 +27,10 @@ where steps have no engine on a CPU: see ``cost``). Where the posterior of few w
 directions so slow that this is less than 60 of their relaxation times, it is run with less
 friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A quarter
 of the steps, as a run of its own, is all where its loss does not fall any more from its middle
-third to its last (``falls_by``). Otherwise it was burn-in, and the rest of them begins where it
-ended, with a metric of its own; and as many again if the loss falls even then, twice at most,
-within the same operations, and not with more weights than rows, whose own loss falls long after
-predictions have stopped to gain.
+third to its last (``falls_by``), and its chains agree (``disagreement``). Otherwise it was burn-in,
+and the rest of them begins where it ended, with a metric of its own; and as many again if the loss
+falls even then, twice at most, within the same operations, and not with more weights than rows,
+whose own loss falls long after predictions have stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 Prior and sharpness. The prior's scale, and of classes how sharply the mixture is predicted, by
@@ -76,9 +76,9 @@ RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e11
 #: Where every step is a few milliseconds of operator calls, whatever the network's size.
 MOST_EAGER_STEPS = 4_000
 DRAWS = 200
-#: The part of a run of open length after which it ends if its loss no longer falls, and its fewest
-#: steps.
-FIRST_PART, FIRST_STEPS = 4, 1_500
+#: The part of a run of open length after which it ends if its loss no longer falls and its chains
+#: agree, its fewest steps, and what their disagreement may cost (``disagreement``).
+FIRST_PART, FIRST_STEPS, DISAGREEMENT = 4, 1_500, 1e-3
 #: A loss falls if it is by so many nats per sample, and so many errors, lower in a run's last third
 #: than in the one before, each of so many looks; and how often another run then follows.
 FALLING, ERRORS, FEWEST_LOOKS, MOST_REPEATS, LOOKS = 0.02, 3.0, 8, 2, 150
@@ -223,7 +223,8 @@ class Length:
 
     def runs(self) -> list[Length]:
         """One after the other, each of which is the last unless its loss still falls: a part of
-        the steps, the rest of them, and then as many again for every one of ``repeats``."""
+        the steps (also the last only if its chains agree), the rest of them, and then as many again
+        for every one of ``repeats``."""
         if self.repeats is None:
             return [self]
         first = max(FIRST_STEPS, self.steps // FIRST_PART)
@@ -292,6 +293,20 @@ def falls_by(trace: Tensor) -> float:
     error = ((middle.var() + last.var()) / looks).sqrt()
     fall = middle.mean() - last.mean()
     return float(fall) if fall > max(FALLING, ERRORS * float(error)) else 0.0
+
+
+def disagreement(log_density: Tensor) -> float:
+    """What it costs that chains say different things, in nats per sample: with p_c the mean density
+    over chain c's draws, of ln p (chain, draw, row), and p that of all C chains,
+
+        (1 / 2C) mean over rows of var_c(p_c) / p^2,
+
+    by which E[-ln p] is above that of as many runs pooled. 0 of one chain."""
+    if len(log_density) < 2:
+        return 0.0
+    density = torch.exp(log_density.double() - log_density.double().amax((0, 1))).mean(1)
+    relative = density.var(0) / density.mean(0).square()
+    return float(relative.mean()) / (2 * len(density))
 
 
 def _usual_steps(step_size: float, way: str, *, dear: bool = False) -> int:

@@ -162,6 +162,40 @@ def test_several_chains_share_the_time_and_are_pooled(tmp_path: Path) -> None:
     assert [cells[-1] for cells in table.by_chains(results)] == ["4", "8"]
 
 
+def test_a_run_that_was_broken_off_goes_on_after_its_last_whole_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, problem = dataclasses.replace(TOY, chains=3), synthetic(60)
+
+    def looks(file: str) -> list[dict[str, float]]:
+        rows = run(problem, tmp_path / file, settings=settings, names=["rmsprop"])["rows"]
+        return [
+            {key: value for key, value in look.items() if key != "seconds"}
+            for look in rows["rmsprop"]["looks"]
+        ]
+
+    whole = looks("whole.json")
+    left = 5  # of ten: in the second chain; the first call is the reference's own
+
+    def interrupted(*arguments: object) -> dict[str, float]:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return scores(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("natural_langevin.experiments.fidelity.run.scores", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            looks("part.json")
+    begun = json.loads((tmp_path / "part.json").read_text())["rows"]["rmsprop"]
+    assert [look["chain"] for look in begun["looks"]] == [1, 1, 1, 2]
+    assert looks("part.json") == whole, "the second chain once more, and the third"
+    ended = json.loads((tmp_path / "part.json").read_text())["rows"]["rmsprop"]
+    assert ended["step_milliseconds"] == begun["step_milliseconds"], "planned as it began"
+    assert ended["looks"][:3] == begun["looks"][:3]
+
+
 def test_step_sizes_fall_with_the_cube_root_of_the_time() -> None:
     rmsprop, ensemble = CONTENDERS["rmsprop"], CONTENDERS["ensemble"]
     assert rmsprop.step_size(1e-4, 15_000) == 1e-4

@@ -73,26 +73,20 @@ def _cut(theta: Tensor, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
     return {name: part.reshape(shape) for (name, shape), part in cut}
 
 
-class Average:
-    """The mean of the kept iterates' test probabilities."""
+@dataclass
+class Pool:
+    """What the chains so far have come to: the sum of their iterates' test probabilities."""
 
-    def __init__(self, network: nn.Module, x: Tensor, settings: Settings) -> None:
-        self._network, self._x, self.draws = network, x, 0
-        self._total: Tensor | None = None
-        self._settings = settings
-
-    def add(self, params: dict[str, Tensor]) -> None:
-        """One more iterate, of the first chain."""
-        own = {name: p[0] for name, p in params.items()}
-        p = predicted(self._network, own, self._x, self._settings)
-        self._total = p if self._total is None else self._total + p
-        self.draws += 1
+    total: Tensor
+    draws: int = 0
+    chains: int = 0
+    seconds: float = 0.0
+    steps: int = 0
 
     @property
     def mean(self) -> Tensor:
         """Probabilities averaged over iterates, not their logarithms."""
-        assert self._total is not None
-        return self._total / self.draws
+        return self.total / self.draws
 
 
 def reduced_precision(device: str) -> torch.dtype | None:
@@ -173,20 +167,21 @@ def follow(
     seconds: float,
     step_seconds: float,
     looks: int,
+    pool: Pool | None = None,
     draws: list[dict[str, Tensor]] | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> Iterator[tuple[dict[str, float], Tensor]]:
-    """After every look: seconds, epochs and draws so far, and the mean probabilities.
+) -> Iterator[tuple[dict[str, float], Pool]]:
+    """After every look: seconds, epochs and draws so far, and what the chains have come to.
 
     The run is planned from the pace and broken off where it takes longer than that; seconds are
-    those of steps and predictions, without compiling, recording and copying data. ``draws``: where
-    to put the parameters whose predictions count."""
-    average: Average | None = None
-    spent, steps = 0.0, 0
+    those of steps and predictions, without compiling, recording and copying data. ``pool``: chains
+    that have been run before, after which this one goes on; ``draws``: where to put the parameters
+    whose predictions count."""
+    pool = pool or Pool(torch.zeros_like(problem.reference))
     epoch = len(problem.y) // settings.batch_size
     sampled = contender.members == 1
     runs = settings.chains if sampled else contender.members
-    for member in range(runs):
+    for member in range(pool.chains, runs):
         share = seconds / runs
         planned = max(looks, math.ceil(share / step_seconds))
         burn_in = max(1, math.ceil(planned * contender.kept_from / contender.cycles))
@@ -195,34 +190,37 @@ def follow(
             (problem.x, problem.y), steps=planned, batch_size=settings.batch_size,
             burn_in=burn_in,
         )  # fmt: skip
-        average = average or Average(chain.model, problem.test_x, settings)
         stops = [round(planned * (look + 1) / looks) for look in range(looks)]
         done = min(WARM_UP[torch.device(settings.device).type], stops[0])
         state, info = engine.run(state, 0, done)  # with what is set up once: counted at the pace
         own = done * step_seconds
-        spent += own
+        pool.seconds += own
         for stop in stops:
             began = now(settings.device)
             if stop > done:
                 state, info = engine.run(state, done, stop - done)
             done, late = stop, stop == stops[-1]
             if kept(contender, done / planned) and (sampled or late):
-                average.add(state.params)
+                params = {name: p[0] for name, p in state.params.items()}
+                pool.total = pool.total + predicted(chain.model, params, problem.test_x, settings)
+                pool.draws += 1
                 if draws is not None:
-                    draws.append({name: p[0].clone() for name, p in state.params.items()})
+                    draws.append({name: p.clone() for name, p in params.items()})
             took = now(settings.device) - began
-            own, spent = own + took, spent + took
-            if average.draws and (sampled or late):
-                epochs = (steps + done) / epoch
-                found = {"seconds": spent, "epochs": epochs, "draws": average.draws}
-                yield found | {"chain": member + 1}, average.mean
+            own, pool.seconds = own + took, pool.seconds + took
+            broken_off = own > 1.1 * share + 2 and sampled
+            if late or broken_off:
+                pool.chains, pool.steps = member + 1, pool.steps + done
+            if pool.draws and (sampled or late):
+                steps = pool.steps + (0 if pool.chains > member else done)
+                found = {"seconds": pool.seconds, "epochs": steps / epoch, "draws": pool.draws}
+                yield found | {"chain": member + 1}, pool
             if bool(info.diverged.any()):
                 say(f"{contender.title}: diverged at step {done} with step size {eta:g}")
                 return
-            if own > 1.1 * share + 2 and sampled:
+            if broken_off:
                 say(f"{contender.title}: broken off after {own:.0f} s, {done} of {planned} steps")
                 break
-        steps += done
 
 
 def kept(contender: Contender, share: float) -> bool:

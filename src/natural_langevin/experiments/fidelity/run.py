@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save as serialise
 
 from natural_langevin._internal.atomic import staged
-from natural_langevin.experiments.fidelity.chain import Settings, follow, now, pace
+from natural_langevin.experiments.fidelity.chain import Pool, Settings, follow, now, pace
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS, Contender
 from natural_langevin.experiments.fidelity.problem import Problem, scores
 from natural_langevin.experiments.fidelity.shifted import shifted
@@ -68,10 +70,10 @@ def run(
             handle.write(json.dumps(results, indent=1, allow_nan=False).encode())
 
     for name in names:
-        if not results["rows"].get(name, {}).get("done"):
-            row: dict[str, Any] = {}
-            results["rows"][name] = row
-            _contend(CONTENDERS[name], problem, settings, row, save, say)
+        row = results["rows"].setdefault(name, {})
+        if not row.get("done"):
+            pooled = out.with_name(f"{out.stem}-{name}.safetensors")
+            _contend(CONTENDERS[name], problem, settings, row, pooled, save, say)
             save()
     return results
 
@@ -81,28 +83,33 @@ def _contend(
     problem: Problem,
     settings: Settings,
     row: dict[str, Any],
+    pooled: Path,
     save: Callable[[], None],
     say: Callable[[str], None],
 ) -> None:
-    """Pace, pilot and run of one contender, into ``row``."""
-    began = now(settings.device)
-    row |= {"title": contender.title, "done": False, "looks": []}
-    step_seconds = pace(contender, problem, settings)
-    row["step_milliseconds"] = 1000 * step_seconds
-    row["pilot"] = _pilot(contender, problem, settings, step_seconds, say)
-    chosen = min(row["pilot"], key=lambda tried: tried["nll"])["step_size"]
-    row["step_size"] = contender.step_size(
-        chosen, settings.seconds / settings.chains / step_seconds
-    )
-    row["setup_seconds"] = now(settings.device) - began
+    """Pace, pilot and run of one contender, into ``row``.
+
+    After every chain the probabilities so far are in ``pooled``, from where a run that was broken
+    off goes on; not where draws themselves are needed, for the shifts."""
+    begun = "step_size" in row and not settings.shift
+    before = _pool(pooled, problem) if begun else None
+    if before is None:
+        pooled.unlink(missing_ok=True)  # of other settings, perhaps
+        row.clear()
+        _prepare(contender, problem, settings, row, say)
+    row["looks"] = [look for look in row["looks"] if before and look["chain"] <= before.chains]
     draws: list[Params] = []
-    for look, mean in follow(
+    chains = before.chains if before else 0
+    for look, pool in follow(
         contender, problem, settings, row["step_size"], seconds=settings.seconds,
-        step_seconds=step_seconds, looks=settings.looks, say=say,
+        step_seconds=row["step_milliseconds"] / 1000, looks=settings.looks, pool=before, say=say,
         draws=draws if settings.shift else None,
     ):  # fmt: skip
-        row["looks"].append(look | scores(mean, problem))
+        row["looks"].append(look | scores(pool.mean, problem))
         save()
+        if pool.chains > chains:
+            chains = pool.chains
+            _keep(pool, pooled)
     if draws:
         row["shift"] = shifted(contender, problem, settings, draws)
         if contender.members > 1:
@@ -116,6 +123,42 @@ def _contend(
             f"{last['agreement']:.4f}, total variation {last['total_variation']:.4f}, accuracy "
             f"{last['accuracy']:.4f}, NLL {last['nll']:.4f}, ECE {last['ece']:.4f}"
         )
+
+
+def _prepare(
+    contender: Contender,
+    problem: Problem,
+    settings: Settings,
+    row: dict[str, Any],
+    say: Callable[[str], None],
+) -> None:
+    """Pace and pilot of a contender: what all its chains share."""
+    began = now(settings.device)
+    step_seconds = pace(contender, problem, settings)
+    row |= {"title": contender.title, "done": False, "looks": []}
+    row["step_milliseconds"] = 1000 * step_seconds
+    row["pilot"] = _pilot(contender, problem, settings, step_seconds, say)
+    chosen = min(row["pilot"], key=lambda tried: tried["nll"])["step_size"]
+    row["step_size"] = contender.step_size(
+        chosen, settings.seconds / settings.chains / step_seconds
+    )
+    row["setup_seconds"] = now(settings.device) - began
+
+
+def _keep(pool: Pool, path: Path) -> None:
+    """The chains so far: the sum of their probabilities, and how many, how long."""
+    described = {key: repr(value) for key, value in vars(pool).items() if key != "total"}
+    with staged(path) as handle:
+        handle.write(serialise({"total": pool.total.cpu()}, described))
+
+
+def _pool(path: Path, problem: Problem) -> Pool | None:
+    """What ``_keep`` wrote, where it did."""
+    if not path.exists():
+        return None
+    with safe_open(path, "pt") as file:
+        described = {key: json.loads(value) for key, value in file.metadata().items()}
+        return Pool(file.get_tensor("total").to(problem.reference.device), **described)
 
 
 def _pilot(
@@ -142,7 +185,7 @@ def _pilot(
                 seconds=settings.pilot, step_seconds=step_seconds, looks=10, say=say,
             )
         )  # fmt: skip
-        found = scores(looks[-1][1], held_out) if looks else {"nll": math.inf}
+        found = scores(looks[-1][1].mean, held_out) if looks else {"nll": math.inf}
         nll = found["nll"] if math.isfinite(found["nll"]) else 1e9
         tried.append({"step_size": eta, "nll": nll})
         say(

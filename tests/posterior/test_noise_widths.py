@@ -58,6 +58,11 @@ def test_a_row_is_weighed_without_what_was_learned_from_it() -> None:
     assert found is None or sum(found.weights[: USUAL - 1]) < 0.1
 
 
+def test_noise_that_would_be_larger_in_all_is_not_believed() -> None:
+    y = 3 * torch.randn(400, 1, generator=torch.Generator().manual_seed(0))
+    assert noise_widths.fit(*said(y)[:1], y, said(y)[1]) is None
+
+
 def test_every_width_has_its_part_of_every_chain() -> None:
     weights = [0.1, 0.0, 0.3, 0.5, 0.0, 0.1, 0.0]
     found = noise_widths.factors(weights, [0, 2], 200)

@@ -33,6 +33,8 @@ USUAL = WIDTHS.index(1.0)
 #: Rows that are taken to have spoken for the usual width before, and the nats gained on the others
 #: below which it stays the only one: by chance six free weights gain about three.
 USUAL_ROWS, LEAST_GAIN = 3.0, 5.0
+#: The mean variance, in units of the learned one, above which the weights are not believed.
+MOST_VARIANCE = 1.5
 FEWEST_ROWS, MOST_ROWS, MOST_VALUES = 40, 2000, 4_000_000
 ROUNDS = 200
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -47,7 +49,9 @@ class Fitted(NamedTuple):
 
 def fit(outputs: Tensor, y: Tensor, variance: Tensor) -> Fitted | None:
     """Of what networks say, (network, row, ...), of targets y, (row, ...), with noise of
-    ``variance`` (network,); None where that gains less than ``LEAST_GAIN``."""
+    ``variance`` (network,); None where that gains less than ``LEAST_GAIN``, or asks for noise that
+    is larger in all: where networks fit their rows closely, few draws have all of the weight, and a
+    row left out by them seems further away than it is."""
     residuals = (y.double().reshape(outputs.shape[1:]) - outputs.double()).flatten(2)
     numbers, size = residuals.shape[2], variance.double().reshape(-1, 1)
     squares = residuals.square().sum(2) / size
@@ -63,7 +67,10 @@ def fit(outputs: Tensor, y: Tensor, variance: Tensor) -> Fitted | None:
     ])  # fmt: skip
     weights = _mixed(without)
     gain = float((torch.logsumexp(without + weights.log()[:, None], 0) - without[USUAL]).sum())
-    return Fitted([round(w, 4) for w in weights.tolist()], gain) if gain >= LEAST_GAIN else None
+    mean = float(weights @ torch.tensor(WIDTHS, dtype=weights.dtype).square())
+    if gain < LEAST_GAIN or mean > MOST_VARIANCE:
+        return None
+    return Fitted([round(w, 4) for w in weights.tolist()], gain)
 
 
 def _mixed(log_density: Tensor) -> Tensor:

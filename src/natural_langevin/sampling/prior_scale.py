@@ -64,7 +64,7 @@ class Trial(NamedTuple):
         return self._replace(folds=min(self.folds, -(-ENOUGH_HELD_OUT // max(1, rows // FOLDS))))
 
 
-NATIVE, EAGER = Trial(400, 4, 10, rounds=2), Trial(300, 2, 15)
+NATIVE, EAGER = Trial(300, 4, 10, rounds=2), Trial(300, 2, 15)
 #: Where a step costs much (see ``cost``): one third of the rows is held out, once.
 DEAR = Trial(150, 1, 15, folds=1)
 MOST_WORK = 1.2e11

@@ -99,18 +99,23 @@ def steps() -> None:
 def tiles() -> None:
     from natural_langevin.execution.kernels import triton_linear as own
 
-    for tile in (
-        own.Tile(16, 64, 32), own.Tile(16, 64, 32, 2), own.Tile(16, 64, 32, 4, 1),
-        own.Tile(16, 64, 32, 4, 3), own.Tile(32, 64, 32, 8), own.Tile(16, 128, 32, 8),
-        own.Tile(16, 64, 32, 4, 2, 96), own.Tile(32, 32, 32, 4), own.Tile(32, 64, 32, 8, 2, 96),
-        own.Tile(16, 64, 64, 4), own.Tile(64, 64, 32, 8, 2, 128),
-    ):  # fmt: skip
+    walks = {"registers": 96, "walks": 7}
+    tried = (
+        (64, own.MANY), (64, own.Tile(16, 64, 32, registers=96)),
+        (64, own.Tile(16, 64, 16, **walks)), (64, own.Tile(16, 64, 32, registers=128, walks=7)),
+        (64, own.Tile(16, 64, 16, registers=128, walks=7)),
+        (64, own.Tile(16, 64, 32, registers=96, walks=13)),
+        (64, own.Tile(16, 64, 32, 4, 1, **walks)), (64, own.Tile(16, 64, 32, 8, 2, None, 7)),
+        (1, own.FEW), (1, own.Tile(16, 64, 32, registers=96)), (1, own.Tile(16, 32, 32, 4)),
+        (1, own.Tile(16, 64, 32, 8)), (1, own.Tile(16, 64, 32, 4, 3)),
+    )  # fmt: skip
+    for chains, tile in tried:
         own.FEW = own.MANY = tile
-        row: dict[str, Any] = {"tile": tile}
+        row: dict[str, Any] = {"chains": chains, "tile": tile}
         try:
-            for chains, every in ((1, 1), (64, 1), (64, 4)):
+            for every in (1, 4)[: 1 + (chains > 1)]:
                 engine, state = prepared("mlp", chains, every=every)
-                row[f"{chains} chains, every={every}"] = round(timed(engine, state, chains, 0.1), 2)
+                row[f"every={every}"] = round(timed(engine, state, chains, 0.1), 2)
         except Exception as error:
             row["error"] = repr(error)[:200]
         say(**row)
@@ -126,18 +131,6 @@ def first() -> None:
         return now
 
     now = time.perf_counter()
-    a = torch.ones(64, 64, device=DEVICE)
-    now = mark("context", now)
-    (a @ a).sum()
-    now = mark("blas", now)
-    from natural_langevin.execution import kernels
-
-    if DEVICE == "cuda":
-        import triton  # noqa: F401
-
-        now = mark("import triton", now)
-    kernels.backend_for(torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device("cpu"))
-    now = mark("backend", now)
     task = problem("mlp", device=DEVICE)
     one = sampler(task, 1, preconditioners.QuasiDiagonalFisher(), compile="auto")
     now = mark("data and sampler", now)

@@ -7,7 +7,7 @@ or in pieces, each a process with a file of its own in a folder (a piece that wa
 the last line makes one file and the page of them):
 
     export OMP_NUM_THREADS=1
-    python benchmarks/samplers.py --folder cells --references
+    python benchmarks/samplers.py --folder cells --references moons wave
     python benchmarks/samplers.py --list | xargs -P 16 -L 1 python benchmarks/samplers.py \\
         --folder cells --piece
     python benchmarks/samplers.py --folder cells --merge --page docs/samplers.md
@@ -58,7 +58,7 @@ from natural_langevin.sampling.curvature import steepest
 ROOT = Path(__file__).resolve().parent.parent
 SEED, CHAINS, BURN_IN = 0, 32, 60
 #: CPU-seconds of a cell's draws, the most of these, and steps between two.
-BUDGET, MOST, THIN = 0.3, 400, 10
+BUDGET, MOST, THIN = 4.0, 800, 10
 #: Draws of a chain that are taken whatever they cost.
 LEAST = 40
 #: eta lambda; of "BAOAB, large" five times that.
@@ -586,7 +586,9 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
     parser.add_argument("--folder", type=Path, help="of the pieces' files, and of references")
     parser.add_argument("--list", action="store_true", help="prints the pieces, one a line")
-    parser.add_argument("--references", action="store_true", help="makes them for all pieces")
+    parser.add_argument(
+        "--references", nargs="+", choices=("moons", "wave"), help="makes them for all pieces"
+    )
     parser.add_argument("--piece", nargs=2, metavar=("METRIC", "KIND"))
     parser.add_argument("--nuts", choices=("moons", "wave"), help="runs NUTS on a problem")
     parser.add_argument("--chain", type=int, help="of NUTS: this one alone")
@@ -606,7 +608,7 @@ def main() -> None:
         run_nuts(options.nuts, options.folder, options.chain)
         return
     if options.references:
-        for name in ("moons", "wave"):
+        for name in options.references:
             found = reference(name)
             print(name, "ess", found["ess"], "rhat", found["rhat"], flush=True)
         return

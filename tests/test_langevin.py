@@ -309,8 +309,16 @@ def test_a_scalar_parameter(classes: Data) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # raised inside inductor
-def test_compiled_equals_eager(classes: Data, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    # The compiler proper, which takes 20 s, has its turn in test_fused_step.
+    "backend",
+    ["eager", pytest.param("inductor", marks=pytest.mark.thorough)],
+)
+def test_compiled_equals_eager(
+    backend: str, classes: Data, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same numbers to rounding, and no silent fall back to eager."""
+    monkeypatch.setattr("natural_langevin.execution.compiled.BACKEND", backend)
     with caplog.at_level(logging.INFO, logger="natural_langevin"):
         eager, compiled = (
             make(nn.Linear(3, 3), compile=mode, init="fan_in").sample(

@@ -7,35 +7,23 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import likelihoods, preconditioners, priors, random, schedules
+from natural_langevin._internal import gpu_build
 from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin.data.signature import Signature
-from natural_langevin.data.streams import (
-    Batch,
-    InMemory,
-    SharedBatches,
-    Stream,
-    Subsets,
-    SymmetricSweeps,
-    as_stream,
-    check_finite,
-    split_pair,
-    usual_batch,
-)
+from natural_langevin.data.streams import Batch
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed import run_settings, sampler_run
 from natural_langevin.distributed.layout import Layout
-from natural_langevin.distributed.posterior_shards import shard_posterior
 from natural_langevin.distributed.process_mesh import ProcessMesh, find_processes
 from natural_langevin.dynamics.base import Info, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -46,33 +34,20 @@ from natural_langevin.likelihoods import LogLoss
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
     density,
-    notices,
     open_settings,
-    planning,
+    preparation,
     recipe,
     starts,
     step_size_search,
     temperature_probe,
     trained,
 )
-from natural_langevin.sampling.data_checks import (
-    batch_check,
-    check_data,
-    number_of_data,
-    outputs_of_few,
-)
 from natural_langevin.sampling.footprint import check_step_memory
 from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.pitfalls import refuse_autocast
-from natural_langevin.sampling.step_size_checks import (
-    StepSize,
-    check_stages,
-    known_step_size,
-    warn_if_epochs,
-    warn_if_saturated,
-    warn_if_stiff,
-)
+from natural_langevin.sampling.preparation import in_tensors
+from natural_langevin.sampling.step_size_checks import StepSize, known_step_size
 from natural_langevin.sampling.until import parse as parse_until
 from natural_langevin.sampling.validation import (
     check_arguments,
@@ -80,18 +55,11 @@ from natural_langevin.sampling.validation import (
     check_parameters,
     check_temperature,
     check_training,
-    refuse_anchors,
-    whole_number,
 )
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
 from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
-
-#: Data that say themselves which rows come when: they are taken as they are.
-ORDERED = (DataLoader, SharedBatches, Subsets, SymmetricSweeps)
-#: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
-DEFAULT_STEP_SIZE = schedules.polynomial(1e-3, offset=10_000)
 
 
 class Langevin:
@@ -170,6 +138,7 @@ class Langevin:
         self.mesh = find_processes(parallel, chains=self.chains, device=self.device)
         if isinstance(self.mesh, ProcessMesh):
             self.device = self.mesh.device
+        gpu_build.start(self.device)
         self.model.to(self.device)
         self._training = check_training(
             microbatch, autocast, clip, self.preconditioner, control_variates, self.dynamics,
@@ -193,6 +162,12 @@ class Langevin:
             dtype=trainable[0].dtype, device=self.device
         )
         self._dynamics = self._make_dynamics(network, microbatch, clip, control_variates)
+        self._forget_runs()
+        check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
+        self.init()  # a model too large for its metric, or an improper prior, fails here
+
+    def _forget_runs(self) -> None:
+        """What runs, and those who call them, leave in the sampler: nothing yet."""
         self._step_checked = 0  # batch size of the last check
         self._downhill = False  # whether chains go downhill before their burn-in
         self._downhill_pattern: Tensor | None = None  # which of them go for all (see warm_up)
@@ -206,8 +181,6 @@ class Langevin:
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()
-        check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
-        self.init()  # a model too large for its metric, or an improper prior, fails here
 
     def _make_dynamics(
         self,
@@ -264,32 +237,9 @@ class Langevin:
         sampler._options = options
         if held_out is not None:
             sampler.held_out = sampler.signature.split(held_out)
-        elif sampler._scale_open and any(not p.requires_grad for p in sampler.model.parameters()):
-            options["prior"] = recipe.prior(trained.size(sampler.init().params))
-            sampler._set_prior(options["prior"])
-            sampler._scale_open = False
-            log.info(
-                "the prior's variance is that of the trained weights: rows that the fixed weights "
-                "were trained on cannot choose it. Give held_out=(x, y), rows they have not seen"
-            )
+        else:
+            trained.set_scale(sampler)
         return sampler
-
-    def _of_features(self, data: Any) -> tuple[Langevin, Any] | None:
-        """The last layer's own sampler, and its data, where nothing else is sampled."""
-        if self._options is None or isinstance(data, ORDERED):
-            return None
-        x, y = self._in_tensors(data)
-        found = trained.split_off(self.model, self.signature, x.to(self.device))
-        if found is None:
-            return None
-        inner = type(self)(found[0], self.likelihood, **self._options)
-        inner._owner = self
-        if self.held_out is not None:
-            x_out, y_out = self.held_out
-            again = trained.split_off(self.model, self.signature, x_out.to(self.device))
-            assert again is not None
-            inner.held_out = again[1], y_out
-        return inner, (found[1], y)
 
     def init(self) -> State:
         """The state before the first update."""
@@ -318,33 +268,7 @@ class Langevin:
 
         The first batch that a sampler sees here is checked like the data of ``sample``."""
         refuse_autocast(self.device)
-        refuse_anchors("step()", self._dynamics)
-        if self.num_data is None:
-            raise ValueError(
-                "step() cannot see how many data there are: give Langevin(..., num_data=N). "
-                "N sets the weight of the prior and the size of the noise"
-            )
-        split = split_pair if chain_axis else self.signature.split
-        x, y = (t.to(self.device) for t in split(batch))
-        one = (x[0], y[0]) if chain_axis else (x, y)
-        if not self._step_checked:  # at the start: ``state`` may hold a diverged chain
-            check_finite("x", one[0])
-            check_finite("y", one[1])
-            check_data(self._dynamics.gradients, self.init(), *one, targets=one[1])
-        self._dynamics.gradients.prepare(state.params, one[0])
-        done = int(state.step)
-        size: StepSize | None = None
-        if self._auto:  # nothing is searched for one step
-            size = self._settled[0] if self._settled else DEFAULT_STEP_SIZE
-        table = self._rates_table(done, done + 1, size, burn_in=burn_in)
-        rates = table.of_chains(self.chain_ids).row(done)
-        if self._step_checked != len(one[0]):
-            self.dynamics.check(
-                self._dynamics, step_size=rates.step_size, batch_size=len(one[0]),
-                num_data=self.num_data, adapts=rates.kind.adapts and not burn_in,
-            )  # fmt: skip
-            self._step_checked = len(one[0])
-        return self._dynamics.step(state, (x, y), rates, self.num_data, chain_axis=chain_axis)
+        return preparation.single_step(self, state, batch, chain_axis=chain_axis, burn_in=burn_in)
 
     @exclusive
     @eager
@@ -404,17 +328,14 @@ class Langevin:
         holds a checkpoint of the same run. Folders of a run under way are locked.
         """
         arguments = {k: v for k, v in locals().items() if k not in ("self", "data")}
-        if (apart := self._of_features(data)) is not None:
+        if (apart := trained.head_alone(self, data)) is not None:
             inner, features = apart
-            posterior = inner.sample(features, **arguments)
-            self._settled, self._prior, self.dynamics = inner._settled, inner._prior, inner.dynamics
-            self._dynamics = dataclasses.replace(
-                self._dynamics, prior=inner._dynamics.prior, integrator=inner.dynamics
-            )
+            posterior: Posterior = inner.sample(features, **arguments)
+            trained.adopt(self, inner)
             return posterior
         refuse_autocast(self.device)
         wanted = parse_until(until)
-        data = self._in_tensors(data)
+        data = in_tensors(self, data)
         asked = run_settings.settle(
             self, data, steps=steps, seconds=seconds, until=until, wanted=wanted,
             batch_size=batch_size, burn_in=burn_in, thin=thin, keep=keep, store=store,
@@ -423,33 +344,6 @@ class Langevin:
         return sampler_run.carry_out(
             self, data, asked, callback=callback, exchange=exchange, progress=progress
         )
-
-    def _posterior_of(
-        self,
-        owner: Langevin,
-        collected: Callable[..., Posterior],
-        state: State,
-        config: dict[str, Any],
-    ) -> Posterior:
-        """The posterior of all chains, from what was collected here, of the owner's network."""
-        posterior = collected(
-            state, model=owner._template, likelihood=self.likelihood, config=config
-        )
-        posterior.prior = self._dynamics.prior
-        posterior.signature.adopt(owner.signature)
-        if isinstance(self.mesh, ProcessMesh):
-            return shard_posterior(posterior, self.mesh)
-        return posterior
-
-    def _notice(self, stream: Stream) -> None:
-        """Says once what is most likely a mistake."""
-        if self._noticed:
-            return
-        self._noticed = True
-        x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
-        outputs = outputs_of_few(self._dynamics.gradients.network, self.init().params, x)
-        fitted = self._by_recipe and self._start == "model"
-        notices.notice(self.model, self.likelihood, self.signature, (x, y), outputs, fitted=fitted)
 
     def _set_prior(self, prior: priors.PriorLike) -> None:
         trainable = self._dynamics.gradients.network.trainable()
@@ -471,7 +365,7 @@ class Langevin:
 
         ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
         step_size_search.refuse_loader(data)
-        data = self._in_tensors(data)
+        data = in_tensors(self, data)
         self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
         setup = step_size_search.Setup(
             # With several processes, each runs the pilot of all chains: the same choice everywhere.
@@ -488,24 +382,6 @@ class Langevin:
         return step_size_search.choose(
             setup, data, steps=steps, batch_size=batch_size, splits=splits
         )
-
-    def _in_tensors(self, data: Any) -> Any:
-        """Data in memory as (x, y); those that come in batches as they are."""
-        if isinstance(data, ORDERED):
-            return data
-        return self.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
-
-    def _settle(self, data: Any, batch_size: int | None) -> tuple[StepSize | None, int]:
-        """Step size (None: the sampler's own) and batch size where a caller names neither: those
-        of the last run; before the first one, what the recipe chooses for ``data``."""
-        if self._by_recipe and self._settled is None:
-            size, choice, _ = planning.plan(
-                self, data, batch_size, None, steps=None, burn_in=None, thin=None, seconds=None
-            )
-            self._settled = (choice.schedule_of(0), size)
-        if self._settled is None:
-            return None, usual_batch(data) if batch_size is None else batch_size
-        return self._settled[0], self._settled[1] if batch_size is None else batch_size
 
     @exclusive
     @eager
@@ -546,41 +422,12 @@ class Langevin:
         Where the sampler's step size is "auto" and none is given, it is the one that its last run
         chose, or is chosen now; the batch size likewise, otherwise 100 or all. The metric stands
         still from step ``burn_in`` on with ``adapt="burn-in"``; without burn-in it never does."""
-        data = self._in_tensors(data)
+        data = in_tensors(self, data)
         if step_size is None:
-            step_size, batch_size = self._settle(data, batch_size)
-        batch_size = usual_batch(data) if batch_size is None else batch_size
-        steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
-        dynamics, state = self._dynamics, self.init()
-        if isinstance(data, Subsets) and len(data.rows) != self.chains:
-            raise ValueError(
-                f"rows must have a line for every chain: {self.chains} chains, {len(data.rows)} "
-                "lines"
-            )
-        stream = as_stream(
-            data, batch_size=batch_size, chain=self.chain_ids, seed=self.seed,
-            device=self.device, split=self.signature.split,
-        )  # fmt: skip
-        if not isinstance(stream, InMemory):
-            refuse_anchors("a DataLoader", dynamics)
-        num_data = number_of_data(stream, self.num_data, self.chains)
-        check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
-        if not isinstance(stream, InMemory):
-            stream.check = batch_check(dynamics.gradients, state.params)
-        rates = self._rates_table(0, steps, step_size, burn_in=burn_in)
-        check_stages(self.dynamics, rates)
-        kept = rates.sampled(min(burn_in, steps - 1))
-        warn_if_saturated(kept)
-        self.dynamics.check(
-            dynamics, step_size=kept.max(0).values[self.chain_ids],
-            batch_size=len(stream.example()[0]), num_data=num_data,
-            adapts=rates.adapts_from(min(burn_in, steps - 1)),
-        )  # fmt: skip
-        warn_if_epochs(self.dynamics, stream)
-        if isinstance(self.dynamics, Overdamped):
-            warn_if_stiff(self.preconditioner, self._prior, float(kept.max()), num_data)
-        mode, own = choose_mode(self.compile), rates.of_chains(self.chain_ids)
-        return Engine(dynamics, stream, own, num_data, mode=mode), state
+            step_size, batch_size = preparation.settled(self, data, batch_size)
+        return preparation.engine(
+            self, data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
+        )
 
     def log_density(self, weights: Mapping[str, Tensor], data: Any) -> Tensor:
         """The unnormalised log posterior of given weights, at temperature 1, in nats:

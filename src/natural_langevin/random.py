@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from natural_langevin._internal import gpu_build
 from natural_langevin._internal.gpu_kernels import plain, usable
 
 # What a stream is for. Streams of different purposes never share a key.
@@ -158,11 +159,13 @@ def _kernels(on: Tensor) -> Any:
 def _tried_kernels(device: torch.device) -> Any:
     """Triton's, once they have agreed with the plain operations."""
     try:
+        gpu_build.wait(device)
         from natural_langevin._internal import triton_random
 
         at, step = origin(0, NOISE, torch.arange(3, device=device)), torch.tensor(5, device=device)
         with plain(), torch.cuda.device(device):
             key = stream(at, step)
+            triton_random.build_both(at, step)
             expected, found = normal(key, 70, start=32), triton_random.normal(key, 70, 32)
             same = torch.equal(triton_random.stream(at, step), key)
         if same and torch.allclose(found, expected, rtol=1e-4, atol=1e-5):

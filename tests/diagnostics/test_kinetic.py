@@ -38,11 +38,12 @@ def sampler(name: str = "quasi-diagonal", **options) -> Langevin:
         metric = REGISTRY[name](**settings)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2))
-    settings = {"chains": 8, "step_size": 0.03, "prior": priors.Gaussian(variance=0.5)}
+    settings = {"chains": 24, "step_size": 0.03, "prior": priors.Gaussian(variance=0.5)}
     return Langevin(model, likelihoods.Categorical(), preconditioner=metric, **(settings | options))
 
 
-def read(run: Langevin, steps: int = 12, batch_size: int = BATCH) -> Kinetic:
+#: Chains cost almost nothing beside a step of one: many of them, and few steps, read the same.
+def read(run: Langevin, steps: int = 4, batch_size: int = BATCH) -> Kinetic:
     return run.effective_temperature(data(), steps=steps, batch_size=batch_size)
 
 
@@ -88,12 +89,12 @@ def test_regressions_and_other_priors(targets: str, sigma: float | str) -> None:
     """Half the chains at another temperature; a prior that is no Gaussian, and none at all."""
     x, y = data()
     run = Langevin(
-        nn.Linear(4, 1), likelihoods.Gaussian(sigma), chains=16, step_size=0.05,
-        temperature=torch.tensor([1.0, 0.3]).repeat(8),
+        nn.Linear(4, 1), likelihoods.Gaussian(sigma), chains=80, step_size=0.05,
+        temperature=torch.tensor([1.0, 0.3]).repeat(40),
         prior={"weight": priors.NormalInverseGamma(), "bias": priors.Flat()},
         preconditioner=preconditioners.QuasiDiagonalFisher(targets=targets, damping=1e-2),
     )  # fmt: skip
-    found = run.effective_temperature((x, y.float()[:, None]), steps=40, batch_size=30)
+    found = run.effective_temperature((x, y.float()[:, None]), steps=8, batch_size=30)
     assert not found.wrong
     assert abs(found.noise.value - 1) < 4 * found.noise.error
     assert found.noise.error < 0.05
@@ -120,7 +121,7 @@ def test_zero_temperature_is_seen_to_be_cold() -> None:
 def test_minibatch_noise_against_its_definition() -> None:
     """(N / 2 eta) E|eta C (v_B - v)|^2 / tr C, from per-sample gradients; 0 with all data.
 
-    Euclidean: C = Id. The reading takes 12 steps of 8 chains."""
+    Euclidean: C = Id. The reading takes 4 steps of 24 chains."""
     x, y = data()
     run = sampler("euclidean", step_size=1e-3, temperature=0.0)
     found = read(run)
@@ -180,7 +181,7 @@ def test_each_mis_scaling_is_flagged(trap: str, monkeypatch: pytest.MonkeyPatch)
     drift, noise, expected = SCALES[trap]
     monkeypatch.setattr(LangevinDynamics, "step", wrongly(scaled(drift, noise)))
     # Few data and large steps, where the drift can be told from the noise.
-    found = read(sampler(temperature=0.25, step_size=0.3), steps=16)
+    found = read(sampler(temperature=0.25, step_size=0.3), steps=6)
     assert found.wrong
     assert found.temperature.differs_from(1.0)
     assert abs(found.temperature.value / expected - 1) < 4 * found.temperature.error / expected
@@ -191,7 +192,7 @@ def test_the_same_steps_without_a_trap_are_right(monkeypatch: pytest.MonkeyPatch
     for drift, noise in ((1.0, 1.0), (0.5, 0.5**0.5)):
         with monkeypatch.context() as patch:
             patch.setattr(LangevinDynamics, "step", wrongly(scaled(drift, lambda n, d, f=noise: f)))
-            found = read(sampler(temperature=0.25, step_size=0.3), steps=16)
+            found = read(sampler(temperature=0.25, step_size=0.3), steps=6)
             ratio = found.temperature
             assert abs(ratio.value - 1) < 4 * ratio.error
             assert found.wrong == (drift != 1.0)  # eta is not what was asked for
@@ -225,9 +226,9 @@ class Wrong(preconditioners.QuasiDiagonalFisher):
 )
 def test_noise_of_another_metric_is_flagged(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = sampler(preconditioner=Wrong(damping=1e-2))
-    assert not read(run, steps=16).wrong
+    assert not read(run, steps=6).wrong
     monkeypatch.setattr(Wrong, "kind", kind)
-    found = read(run, steps=16)
+    found = read(run, steps=6)
     assert found.wrong
     assert found.wrong_tensors
 
@@ -240,7 +241,7 @@ class Unscaled(priors.Gaussian):
 
 
 def test_a_prior_whose_gradient_is_wrong_is_flagged() -> None:
-    assert read(sampler(prior=Unscaled(0.5), step_size=0.3), steps=16).wrong
+    assert read(sampler(prior=Unscaled(0.5), step_size=0.3), steps=6).wrong
 
 
 def test_a_run_keeps_its_reading_and_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +279,7 @@ def test_a_probe_that_fails_does_not_cost_the_run(
 
 def test_a_loader_is_measured_too() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=BATCH)
-    found = sampler().effective_temperature(loader, steps=12)
+    found = sampler().effective_temperature(loader, steps=4)
     assert abs(found.noise.value - 1) < 4 * found.noise.error
     assert not found.wrong
 

@@ -24,6 +24,7 @@ def main() -> None:
         assert_same_steps,
         network,
         sampler,
+        wide_network,
     )
 
     from natural_langevin import likelihoods, random
@@ -55,6 +56,11 @@ def main() -> None:
             one = sampler(network(bias=bias), METRICS[name], chains=2)
             assert_same_steps(one, backend, steps=3, expected=["0", "2"])
             print(f"{name}, bias {bias}, blocks of {samples}: agrees")
+    for name, walks in (("quasi-diagonal", 2), ("diagonal, every second step", 1))[: 1 + every]:
+        triton_linear.FEW = triton_linear.Tile(16, 32, 32, walks=walks)
+        one = sampler(wide_network(), METRICS[name], chains=2)
+        assert_same_steps(one, backend, steps=3, expected=["0", "2", "4"])
+        print(f"{name}, rows of whole and half blocks of noise: agrees")
     triton_linear.FEW = triton_linear.Tile(16, 16, 32)
     for kind in MOMENTUM if every else MOMENTUM[:1]:
         one = sampler(network(), METRICS[kind], chains=2, dynamics=Underdamped(friction=0.3))

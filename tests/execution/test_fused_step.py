@@ -59,9 +59,17 @@ def sampler(model: nn.Module, metric: Any, **settings: Any) -> Langevin:
     )
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
+def wide_network() -> nn.Module:
+    """Rows of weights that begin with a block of noise, with half a one, and in between."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(48, 33), nn.ReLU(), nn.Linear(33, 32), nn.ReLU(), nn.Linear(32, 5)
+    )
+
+
+def data(inputs: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.rand(50, 20, generator=generator), torch.arange(50) % 5
+    return torch.rand(50, inputs, generator=generator), torch.arange(50) % 5
 
 
 class Given:
@@ -88,7 +96,7 @@ def assert_same_steps(one: Langevin, backend: Any, *, steps: int = 3, expected: 
     """Steps of both paths from the same state; float32 rounding is all that may differ.
 
     The first applies its own batch's metric, the second the first's, the third is frozen."""
-    x, y = data()
+    x, y = data(next(p.shape[1] for p in one.model.parameters()))
     dynamics, state = one._dynamics, one.init()
     fused_state = copy.deepcopy(state)
     tasks = plan(dynamics, state, (x[:18], y[:18]), 50)
@@ -330,10 +338,15 @@ def test_the_kernels_noise_is_that_of_random() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while compiling
-def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one() -> None:
-    """The step compiled as a whole, of one layer: every further one adds half a minute."""
+@pytest.mark.parametrize("around", ["eager", pytest.param("inductor", marks=pytest.mark.thorough)])
+def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
+    around: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step compiled as a whole, of one layer: every further one adds half a minute. ``around``
+    the kernels there is little to compile, and it is traced."""
     one_layer = nn.Sequential(nn.Linear(20, 5))
-    for model, fuse in ((network(), True), (one_layer, False)):
+    for model, fuse, backend in ((network(), True, around), (one_layer, False, "inductor")):
+        monkeypatch.setattr("natural_langevin.execution.compiled.BACKEND", backend)
         ends = []
         for compile in (False, True):
             one = sampler(model, METRICS["quasi-diagonal"], compile=compile)

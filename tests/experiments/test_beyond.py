@@ -73,13 +73,37 @@ def test_the_chains_learn_and_their_temperature_is_measured(finished):
     virial = final["measured"]["virial"]
     assert final["groups"][0]["chains"] == 4
     assert len(virial) == len(final["groups"])
+    network = mlp(36, 3, PROTOCOL.hidden)
+    sizes = {k: p.numel() for k, p in network.named_parameters()}
+    for of in virial:
+        together = sum(sizes[k] * of["tensors"][k][0] for k in sizes) / sum(sizes.values())
+        assert of["temperature"] == pytest.approx(together)
+    for row in final["rows"]:
+        assert row["setting"] in [{k: g[k] for k in row["setting"]} for g in final["groups"]]
+        assert row["virial"] in [of["temperature"] for of in virial]
+        assert 0 < row["resolved"]["mean"] < row["nll"]["mean"] + 1e-3
+
+
+def test_a_row_all_of_whose_chains_diverged_does_not_take_the_others_along(tmp_path, finished):
+    wild = FIXED._replace(step_size=1e9)
+    out = tmp_path / "rows.json"
+    protocol = replace(PROTOCOL, fixed=(wild,))
+    config = finished[1]["config"] | {"fixed": json.loads(json.dumps([wild]))}
+    known = finished[1] | {"config": config}
+    parts = {k: known["parts"][k] for k in ("select", "refine")}
+    out.write_text(json.dumps(known | {"parts": parts, "rows": []}))
+    final = run(DATA, out, protocol=protocol, parts={"final": 1e9})["parts"]["final"]
+    assert final["diverged"] == [f"{k}, prototype, length 0.8" for k in ("one chain", "2 pooled")]
+    labels = [row["label"] for row in final["rows"]]
+    assert labels[:3] == ["one chain", "one chain, all 4 of them", "2 pooled chains"]
+    assert final["rows"][0]["nll"]["mean"] < 3
 
 
 def test_choices_are_made_on_held_out_images_by_searches(finished):
     parts = finished[1]["parts"]
     for name in ("select", "refine", "overdamped-select"):
         found = parts[name]["ranking"]
-        scores = [row["nll"] for row in found]
+        scores = [row["resolved"] for row in found]
         assert scores == sorted(scores)
         assert sum(parts[name]["rounds"]) >= len(found)
     chosen = parts["refine"]["ranking"][0]
@@ -167,8 +191,8 @@ def test_an_image_that_no_draw_has_right_does_not_decide_a_search():
     params["2.bias"][:, 0] = 150.0  # where float32 has a probability of exactly 0
     p = BlurredScorer(network, {"scored": (x, y)}, [0.0, 0.0]).probabilities(params, x)
     assert nll(p.mean(0), y) == pytest.approx(150)
-    assert nll(resolved(p.mean(0), 2), y) == pytest.approx(math.log(9))
-    assert torch.allclose(resolved(p.mean(0), 2).sum(-1), torch.ones(1).double())
+    assert nll(resolved(p.mean(0)), y) == pytest.approx(math.log(3e4))
+    assert torch.allclose(resolved(p.mean(0)).sum(-1), torch.ones(1).double())
 
 
 def test_a_table_goes_through_the_same_procedure_without_a_length(tmp_path):

@@ -24,7 +24,7 @@ def bowl(lowest, *, broken=()):
     def score(count, cells):
         rounds.append(cells)
         height = {c: sum((a - b) ** 2 for a, b in zip(c, lowest, strict=True)) for c in cells}
-        found = [None if cell in broken else {"nll": float(height[cell])} for cell in cells]
+        found = [None if cell in broken else {"resolved": float(height[cell])} for cell in cells]
         return Round(found, complete=True, updates=5, seconds=1.0, wall=2.0)
 
     return score, rounds
@@ -94,3 +94,25 @@ def test_out_of_time_it_goes_on_with_the_round_it_was_in(tmp_path):
     assert len(rounds) == len(again.rounds) - 1  # the first round was not run again
     assert again.complete
     assert not file.exists()
+
+
+def test_a_round_without_a_draw_leaves_the_choice_to_those_before_it(tmp_path):
+    score, _ = bowl((3, 0))
+
+    def late(count, cells):
+        if count:
+            raise TimeoutError("no draw was kept")
+        return score(count, cells)
+
+    found = search(AXES, full(AXES), late, extensions=5, file=tmp_path / "s.json")
+    assert next(iter(found.ranked)) == (1, 0)
+    assert not found.complete
+    assert not found.inside
+    assert len(found.rounds) == 1
+    assert search(AXES, full(AXES), score, extensions=5, file=tmp_path / "s.json").complete
+
+    def never(count, cells):
+        raise TimeoutError("no draw was kept")
+
+    with pytest.raises(TimeoutError):
+        search(AXES, full(AXES), never, extensions=5, file=tmp_path / "t.json")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
+from natural_langevin.posterior import ensemble
 from natural_langevin.posterior.export import Served
 
 Data = tuple[Tensor, Tensor]
@@ -108,8 +109,8 @@ def test_what_is_exported(
     """The module itself, for the other likelihoods."""
     x, y = regression
     posterior = sample(likelihood, (x, (y > 0).float() if likelihood.discrete else y))
-    networks = posterior._stacked("ensemble")
-    state = posterior._learned_by(posterior.healthy, posterior.draws)
+    networks = ensemble.stacked(posterior, "ensemble")
+    state = ensemble.learned_by(posterior, posterior.healthy, posterior.draws)
     served = Served(posterior._model, likelihood, networks, state)
     served.side_by_side = side_by_side
     assert_predicts(served, posterior, x)

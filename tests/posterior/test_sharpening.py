@@ -14,7 +14,7 @@ from torch.distributions import Bernoulli, Categorical
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
 from natural_langevin._internal.checked_json import with_checksum
 from natural_langevin._internal.tensorfile import StorageError
-from natural_langevin.posterior import monte_carlo
+from natural_langevin.posterior import ensemble, monte_carlo
 from natural_langevin.posterior.export import Served
 from natural_langevin.posterior.sharpening import sharpened, sharper
 
@@ -195,7 +195,7 @@ def test_export(posterior: Posterior, classes: Data, tmp_path: Path, written: bo
     x, _ = classes
     posterior.sharpness = 1.6
     served: nn.Module = Served(
-        posterior._model, posterior.likelihood, posterior._stacked("ensemble"), {}, 1.6
+        posterior._model, posterior.likelihood, ensemble.stacked(posterior, "ensemble"), {}, 1.6
     )
     if written:
         posterior.export(tmp_path / "file.pt2", x)

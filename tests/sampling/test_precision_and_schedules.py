@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors, random, schedules
-from natural_langevin.langevin import DEFAULT_STEP_SIZE
 from natural_langevin.optim import NaturalLangevin
+from natural_langevin.sampling.preparation import DEFAULT_STEP_SIZE
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -21,9 +21,9 @@ from natural_langevin import (
     preconditioners,
     priors,
 )
-from natural_langevin.langevin import DEFAULT_STEP_SIZE
 from natural_langevin.sampling import step_size_search
 from natural_langevin.sampling.checkpoint import config_in
+from natural_langevin.sampling.preparation import DEFAULT_STEP_SIZE
 
 RUN = {"batch_size": 20, "burn_in": 10, "thin": 10, "progress": False}
 

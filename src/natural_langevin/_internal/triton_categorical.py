@@ -10,8 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Classes, and samples of a program, that fit into its registers.
-MOST_CLASSES, ROWS = 256, 8
+from natural_langevin._internal.gpu_build import build
+
+#: Classes, and samples of a program, that fit into its registers; as many columns have all
+#: networks of few classes: one kernel.
+MOST_CLASSES, ROWS, COLUMNS = 256, 8, 16
 
 
 @triton.jit(do_not_specialize=["samples", "classes"])
@@ -41,6 +44,12 @@ def loss_and_gradient(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     samples, classes = outputs.shape
     _kernel[(-(-samples // ROWS),)](
         outputs, y, gradient, losses, samples, classes,
-        ROWS=ROWS, COLUMNS=triton.next_power_of_2(classes),
+        ROWS=ROWS, COLUMNS=max(COLUMNS, triton.next_power_of_2(classes)),
     )  # fmt: skip
     return gradient, losses
+
+
+def build_usual() -> None:
+    """The kernel of few classes, compiled and not run."""
+    f, y = torch.float32, torch.int64
+    build(_kernel, (1,), f, y, f, f, 8, 3, ROWS=ROWS, COLUMNS=COLUMNS)

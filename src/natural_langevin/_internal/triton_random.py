@@ -7,10 +7,15 @@ the normals of their weights by ``normal_at``.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from natural_langevin._internal.gpu_build import build, launch, side_by_side
 
 BLOCK = 1024
 
@@ -30,15 +35,38 @@ def bits_at(index, key0, key1):
 def normal_at(element, key0, key1):
     """Element ``element`` of ``random.normal``: its pair differs in bit 4 of the index."""
     second_half = element & 16
-    radius_word = bits_at(element - second_half, key0, key1)
-    angle_word = bits_at(element - second_half + 16, key0, key1)
-    low = (radius_word & tl.full([], 0x7FFFFFFF, tl.uint32)).to(tl.int32, bitcast=True)
-    uniform = (low.to(tl.float32) + 0.5) * 4.656612873077393e-10
-    radius = tl.sqrt(-2.0 * tl.log(uniform))
+    first = element - second_half
+    radius = _radius(bits_at(first, key0, key1))
     # A sine is the cosine a quarter of a turn earlier: 2^30 of 2^32.
     quarter = (second_half << 26).to(tl.uint32)
-    turned = (angle_word - quarter).to(tl.int32, bitcast=True)
-    turns = turned.to(tl.float32) * 2.3283064365386963e-10
+    return radius * _cosine(bits_at(first + 16, key0, key1) - quarter)
+
+
+@triton.jit
+def normal_rows(first, key0, key1, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """``normal_at`` of elements ``first[r]`` to ``first[r] + COLUMNS``, both multiples of 32, with
+    each pair made at once: half the hashes, logarithms and roots."""
+    k = tl.arange(0, COLUMNS // 2)
+    element = first[:, None] + (k + (k // 16) * 16)[None, :]
+    radius = _radius(bits_at(element, key0, key1))
+    word = bits_at(element + 16, key0, key1)
+    quarter = tl.full([], 1 << 30, tl.uint32)
+    pairs = tl.join(radius * _cosine(word), radius * _cosine(word - quarter))
+    pairs = tl.reshape(pairs, (ROWS, COLUMNS // 32, 16, 2))
+    return tl.reshape(tl.permute(pairs, (0, 1, 3, 2)), (ROWS, COLUMNS))
+
+
+@triton.jit
+def _radius(word):
+    low = (word & tl.full([], 0x7FFFFFFF, tl.uint32)).to(tl.int32, bitcast=True)
+    uniform = (low.to(tl.float32) + 0.5) * 4.656612873077393e-10
+    return tl.sqrt(-2.0 * tl.log(uniform))
+
+
+@triton.jit
+def _cosine(word):
+    """Of word / 2^32 turns: the polynomial of ``random.COSINE``."""
+    turns = word.to(tl.int32, bitcast=True).to(tl.float32) * 2.3283064365386963e-10
     s = turns * turns
     c = 6.527706146240234
     c = c * s - 25.96688461303711
@@ -46,7 +74,7 @@ def normal_at(element, key0, key1):
     c = c * s - 85.45011138916016
     c = c * s + 64.93911743164062
     c = c * s - 19.73920440673828
-    return radius * (c * s + 1.0)
+    return c * s + 1.0
 
 
 @triton.jit
@@ -76,16 +104,22 @@ def _normal_kernel(keys, out, count, start, BLOCK: tl.constexpr):
     tl.store(out + chain * count + k, normal_at(k + start, key0, key1), mask=k < count)
 
 
-def stream(origin: Tensor, step: Tensor) -> Tensor:
+def stream(origin: Tensor, step: Tensor, run: Any = launch) -> Tensor:
     """``random.stream`` of origins (chain,) at a step that is on the device."""
-    keys = torch.empty_like(origin)
-    _stream_kernel[(-(-len(origin) // BLOCK),)](origin, step, keys, len(origin), BLOCK=BLOCK)
+    keys, grid = torch.empty_like(origin), (-(-len(origin) // BLOCK),)
+    run(_stream_kernel, grid, origin, step, keys, len(origin), BLOCK=BLOCK)
     return keys.view(torch.int32).unflatten(-1, (-1, 2))
 
 
-def normal(key: Tensor, count: int, start: int) -> Tensor:
+def normal(key: Tensor, count: int, start: int, run: Any = launch) -> Tensor:
     """``random.normal`` of keys (chain, 2)."""
-    out = torch.empty(len(key), count, device=key.device)
+    out, grid = torch.empty(len(key), count, device=key.device), (-(-count // BLOCK), len(key))
     if out.numel():
-        _normal_kernel[(-(-count // BLOCK), len(key))](key, out, count, start, BLOCK=BLOCK)
+        run(_normal_kernel, grid, key, out, count, start, BLOCK=BLOCK)
     return out
+
+
+def build_both(origin: Tensor, step: Tensor) -> None:
+    """Compiles the two kernels, side by side."""
+    with suppress(Exception), side_by_side():
+        normal(stream(origin, step, build), 1, 0, build)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import TensorDataset
 
 from natural_langevin import random
-from natural_langevin._internal.fingerprints import exact_settings, stable_repr
-from natural_langevin._internal.provenance import provenance
 from natural_langevin.data.streams import InMemory, Stream
+from natural_langevin.distributed import run_description
+from natural_langevin.distributed.posterior_shards import shard_posterior
+from natural_langevin.distributed.process_mesh import ProcessMesh
+from natural_langevin.distributed.run_description import Choice
 from natural_langevin.distributed.run_settings import RunSettings
 from natural_langevin.distributed.run_setup import (
     check_same_everywhere,
@@ -28,18 +30,10 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.likelihoods import Gaussian
 from natural_langevin.posterior import noise_widths, stores
-from natural_langevin.posterior.pooling import pooled_chains
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.posterior.weighting import draw_weights
-from natural_langevin.sampling import (
-    recipe,
-    rounding,
-    step_size_search,
-    temperature_probe,
-    trials,
-    warm_up,
-)
+from natural_langevin.sampling import notices, recipe, step_size_search, trials, warm_up
 from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.data_checks import outputs_of_few
 from natural_langevin.sampling.exchange import ReplicaExchange
 from natural_langevin.sampling.kept_draws import check_memory
 from natural_langevin.sampling.look import Callback
@@ -49,8 +43,6 @@ from natural_langevin.sampling.until import Target
 from natural_langevin.sampling.watching import Watching
 
 log = logging.getLogger("natural_langevin")
-
-Choice = recipe.Choice | step_size_search.Choice
 
 
 def carry_out(
@@ -87,8 +79,8 @@ def _run_once(
     plan, mesh = asked.plan, sampler.mesh
     with mesh.together("preparing the run"):
         choice, step_size, engine, state = _prepared(sampler, data, asked, before)
-    sampler._notice(engine.stream)
-    config = _described(sampler, asked, engine)
+    _notice(sampler, engine.stream)
+    config = run_description.described(sampler, asked, engine, choice, step_size)
     swaps = None
     if exchange is not None:
         swaps = ReplicaExchange(
@@ -97,32 +89,16 @@ def _run_once(
         )  # fmt: skip
         engine.pauses.append(swaps)
         state, config["exchange"] = swaps.begin(state), swaps.describe()
-    if sampler._owner.signature.several:
-        config["inputs"] = sampler._owner.signature.several
-    if asked.until is not None:
-        config["until"] = asked.until
-        _refuse_different(asked.until, config, sampler.chains)
-    if choice is not None:
-        key = "recipe" if isinstance(choice, recipe.Choice) else "pilot"
-        config |= {"step_size": stable_repr(step_size), key: choice.as_dict()}
-        if isinstance(choice, recipe.Choice) and choice.sharpness is not None:
-            config["sharpness"] = choice.sharpness.value
-    identity = config
-    if asked.checkpoint is not None or isinstance(asked.where, Path) or mesh.world > 1:
-        table = sampler._rates_table(0, plan.steps, step_size, burn_in=plan.burn_in)
-        mode = "compiled" if engine.mode == "compiled" else "eager"
-        identity = config | exact_settings(sampler._template, table.values, sampler._prior, mode)
-    made_by = provenance(
-        sampler._template, likelihood=sampler.likelihood, preconditioner=sampler.preconditioner,
-        **{f"prior of {name}": p for name, p in sampler._prior.items()},
-    )  # fmt: skip
+    run_description.refuse_different(asked.until, config, sampler.chains)
+    identity = run_description.identity(sampler, asked, engine, step_size, config)
+    made_by = run_description.made_by(sampler)
     where = check_same_everywhere(mesh, identity, made_by, engine.stream, asked.where)
     sink = stores.open_store(where, asked.specs, device=sampler.device, run=identity)
     collector = SampleCollector(
         state, store=sink, dtype=asked.dtype, looks=plan.looks, first=int(sampler.chain_ids[0])
     )
     target = Target(
-        asked.wanted, lambda now: sampler._posterior_of(sampler, collector.so_far, now, config),
+        asked.wanted, lambda now: _posterior(sampler, sampler, collector.so_far, now, config),
         engine.stream.example()[0], seconds=asked.seconds if asked.wanted is not None else None,
     )  # fmt: skip
     watcher = Watching(engine, mesh, target, steps=plan.steps, callback=callback)
@@ -139,16 +115,16 @@ def _run_once(
             )  # fmt: skip
         # Chains that were lost are reported: another run would begin with them again.
         if asked.then is not None and bool((state.diverged < 0).all()):
-            so_far = sampler._posterior_of(sampler, collector.so_far, state, config)
+            so_far = _posterior(sampler, sampler, collector.so_far, state, config)
             if (why := _goes_on(asked, so_far, engine.stream)) is not None:
                 log.info("%s: %d steps were burn-in, and %d follow",
                          why, plan.steps, asked.then.plan.steps)  # fmt: skip
                 return state
-        config |= _length_reached(asked, target, state)
+        config |= run_description.length_reached(asked, target, state)
         if swaps is not None:
             config["exchange"] = swaps.report(state)
-        config |= _measured(sampler, asked, engine, state, step_size)
-        posterior = sampler._posterior_of(sampler._owner, collector.finish, state, config)
+        config |= run_description.measured(sampler, asked, engine, state, step_size)
+        posterior = _posterior(sampler, sampler._owner, collector.finish, state, config)
         _widen(sampler, data, posterior)
         return posterior
 
@@ -186,6 +162,37 @@ def _widen(sampler: Any, data: Any, posterior: Posterior) -> None:
         )
         log.info("noise by width: %s; %.3g nats on %d rows left out", said, found.gain, rows)
         posterior.config |= {"noise_widths": found.weights}
+
+
+def _notice(sampler: Any, stream: Stream) -> None:
+    """Says once what is most likely a mistake."""
+    if sampler._noticed:
+        return
+    sampler._noticed = True
+    x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
+    outputs = outputs_of_few(sampler._dynamics.gradients.network, sampler.init().params, x)
+    fitted = sampler._by_recipe and sampler._start == "model"
+    notices.notice(
+        sampler.model, sampler.likelihood, sampler.signature, (x, y), outputs, fitted=fitted
+    )
+
+
+def _posterior(
+    sampler: Any,
+    owner: Any,
+    collected: Callable[..., Posterior],
+    state: State,
+    config: dict[str, Any],
+) -> Posterior:
+    """The posterior of all chains, from what was collected here, of the owner's network."""
+    posterior = collected(
+        state, model=owner._template, likelihood=sampler.likelihood, config=config
+    )
+    posterior.prior = sampler._dynamics.prior
+    posterior.signature.adopt(owner.signature)
+    if isinstance(sampler.mesh, ProcessMesh):
+        return shard_posterior(posterior, sampler.mesh)
+    return posterior
 
 
 def _prepared(
@@ -239,62 +246,3 @@ def _pilot(sampler: Any, data: Any, asked: RunSettings) -> step_size_search.Choi
         resumed_config(asked.checkpoint, sampler.mesh), sampler.chains
     )
     return found or sampler.choose_step_size(data, asked.plan.steps, batch_size=asked.batch_size)
-
-
-def _described(sampler: Any, asked: RunSettings, engine: Engine) -> dict[str, Any]:
-    """The sampler and the run in words."""
-    plan, stream = asked.plan, engine.stream
-    return sampler.describe() | {
-        "steps": plan.steps,
-        "batch_size": asked.batch_size,
-        "burn_in": plan.burn_in,
-        "thin": plan.thin,
-        "store": "folder" if isinstance(asked.where, Path) else asked.where,
-        "sample_dtype": str(asked.dtype),
-        "num_data": engine.num_data,
-        "data": stream.fingerprint(),
-        "shared_batches": not stream.chain_axis,
-        "adapting": engine.rates.kind(plan.steps - 1).adapts,
-    }
-
-
-def _refuse_different(until: str, config: dict[str, Any], chains: int) -> None:
-    """Chains of several posteriors have no effective sample size together."""
-    pooled = pooled_chains(config, range(chains))
-    if len({config["alike"][c] for c in pooled}) > 1:
-        raise ValueError(
-            f"until={until!r} needs chains of one posterior, and these differ in "
-            "temperature or prior: give steps="
-        )
-
-
-def _length_reached(asked: RunSettings, target: Target, state: State) -> dict[str, Any]:
-    """How far the run went, and what ended it, which is also said."""
-    done = int(state.step)
-    by_clock = asked.seconds is not None and asked.wanted is None
-    target.say(done, asked.plan.steps, asked.seconds)
-    found: dict[str, Any] = {"limit": "seconds" if by_clock else target.reached, "steps": done}
-    if asked.spent:
-        found["steps_before"] = asked.spent
-    return found | ({"ess": target.ess} if asked.wanted is not None else {})
-
-
-def _measured(
-    sampler: Any, asked: RunSettings, engine: Engine, state: State, step_size: StepSize | None
-) -> dict[str, Any]:
-    """Of the steps that were taken: how they were run, weights, acceptance, rounding, heat."""
-    done, burn_in = int(state.step), asked.plan.burn_in
-    found: dict[str, Any] = {"execution": engine.way}
-    table = engine.rates  # of the chains that are here
-    if sampler.mesh.world > 1:
-        table = sampler._rates_table(0, done, step_size, burn_in=burn_in)
-    sizes = table.step_size[:done]
-    weights = draw_weights(sizes, burn_in, asked.plan.thin, asked.plan.explores)
-    if weights is not None:
-        found["draw_weights"] = weights
-    for name, values in sampler.dynamics.report(state).items():
-        found[name] = sampler.mesh.all_rows(values).tolist()  # of all chains
-    if (shift := rounding.autocast_shift(engine, state)) is not None:
-        found["autocast_shift"] = shift
-    heat = temperature_probe.after_run(engine, state, done, sampler.mesh)
-    return found | {"effective_temperature": heat}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, distributions
 
 from natural_langevin import random
+from natural_langevin._internal import gpu_build
 from natural_langevin._internal.gpu_kernels import usable
 from natural_langevin.likelihoods.base import Likelihood, State, check_labels, per_sample
 
@@ -93,6 +94,7 @@ class Categorical(Likelihood):
 def _tried_kernel(device: torch.device) -> Any:
     """``triton_categorical``, where it works."""
     try:
+        gpu_build.wait(device)
         from natural_langevin._internal import triton_categorical as kernel
 
         with torch.cuda.device(device):

@@ -8,20 +8,19 @@ and statistics come from: the user's own forward and backward passes (see ``fish
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import likelihoods, preconditioners, priors, random, schedules
+from natural_langevin import likelihoods, preconditioners, priors, schedules
 from natural_langevin._internal.fingerprints import stable_repr
-from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.overdamped import Overdamped
-from natural_langevin.dynamics.rates import Rates, RatesTable
-from natural_langevin.optim import shards
+from natural_langevin.dynamics.rates import Rates
+from natural_langevin.optim import block_update, shards
 from natural_langevin.optim.agreement import Agreement, Local
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
@@ -30,18 +29,23 @@ from natural_langevin.optim.groups import (
     Names,
     as_groups,
     check_number,
-    common_settings,
     refuse_ignored,
 )
 from natural_langevin.optim.labels import Labels
 from natural_langevin.optim.loss_check import LossCheck
 from natural_langevin.optim.metric_state import Layout
-from natural_langevin.optim.noise import LocalDynamics
 from natural_langevin.optim.reading import local_gradient, not_finite
 from natural_langevin.optim.scaling import Scale, Scaling
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.validation import check_arguments, check_counts, check_parameters
-from natural_langevin.statistics import Basis, Evaluation, Params, Statistics
+from natural_langevin.statistics import Params
+
+
+@torch.no_grad()
+def set_values(parameters: Mapping[str, nn.Parameter], values: Params) -> None:
+    """Copies the values of the same names into the parameters."""
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])
 
 
 class NaturalLangevin(torch.optim.Optimizer):
@@ -141,7 +145,7 @@ class NaturalLangevin(torch.optim.Optimizer):
 
             watching = ShardedFisher
         self._fisher = watching(model, preconditioner, reduction=reduction)
-        self._fisher.group, self._fisher.basis = replicas, self._basis
+        self._fisher.group, self._fisher.basis = replicas, partial(block_update.basis, self)
         self._agreement = Agreement(self._defining, self._changing)
         self._labels = Labels(self, self._fisher)
         self._loss_check = LossCheck(likelihood)
@@ -150,11 +154,11 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._scaling = Scaling(scaler)
         self._prior_like, self._group_priors = prior, dict[str, priors.Prior]()
         self._prior: dict[str, priors.Prior] = {}
-        self._layout: Layout | None = None
+        self._layout: Layout  # of the metric; made with the first group
         self._dynamics_of: dict[Any, LangevinDynamics] = {}
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
-        self._rates(0, self.param_groups[0]["lr"])  # wrong rates fail here
+        block_update.rates_at(self, 0, self.param_groups[0]["lr"])  # wrong rates fail here
 
     # Parameter groups -----------------------------------------------------------------------------
 
@@ -173,19 +177,14 @@ class NaturalLangevin(torch.optim.Optimizer):
         if prior is not None:
             own = {n: self._names.params[n] for n in names}
             self._group_priors |= priors.resolve(prior, own, 1)
-        sampled = [self._names.of(p) for g in self.param_groups for p in g["params"]]
-        rest = {
-            n: p
-            for n, p in self._names.params.items()
-            if n in sampled and n not in self._group_priors
-        }
-        self._prior = self._group_priors | (
-            priors.resolve(self._prior_like, rest, 1) if rest else {}
-        )
-        units = self._fisher.sample_units(sampled)
-        shapes = {n: p.shape for n, p in self._names.params.items() if n in sampled}
-        if shards.any_sharded(self.sampled().values()):
-            shards.check_shards(self.sampled(), units, self._prior)
+        sampled = self.sampled()
+        rest = {n: p for n, p in sampled.items() if n not in self._group_priors}
+        usual = priors.resolve(self._prior_like, rest, 1) if rest else {}
+        self._prior = self._group_priors | usual
+        units = self._fisher.sample_units(list(sampled))
+        if shards.any_sharded(sampled.values()):
+            shards.check_shards(sampled, units, self._prior)
+        shapes = {n: p.shape for n, p in sampled.items()}
         self._layout = Layout(self.preconditioner, shapes, units)
         self._dynamics_of = {}
 
@@ -243,22 +242,24 @@ class NaturalLangevin(torch.optim.Optimizer):
             self._labels.forget()
             self._loss_check.forget()
             return loss
-        (samples, ranks), gradient = agreed, mine.gradient
-        divisor = scale.gradient  # gradients have been averaged over the ranks
+        self._take(mine.gradient, scale, *agreed)
+        return loss
+
+    def _take(self, gradient: Params, scale: Scale, samples: float, ranks: float) -> None:
+        """The step itself, from gradients that have been averaged over the ranks."""
+        divisor = scale.gradient
         divisor *= samples / ranks if self.reduction == "sum" else 1.0
         gradient = {k: g if divisor == 1.0 else g / divisor for k, g in gradient.items()}
         statistics = self._fisher.statistics(scale.statistics, samples)
         step = self.steps
         self._follow_schedule(step)
-        assert self._layout is not None
         rates: dict[float, Rates] = {}
         for block in self._layout.blocks:
-            self._update(block, gradient, statistics, step, rates)
+            block_update.update(self, block, gradient, statistics, step, rates)
         self._labels.commit()
         for group in self.param_groups:
             group["step"] = step + 1
         self._fisher.forget()
-        return loss
 
     def _read(self, scale: Scale | None) -> Local:
         """What this rank's own passes give; every error here is one that others must hear of."""
@@ -304,110 +305,13 @@ class NaturalLangevin(torch.optim.Optimizer):
             for group in self.param_groups:
                 group["lr"] = self._lr(step)
 
-    def _update(
-        self,
-        block: tuple[str, ...],
-        gradient: Params,
-        statistics: Statistics,
-        step: int,
-        rates: dict[float, Rates],
-    ) -> None:
-        """Algorithm 1 for parameters that belong together; ``rates`` by lr, as far as known."""
-        assert self._layout is not None
-        params = {k: self._names.params[k] for k in block}
-        frozen = [k for k in block if k not in gradient]
-        if len(frozen) == len(block):
-            return
-        if frozen:
-            raise ValueError(
-                f"{frozen[0]!r} was frozen after the optimizer was made, but the metric couples it "
-                f"with {', '.join(repr(k) for k in block if k not in frozen)}: freeze all of them, "
-                "or make a new optimizer"
-            )
-        lr, temperature = common_settings(self.param_groups, params, self.preconditioner)
-        first = next(iter(params.values()))
-        theta = {k: shards.local(p.detach())[None] for k, p in params.items()}
-        own = {k: self._state_of(k) for k in block}
-        if not any(p.numel() for p in theta.values()):
-            return  # more ranks than rows
-        state = State(
-            step=torch.tensor(step, device=first.device),
-            params=theta,
-            mean={k: own[k]["mean"][None] for k in block},
-            metric=self._layout.read(own, block),
-            likelihood={},
-            diverged=torch.full((1,), -1, device=first.device),
-        )
-        loss = torch.zeros(1, device=first.device)
-        evaluation = Evaluation(loss, {k: gradient[k] for k in block}, statistics, {})
-        if lr not in rates:
-            rates[lr] = self._rates(step, lr)
-        dynamics = self._dynamics(first, temperature)
-        new = dynamics.integrator.update(dynamics, state, evaluation, rates[lr], self.num_data)
-        for k, p in params.items():
-            shards.local(p).copy_(new.params[k][0])
-            own[k]["mean"] = new.mean[k][0]
-        self._layout.write(own, block, new.metric)
-        for k, p in params.items():
-            self.state[p].update({key: shards.like(p, rows) for key, rows in own[k].items()})
-
     @torch.no_grad()
     def init_state(self) -> None:
         """Makes the state that the first step would make: the mean at the parameters themselves,
         and a metric of ones. Needed before ``torch.distributed.checkpoint`` loads into it."""
-        assert self._layout is not None
         for block in self._layout.blocks:
             for k in block:
-                self._state_of(k)
-
-    def _state_of(self, name: str) -> dict[str, Any]:
-        """This rank's rows of a parameter's state, on its device."""
-        assert self._layout is not None
-        p = self._names.params[name]
-        if "mean" not in self.state[p]:
-            block = next(b for b in self._layout.blocks if name in b)
-            params = {k: self._names.params[k] for k in block}
-            theta = {k: shards.local(q.detach())[None] for k, q in params.items()}
-            new: dict[str, dict[str, Any]] = {k: {"mean": theta[k][0].clone()} for k in block}
-            self._layout.write(new, block, self._layout.init(theta))
-            for k, q in params.items():
-                self.state[q].update({key: shards.like(q, rows) for key, rows in new[k].items()})
-        rows = {key: shards.local(value) for key, value in self.state[p].items()}
-        return {key: v.to(device=p.device, dtype=p.dtype) for key, v in rows.items()}
-
-    def _basis(self) -> Basis:
-        """In which basis the metric wants the statistics of the next passes; without chain axis."""
-        assert self._layout is not None
-        found: dict[str, tuple[Tensor, Tensor]] = {}
-        for block in self._layout.blocks if "rotated" in self.preconditioner.requests else ():
-            metric = self._layout.read({k: self._state_of(k) for k in block}, block)
-            basis = self.preconditioner.basis(metric)
-            found |= {w: (u_a[0], u_g[0]) for w, (u_a, u_g) in basis.items()}
-        return found
-
-    def _rates(self, step: int, lr: float) -> Rates:
-        first = next(iter(self._names.params.values()))
-        return RatesTable.build(
-            float(lr), self.preconditioner.ema_schedule(), self.mean_rate,
-            start=step, stop=step + 1, chains=1, dtype=first.dtype, device=first.device,
-            refresh_steps=self.preconditioner.refresh_steps,
-        ).row(step)  # fmt: skip
-
-    def _dynamics(self, like: Tensor, temperature: float) -> LangevinDynamics:
-        key = (like.device, like.dtype, temperature)
-        if key not in self._dynamics_of:
-            chain = torch.tensor([self.chain], device=like.device)
-            self._dynamics_of[key] = LocalDynamics(
-                Overdamped(),
-                gradients=self._fisher.gradients,
-                preconditioner=self.preconditioner,
-                prior=self._prior,
-                temperature=torch.tensor([temperature], dtype=like.dtype, device=like.device),
-                noise=random.origin(self.seed, random.NOISE, chain),
-                labels=random.origin(self.seed, random.LABELS, chain),
-                offsets={k: shards.offset(p) for k, p in self.sampled().items()},
-            )
-        return self._dynamics_of[key]
+                block_update.state_of(self, k)
 
     @property
     def prior(self) -> dict[str, priors.Prior]:
@@ -431,17 +335,13 @@ class NaturalLangevin(torch.optim.Optimizer):
     @contextmanager
     def at_mean(self) -> Iterator[None]:
         """Inside, the model's parameters are the running mean. No step may be taken meanwhile."""
-        mean, sampled = self.mean(), self.sampled()
-        with torch.no_grad():
-            saved = {n: p.detach().clone() for n, p in sampled.items()}
-            for n, p in sampled.items():
-                p.copy_(mean[n])
+        sampled = self.sampled()
+        saved = {n: p.detach().clone() for n, p in sampled.items()}
+        set_values(sampled, self.mean())
         try:
             yield
         finally:
-            with torch.no_grad():
-                for n, p in sampled.items():
-                    p.copy_(saved[n])
+            set_values(sampled, saved)
 
     def mean_network(self) -> nn.Module:
         """A copy of the model at the running mean."""
@@ -451,10 +351,7 @@ class NaturalLangevin(torch.optim.Optimizer):
             )
         model, mean = copy.deepcopy(self.model), self.mean()
         remove_hooks(model)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in mean:
-                    parameter.copy_(mean[name])
+        set_values({n: p for n, p in model.named_parameters() if n in mean}, mean)
         return model
 
     def remove_hooks(self) -> None:

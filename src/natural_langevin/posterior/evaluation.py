@@ -1,12 +1,25 @@
-"""Evaluation: the scores that a predictive distribution calls for."""
+"""Evaluation: the scores that a predictive distribution calls for, and ln p of every datum."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.func import vmap
 
 from natural_langevin.likelihoods.predictive import Mixture, probabilities
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
+from natural_langevin.posterior import monte_carlo, networks
+from natural_langevin.posterior.ensemble import averaged, learned_by
+from natural_langevin.posterior.prediction import Averager, join
+from natural_langevin.types import Params
+
+if TYPE_CHECKING:
+    from natural_langevin.posterior.posterior import Posterior
 
 
 def score(
@@ -29,3 +42,66 @@ def score(
     if ignored is not None:
         p, y = p[y != ignored], y[y != ignored]
     return ClassificationScores.of(p, y, inside=inside, outside=outside)
+
+
+def evaluate(
+    posterior: Posterior, x: Any, y: Tensor, *, ood: Any, **options: Any
+) -> ClassificationScores | RegressionScores:
+    """See ``Posterior.evaluate``; the ``options`` are those of ``Posterior.predict``."""
+    found = list(averaged(posterior, x, keep_samples=False, whole=True, errors=True, **options))
+    prediction = join([averager.finish() for averager in found])
+    y = y.to(prediction.mean.device)
+    posterior.likelihood.check(found[0].example, y)
+    other = None
+    if ood is not None:
+        other = posterior.predict(ood, keep_samples=False, **options).epistemic
+    scores = score(
+        found[0].distribution(*found[1:]), y, inside=prediction.epistemic, outside=other,
+        ignored=posterior.likelihood.ignore_index,
+    )  # fmt: skip
+    if options["estimate"] != "ensemble" or scores.count != len(y) or not posterior.shards.whole:
+        return scores
+    each = posterior.log_likelihood(x, y, chains=options["chains"])
+    single = -float(each.double().mean(-1).max())
+    return dataclasses.replace(scores, nll_error=_error(found, each, y), single_nll=single)
+
+
+def _error(found: Sequence[Averager], log_likelihood: Tensor, y: Tensor) -> float:
+    """The Monte-Carlo error of the score, of sharpened predictions where they are."""
+    left_out = [averager.log_left_out for averager in found]
+    if left_out[0] is None:
+        return monte_carlo.log_score(log_likelihood).error
+    rows = torch.cat([part for part in left_out if part is not None], 1)
+    return monte_carlo.label_score_error(rows, y)
+
+
+def log_likelihood(
+    posterior: Posterior,
+    x: Tensor,
+    y: Tensor,
+    *,
+    pooled: Sequence[int],
+    batch_size: int,
+    sample_batch: int,
+) -> Tensor:
+    """ln p(y_n | x_n, theta) of every draw of the ``pooled`` chains: (chain, draw, N), in nats."""
+    like = next(iter(posterior.last.values()))
+    state = learned_by(posterior, pooled, posterior.draws)
+    seen, rows = 0, []
+
+    def one(params: Params, learned: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return -posterior.likelihood.log_loss(posterior._call(params, x), y, learned)
+
+    with torch.no_grad():
+        for some in networks.chunks(posterior.samples, pooled, sample_batch, like=posterior.last):
+            count = len(next(iter(some.values())))
+            learned = {k: v[seen : seen + count].to(like) for k, v in state.items()}
+            seen += count
+            found = [
+                vmap(one, in_dims=(0, 0, None, None))(
+                    some, learned, a.to(like.device), b.to(like.device)
+                )
+                for a, b in zip(x.split(batch_size), y.split(batch_size), strict=True)
+            ]
+            rows.append(torch.cat(found, dim=1))
+    return torch.cat(rows).unflatten(0, (len(pooled), posterior.draws))

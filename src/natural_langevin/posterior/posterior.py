@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,24 +24,23 @@ from natural_langevin.posterior import (
     arviz,
     diagnosis,
     distillation,
+    evaluation,
     export,
     monte_carlo,
-    networks,
-    noise_widths,
     pooling,
     storage,
     weighting,
 )
 from natural_langevin.posterior.chain_shards import ChainShards
-from natural_langevin.posterior.evaluation import score
-from natural_langevin.posterior.pooling import Chains
-from natural_langevin.posterior.prediction import (
-    Averager,
-    Prediction,
-    check_levels,
-    join,
-    one_tensor,
+from natural_langevin.posterior.ensemble import (
+    Estimate,
+    averaged,
+    learned_by,
+    sharpness_of,
+    stacked,
 )
+from natural_langevin.posterior.pooling import Chains
+from natural_langevin.posterior.prediction import Prediction, check_levels, join, one_tensor
 from natural_langevin.posterior.sharpening import check_sharpness
 from natural_langevin.priors import Prior, PriorLike
 from natural_langevin.statistics import plain_copy, prepare_model, vectorised, with_parameters
@@ -52,7 +50,6 @@ from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
-Estimate = Literal["ensemble", "mean", "last"]
 #: A tensor, an array or a frame; several in a tuple; or by keyword in a dictionary.
 Inputs = Any
 
@@ -142,12 +139,6 @@ class Posterior:
     def sharpness(self, value: float) -> None:
         self.config = self.config | {"sharpness": check_sharpness(value)}
 
-    def _sharpness(self, given: float | None, estimate: Estimate) -> float:
-        """The one asked for; else the posterior's own, which was learned for the ensemble."""
-        if given is not None:
-            return check_sharpness(given)
-        return self.sharpness if estimate == "ensemble" else 1.0
-
     @property
     def sigma(self) -> Tensor | None:
         """A regression's noise level at the end of the run, one value per chain."""
@@ -186,14 +177,10 @@ class Posterior:
         weights = self.config.get("draw_weights")
         if weights is None:
             return self
+        index = weighting.systematic(torch.tensor(weights).expand(self.chains, -1))
         found = copy.copy(self)
         found.config = {k: v for k, v in self.config.items() if k != "draw_weights"}
-        index = weighting.systematic(torch.tensor(weights).expand(self.chains, -1))
-        index = self.shards.here(index)
-        rows = torch.arange(len(index))[:, None]
-        found.samples = {
-            k: s[rows.to(s.device), index.to(s.device)] for k, s in self.samples.items()
-        }
+        found.samples = weighting.resampled(self.samples, self.shards.here(index))
         return found
 
     def chosen(self, chains: Chains) -> list[int]:
@@ -234,8 +221,8 @@ class Posterior:
         """
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
         options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
-        found = self._averaged(
-            x, keep_samples=keep_samples, levels=check_levels(quantiles), errors=keep_samples,
+        found = averaged(
+            self, x, keep_samples=keep_samples, levels=check_levels(quantiles), errors=keep_samples,
             **options,
         )  # fmt: skip
         joined = join([averager.finish() for averager in found])
@@ -263,40 +250,8 @@ class Posterior:
         """
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
         options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
-        first, *others = self._averaged(x, keep_samples=False, whole=True, **options)
+        first, *others = averaged(self, x, keep_samples=False, whole=True, **options)
         return first.distribution(*others)
-
-    def _averaged(
-        self,
-        x: Inputs | Iterable[Any],
-        *,
-        estimate: Estimate,
-        batch_size: int,
-        sample_batch: int,
-        keep_samples: bool,
-        chains: Chains,
-        sharpness: float | None,
-        levels: Sequence[float] = (),
-        whole: bool = False,
-        errors: bool = False,
-    ) -> Iterator[Averager]:
-        """What all networks say of every batch of inputs."""
-        samples, pooled = self._networks(estimate), self.chosen(chains)
-        draws = next(iter(samples.values())).shape[1]
-        own = [c for c in pooled if self.shards.rows([c])]
-        state = self._learned_by(own, draws, plain=estimate != "ensemble" or sharpness is not None)
-        device, empty = next(iter(self.last.values())).device, True
-        for batch in self.signature.batches(x, batch_size):
-            empty = False
-            averager = Averager(
-                self.likelihood, len(pooled) * draws, state,
-                keep_samples=keep_samples, levels=levels, whole=whole,
-                sharpness=self._sharpness(sharpness, estimate), draws=draws if errors else None,
-            )  # fmt: skip
-            self._fill(averager, samples, batch.to(device), sample_batch, pooled)
-            yield averager
-        if empty:
-            raise ValueError("there is nothing to predict: x holds no batch")
 
     def evaluate(
         self,
@@ -320,29 +275,10 @@ class Posterior:
         ``ood``: inputs of another kind; how well epistemic uncertainty tells them from ``x`` is
         scored too. Binary targets, and the positions of a sequence, count as samples each.
         """
-        options: dict[str, Any] = {"estimate": estimate, "batch_size": batch_size}
-        options |= {"sample_batch": sample_batch, "chains": chains, "sharpness": sharpness}
-        x, y = self.signature.labelled(x, y)
-        found = list(self._averaged(x, keep_samples=False, whole=True, errors=True, **options))
-        prediction = join([averager.finish() for averager in found])
-        y = y.to(prediction.mean.device)
-        self.likelihood.check(found[0].example, y)
-        other = None if ood is None else self.predict(ood, keep_samples=False, **options).epistemic
-        scores = score(
-            found[0].distribution(*found[1:]), y, inside=prediction.epistemic, outside=other,
-            ignored=self.likelihood.ignore_index,
+        return evaluation.evaluate(
+            self, *self.signature.labelled(x, y), ood=ood, estimate=estimate, chains=chains,
+            batch_size=batch_size, sample_batch=sample_batch, sharpness=sharpness,
         )  # fmt: skip
-        elsewhere = not self.shards.whole
-        if estimate != "ensemble" or scores.count != len(y) or elsewhere:
-            return scores
-        each = self.log_likelihood(x, y, chains=chains)
-        single = -float(each.double().mean(-1).max())
-        left_out = [averager.log_left_out for averager in found]
-        error = monte_carlo.log_score(each).error
-        if left_out[0] is not None:
-            rows = torch.cat([part for part in left_out if part is not None], 1)
-            error = monte_carlo.label_score_error(rows, y)
-        return dataclasses.replace(scores, nll_error=error, single_nll=single)
 
     def log_likelihood(
         self,
@@ -361,27 +297,9 @@ class Posterior:
         assume."""
         self.shards.check_whole("log_likelihood")
         x, y = self.signature.labelled(x, y)
-        pooled, like = self.chosen(chains), next(iter(self.last.values()))
-        state = self._learned_by(pooled, self.draws)
-        seen, rows = 0, []
-
-        def one(params: Params, learned: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return -self.likelihood.log_loss(self._call(params, x), y, learned)
-
-        with torch.no_grad():
-            for some in networks.chunks(self.samples, pooled, sample_batch, like=self.last):
-                count = len(next(iter(some.values())))
-                learned = {k: v[seen : seen + count].to(like) for k, v in state.items()}
-                seen += count
-                parts = zip(x.split(batch_size), y.split(batch_size), strict=True)
-                found = [
-                    vmap(one, in_dims=(0, 0, None, None))(
-                        some, learned, a.to(like.device), b.to(like.device)
-                    )
-                    for a, b in parts
-                ]
-                rows.append(torch.cat(found, dim=1))
-        return torch.cat(rows).unflatten(0, (len(pooled), self.draws))
+        return evaluation.log_likelihood(
+            self, x, y, pooled=self.chosen(chains), batch_size=batch_size, sample_batch=sample_batch
+        )
 
     def distill(
         self,
@@ -427,61 +345,16 @@ class Posterior:
         fixed number of operations, so that some may be off by 0.01. ONNX needs ``export``.
         """
         self.shards.check_whole("export")
-        every, chains = self._stacked(estimate), self.chosen(None)
+        every, chains = stacked(self, estimate), self.chosen(None)
         plain = estimate != "ensemble" or sharpness is not None
         draws = len(next(iter(every.values()))) // len(chains)
-        state = self._learned_by(chains, draws, plain=plain)
+        state = learned_by(self, chains, draws, plain=plain)
         with MODEL_LOCK:
             served = export.Served(
-                self._model, self.likelihood, every, state, self._sharpness(sharpness, estimate)
+                self._model, self.likelihood, every, state, sharpness_of(self, sharpness, estimate)
             )
             example = self._one_input(example, "export")
             export.write(served, path, example.to(next(iter(every.values())).device), format)
-
-    def _networks(self, estimate: Estimate) -> Params:
-        """Parameters of the networks to average, (chain, draw, *shape); nothing is copied."""
-        if estimate not in ("ensemble", "mean", "last"):
-            raise ValueError(f'estimate must be "ensemble", "mean" or "last", got {estimate!r}')
-        if estimate == "ensemble":
-            return self.samples
-        source = self.mean if estimate == "mean" else self.last
-        return {name: value.unsqueeze(1) for name, value in source.items()}
-
-    def _stacked(self, estimate: Estimate) -> Params:
-        """The same as one stack in memory, (network, *shape)."""
-        samples = self._networks(estimate)
-        chains = self.chosen(None)
-        count = len(chains) * next(iter(samples.values())).shape[1]
-        return next(networks.chunks(samples, chains, count, like=self.last))
-
-    def _learned_by(
-        self, chains: Sequence[int], draws: int, *, plain: bool = True
-    ) -> dict[str, Tensor]:
-        """The likelihood's state for every network of these chains, (network,); where not
-        ``plain``, with the noise of its width."""
-        state = {k: v[list(chains)].repeat_interleave(draws) for k, v in self.learned.items()}
-        weights = self.config.get("noise_widths")
-        if plain or weights is None or "variance" not in state or not chains:
-            return state
-        wider = noise_widths.factors(weights, chains, draws).to(state["variance"])
-        return state | {"variance": state["variance"] * wider}
-
-    def _fill(
-        self,
-        averager: Averager,
-        samples: Params,
-        x: Tensor,
-        sample_batch: int,
-        chains: Sequence[int],
-    ) -> None:
-        """Adds the predictions of all networks, ``sample_batch`` at a time."""
-        rows = self.shards.rows(chains)
-        with torch.no_grad():
-            for some in networks.chunks(samples, rows, sample_batch, like=self.last):
-                averager.add(self.outputs(some, x))
-            one = {name: value[:1] for name, value in self.last.items()}
-            self.shards.pool(averager, lambda: self.outputs(one, x)[:0])
-            averager.settle()
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of several networks: (network, B, ...)."""

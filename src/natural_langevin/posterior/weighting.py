@@ -12,10 +12,13 @@ whatever is computed from a posterior afterwards is weighted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from natural_langevin.schedules import Stages
+from natural_langevin.types import Params
 
 
 def draw_weights(
@@ -56,3 +59,9 @@ def systematic(weights: Tensor) -> Tensor:
     share = weights.double().cumsum(1)
     points = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws * share[:, -1:]
     return torch.searchsorted(share, points).clamp_max(draws - 1)
+
+
+def resampled(samples: Mapping[str, Tensor], index: Tensor) -> Params:
+    """The draws (chain, draw, *shape) that ``index`` (chain, draw) names."""
+    rows = torch.arange(len(index))[:, None]
+    return {k: s[rows.to(s.device), index.to(s.device)] for k, s in samples.items()}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import models, random
+from natural_langevin._internal.gpu_kernels import plain
 from natural_langevin.priors import Prior
 from natural_langevin.sampling.warm_up import losses
 from natural_langevin.types import Params
@@ -30,14 +31,15 @@ def weights(
 ) -> Params:
     """The first weights of chains of these numbers, {name: (chain, *shape)}: ``kind`` is "prior",
     "fan_in", or else the model's own, ``params``."""
-    if kind == "fan_in":
-        return models.fan_in_init(params, chain=chain, seed=seed)
-    if kind == "prior":
-        key = random.origin(seed, random.INIT, chain)
-        return {
-            name: prior[name].sample(random.stream(key, index), tuple(p.shape), p.dtype)
-            for index, (name, p) in enumerate(params.items())
-        }
+    with plain():  # once in a run: no kernel is worth being built for it
+        if kind == "fan_in":
+            return models.fan_in_init(params, chain=chain, seed=seed)
+        if kind == "prior":
+            key = random.origin(seed, random.INIT, chain)
+            return {
+                name: prior[name].sample(random.stream(key, index), tuple(p.shape), p.dtype)
+                for index, (name, p) in enumerate(params.items())
+            }
     # Row by row, whatever the strides of the model's own: kernels read memory as it lies.
     return {
         k: p.expand(len(chain), *p.shape).clone(memory_format=torch.contiguous_format)
@@ -61,7 +63,7 @@ def better(sampler: Any, data: tuple[Tensor, Tensor]) -> tuple[str, bool]:
         return "model", False
     numbers = torch.arange(RANDOM_STARTS, device=sampler.device)
     trainable = sampler._dynamics.gradients.network.trainable()
-    drawn = models.fan_in_init(trainable, chain=numbers, seed=sampler.seed)
+    drawn = weights("fan_in", trainable, {}, numbers, sampler.seed)
     usual = median(_losses(sampler, drawn, data).tolist())
     weakly = own < others and own < usual - FITTED * abs(usual)
     return "model" if weakly else "fan_in", True

@@ -2,19 +2,25 @@
 
 Where only the last layer is sampled, everything before it is a fixed function of the inputs: it is
 computed once, and the run sees its features. The draws are those of the whole network's run.
+
+``sampler`` is a ``Langevin``, whose own module imports this one.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from natural_langevin.data.signature import Signature
+from natural_langevin.sampling import recipe
+from natural_langevin.sampling.preparation import ORDERED, in_tensors
 
 log = logging.getLogger("natural_langevin")
 
@@ -112,3 +118,44 @@ def _features(
     if len(features) != len(x):
         raise ValueError(f"layer {name!r} sees {len(features)} rows of {len(x)} samples")
     return features, outputs
+
+
+def set_scale(sampler: Any) -> None:
+    """Where some weights are fixed and nobody says the prior: its variance is that of the others,
+    as they were trained."""
+    if not sampler._scale_open or all(p.requires_grad for p in sampler.model.parameters()):
+        return
+    prior = recipe.prior(size(sampler.init().params))
+    sampler._options["prior"], sampler._scale_open = prior, False
+    sampler._set_prior(prior)
+    log.info(
+        "the prior's variance is that of the trained weights: rows that the fixed weights "
+        "were trained on cannot choose it. Give held_out=(x, y), rows they have not seen"
+    )
+
+
+def head_alone(sampler: Any, data: Any) -> tuple[Any, Any] | None:
+    """The last layer's own sampler, and its data, where nothing else is sampled."""
+    if sampler._options is None or isinstance(data, ORDERED):
+        return None
+    x, y = in_tensors(sampler, data)
+    found = split_off(sampler.model, sampler.signature, x.to(sampler.device))
+    if found is None:
+        return None
+    inner = type(sampler)(found[0], sampler.likelihood, **sampler._options)
+    inner._owner = sampler
+    if sampler.held_out is not None:
+        x_out, y_out = sampler.held_out
+        again = split_off(sampler.model, sampler.signature, x_out.to(sampler.device))
+        assert again is not None
+        inner.held_out = again[1], y_out
+    return inner, (found[1], y)
+
+
+def adopt(sampler: Any, inner: Any) -> None:
+    """Takes over what the last layer's own sampler has chosen in its run."""
+    sampler._settled, sampler._prior = inner._settled, inner._prior
+    sampler.dynamics = inner.dynamics
+    sampler._dynamics = dataclasses.replace(
+        sampler._dynamics, prior=inner._dynamics.prior, integrator=inner.dynamics
+    )

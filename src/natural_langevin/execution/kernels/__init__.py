@@ -15,6 +15,7 @@ from functools import cache
 
 import torch
 
+from natural_langevin._internal import gpu_build
 from natural_langevin.execution.kernels.layer import Backend, LayerTask
 from natural_langevin.execution.kernels.step import FusedStep, plan
 
@@ -29,6 +30,7 @@ def backend_for(device: torch.device) -> Backend | None:
     every run (``Engine``)."""
     try:
         if device.type == "cuda":
+            gpu_build.wait(device)
             from natural_langevin.execution.kernels import triton_linear as own
             from natural_langevin.execution.kernels.triton_step import Bookkeeping, build_all
 

@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from natural_langevin._internal.triton_random import normal_at
+from natural_langevin._internal.gpu_build import launch
+from natural_langevin._internal.triton_random import normal_at, normal_rows
 from natural_langevin.execution.kernels.layer import (
     KIND_NUMBER,
     Given,
@@ -35,58 +36,136 @@ def _mix(old, new, rate):
     return old + rate * (new - old)
 
 
-@triton.jit(do_not_specialize=["B", "tiles_i", "fresh"])
+@triton.jit
+def _units(tile_o, BLOCK_O: tl.constexpr, STEP: tl.constexpr):
+    """The units of a tile. With STEP 2 the even ones or the odd ones of twice as many: where rows
+    are an odd number of half blocks of noise, blocks then lie alike in all rows of a tile."""
+    return (tile_o // STEP) * (BLOCK_O * STEP) + tl.arange(0, BLOCK_O) * STEP + tile_o % STEP
+
+
+@triton.jit
+def _rates(numbers, chain):
+    """A chain's eta, noise scale, gamma, mu, 1 / N, whether it goes on, and kept momentum."""
+    at = numbers + chain * 7
+    return (
+        tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4),
+        tl.load(at + 5), tl.load(at + 6),
+    )  # fmt: skip
+
+
+@triton.jit
+def _bias_terms(
+    gradient, square, bias, bias_second, prior, damping, rates, o, O, chain, fresh,
+    ADAPTS: tl.constexpr,
+):  # fmt: skip
+    """Of the biases of units: v, and (J_00 + epsilon)^{-1/2} as this step applies it."""
+    in_o = o < O
+    b = tl.load(bias + chain * O + o, mask=in_o, other=0.0)
+    precision = tl.load(prior + chain * 4 + 2) * rates[4]
+    v = gradient + precision * (b - tl.load(prior + chain * 4 + 3))
+    corner = tl.load(bias_second + chain * O + o, mask=in_o, other=1.0)
+    if ADAPTS:
+        corner = tl.where(fresh != 0, _mix(corner, square, rates[2]), corner)
+    return v, tl.rsqrt(corner + tl.load(damping + chain * 2 + 1))
+
+
+@triton.jit
+def _squared_fisher(d, fisher, at, mask, SAME: tl.constexpr):
+    if not SAME:
+        d = tl.load(fisher + at, mask=mask, other=0.0)
+    return d * d
+
+
+@triton.jit(do_not_specialize=["B", "tiles_i", "parts", "fresh"])
 def _linear_kernel(
     a, delta, fisher, theta, mean, second, cross, bias, bias_second, momentum, prior, damping,
-    numbers, keys, unit_sums, unit_squares, row_sums, B, I, O, a_chain, tiles_i, start, fresh,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr,
-    ADAPTS: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
+    numbers, keys, unit_sums, unit_squares, row_sums, B, I, O, a_chain, tiles_i, parts,
+    start, fresh, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr,
+    MOVES: tl.constexpr, ADAPTS: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
+    WALKS: tl.constexpr, STEP: tl.constexpr, PAIRED: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     chain = tl.program_id(1).to(tl.int64)
-    tile_o, tile_i = tl.program_id(0) // tiles_i, tl.program_id(0) % tiles_i
-    o = tile_o * BLOCK_O + tl.arange(0, BLOCK_O)
-    i = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
-    in_o, in_i = o < O, i < I
+    tile_o, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    o = _units(tile_o, BLOCK_O, STEP)
+    in_o = o < O
     a += chain * a_chain
     delta += chain * B * O
     fisher += chain * B * O
-
-    # The products over the batch, and the sums of delta and delta~^2 for the units' biases.
-    gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-    squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-    crosses = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-    # Added up over samples at the end: a sum within the loop would have warps wait for each other.
-    deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
-    deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
-    for first in range(0, B, BLOCK_B):
-        n = first + tl.arange(0, BLOCK_B)
-        in_n = n < B
-        x_mask, d_mask = in_n[:, None] & in_i[None, :], in_n[None, :] & in_o[:, None]
-        x = tl.load(a + n[:, None] * I + i[None, :], mask=x_mask, other=0.0)
-        d = tl.load(delta + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
-        gradient += tl.dot(d, x, input_precision=PRECISION)
-        deltas += d
-        if KIND >= 2 and ADAPTS:
-            f2 = d * d
-            if not SAME:
-                f2 = tl.load(fisher + n[None, :] * O + o[:, None], mask=d_mask, other=0.0)
-                f2 = f2 * f2
-            deltas2 += f2
-            squares += tl.dot(f2, x * x, input_precision=PRECISION)
-            if KIND == 3 and HAS_BIAS:
-                crosses += tl.dot(f2, x, input_precision=PRECISION)
-    share = 1.0 / B
-    gradient, squares, crosses = gradient * share, squares * share, crosses * share
-    bias_gradient, bias_square = tl.sum(deltas, axis=1) * share, tl.sum(deltas2, axis=1) * share
-    if HAS_BIAS and tile_i == 0:
-        tl.store(unit_sums + chain * O + o, bias_gradient, mask=in_o)
-        tl.store(unit_squares + chain * O + o, bias_square, mask=in_o)
-    _move_weights(
-        gradient, squares, crosses, bias_gradient, bias_square, theta, mean, second, cross, bias,
-        bias_second, momentum, prior, damping, numbers, keys, row_sums, o, i, I, O, chain, tile_i,
-        tiles_i, start, fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, ADAPTS,
-    )  # fmt: skip
+    share, rates = 1.0 / B, _rates(numbers, chain)
+    bias_v, corner = tl.zeros([BLOCK_O], tl.float32), tl.zeros([BLOCK_O], tl.float32)
+    first_tile, last_tile = part * WALKS, part + 1
+    if WALKS > 1:  # along a row of tiles: what concerns units is formed once
+        last_tile = tl.minimum(first_tile + WALKS, tiles_i)
+        # Added up over samples at the end: a sum in the loop would have warps wait for each other.
+        deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+        deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+        if HAS_BIAS:
+            for first in range(0, B, BLOCK_B):
+                n = first + tl.arange(0, BLOCK_B)
+                at, d_mask = n[None, :] * O + o[:, None], (n < B)[None, :] & in_o[:, None]
+                d = tl.load(delta + at, mask=d_mask, other=0.0)
+                deltas += d
+                if KIND >= 2 and ADAPTS:
+                    deltas2 += _squared_fisher(d, fisher, at, d_mask, SAME)
+            bias_gradient = tl.sum(deltas, axis=1) * share
+            bias_square = tl.sum(deltas2, axis=1) * share
+            if part == 0:
+                tl.store(unit_sums + chain * O + o, bias_gradient, mask=in_o)
+                tl.store(unit_squares + chain * O + o, bias_square, mask=in_o)
+            if KIND == 3:
+                bias_v, corner = _bias_terms(
+                    bias_gradient, bias_square, bias, bias_second, prior, damping, rates, o, O,
+                    chain, fresh, ADAPTS,
+                )  # fmt: skip
+    pulls = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    for tile_i in range(first_tile, last_tile):
+        i = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
+        in_i = i < I
+        if STEP == 2:
+            i -= (tile_o % 2) * 16
+            in_i = (i >= 0) & (i < I)
+        # The products over the batch, and the sums of delta and delta~^2 for the units' biases.
+        gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+        squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+        crosses = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+        deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+        deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+        for first in range(0, B, BLOCK_B):
+            n = first + tl.arange(0, BLOCK_B)
+            in_n = n < B
+            x_mask, d_mask = in_n[:, None] & in_i[None, :], in_n[None, :] & in_o[:, None]
+            at = n[None, :] * O + o[:, None]
+            x = tl.load(a + n[:, None] * I + i[None, :], mask=x_mask, other=0.0)
+            d = tl.load(delta + at, mask=d_mask, other=0.0)
+            gradient += tl.dot(d, x, input_precision=PRECISION)
+            if WALKS == 1:
+                deltas += d
+            if KIND >= 2 and ADAPTS:
+                f2 = _squared_fisher(d, fisher, at, d_mask, SAME)
+                if WALKS == 1:
+                    deltas2 += f2
+                squares += tl.dot(f2, x * x, input_precision=PRECISION)
+                if KIND == 3 and HAS_BIAS:
+                    crosses += tl.dot(f2, x, input_precision=PRECISION)
+        if HAS_BIAS and WALKS == 1:
+            bias_gradient = tl.sum(deltas, axis=1) * share
+            bias_square = tl.sum(deltas2, axis=1) * share
+            if tile_i == 0:
+                tl.store(unit_sums + chain * O + o, bias_gradient, mask=in_o)
+                tl.store(unit_squares + chain * O + o, bias_square, mask=in_o)
+            if KIND == 3:
+                bias_v, corner = _bias_terms(
+                    bias_gradient, bias_square, bias, bias_second, prior, damping, rates, o, O,
+                    chain, fresh, ADAPTS,
+                )  # fmt: skip
+        pulls += _move_weights(
+            gradient * share, squares * share, crosses * share, bias_v, corner, theta, mean, second,
+            cross, momentum, prior, damping, rates, keys, o, i, in_i, I, O, chain, start, fresh,
+            KIND, HAS_BIAS, HAS_MEAN, MOVES, ADAPTS, PAIRED, BLOCK_O, BLOCK_I,
+        )  # fmt: skip
+    if KIND == 3 and HAS_BIAS:
+        tl.store(row_sums + (chain * parts + part) * O + o, tl.sum(pulls, axis=1), mask=in_o)
 
 
 @triton.jit(do_not_specialize=["tiles_i", "fresh"])
@@ -99,54 +178,58 @@ def _given_kernel(
     """The same where somebody has formed gradient and statistics: convolutions, norms, ..."""
     chain = tl.program_id(1).to(tl.int64)
     tile_o, tile_i = tl.program_id(0) // tiles_i, tl.program_id(0) % tiles_i
-    o = tile_o * BLOCK_O + tl.arange(0, BLOCK_O)
-    i = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
-    in_o = o < O
+    o, i = _units(tile_o, BLOCK_O, 1), tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
+    in_o, rates = o < O, _rates(numbers, chain)
     mask = in_o[:, None] & (i < I)[None, :]
     at = chain * O * I + o[:, None] * I + i[None, :]
     g = tl.load(gradient + at, mask=mask, other=0.0)
-    g2, gx, g_b, g2_b = g, g, tl.zeros([BLOCK_O], tl.float32), tl.zeros([BLOCK_O], tl.float32)
+    g2, gx = g, g
+    bias_v, corner = tl.zeros([BLOCK_O], tl.float32), tl.zeros([BLOCK_O], tl.float32)
     if KIND >= 2 and ADAPTS:
         g2 = tl.load(squares + at, mask=mask, other=0.0)
-    if HAS_BIAS:
-        g_b = tl.load(bias_gradient + chain * O + o, mask=in_o, other=0.0)
+    if KIND == 3 and HAS_BIAS:
+        g_b, g2_b = tl.load(bias_gradient + chain * O + o, mask=in_o, other=0.0), corner
         if ADAPTS:
             gx = tl.load(crosses + at, mask=mask, other=0.0)
             g2_b = tl.load(bias_square + chain * O + o, mask=in_o, other=0.0)
-    _move_weights(
-        g, g2, gx, g_b, g2_b, theta, mean, second, cross, bias, bias_second, momentum, prior,
-        damping, numbers, keys, row_sums, o, i, I, O, chain, tile_i, tiles_i, start, fresh,
-        KIND, HAS_BIAS, HAS_MEAN, MOVES, ADAPTS,
+        bias_v, corner = _bias_terms(
+            g_b, g2_b, bias, bias_second, prior, damping, rates, o, O, chain, fresh, ADAPTS
+        )
+    pulls = _move_weights(
+        g, g2, gx, bias_v, corner, theta, mean, second, cross, momentum, prior, damping, rates,
+        keys, o, i, i < I, I, O, chain, start, fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, ADAPTS,
+        False, BLOCK_O, BLOCK_I,
     )  # fmt: skip
+    if KIND == 3 and HAS_BIAS:
+        tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, tl.sum(pulls, axis=1), mask=in_o)
 
 
 @triton.jit
 def _move_weights(
-    gradient, squares, crosses, bias_gradient, bias_square, theta, mean, second, cross, bias,
-    bias_second, momentum, prior, damping, numbers, keys, row_sums, o, i, I, O, chain, tile_i,
-    tiles_i, start, fresh, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr,
-    MOVES: tl.constexpr, ADAPTS: tl.constexpr,
+    gradient, squares, crosses, bias_v, corner, theta, mean, second, cross, momentum, prior,
+    damping, rates, keys, o, i, in_i, I, O, chain, start, fresh, KIND: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr, ADAPTS: tl.constexpr,
+    PAIRED: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """Metric, drift, noise and mean of a tile of weights, from its batch's gradient (BLOCK_O,
-    BLOCK_I) and statistics."""
-    eta = tl.load(numbers + chain * 7)
-    scale = tl.load(numbers + chain * 7 + 1)
-    gamma = tl.load(numbers + chain * 7 + 2)
-    mu = tl.load(numbers + chain * 7 + 3)
-    per_datum = tl.load(numbers + chain * 7 + 4)
-    live_o = o < tl.where(tl.load(numbers + chain * 7 + 5) > 0, O, 0)  # stopped chains stand still
+    BLOCK_I) and statistics; returns what the weights add to their biases."""
+    eta, scale, gamma, mu, per_datum, keep, kept = rates
+    live_o = o < tl.where(keep > 0, O, 0)  # stopped chains stand still
     key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
     key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
-    in_o, in_i = o < O, i < I
-    mask, live = in_o[:, None] & in_i[None, :], live_o[:, None] & in_i[None, :]
+    mask, live = (o < O)[:, None] & in_i[None, :], live_o[:, None] & in_i[None, :]
     at = o[:, None] * I + i[None, :]
     theta += chain * O * I
     mean += chain * O * I
     second += chain * O * I
     cross += chain * O * I
     w = tl.load(theta + at, mask=mask, other=0.0)
-    z = normal_at(at + start, key0, key1)
+    if PAIRED:
+        z = normal_rows(o * I + tl.min(i, axis=0) + start, key0, key1, BLOCK_O, BLOCK_I)
+    else:
+        z = normal_at(at + start, key0, key1)
     v = gradient + tl.load(prior + chain * 4) * per_datum * (w - tl.load(prior + chain * 4 + 1))
+    pulls = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
     if KIND == 0:
         change = scale * z - eta * v
     else:
@@ -157,25 +240,18 @@ def _move_weights(
             tl.store(second + at, new_j, mask=live)
             j = tl.where(fresh != 0, new_j, j)
         if KIND == 3 and HAS_BIAS:
-            b = tl.load(bias + chain * O + o, mask=in_o, other=0.0)
-            v_b = tl.load(prior + chain * 4 + 2) * per_datum * (b - tl.load(prior + chain * 4 + 3))
-            v_b += bias_gradient
-            corner = tl.load(bias_second + chain * O + o, mask=in_o, other=1.0)
             c = tl.load(cross + at, mask=mask, other=0.0)
             if ADAPTS:
                 new_c = _mix(c, crosses, gamma)
                 tl.store(cross + at, new_c, mask=live)
                 c = tl.where(fresh != 0, new_c, c)
-                corner = tl.where(fresh != 0, _mix(corner, bias_square, gamma), corner)
-            corner = tl.rsqrt(corner + tl.load(damping + chain * 2 + 1))
             scaled = corner[:, None] * c
             diagonal = tl.rsqrt(tl.maximum(j - scaled * scaled, 0.0) + epsilon)
             row = -corner[:, None] * diagonal * scaled
-            pulled = row * v_b[:, None] + diagonal * v  # A^T v
+            pulled = row * bias_v[:, None] + diagonal * v  # A^T v
             push = scale * z - eta * pulled
             change = diagonal * push
-            row_sum = tl.sum(tl.where(mask, row * push, 0.0), axis=1)
-            tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, row_sum, mask=in_o)
+            pulls = tl.where(mask, row * push, 0.0)
         else:
             root = tl.rsqrt(j + epsilon)  # C for RMSProp, C^{1/2} for the diagonal Fisher metric
             if KIND == 1:
@@ -184,13 +260,14 @@ def _move_weights(
                 change = root * (scale * z - eta * root * v)
     if MOVES:  # theta follows the momentum, r <- kept r + change
         r = momentum + chain * O * I + at
-        change += tl.load(numbers + chain * 7 + 6) * tl.load(r, mask=mask, other=0.0)
+        change += kept * tl.load(r, mask=mask, other=0.0)
         tl.store(r, change, mask=live)
     moved = w + change
     tl.store(theta + at, moved, mask=live)
     if HAS_MEAN:
         average = tl.load(mean + at, mask=mask, other=0.0)
         tl.store(mean + at, _mix(average, moved, mu), mask=live)
+    return pulls
 
 
 @triton.jit(do_not_specialize=["O", "tiles_i", "start", "fresh"])
@@ -251,8 +328,8 @@ def dot_precision() -> str:
 
 
 class Tile(NamedTuple):
-    """Units, inputs and samples of a program; warps, pipeline stages, and registers of a thread at
-    most (None: as many as the compiler likes)."""
+    """Units, inputs and samples of a program; warps, pipeline stages, registers of a thread at most
+    (None: as many as the compiler likes), and how many tiles of a row a program walks along."""
 
     units: int
     inputs: int
@@ -260,11 +337,12 @@ class Tile(NamedTuple):
     warps: int = 4
     stages: int = 2
     registers: int | None = None
+    walks: int = 1
 
 
 #: For few chains and for many, chosen on an H200, by rule for everybody: another choice is another
 #: order of summation.
-FEW, MANY, MANY_FROM = Tile(16, 64, 32), Tile(16, 64, 32, registers=96), 16
+FEW, MANY, MANY_FROM = Tile(16, 64, 32), Tile(16, 64, 32, registers=96, walks=7), 48
 
 
 def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
@@ -279,29 +357,27 @@ def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
     return DeferredCall(rows(call.input, True), rows(call.delta, False), fisher)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Runs a kernel; ``build`` only compiles it."""
-    kernel[grid](*arguments, **options)
-
-
-def build(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """What ``launch`` would run, compiled and not run."""
-    kernel.warmup(*arguments, grid=grid, **options)
-
-
 def update_(
     task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs, run: Any = launch
 ) -> None:
     """Writes the layer's new state over the old one, for all chains; ``call`` is arranged, or what
-    ``Given`` holds. ``run``: ``launch`` or ``build``."""
+    ``Given`` holds. ``run``: ``gpu_build.launch`` or ``build``."""
     chains, outputs = state.weight.shape[:2]
     width = state.weight[0, 0].numel()
     tile = MANY if chains >= MANY_FROM else FEW
-    tiles_o, tiles_i = -(-outputs // tile.units), -(-width // tile.inputs)
+    # Rows of normals begin with a block, or every second with half a one. Then tiles take every
+    # second unit, whose gradients lie apart: not worth it for a single tile.
+    paired = not isinstance(call, Given) and width % 16 == 0 and tile.inputs % 32 == 0
+    paired = paired and (width % 32 == 0 or tile.walks > 1)
+    step = 2 if paired and width % 32 else 1
+    tiles_o = -(-outputs // (tile.units * step)) * step
+    tiles_i = -(-(width + 16 * (step - 1)) // tile.inputs)
+    walks = 1 if isinstance(call, Given) or tiles_i == 1 else tile.walks
+    parts = -(-tiles_i // walks)
     scratch, none = task.scratch, state.weight  # ``none``: a pointer that no kernel follows
     if not scratch:
         scratch["sums"] = none.new_empty(chains, outputs), none.new_empty(chains, outputs)
-        scratch["rows"] = none.new_empty(chains, tiles_i, outputs)
+        scratch["rows"] = none.new_empty(chains, parts, outputs)
     kind, fresh, rows = KIND_NUMBER[task.kind], int(inputs.fresh), scratch["rows"]
     second = _or(state.bias_second, none)
     flags = {"HAS_MEAN": state.weight_mean is not None, "MOVES": state.momentum is not None}
@@ -314,7 +390,7 @@ def update_(
         _or(state.cross, none), _or(state.bias, none), second, _or(state.momentum, none),
         task.prior, task.damping, inputs.numbers, inputs.keys,
     )  # fmt: skip
-    grid = tiles_o * tiles_i, chains
+    grid = tiles_o * parts, chains
     if isinstance(call, Given):
         sums, squares = _or(call.bias_gradient, none), _or(call.bias_second, none)
         run(
@@ -326,8 +402,9 @@ def update_(
         sums, squares = scratch["sums"]
         run(
             _linear_kernel, grid, a, delta, _or(fisher, delta), *buffers, sums, squares, rows,
-            a.shape[-2], width, outputs, a.stride(0), tiles_i, task.weight_start, fresh,
-            SAME=fisher is None, PRECISION=dot_precision(), BLOCK_B=tile.samples,
+            a.shape[-2], width, outputs, a.stride(0), tiles_i, parts,
+            task.weight_start, fresh, SAME=fisher is None, PRECISION=dot_precision(),
+            WALKS=walks, STEP=step, PAIRED=paired, BLOCK_B=tile.samples,
             num_stages=tile.stages, maxnreg=tile.registers, **own,
         )  # fmt: skip
     if task.has_bias:
@@ -335,7 +412,7 @@ def update_(
         run(
             _bias_kernel, (-(-outputs // block), chains), state.bias, _or(state.bias_mean, none),
             second, _or(state.bias_momentum, none), task.prior, task.damping, inputs.numbers,
-            inputs.keys, sums, squares, rows, outputs, tiles_i, task.bias_start, fresh,
+            inputs.keys, sums, squares, rows, outputs, parts, task.bias_start, fresh,
             KIND=kind, BLOCK=block, **flags,
         )  # fmt: skip
 

@@ -9,22 +9,22 @@ the same by plain operations where they are not.
 from __future__ import annotations
 
 import itertools
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton import AsyncCompileMode
 
+from natural_langevin._internal.gpu_build import build, launch, side_by_side
 from natural_langevin._internal.triton_random import key_at
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Batch, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.kernels.layer import Given, LayerInputs, LayerTask
-from natural_langevin.execution.kernels.triton_linear import build, launch, update_
+from natural_langevin.execution.kernels.triton_linear import update_
 from natural_langevin.execution.stepping import StepData
 from natural_langevin.statistics import DeferredCall
 
@@ -172,17 +172,10 @@ def build_all(
     state: State,
     kinds: set[bool],
 ) -> None:
-    """Compiles the kernels of a run side by side; ``kinds``: whether steps adapt. One after the
-    other, each in its first call, they take half a second each."""
+    """Compiles the kernels of a run side by side; ``kinds``: whether steps adapt."""
     rows = data.stream.example()[0].shape[0]
     numbers, keys = state.step.new_zeros(state.chains, 7), state.step.new_zeros(state.chains, 2)
-    with (
-        torch.cuda.device(state.step.device),
-        AsyncCompileMode(ThreadPoolExecutor(8), ignore_errors=True),
-    ):
-        if books:
-            books.begin(dynamics, data, state, Kind(), build)
-            books.end(state, numbers[:, 0].float(), build)
+    with suppress(Exception), torch.cuda.device(state.step.device), side_by_side():
         for task, adapts in itertools.product(tasks, kinds):
             own = task.state(state)
             inputs = LayerInputs(numbers.float(), keys.int(), adapts, fresh=False)
@@ -194,6 +187,9 @@ def build_all(
                 delta = a.new_empty(state.chains, rows, own.weight.shape[1])
                 call = DeferredCall(a, delta, delta if drawn else None)
             update_(task, own, call, inputs, build)
+        if books:
+            books.begin(dynamics, data, state, Kind(), build)
+            books.end(state, numbers[:, 0].float(), build)
 
 
 def _words(data: Any) -> Tensor | None:

@@ -39,6 +39,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--toy", action="store_true", help="all sizes as small as they can be")
     parser.add_argument("--hidden", type=int, help="units of both hidden layers")
     parser.add_argument("--steps", type=int, help="updates of the final parts; searches take half")
+    parser.add_argument("--batch", type=int, help="images of a minibatch [100]")
     parser.add_argument("--not-mixed", action="store_true", help="the chosen length alone")
     parser.add_argument("--page", type=Path, help="a page with markers beyond:begin and :end")
     parser.add_argument("--adapt", default="always", choices=("burn-in", "always"))
@@ -68,6 +69,8 @@ def main(given: list[str] | None = None) -> int:
     protocol = TOY if options.toy else Protocol()
     if options.hidden:
         protocol = replace(protocol, hidden=(options.hidden, options.hidden))
+    if options.batch:
+        protocol = replace(protocol, batch_size=options.batch)
     if options.steps:
         protocol = protocol.shortened(options.steps)
     protocol = replace(protocol, adapt=options.adapt, mixed=not options.not_mixed)

@@ -23,6 +23,8 @@ Result = dict[str, Any]
 #: Kinds of chains in the second search beside the chosen setting's own, which is 0: with plain
 #: inputs, and with one variance for all layers. They are nobody's neighbours.
 PLAIN, SINGLE = OFF, 10
+#: The share of the uniform in scores called "resolved".
+UNIFORM = 1e-4
 
 
 class Part(NamedTuple):
@@ -84,33 +86,29 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
     fixed = {f"prototype, {_inputs(s)}": s for s in protocol.fixed}
     groups += [Group(setting, size) for of in (beside, lengths, fixed) for setting in of.values()]
     found = sample(bench, "final", groups, _momentum(bench), final=True)
-    y = found.labels
+    row = _rows_of(found, groups)
     main, *others = found.probabilities.split([group.chains for group in groups])
     seeds = main.unflatten(0, (-1, size))
     rows = [
-        _row("one chain", best, seeds[:, 0], y, found, chains=1),
-        _row(f"one chain, all {len(main)} of them", best, main, y, found, chains=1),
-        _row(f"{size} pooled chains", best, _pooled(seeds, 1), y, found, chains=size),
-        _row(f"all {len(main)} chains pooled", best, _pooled(main), y, found, len(main)),
+        row("one chain", seeds[:, 0], 1),
+        row(f"one chain, all {len(main)} of them", main, 1),
+        row(f"{size} pooled chains", _pooled(seeds, 1), size),
+        row(f"all {len(main)} chains pooled", _pooled(main), len(main)),
     ]
-    for (label, setting), p in zip((beside | lengths | fixed).items(), others, strict=True):
+    for k, (label, p) in enumerate(zip(beside | lengths | fixed, others, strict=True), 1):
         rows += [
-            _row(f"one chain, {label}", setting, p, y, found, chains=1),
-            _row(f"{size} pooled, {label}", setting, _pooled(p), y, found, size),
+            row(f"one chain, {label}", p, 1, k),
+            row(f"{size} pooled, {label}", _pooled(p), size, k),
         ]
     if lengths:  # a prior over the length: as many chains of each
         near_ones = others[len(beside) : len(beside) + len(lengths)]
         pool = torch.cat([seeds[0], *near_ones])
         label = f"{len(pool)} chains pooled over {1 + len(lengths)} lengths"
-        rows.append(_row(label, best, _pooled(pool), y, found, len(pool)))
+        rows.append(row(label, _pooled(pool), len(pool)))
         pool = torch.cat([main, *near_ones])
         label = f"{len(pool)} chains pooled, all of the smoothed"
-        rows.append(_row(label, best, _pooled(pool), y, found, len(pool)))
-    return _result(found.ran, protocol.steps) | {
-        "rows": rows,
-        "groups": [{"chains": g.chains, **g.setting.as_dict()} for g in groups],
-        "measured": found.measured,
-    }
+        rows.append(row(label, _pooled(pool), len(pool)))
+    return _sampled(found, bench, groups, rows)
 
 
 def local_select(bench: Bench, done: dict[str, Result]) -> Result:
@@ -136,18 +134,14 @@ def local(bench: Bench, done: dict[str, Result]) -> Result:
     best = _ranking(done["local-select"])[0]
     groups = [Group(best, bench.protocol.local_seeds * size)]
     found = sample(bench, "local", groups, _momentum(bench), final=True)
-    p, y = found.probabilities, found.labels
+    p, row = found.probabilities, _rows_of(found, groups)
     pooled = _pooled(p.unflatten(0, (-1, size)), 1)
     rows = [
-        _row(f"one chain, places of width {best.width:g}", best, p, y, found, 1),
-        _row(f"{size} pooled, places of width {best.width:g}", best, pooled, y, found, size),
-        _row(f"all {len(p)} chains with places pooled", best, _pooled(p), y, found, len(p)),
+        row(f"one chain, places of width {best.width:g}", p, 1),
+        row(f"{size} pooled, places of width {best.width:g}", pooled, size),
+        row(f"all {len(p)} chains with places pooled", _pooled(p), len(p)),
     ]
-    return _result(found.ran, bench.protocol.steps) | {
-        "rows": rows,
-        "groups": [{"chains": len(p), **best.as_dict()}],
-        "measured": found.measured,
-    }
+    return _sampled(found, bench, groups, rows)
 
 
 def baselines_select(bench: Bench, done: dict[str, Result]) -> Result:
@@ -195,7 +189,7 @@ def baselines_final(bench: Bench, done: dict[str, Result]) -> Result:
                 {"label": f"{label}, {inputs}", "kind": "baseline", "setting": one._asdict(),
                  "updates": trained.ran.updates, **_summaries(p, y)}
             )  # fmt: skip
-    return _result(trained.ran, protocol.steps) | {"rows": rows}
+    return _result(trained.ran, protocol.steps) | {"rows": [row for row in rows if "nll" in row]}
 
 
 def overdamped_select(bench: Bench, done: dict[str, Result]) -> Result:
@@ -204,7 +198,10 @@ def overdamped_select(bench: Bench, done: dict[str, Result]) -> Result:
     plain = _refined(done, PLAIN) if best.length else best
     kinds = Axis(1.0, 1.0, (0, PLAIN) if best.length else (0,), grows=False)
     protocol = bench.protocol
-    axes = (kinds, protocol.overdamped_step_size)
+    # Where only the prior acts, eta / (damping variance) must stay below 2: it begins at 1/4.
+    step_size = protocol.overdamped_step_size
+    stable = best.damping * min(*best.variances, *plain.variances) / 4
+    axes = (kinds, replace(step_size, start=min(step_size.start, stable)))
 
     def setting(cell: Cell) -> Setting:
         of = plain if cell[0] == PLAIN else best
@@ -221,18 +218,14 @@ def overdamped(bench: Bench, done: dict[str, Result]) -> Result:
     size = protocol.pooled
     groups = [Group(s, size) for s in settings.values()]
     found = sample(bench, "overdamped", groups, Overdamped(), final=True)
-    rows, y = [], found.labels
+    rows, row = [], _rows_of(found, groups)
     chains = found.probabilities.split(size)
-    for (label, setting), own in zip(settings.items(), chains, strict=True):
+    for k, (label, own) in enumerate(zip(settings, chains, strict=True)):
         rows += [
-            _row(f"one chain, no momentum, {label}", setting, own, y, found, 1),
-            _row(f"{size} pooled, no momentum, {label}", setting, _pooled(own), y, found, size),
+            row(f"one chain, no momentum, {label}", own, 1, k),
+            row(f"{size} pooled, no momentum, {label}", _pooled(own), size, k),
         ]
-    return _result(found.ran, protocol.steps) | {
-        "rows": rows,
-        "groups": [{"chains": g.chains, **g.setting.as_dict()} for g in groups],
-        "measured": found.measured,
-    }
+    return _sampled(found, bench, groups, rows)
 
 
 PARTS = {
@@ -263,10 +256,8 @@ def _search(
         found = sample(bench, f"{part}-{count}", groups, dynamics, final=False)
         bench.say(f"round {count}: {found.ran.state.chains} chains, {found.measured['execution']}")
         pooled = found.probabilities.unflatten(0, (len(cells), -1)).mean(1)
-        draws = found.draws * bench.protocol.copies
         rows = [
-            {**group.setting.as_dict(), **_scores(resolved(p, draws), found.labels)}
-            | {"as it is": _scores(p, found.labels)}
+            {**group.setting.as_dict(), **_scores(p, found.labels)}
             if bool(p.isfinite().all())
             else None
             for group, p in zip(groups, pooled, strict=True)
@@ -280,7 +271,7 @@ def _search(
     ranking = [{**of, "cell": list(cell)} for cell, of in found.ranked.items()]
     edge = "" if found.inside else ", at an edge"
     for best in ranking[:2]:
-        bench.say(f"{Setting.from_dict(best)}, validation NLL {best['nll']:.4f}{edge}")
+        bench.say(f"{Setting.from_dict(best)}, validation NLL {best['resolved']:.4f}{edge}")
     return {
         "complete": found.complete,
         "inside": found.inside,
@@ -292,13 +283,13 @@ def _search(
     }
 
 
-def resolved(p: Tensor, draws: int) -> Tensor:
-    """Mean probabilities (n, K) of ``draws`` draws and of one more, which is uniform.
+def resolved(p: Tensor) -> Tensor:
+    """Probabilities (n, K) with a share ``UNIFORM`` of the uniform: none below UNIFORM / K.
 
-    >>> resolved(torch.tensor([[1.0, 0.0]]), 9)
-    tensor([[0.9500, 0.0500]])
+    >>> resolved(torch.tensor([[1.0, 0.0]]))[0, 1].item() == UNIFORM / 2
+    True
     """
-    return (draws * p + 1 / p.shape[1]) / (draws + 1)
+    return (1 - UNIFORM) * p.double() + UNIFORM / p.shape[1]
 
 
 def _inputs(of: Setting | baselines.Network) -> str:
@@ -333,15 +324,36 @@ def _result(ran: Ran, steps: int) -> Result:
     }
 
 
-def _row(label: str, setting: Setting, p: Tensor, y: Tensor, found: Sampled, chains: int) -> Result:
-    return {
-        "label": label,
-        "kind": "chains",
-        "chains": chains,
-        "draws": found.draws,
-        "updates": found.ran.updates,
-        "setting": setting.as_dict(),
-        **_summaries(p, y),
+def _rows_of(found: Sampled, groups: Sequence[Group]) -> Callable[..., Result]:
+    """Makes rows ``row(label, probabilities, chains, group)`` of what was sampled."""
+    virials = [of and of["temperature"] for of in found.measured["virial"]]
+
+    def row(label: str, p: Tensor, chains: int, group: int = 0) -> Result:
+        return {
+            "label": label,
+            "kind": "chains",
+            "chains": chains,
+            "draws": found.draws,
+            "updates": found.ran.updates,
+            "setting": groups[group].setting.as_dict(),
+            "virial": virials[group],
+            **_summaries(p, found.labels),
+        }
+
+    return row
+
+
+def _sampled(found: Sampled, bench: Bench, groups: Sequence[Group], rows: list[Result]) -> Result:
+    """A part's result; a row all of whose chains diverged is named there, no more."""
+    kinetic = found.measured["kinetic"]
+    for group, of in zip(groups, found.measured["virial"], strict=True):
+        bench.say(f"{group.setting}, {group.chains} chains: virial {of and of['temperature']}")
+    bench.say(f"kinetic temperature {kinetic and kinetic['temperature']}")
+    return _result(found.ran, bench.protocol.steps) | {
+        "rows": [row for row in rows if "nll" in row],
+        "diverged": [row["label"] for row in rows if "nll" not in row],
+        "groups": [{"chains": g.chains, **g.setting.as_dict()} for g in groups],
+        "measured": found.measured,
     }
 
 
@@ -353,6 +365,7 @@ def _pooled(p: Tensor, dim: int = 0) -> Tensor:
 def _scores(p: Tensor, y: Tensor) -> dict[str, float]:
     return {
         "nll": metrics.nll(p, y),
+        "resolved": metrics.nll(resolved(p), y),
         "accuracy": 100 * metrics.accuracy(p, y),
         "brier": metrics.brier(p, y),
     }
@@ -364,7 +377,7 @@ def _summaries(p: Tensor, y: Tensor) -> dict[str, Any]:
     One that is not finite, a chain that diverged, is counted and left out."""
     alive = p.isfinite().flatten(1).all(1)
     if not bool(alive.any()):
-        raise RuntimeError("every chain of a row diverged: use smaller step sizes")
+        return {"diverged": len(p)}
     scores = [_scores(q, y) for q in p[alive]]
     found: dict[str, Any] = {"diverged": int((~alive).sum())}
     for name in scores[0]:
@@ -375,4 +388,4 @@ def _summaries(p: Tensor, y: Tensor) -> dict[str, Any]:
 
 
 def _nll(scores: dict[str, float]) -> float:
-    return scores["nll"] if math.isfinite(scores["nll"]) else math.inf
+    return scores["resolved"] if math.isfinite(scores["resolved"]) else math.inf

@@ -117,29 +117,33 @@ def _write(out: Path, results: dict[str, Any]) -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The rows in plain text: test NLL and accuracy, with their standard deviation over seeds."""
-    width = max([len(row["label"]) for row in results["rows"]] + [3])
-    lines = [f"{'row':{width}}  {'test NLL':>15}  {'accuracy':>14}  updates"]
-    for row in results["rows"]:
-        nll, accuracy = row["nll"], row["accuracy"]
-        several = len(nll["values"]) > 1
-        spread = (f" ± {nll['std']:.4f}", f" ± {accuracy['std']:.2f}") if several else ("", "")
-        lines.append(
-            f"{row['label']:{width}}  {nll['mean']:.4f}{spread[0]:9}  "
-            f"{accuracy['mean']:.2f}{spread[1]:7}   {row['updates']}"
-        )
-    return "\n".join(lines)
+    """The rows in plain text, as ``page_table`` has them."""
+    cells = [("row", *COLUMNS), *_cells(results)]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
+    lines = ("  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)) for row in cells)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def page_table(results: dict[str, Any]) -> str:
-    """The rows in Markdown; spread: the standard deviation over seeds or chains."""
+    """The rows in Markdown; spread: the standard deviation over seeds or chains. Resolved: the NLL
+    with 1e-4 of the uniform in every prediction, as searches score."""
+    return markdown(list(COLUMNS), _cells(results))
 
+
+COLUMNS = ("test NLL", "resolved", "accuracy %", "virial T", "updates")
+
+
+def _cells(results: dict[str, Any]) -> list[tuple[str, ...]]:
     def shown(of: dict[str, Any], digits: int) -> str:
         spread = f" ± {of['std']:.{digits}f}" if len(of["values"]) > 1 else ""
         return f"{of['mean']:.{digits}f}{spread}"
 
-    rows = [
-        (row["label"], shown(row["nll"], 4), shown(row["accuracy"], 2), f"{row['updates']:,}")
+    return [
+        (
+            row["label"], shown(row["nll"], 4), shown(row["resolved"], 4),
+            shown(row["accuracy"], 2),
+            "" if row.get("virial") is None else f"{row['virial']:.2f}",
+            f"{row['updates']:,}",
+        )
         for row in results["rows"]
-    ]
-    return markdown(["test NLL", "accuracy %", "updates"], rows)
+    ]  # fmt: skip

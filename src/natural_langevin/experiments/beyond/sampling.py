@@ -180,7 +180,7 @@ def sample(
     return Sampled(collector.ensemble.mean("scored"), scored_y, ran, kept, measured)
 
 
-def _virials(virial: Virial, groups: Sequence[Group]) -> list[dict[str, float] | None]:
+def _virials(virial: Virial, groups: Sequence[Group]) -> list[dict[str, Any] | None]:
     """The samples' temperature, group by group."""
     found, first = [], 0
     for group in groups:

@@ -38,7 +38,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Round:
-    """What was found for each cell (with "nll"; None: it diverged), and how long it took."""
+    """What was found for each cell (with "resolved"; None: it diverged), and how long it took."""
 
     found: list[dict[str, Any] | None]
     complete: bool
@@ -126,17 +126,24 @@ def search(
 
     Finished rounds are kept in ``file``, so that a search that is called again goes on with the
     round it was in. One that ran out of time counts with what it has found so far, and is the
-    last."""
+    last; where it has found nothing (``TimeoutError``) the rounds before it decide."""
     known: dict[Cell, dict[str, Any] | None] = {}
     rounds: list[Round] = []
+    in_time = True
     if file.exists():
         rounds = [Round(**of) for of in json.loads(file.read_text())]
     count, wanted = 0, list(cells)
     while wanted and count <= extensions:
         if count == len(rounds):
-            rounds.append(score(count, wanted))
+            try:
+                rounds.append(score(count, wanted))
+            except TimeoutError:
+                if not rounds:
+                    raise
+                in_time = False
+                break
         known |= dict(zip(wanted, rounds[count].found, strict=True))
-        scores = {cell: None if of is None else of["nll"] for cell, of in known.items()}
+        scores = {cell: None if of is None else of["resolved"] for cell, of in known.items()}
         if all(s is None for s in scores.values()):
             raise RuntimeError("every chain of the search diverged: use smaller step sizes")
         wanted = outward(axes, scores)
@@ -147,7 +154,7 @@ def search(
             handle.write(json.dumps([asdict(of) for of in rounds]).encode())
         count += 1
     ranked = {cell: dict(known[cell] or {}) for cell in ranking(scores)}
-    complete = all(of.complete for of in rounds)
+    complete = in_time and all(of.complete for of in rounds)
     if complete:
         file.unlink(missing_ok=True)
     return Searched(ranked, rounds, complete, inside=not wanted)

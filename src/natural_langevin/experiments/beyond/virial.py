@@ -3,7 +3,9 @@
     E[(theta - c) . dU] / d = T      with U = -ln [alpha(theta) prod_n p_theta(y_n | x_n)]
 
 c is a chain's mean over the first half of its kept draws; the second half is read, so that nothing
-but one sum of parameters is stored. dU is N times the mean gradient on fresh random data.
+but one sum of parameters is stored. dU is N times the mean gradient on fresh random data. The same
+holds for the parameters of one tensor alone, so that each has its own reading: where only some are
+above T, it is they that minibatches heat.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Virial:
         self._num_data = engine.num_data
         first = next(iter(params.values()))
         self.centre = {k: torch.zeros_like(p) for k, p in params.items()}
-        self.total = torch.zeros(len(first), dtype=torch.float64, device=first.device)
+        shape = (len(params), len(first))  # sums by tensor and chain
+        self.total = torch.zeros(shape, dtype=torch.float64, device=first.device)
         self.counts = torch.zeros(2, dtype=torch.int64)  # draws seen, and draws read
 
     def tree(self) -> dict[str, Any]:
@@ -63,18 +66,26 @@ class Virial:
             state.params, state.likelihood, (stream.x[rows], stream.y[rows]),
             chain_axis=stream.rows is not None,
         )  # fmt: skip
-        size = sum(p[0].numel() for p in v.values())
         away = [
             ((state.params[k] - c) * v[k]).double().flatten(1).sum(1)
             for k, c in self.centre.items()
         ]
-        return torch.stack(away).sum(0) * self._num_data / size / on.temperature.double()
+        return torch.stack(away) * self._num_data / on.temperature.double()
 
-    def reading(self, chains: slice) -> dict[str, float] | None:
-        """Mean over draws and these chains (those that run), and its standard error over chains."""
+    def reading(self, chains: slice) -> dict[str, Any] | None:
+        """Mean over draws and these chains (those that run), and its standard error over chains:
+        of all parameters, and of every tensor's."""
         if not int(self.counts[1]):
             return None
-        every = (self.total[chains] / float(self.counts[1])).tolist()
-        values = [v for v in every if math.isfinite(v)] or [math.nan]
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        return {"temperature": statistics.fmean(values), "error": spread / len(values) ** 0.5}
+        sums = self.total[:, chains] / float(self.counts[1])
+        sizes = {k: c[0].numel() for k, c in self.centre.items()}
+        tensors = {k: _mean(one / sizes[k]) for k, one in zip(sizes, sums, strict=True)}
+        temperature, error = _mean(sums.sum(0) / sum(sizes.values()))
+        return {"temperature": temperature, "error": error, "tensors": tensors}
+
+
+def _mean(values: Tensor) -> list[float]:
+    """Mean of the finite ones and its standard error."""
+    known = [v for v in values.tolist() if math.isfinite(v)] or [math.nan]
+    spread = statistics.stdev(known) if len(known) > 1 else 0.0
+    return [statistics.fmean(known), spread / len(known) ** 0.5]

@@ -1,0 +1,123 @@
+"""A run in words: what it was asked for, what makes it the same run, and what was measured of it.
+
+``sampler`` is a ``Langevin``, whose own module imports this one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin._internal.provenance import provenance
+from natural_langevin.distributed.run_settings import RunSettings
+from natural_langevin.dynamics.base import State
+from natural_langevin.execution.engine import Engine
+from natural_langevin.posterior.pooling import pooled_chains
+from natural_langevin.posterior.weighting import draw_weights
+from natural_langevin.sampling import recipe, rounding, step_size_search, temperature_probe
+from natural_langevin.sampling.step_size_checks import StepSize
+from natural_langevin.sampling.until import Target
+
+Choice = recipe.Choice | step_size_search.Choice
+
+
+def described(
+    sampler: Any,
+    asked: RunSettings,
+    engine: Engine,
+    choice: Choice | None,
+    step_size: StepSize | None,
+) -> dict[str, Any]:
+    """The sampler, the run and what was chosen for it in words."""
+    plan, stream = asked.plan, engine.stream
+    found: dict[str, Any] = sampler.describe() | {
+        "steps": plan.steps,
+        "batch_size": asked.batch_size,
+        "burn_in": plan.burn_in,
+        "thin": plan.thin,
+        "store": "folder" if isinstance(asked.where, Path) else asked.where,
+        "sample_dtype": str(asked.dtype),
+        "num_data": engine.num_data,
+        "data": stream.fingerprint(),
+        "shared_batches": not stream.chain_axis,
+        "adapting": engine.rates.kind(plan.steps - 1).adapts,
+    }
+    if sampler._owner.signature.several:
+        found["inputs"] = sampler._owner.signature.several
+    if asked.until is not None:
+        found["until"] = asked.until
+    if choice is not None:
+        key = "recipe" if isinstance(choice, recipe.Choice) else "pilot"
+        found |= {"step_size": stable_repr(step_size), key: choice.as_dict()}
+        if isinstance(choice, recipe.Choice) and choice.sharpness is not None:
+            found["sharpness"] = choice.sharpness.value
+    return found
+
+
+def identity(
+    sampler: Any,
+    asked: RunSettings,
+    engine: Engine,
+    step_size: StepSize | None,
+    config: dict[str, Any],
+) -> dict[str, Any]:
+    """What a run must have in common with the one that a folder or another process holds: its
+    description, and where there may be such a one, its exact settings."""
+    if asked.checkpoint is None and not isinstance(asked.where, Path) and sampler.mesh.world == 1:
+        return config
+    table = sampler._rates_table(0, asked.plan.steps, step_size, burn_in=asked.plan.burn_in)
+    mode = "compiled" if engine.mode == "compiled" else "eager"
+    return config | exact_settings(sampler._template, table.values, sampler._prior, mode)
+
+
+def made_by(sampler: Any) -> dict[str, Any]:
+    """The code that the run's own classes are of."""
+    return provenance(
+        sampler._template, likelihood=sampler.likelihood, preconditioner=sampler.preconditioner,
+        **{f"prior of {name}": p for name, p in sampler._prior.items()},
+    )  # fmt: skip
+
+
+def refuse_different(until: str | None, config: dict[str, Any], chains: int) -> None:
+    """Chains of several posteriors have no effective sample size together, which ``until`` asks."""
+    if until is None:
+        return
+    pooled = pooled_chains(config, range(chains))
+    if len({config["alike"][c] for c in pooled}) > 1:
+        raise ValueError(
+            f"until={until!r} needs chains of one posterior, and these differ in "
+            "temperature or prior: give steps="
+        )
+
+
+def length_reached(asked: RunSettings, target: Target, state: State) -> dict[str, Any]:
+    """How far the run went, and what ended it, which is also said."""
+    done = int(state.step)
+    by_clock = asked.seconds is not None and asked.wanted is None
+    target.say(done, asked.plan.steps, asked.seconds)
+    found: dict[str, Any] = {"limit": "seconds" if by_clock else target.reached, "steps": done}
+    if asked.spent:
+        found["steps_before"] = asked.spent
+    return found | ({"ess": target.ess} if asked.wanted is not None else {})
+
+
+def measured(
+    sampler: Any, asked: RunSettings, engine: Engine, state: State, step_size: StepSize | None
+) -> dict[str, Any]:
+    """Of the steps that were taken: how they were run, weights, acceptance, rounding, heat."""
+    done, burn_in = int(state.step), asked.plan.burn_in
+    found: dict[str, Any] = {"execution": engine.way}
+    table = engine.rates  # of the chains that are here
+    if sampler.mesh.world > 1:
+        table = sampler._rates_table(0, done, step_size, burn_in=burn_in)
+    sizes = table.step_size[:done]
+    weights = draw_weights(sizes, burn_in, asked.plan.thin, asked.plan.explores)
+    if weights is not None:
+        found["draw_weights"] = weights
+    for name, values in sampler.dynamics.report(state).items():
+        found[name] = sampler.mesh.all_rows(values).tolist()  # of all chains
+    if (shift := rounding.autocast_shift(engine, state)) is not None:
+        found["autocast_shift"] = shift
+    heat = temperature_probe.after_run(engine, state, done, sampler.mesh)
+    return found | {"effective_temperature": heat}

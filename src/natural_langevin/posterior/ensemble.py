@@ -1,0 +1,110 @@
+"""What the networks of a posterior say of inputs, averaged a few networks and inputs at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from natural_langevin.posterior import networks, noise_widths
+from natural_langevin.posterior.pooling import Chains
+from natural_langevin.posterior.prediction import Averager
+from natural_langevin.posterior.sharpening import check_sharpness
+from natural_langevin.types import Params
+
+if TYPE_CHECKING:
+    from natural_langevin.posterior.posterior import Posterior
+
+Estimate = Literal["ensemble", "mean", "last"]
+
+
+def averaged(
+    posterior: Posterior,
+    x: Any,
+    *,
+    estimate: Estimate,
+    batch_size: int,
+    sample_batch: int,
+    keep_samples: bool,
+    chains: Chains,
+    sharpness: float | None,
+    levels: Sequence[float] = (),
+    whole: bool = False,
+    errors: bool = False,
+) -> Iterator[Averager]:
+    """What all networks say of every batch of inputs; the options are ``Posterior.predict``'s."""
+    samples, pooled = members(posterior, estimate), posterior.chosen(chains)
+    draws = next(iter(samples.values())).shape[1]
+    own = [c for c in pooled if posterior.shards.rows([c])]
+    plain = estimate != "ensemble" or sharpness is not None
+    state = learned_by(posterior, own, draws, plain=plain)
+    device, empty = next(iter(posterior.last.values())).device, True
+    for batch in posterior.signature.batches(x, batch_size):
+        empty = False
+        averager = Averager(
+            posterior.likelihood, len(pooled) * draws, state,
+            keep_samples=keep_samples, levels=levels, whole=whole,
+            sharpness=sharpness_of(posterior, sharpness, estimate),
+            draws=draws if errors else None,
+        )  # fmt: skip
+        _fill(posterior, averager, samples, batch.to(device), sample_batch, pooled)
+        yield averager
+    if empty:
+        raise ValueError("there is nothing to predict: x holds no batch")
+
+
+def _fill(
+    posterior: Posterior,
+    averager: Averager,
+    samples: Params,
+    x: Tensor,
+    sample_batch: int,
+    chains: Sequence[int],
+) -> None:
+    """Adds the predictions of all networks, ``sample_batch`` at a time."""
+    rows = posterior.shards.rows(chains)
+    with torch.no_grad():
+        for some in networks.chunks(samples, rows, sample_batch, like=posterior.last):
+            averager.add(posterior.outputs(some, x))
+        one = {name: value[:1] for name, value in posterior.last.items()}
+        posterior.shards.pool(averager, lambda: posterior.outputs(one, x)[:0])
+        averager.settle()
+
+
+def members(posterior: Posterior, estimate: Estimate) -> Params:
+    """Parameters of the networks to average, (chain, draw, *shape); nothing is copied."""
+    if estimate not in ("ensemble", "mean", "last"):
+        raise ValueError(f'estimate must be "ensemble", "mean" or "last", got {estimate!r}')
+    if estimate == "ensemble":
+        return posterior.samples
+    source = posterior.mean if estimate == "mean" else posterior.last
+    return {name: value.unsqueeze(1) for name, value in source.items()}
+
+
+def stacked(posterior: Posterior, estimate: Estimate) -> Params:
+    """The same as one stack in memory, (network, *shape)."""
+    samples, chains = members(posterior, estimate), posterior.chosen(None)
+    count = len(chains) * next(iter(samples.values())).shape[1]
+    return next(networks.chunks(samples, chains, count, like=posterior.last))
+
+
+def learned_by(
+    posterior: Posterior, chains: Sequence[int], draws: int, *, plain: bool = True
+) -> dict[str, Tensor]:
+    """The likelihood's state for every network of these chains, (network,); where not ``plain``,
+    with the noise of its width."""
+    state = {k: v[list(chains)].repeat_interleave(draws) for k, v in posterior.learned.items()}
+    weights = posterior.config.get("noise_widths")
+    if plain or weights is None or "variance" not in state or not chains:
+        return state
+    wider = noise_widths.factors(weights, chains, draws).to(state["variance"])
+    return state | {"variance": state["variance"] * wider}
+
+
+def sharpness_of(posterior: Posterior, given: float | None, estimate: Estimate) -> float:
+    """The one asked for; else the posterior's own, which was learned for the ensemble."""
+    if given is not None:
+        return check_sharpness(given)
+    return posterior.sharpness if estimate == "ensemble" else 1.0

@@ -1,0 +1,158 @@
+"""What stands before a step: data as a stream, checks of both against the sampler, and its rates.
+
+``sampler`` is a ``Langevin``, whose own module imports this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import schedules
+from natural_langevin.data.streams import (
+    InMemory,
+    SharedBatches,
+    Stream,
+    Subsets,
+    SymmetricSweeps,
+    as_stream,
+    check_finite,
+    split_pair,
+    usual_batch,
+)
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.overdamped import Overdamped
+from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.sampling import planning
+from natural_langevin.sampling.data_checks import batch_check, check_data, number_of_data
+from natural_langevin.sampling.step_size_checks import (
+    StepSize,
+    check_stages,
+    warn_if_epochs,
+    warn_if_saturated,
+    warn_if_stiff,
+)
+from natural_langevin.sampling.validation import refuse_anchors, whole_number
+
+#: Data that say themselves which rows come when: they are taken as they are.
+ORDERED = (DataLoader, SharedBatches, Subsets, SymmetricSweeps)
+#: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
+DEFAULT_STEP_SIZE = schedules.polynomial(1e-3, offset=10_000)
+
+
+def in_tensors(sampler: Any, data: Any) -> Any:
+    """Data in memory as (x, y); those that come in batches as they are."""
+    if isinstance(data, ORDERED):
+        return data
+    return sampler.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
+
+
+def settled(sampler: Any, data: Any, batch_size: int | None) -> tuple[StepSize | None, int]:
+    """Step size (None: the sampler's own) and batch size where a caller names neither: those of the
+    last run; before the first one, what the recipe chooses for ``data``."""
+    if sampler._by_recipe and sampler._settled is None:
+        size, choice, _ = planning.plan(
+            sampler, data, batch_size, None, steps=None, burn_in=None, thin=None, seconds=None
+        )
+        sampler._settled = (choice.schedule_of(0), size)
+    if sampler._settled is None:
+        return None, usual_batch(data) if batch_size is None else batch_size
+    return sampler._settled[0], sampler._settled[1] if batch_size is None else batch_size
+
+
+def engine(
+    sampler: Any,
+    data: Any,
+    *,
+    steps: int,
+    batch_size: int | None,
+    step_size: StepSize | None,
+    burn_in: int,
+) -> tuple[Engine, State]:
+    """See ``Langevin.prepare``; ``data`` are those of ``in_tensors``."""
+    batch_size = usual_batch(data) if batch_size is None else batch_size
+    steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
+    state = sampler.init()
+    stream, num_data = _stream(sampler, data, batch_size, state)
+    rates = sampler._rates_table(0, steps, step_size, burn_in=burn_in)
+    _check_rates(sampler, stream, rates, num_data, kept_from=min(burn_in, steps - 1))
+    own = rates.of_chains(sampler.chain_ids)
+    mode = choose_mode(sampler.compile)
+    return Engine(sampler._dynamics, stream, own, num_data, mode=mode), state
+
+
+def _stream(sampler: Any, data: Any, batch_size: int, state: State) -> tuple[Stream, float]:
+    """The data as a stream of minibatches, checked at ``state``, and N."""
+    dynamics = sampler._dynamics
+    if isinstance(data, Subsets) and len(data.rows) != sampler.chains:
+        raise ValueError(
+            f"rows must have a line for every chain: {sampler.chains} chains, {len(data.rows)} "
+            "lines"
+        )
+    stream = as_stream(
+        data, batch_size=batch_size, chain=sampler.chain_ids, seed=sampler.seed,
+        device=sampler.device, split=sampler.signature.split,
+    )  # fmt: skip
+    if not isinstance(stream, InMemory):
+        refuse_anchors("a DataLoader", dynamics)
+    num_data = number_of_data(stream, sampler.num_data, sampler.chains)
+    check_data(dynamics.gradients, state, *stream.example(), targets=stream.targets)
+    if not isinstance(stream, InMemory):
+        stream.check = batch_check(dynamics.gradients, state.params)
+    return stream, num_data
+
+
+def _check_rates(
+    sampler: Any, stream: Stream, rates: RatesTable, num_data: float, *, kept_from: int
+) -> None:
+    """Whether steps of these sizes, from ``kept_from`` on, are what the dynamics can take."""
+    check_stages(sampler.dynamics, rates)
+    kept = rates.sampled(kept_from)
+    warn_if_saturated(kept)
+    sampler.dynamics.check(
+        sampler._dynamics, step_size=kept.max(0).values[sampler.chain_ids],
+        batch_size=len(stream.example()[0]), num_data=num_data,
+        adapts=rates.adapts_from(kept_from),
+    )  # fmt: skip
+    warn_if_epochs(sampler.dynamics, stream)
+    if isinstance(sampler.dynamics, Overdamped):
+        warn_if_stiff(sampler.preconditioner, sampler._prior, float(kept.max()), num_data)
+
+
+def single_step(
+    sampler: Any, state: State, batch: tuple[Tensor, Tensor], *, chain_axis: bool, burn_in: int
+) -> tuple[State, Info]:
+    """See ``Langevin.step``."""
+    refuse_anchors("step()", sampler._dynamics)
+    if sampler.num_data is None:
+        raise ValueError(
+            "step() cannot see how many data there are: give Langevin(..., num_data=N). "
+            "N sets the weight of the prior and the size of the noise"
+        )
+    split = split_pair if chain_axis else sampler.signature.split
+    x, y = (t.to(sampler.device) for t in split(batch))
+    one = (x[0], y[0]) if chain_axis else (x, y)
+    if not sampler._step_checked:  # at the start: ``state`` may hold a diverged chain
+        check_finite("x", one[0])
+        check_finite("y", one[1])
+        check_data(sampler._dynamics.gradients, sampler.init(), *one, targets=one[1])
+    sampler._dynamics.gradients.prepare(state.params, one[0])
+    done = int(state.step)
+    size: StepSize | None = None
+    if sampler._auto:  # nothing is searched for one step
+        size = sampler._settled[0] if sampler._settled else DEFAULT_STEP_SIZE
+    table = sampler._rates_table(done, done + 1, size, burn_in=burn_in)
+    rates = table.of_chains(sampler.chain_ids).row(done)
+    if sampler._step_checked != len(one[0]):
+        sampler.dynamics.check(
+            sampler._dynamics, step_size=rates.step_size, batch_size=len(one[0]),
+            num_data=sampler.num_data, adapts=rates.kind.adapts and not burn_in,
+        )  # fmt: skip
+        sampler._step_checked = len(one[0])
+    found: tuple[State, Info] = sampler._dynamics.step(
+        state, (x, y), rates, sampler.num_data, chain_axis=chain_axis
+    )
+    return found

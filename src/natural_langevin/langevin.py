@@ -58,6 +58,7 @@ from natural_langevin.sampling.validation import (
     to_device,
 )
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -171,6 +172,8 @@ class Langevin:
         self._step_checked = 0  # batch size of the last check
         self._downhill = False  # whether chains go downhill before their burn-in
         self._downhill_pattern: Tensor | None = None  # which of them go for all (see warm_up)
+        #: Where chains begin in place of all that, and what their likelihoods have learned there.
+        self._begin: tuple[Params, Params] | None = None
         #: What step_size="auto" turned out to be, and the batch size it was chosen for.
         self._settled: tuple[StepSize, int] | None = None
         self._noticed = False
@@ -304,9 +307,10 @@ class Langevin:
         ``steps`` and ``seconds`` are then the most it may take (left open: ten times what the
         recipe would run). ``posterior.config["limit"]`` and the log say which was reached.
 
-        ``callback`` is shown the run every 50 steps (``sampling.look.Look``: losses, temperature,
-        acceptance); ``integrations.tensorboard.TensorBoard(folder)`` is one. Where a run of open
-        length became burn-in for another, both are shown, each from step 0 on.
+        ``callback`` is shown the run every 50 steps, of one that may end early oftener
+        (``sampling.look.Look``: losses, temperature, acceptance);
+        ``integrations.tensorboard.TensorBoard(folder)`` is one. Where a run of open length became
+        burn-in for another, both are shown, each from step 0 on.
 
         ``exchange=k``: before every k-th step chains of neighbouring ``temperature`` propose to
         swap their weights (``sampling.exchange``), on data in memory. Predictions then use the
@@ -336,7 +340,7 @@ class Langevin:
         asked = run_settings.settle(
             self, data, steps=steps, seconds=seconds, until=until, wanted=wanted,
             batch_size=batch_size, burn_in=burn_in, thin=thin, keep=keep, store=store,
-            sample_dtype=sample_dtype, checkpoint=checkpoint, every=every,
+            sample_dtype=sample_dtype, checkpoint=checkpoint, every=every, exchange=exchange,
         )  # fmt: skip
         return sampler_run.carry_out(
             self, data, asked, callback=callback, exchange=exchange, progress=progress

@@ -207,13 +207,54 @@ def test_a_loss_that_still_falls_is_told_from_one_that_has_settled() -> None:
     assert recipe.falls_by(_trace(-looks / 400).log()) == 0.0  # a chain was lost
 
 
+def test_what_chains_that_disagree_cost() -> None:
+    """Chains of mean densities m_c: the loss by which a pool of four is above one of many."""
+    g = torch.Generator().manual_seed(0)
+    level = 1 + 0.2 * torch.randn(4, 1, 5000, generator=g).double()
+    found = recipe.disagreement(level.log().expand(4, 3, 5000))
+    assert found == pytest.approx(0.2**2 / (2 * 4), rel=0.1)
+    pool = level.mean(0)  # of many chains it is 1
+    assert found == pytest.approx(float((pool - 1 - pool.log()).mean()), rel=0.1)
+    assert recipe.disagreement(torch.zeros(4, 3, 7)) == 0.0
+    assert recipe.disagreement(level[:1].log()) == 0.0
+
+
+def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = line(150)
+    monkeypatch.setattr(recipe, "FIRST_STEPS", 200)
+    monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
+    monkeypatch.setattr(recipe, "RELAXATIONS", 1)
+    monkeypatch.setattr(recipe, "falls_by", lambda trace: 0.0)
+    net = models.mlp(2, 1, (32,), activation=nn.Tanh)
+    for cost, before in ((0.5, 200), (0.0, 0)):
+        monkeypatch.setattr(recipe, "disagreement", lambda density, cost=cost: cost)
+        sampler = Langevin(net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2)
+        found = sampler.sample((x, y), progress=False)
+        assert found.config.get("steps_before", 0) == before
+        assert found.config["steps"] == (400 if before else 200)
+
+
+def test_a_run_of_open_length_is_made_of_parts() -> None:
+    """Of which each is the last unless its loss still falls."""
+    steps = lambda length: [run.steps for run in length.runs()]  # noqa: E731
+    assert steps(recipe.Length(8000, 2666, 26, repeats=1)) == [2000, 6000, 8000]
+    assert steps(recipe.Length(4000, 1333, 13, repeats=0)) == [1500, 2500]
+    assert steps(recipe.Length(2000, 666, 6, repeats=2)) == [2000] * 3  # too short for parts
+    assert recipe.Length(8000, 10, 7).runs() == [recipe.Length(8000, 10, 7)]  # it was given
+    for run in recipe.Length(8000, 2666, 26, repeats=1).runs():
+        assert run.burn_in == run.steps // 3
+        assert 200 <= (run.steps - run.burn_in) // run.thin < 400
+
+
 def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not with more weights than rows, nor where its length was given."""
+    """By the rest of its steps; not by as many again with more weights than rows, and by none
+    where its length was given."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(150, 2, generator=g)
     y = x[:, :1].sin() + 0.1 * torch.randn(150, 1, generator=g)
-    falls: list[float] = [0.3, 0.0]
+    falls: list[float] = [0.3, 0.3, 0.0]
     monkeypatch.setattr(recipe, "falls_by", lambda trace: falls.pop(0))
+    monkeypatch.setattr(recipe, "FIRST_STEPS", 600)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of 129 weights
     sampler = Langevin(net, likelihoods.Gaussian("rmse"), prior=priors.Gaussian(1.0), chains=2)
     noise, prepared = [], sampler_run._prepared
@@ -223,13 +264,30 @@ def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.Monke
     )  # fmt: skip
     found = sampler.sample((x, y), progress=False)
     steps = found.config["steps"]
+    assert found.config["steps_before"] == steps  # in two parts
     # The second run's first step is the one after the first run's last.
-    assert torch.equal(random.stream(noise[-1], 3), random.stream(noise[-2], steps + 3))
-    assert found.config["steps_before"] == found.config["steps"]
+    first = max(600, steps // 4)
+    assert torch.equal(random.stream(noise[1], 3), random.stream(noise[0], first + 3))
+    assert torch.equal(random.stream(noise[2], 3), random.stream(noise[0], steps + 3))
     assert not falls
-    for rows, steps in ((100, None), (150, 300)):
-        once = sampler.sample((x[:rows], y[:rows]), steps, progress=False)  # asks nobody
-        assert "steps_before" not in once.config
+    falls += [0.3]
+    fewer_rows = sampler.sample((x[:100], y[:100]), progress=False)  # asks once
+    assert 0 < fewer_rows.config["steps_before"] < fewer_rows.config["steps"]
+    assert not falls
+    assert "steps_before" not in sampler.sample((x, y), 300, progress=False).config
+
+
+def test_scales_that_are_clearly_behind_are_not_tried_on() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows = torch.rand(200, generator=g).double()
+    behind = torch.tensor([0.5, 0.0, 0.01, 0.05]).double()[:, None]
+    scores = rows + behind + 0.1 * torch.randn(4, 200, generator=g).double()
+    assert prior_scale.in_question(scores) == [1, 2]  # an error is .01: .05 is clear
+    assert prior_scale.in_question(rows + behind) == [1, 2]
+    assert prior_scale.in_question(rows + 10 * behind) == []  # nothing is in question
+    scores[3, 7] = scores[2, 5] = math.inf
+    assert prior_scale.in_question(scores) == []
+    assert prior_scale.in_question(torch.full((2, 3), math.inf)) == []
 
 
 def test_a_dear_trial_has_fewer_chains_or_is_left_out() -> None:
@@ -239,6 +297,8 @@ def test_a_dear_trial_has_fewer_chains_or_is_left_out() -> None:
     assert trial.affordable(2 * free) == trial._replace(steps=50)
     assert trial.affordable(4 * free) == trial._replace(steps=50, chains=2)
     assert trial.affordable(9 * free) is None
+    twice = trial._replace(rounds=2)
+    assert twice.affordable(free) == trial
 
 
 def test_the_way_down_ends_before_a_network_learns_its_noise() -> None:

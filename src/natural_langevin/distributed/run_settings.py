@@ -25,7 +25,7 @@ from natural_langevin.sampling.kept_draws import (
     check_sample_dtype,
     check_thinning,
 )
-from natural_langevin.sampling.loop import RunPlan
+from natural_langevin.sampling.loop import LOOK_EVERY, RunPlan
 from natural_langevin.sampling.validation import whole_number
 
 
@@ -33,8 +33,8 @@ from natural_langevin.sampling.validation import whole_number
 class RunSettings:
     """``plan``: which iterates are kept. ``where``, ``specs``, ``dtype``: how they are stored.
     ``choice``: what the recipe chose. ``wanted``: the effective sample size of ``until``.
-    ``repeats``: how often another run may follow (see ``recipe.falls_by``), ``spent``: the steps of
-    those before."""
+    ``then``: the run that follows this one where its loss still falls (see ``recipe.falls_by``),
+    ``spent``: the steps of those before."""
 
     plan: RunPlan
     batch_size: int
@@ -46,7 +46,7 @@ class RunSettings:
     seconds: float | None
     until: str | None
     wanted: float | None
-    repeats: int = 0
+    then: RunSettings | None = None
     spent: int = 0
 
 
@@ -66,11 +66,13 @@ def settle(
     sample_dtype: torch.dtype | None,
     checkpoint: str | os.PathLike[str] | None,
     every: int | None,
+    exchange: int | None,
 ) -> RunSettings:
     """The arguments of ``sample``, with nothing open; the recipe also sets the sampler's prior and
     its start."""
     check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
-    choice, repeats = None, 0
+    choice, runs = None, None
+    where = stores.location(store)
     if sampler._by_recipe:
         with sampler.mesh.together("choosing what was left open"):
             known = recipe.Choice.from_config(resumed_config(checkpoint, sampler.mesh))
@@ -79,8 +81,9 @@ def settle(
                 seconds=seconds, until=wanted is not None,
             )  # fmt: skip
         steps, burn_in, thin = lengths.steps, lengths.burn_in, lengths.thin
-        if checkpoint is None and sampler.mesh.world == 1:
-            repeats = lengths.repeats
+        alone = checkpoint is None and exchange is None and sampler.mesh.world == 1
+        if alone and not isinstance(where, Path):
+            runs = lengths.runs()
     batch_size = whole_number("batch_size", usual_batch(data) if batch_size is None else batch_size)
     if steps is None and seconds is not None and wanted is None:
         steps = planning.steps_within(sampler, seconds, data, batch_size)
@@ -91,23 +94,34 @@ def settle(
             "the most that may be taken"
         )
     steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
-    explores = schedules.stages(sampler.step_size)
-    thin, draws = check_thinning(
-        steps, burn_in, whole_number("thin", 1 if thin is None else thin), keep, explores
-    )
-    plan = RunPlan(steps, burn_in, thin, check_every(every), explores=explores)
-    where, params = stores.location(store), sampler.init().params
+    explores, params = schedules.stages(sampler.step_size), sampler.init().params
     dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
-    return RunSettings(
-        plan=plan,
-        batch_size=batch_size,
-        where=where,
-        specs=networks.specs(params, draws, dtype),
-        dtype=dtype,
-        choice=choice,
-        checkpoint=checkpoint,
-        seconds=seconds,
-        until=until,
-        wanted=wanted,
-        repeats=0 if isinstance(where, Path) else repeats,
-    )
+    if runs is None:
+        runs = [recipe.Length(steps, burn_in, whole_number("thin", 1 if thin is None else thin))]
+    found, spent = None, sum(run.steps for run in runs)
+    for run in reversed(runs):
+        thin, draws = check_thinning(run.steps, run.burn_in, run.thin, keep, explores)
+        spent -= run.steps
+        found = RunSettings(
+            plan=RunPlan(
+                run.steps,
+                run.burn_in,
+                thin,
+                check_every(every),
+                explores=explores,
+                look_every=LOOK_EVERY if found is None else recipe.looks_apart(run.steps),
+            ),
+            batch_size=batch_size,
+            where=where,
+            specs=networks.specs(params, draws, dtype),
+            dtype=dtype,
+            choice=choice,
+            checkpoint=checkpoint,
+            seconds=seconds,
+            until=until,
+            wanted=wanted,
+            then=found,
+            spent=spent,
+        )
+    assert found is not None
+    return found

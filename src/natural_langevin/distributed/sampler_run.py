@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import TensorDataset
+
 from natural_langevin import random
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.distributed import run_description
@@ -26,9 +28,10 @@ from natural_langevin.distributed.run_setup import (
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.posterior import stores
+from natural_langevin.likelihoods import Gaussian
+from natural_langevin.posterior import noise_widths, stores
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling import notices, recipe, step_size_search, warm_up
+from natural_langevin.sampling import notices, recipe, step_size_search, trials, warm_up
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.data_checks import outputs_of_few
 from natural_langevin.sampling.exchange import ReplicaExchange
@@ -54,12 +57,11 @@ def carry_out(
     """Prepares, samples and reports; what is kept of it is ``sampler``'s posterior. A run whose
     loss still falls is followed by another, from where it ended (see ``recipe``)."""
     found: Posterior | State | None = None
-    while not isinstance(found, Posterior):
-        if found is not None:
-            asked = dataclasses.replace(
-                asked, repeats=asked.repeats - 1, spent=asked.spent + asked.plan.steps
-            )
-        found = _run_once(sampler, data, asked, found, callback, exchange, progress=progress)
+    runs: RunSettings | None = asked
+    while runs is not None and not isinstance(found, Posterior):
+        found = _run_once(sampler, data, runs, found, callback, exchange, progress=progress)
+        runs = runs.then
+    assert isinstance(found, Posterior)
     return found
 
 
@@ -111,26 +113,55 @@ def _run_once(
                 plan, engine, state, collector, saved=saved, title=title,
                 progress=bool(progress), processes=mesh, watcher=watcher,
             )  # fmt: skip
-        if exchange is None and _is_burn_in(asked, state, collector):
-            return state
+        # Chains that were lost are reported: another run would begin with them again.
+        if asked.then is not None and bool((state.diverged < 0).all()):
+            so_far = _posterior(sampler, sampler, collector.so_far, state, config)
+            if (why := _goes_on(asked, so_far, engine.stream)) is not None:
+                log.info("%s: %d steps were burn-in, and %d follow",
+                         why, plan.steps, asked.then.plan.steps)  # fmt: skip
+                return state
         config |= run_description.length_reached(asked, target, state)
         if swaps is not None:
             config["exchange"] = swaps.report(state)
         config |= run_description.measured(sampler, asked, engine, state, step_size)
-        return _posterior(sampler, sampler._owner, collector.finish, state, config)
+        posterior = _posterior(sampler, sampler._owner, collector.finish, state, config)
+        _widen(sampler, data, posterior)
+        return posterior
 
 
-def _is_burn_in(asked: RunSettings, state: State, collector: SampleCollector) -> bool:
-    """Whether the loss still fell, so that another run follows this one, which is said. Not where
-    chains were lost: they are reported, and another run would begin with them again."""
-    again = asked.repeats and bool((state.diverged < 0).all())
-    fall = recipe.falls_by(collector.trace) if again else 0.0
-    if fall:
-        log.info(
-            "the loss still fell by %.2g nats per sample in the last third of %d steps: they "
-            "were burn-in, and as many follow", fall, asked.plan.steps,
-        )  # fmt: skip
-    return bool(fall)
+def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> str | None:
+    """Why a run is to be followed by another, if it is: chains that disagree are followed once."""
+    if fall := recipe.falls_by(so_far.trace):
+        return f"the loss still fell by {fall:.2g} nats per sample in the last third"
+    if asked.spent:
+        return None
+    loss = recipe.disagreement(so_far.log_likelihood(*stream.example()))
+    return f"chains disagree, by {loss:.2g} nats" if loss > recipe.DISAGREEMENT else None
+
+
+def _widen(sampler: Any, data: Any, posterior: Posterior) -> None:
+    """Learns of which widths the noise of predictions is, where that was left open with all else:
+    of numbers in memory, with learned noise, under the recipe's own prior."""
+    ours = sampler._scale_open and sampler._owner is sampler and not trials.under_way()
+    alike = sampler.mesh.world == 1 and bool((sampler._temperature == 1).all())
+    learned = isinstance(sampler.likelihood, Gaussian) and sampler.likelihood.sigma == "rmse"
+    if not (ours and alike and learned and isinstance(data, tuple | list | TensorDataset)):
+        return
+    x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
+    values = len(posterior.healthy) * posterior.draws * y[0].numel()  # of a row
+    rows = min(len(x), noise_widths.MOST_ROWS, noise_widths.MOST_VALUES // max(1, values))
+    if rows < noise_widths.FEWEST_ROWS or not posterior.healthy:
+        return
+    outputs = posterior.predict(x[:rows], sharpness=1.0).samples
+    assert outputs is not None
+    variance = posterior.learned["variance"][posterior.healthy].repeat_interleave(posterior.draws)
+    found = noise_widths.fit(outputs.cpu(), y[:rows].cpu(), variance.cpu())
+    if found is not None:
+        said = ", ".join(
+            f"{w:.0%} of {c:g}" for c, w in zip(noise_widths.WIDTHS, found.weights, strict=True)
+        )
+        log.info("noise by width: %s; %.3g nats on %d rows left out", said, found.gain, rows)
+        posterior.config |= {"noise_widths": found.weights}
 
 
 def _notice(sampler: Any, stream: Stream) -> None:
@@ -190,6 +221,9 @@ def _prepared(
             labels=random.later(labels, asked.spent),
         )  # fmt: skip
         state = sampler._dynamics.init(before.params)._replace(likelihood=before.likelihood)
+    elif sampler._begin is not None:
+        weights, learned = sampler._begin
+        state = sampler._dynamics.init(weights)._replace(likelihood=learned)
     elif sampler._downhill:
         stream = engine.stream
         if not isinstance(stream, InMemory):

@@ -21,6 +21,7 @@ from natural_langevin.diagnostics import import_arviz
 from natural_langevin.likelihoods import Bernoulli
 from natural_langevin.likelihoods.categorical import draw_classes
 from natural_langevin.posterior import networks
+from natural_langevin.posterior.ensemble import learned_by
 
 if TYPE_CHECKING:
     from natural_langevin.posterior.posterior import Posterior
@@ -62,7 +63,7 @@ def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
     chains, count = posterior.healthy, posterior.draws
     device = next(iter(posterior.last.values())).device
     origins = random.origin(seed, random.LABELS, torch.tensor(chains, device=device))
-    state = {k: v[chains].repeat_interleave(count) for k, v in posterior.learned.items()}
+    state = learned_by(posterior, chains, count, plain=False)
     if posterior.sharpness != 1:
         values = posterior.predict(x, chains="all").samples
         assert values is not None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin.data.checks import shown_to_model
-from natural_langevin.posterior import networks
+from natural_langevin.posterior import networks, noise_widths
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Averager
 from natural_langevin.posterior.sharpening import check_sharpness
@@ -38,7 +38,9 @@ def averaged(
     """What all networks say of every batch of inputs; the options are ``Posterior.predict``'s."""
     samples, pooled = members(posterior, estimate), posterior.chosen(chains)
     draws = next(iter(samples.values())).shape[1]
-    state = learned_by(posterior, [c for c in pooled if posterior.shards.rows([c])], draws)
+    own = [c for c in pooled if posterior.shards.rows([c])]
+    plain = estimate != "ensemble" or sharpness is not None
+    state = learned_by(posterior, own, draws, plain=plain)
     device, empty = next(iter(posterior.last.values())).device, True
     for batch in posterior.signature.batches(x, batch_size):
         empty = False
@@ -90,9 +92,17 @@ def stacked(posterior: Posterior, estimate: Estimate) -> Params:
     return next(networks.chunks(samples, chains, count, like=posterior.last))
 
 
-def learned_by(posterior: Posterior, chains: Sequence[int], draws: int) -> dict[str, Tensor]:
-    """The likelihood's state for every network of these chains, (network,)."""
-    return {k: v[list(chains)].repeat_interleave(draws) for k, v in posterior.learned.items()}
+def learned_by(
+    posterior: Posterior, chains: Sequence[int], draws: int, *, plain: bool = True
+) -> dict[str, Tensor]:
+    """The likelihood's state for every network of these chains, (network,); where not ``plain``,
+    with the noise of its width."""
+    state = {k: v[list(chains)].repeat_interleave(draws) for k, v in posterior.learned.items()}
+    weights = posterior.config.get("noise_widths")
+    if plain or weights is None or "variance" not in state or not chains:
+        return state
+    wider = noise_widths.factors(weights, chains, draws).to(state["variance"])
+    return state | {"variance": state["variance"] * wider}
 
 
 def sharpness_of(posterior: Posterior, given: float | None, estimate: Estimate) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 from natural_langevin._internal.checked_json import checksum, with_checksum
 from natural_langevin._internal.tensorfile import DTYPES, Spec, StorageError
 from natural_langevin._internal.version import __version__
+from natural_langevin.posterior.noise_widths import check_weights
 from natural_langevin.posterior.sharpening import check_sharpness
 
 FORMAT = 2
@@ -107,6 +108,8 @@ def parse(text: str) -> Manifest:
     config = _get(fields, "config", dict)
     try:
         check_sharpness(config.get("sharpness", 1.0))
+        if (weights := config.get("noise_widths")) is not None:
+            check_weights(weights)
     except ValueError as error:
         raise StorageError(f"{NAME}: {error}") from error
     return Manifest(

@@ -66,8 +66,10 @@ class Posterior:
 
     ``sharpness`` (1: none) is what predictions of classes raise the mean of the networks' class
     probabilities to, learned on held-out rows where the recipe tries the prior's scale (see
-    ``sharpening``). It belongs to predictions alone: the draws are of the same posterior, at the
-    same temperature, and ``samples``, ``network`` and ``log_likelihood`` know nothing of it.
+    ``sharpening``); ``config["noise_widths"]``, of numbers with learned noise, how much of it is
+    of which width (see ``noise_widths``). They belong to predictions alone: the draws are of the
+    same posterior, at the same temperature, and ``samples``, ``network`` and ``log_likelihood``
+    know nothing of them.
     """
 
     def __init__(
@@ -214,7 +216,8 @@ class Posterior:
         ``chains``: numbers of the chains to pool; all of them unless they differ in temperature or
         prior, where ``chains="all"`` says that pooling them is meant. ``sharpness``: of class
         probabilities; None is the posterior's own for "ensemble" and 1 otherwise, 1.0 the plain
-        mixture, the posterior predictive distribution of the model itself.
+        mixture, the posterior predictive distribution of the model itself (of numbers too: with
+        noise of one width).
         """
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
         options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
@@ -343,7 +346,9 @@ class Posterior:
         """
         self.shards.check_whole("export")
         every, chains = stacked(self, estimate), self.chosen(None)
-        state = learned_by(self, chains, len(next(iter(every.values()))) // len(chains))
+        plain = estimate != "ensemble" or sharpness is not None
+        draws = len(next(iter(every.values()))) // len(chains)
+        state = learned_by(self, chains, draws, plain=plain)
         with MODEL_LOCK:
             served = export.Served(
                 self._model, self.likelihood, every, state, sharpness_of(self, sharpness, estimate)

@@ -25,6 +25,7 @@ from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.sampling import cost, prior_scale, recipe, starts, step_size_search, trials
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.until import MOST, thinning
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -82,7 +83,7 @@ def plan(
     work = price * sampler.chains * batch_size
     lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work, dear=dear)
     weights = sum(p[0].numel() for p in sampler.init().params.values())
-    if weights > num_data:
+    if weights > num_data and lengths.repeats:
         lengths = dataclasses.replace(lengths, repeats=0)
     if until:
         usual = lengths
@@ -151,8 +152,11 @@ def _pilot(
     )  # fmt: skip
 
 
-def _with_scales(sampler: Any, scales: tuple[float, ...], repeats: int, step_size: Any) -> Any:
-    """A sampler like this one, with ``repeats`` chains for every scale of the prior."""
+def _with_scales(
+    sampler: Any, scales: tuple[float, ...], repeats: int, step_size: Any, after: int = 0
+) -> Any:
+    """A sampler like this one, with ``repeats`` chains for every scale of the prior; ``after`` so
+    many others, whose noise it does not repeat."""
     variances = torch.tensor(scales).repeat_interleave(repeats)
     gradients = sampler._dynamics.gradients
     compared = type(sampler)(
@@ -160,7 +164,8 @@ def _with_scales(sampler: Any, scales: tuple[float, ...], repeats: int, step_siz
         chains=len(variances),
         preconditioner=sampler.preconditioner, dynamics=sampler.dynamics, step_size=step_size,
         temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
-        seed=sampler.seed, device=sampler.device, compile=sampler.compile, parallel=None,
+        seed=(sampler.seed + after) % (1 << 63), device=sampler.device, compile=sampler.compile,
+        parallel=None,
         microbatch=gradients.microbatch, clip=gradients.clip,
         autocast=gradients.network.autocast,
     )  # fmt: skip
@@ -181,7 +186,18 @@ class _Compared(NamedTuple):
     found: Any  # the posterior of all of them
     data: tuple[Tensor, Tensor]  # with the rows held out
     outside: Tensor  # (chain, row) of these
-    nll: list[float]
+    nll: Tensor  # (scale, row) of these
+
+    def end(self, scales: tuple[float, ...]) -> tuple[Params, Params]:
+        """Weights of these scales' chains, and what their likelihoods have learned."""
+        repeats = self.trial.folds * self.trial.chains
+        first = torch.tensor([self.scales.index(s) * repeats for s in scales])
+        own = (first[:, None] + torch.arange(repeats)).flatten()
+        weights, learned = (
+            {k: v[own.to(v.device)] for k, v in tree.items()}
+            for tree in (self.found.last, self.found.learned)
+        )
+        return weights, learned
 
     def sharpness(self, sampler: Any, scale: float) -> recipe.HeldOutChoice | None:
         """By the rows held out of a scale's chains."""
@@ -206,22 +222,38 @@ def _prior_scale(
         return None
     dear = cost.is_dear(sampler, data[0])
     scales = prior_scale.DEAR_SCALES if dear else prior_scale.SCALES
-    if (first := _compare(sampler, data, batch_size, price, scales)) is None:
+    runs = _compare(sampler, data, batch_size, price, scales)
+    if not runs:
         return None
-    runs, scores = [first], dict(zip(scales, first.nll, strict=True))
+    scores = _scores(runs)
     pair = None if dear else prior_scale.beyond(scores)
     if pair and (more := _compare(sampler, data, batch_size, price, pair)):
-        runs.append(more)
-        further = scores[pair[0]] + more.nll[1] - more.nll[0]  # from one start both
+        runs += more
+        found = _scores(more)
+        further = scores[pair[0]] + found[pair[1]] - found[pair[0]]  # from one start both
         scores[pair[1]] = further if math.isfinite(further) else math.inf
     best, scale, why = prior_scale.best(scores)
     log.info("prior variance x %.3g: %s", scale, why)
-    run = next(run for run in runs if best in run.scales)
+    tried = [run for run in runs if best in run.scales]
+    choices = [run.choices[run.scales.index(best)] for run in tried]
     return dataclasses.replace(
-        run.choices[run.scales.index(best)],
+        recipe.Choice.most_careful(choices),
         prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
-        sharpness=run.sharpness(sampler, best),
+        sharpness=tried[-1].sharpness(sampler, best),
     )
+
+
+def _scores(runs: list[_Compared]) -> dict[float, float]:
+    """Mean held-out -ln density of every scale, those of a later round in the place of former ones.
+    A scale that ended before is taken to have gained as much as the best of those did."""
+    scores: dict[float, float] = {}
+    for run in runs:
+        found = dict(zip(run.scales, prior_scale.means(run.nll), strict=True))
+        if scores:
+            best = min(found, key=found.__getitem__)
+            scores = {s: value + found[best] - scores[best] for s, value in scores.items()}
+        scores |= found
+    return scores
 
 
 def _compare(
@@ -230,9 +262,9 @@ def _compare(
     batch_size: int,
     price: float,
     scales: tuple[float, ...],
-) -> _Compared | None:
-    """A pilot for every scale, and then a trial of all; None where it costs too much, or nothing
-    came of it."""
+) -> list[_Compared]:
+    """A pilot for every scale, and then a trial of all, in rounds; none where it costs too much, or
+    nothing came of it."""
     x, y = data
     inside, lines = len(x), len(prior_scale.SCALES) * prior_scale.FOLDS
     work = price * lines * min(batch_size, inside)  # of a step with a chain on each fold
@@ -241,7 +273,7 @@ def _compare(
     short = work / prior_scale.FOLDS * prior_scale.DEAR.steps
     if short > cost.TRIAL_WORK if dear else prior_scale.EAGER.affordable(work) is None:
         log.info("prior variance x 1: a trial of others would cost more than the run")
-        return None
+        return []
     scaled = _with_scales(sampler, scales, 1, recipe.FIRST_STEP)
     choices = _pilot(scaled, (x, y), inside, batch_size, price, len(scales))
     usual = prior_scale.EAGER if choices[0].way.startswith("eager") else prior_scale.NATIVE
@@ -250,14 +282,39 @@ def _compare(
     assert trial is not None, "what the pilot was run for is affordable"
     if without_engine:
         trial = trial.on_enough(inside)
+    runs: list[_Compared] = []
+    while len(runs) < trial.rounds and scales:
+        run = _try_out(sampler, data, batch_size, scales, choices, trial, runs)
+        if run is None:
+            break
+        runs.append(run)
+        left = prior_scale.in_question(run.nll)
+        scales, choices = tuple(scales[k] for k in left), [choices[k] for k in left]
+    return runs
+
+
+def _try_out(
+    sampler: Any,
+    data: tuple[Tensor, Tensor],
+    batch_size: int,
+    scales: tuple[float, ...],
+    choices: list[recipe.Choice],
+    trial: prior_scale.Trial,
+    before: list[_Compared],
+) -> _Compared | None:
+    """A round of a trial, from where the last of those ``before`` ended; None where all chains were
+    lost."""
+    x, y = data
+    inside, repeats = len(x), trial.folds * trial.chains
     rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds, len(scales))
-    repeats = trial.folds * trial.chains
     if sampler.held_out is not None:  # all rows to learn from, and others to be scored on
         x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), sampler.held_out, strict=True))
         numbers = torch.arange(len(x)).expand(len(scales) * repeats, -1)
         rows = prior_scale.Folds(numbers[:, :inside], numbers[:, inside:])
     etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(repeats)
-    compared = _with_scales(sampler, scales, repeats, etas)
+    compared = _with_scales(sampler, scales, repeats, etas, after=len(before))
+    if before:
+        compared._begin = before[-1].end(scales)
     half = trial.steps // 2
     # Where the pilot went by the native engine, that has agreed with the reference on this network.
     checked = proven_network() if choices[0].way == "native" else nullcontext()
@@ -271,8 +328,8 @@ def _compare(
     except DivergenceError:
         return None
     nll = _held_out_nll(found, (x, y), rows.outside, trial.chains)
-    means = prior_scale.means(nll.unflatten(0, (-1, trial.folds)).flatten(1))
-    return _Compared(scales, choices, trial, found, (x, y), rows.outside, means)
+    nll = nll.unflatten(0, (-1, trial.folds)).flatten(1)
+    return _Compared(scales, choices, trial, found, (x, y), rows.outside, nll)
 
 
 def _pooled(found: Any, line: int, chains: int) -> list[int]:

@@ -2,10 +2,10 @@
 
 Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold's training rows,
 and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
-run's second half. Chosen is the scale of the lowest score, between those that were tried; where
-the widest of them wins, the next one is tried beside it, once. Of
-classes, the same rows then say how much sharper the mixture of the best scale's chains should be
-(see ``posterior.sharpening``).
+run's second half. Where another scale is not clearly behind the best, these run on as long again,
+and are scored anew. Chosen is the scale of the lowest score, between those that were tried; where
+the widest of them wins, the next one is tried beside it, once. Of classes, the same rows then say
+how much sharper the mixture of the best scale's chains should be (see ``posterior.sharpening``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ DEAR_SCALES = (1.0, 5.0, 25.0, 125.0)
 STEP = 5.0
 #: By so many nats per row the widest must be ahead for the next one to be tried.
 AHEAD = 0.01
+#: By so many nats per row, and so many errors of that, a scale is clearly behind the best.
+BEHIND, ERRORS = 0.02, 2.0
 #: Nats that a row counts at most, above the median row.
 MOST_ABOVE = 10.0
 FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 40, 4000
@@ -39,14 +41,16 @@ class Trial(NamedTuple):
     chains: int
     draws: int
     folds: int = FOLDS
+    rounds: int = 1  # with the scales in question alone from the second one on
 
     def affordable(self, work: float) -> Trial | None:
-        """The same with half the steps, and then with fewer chains, where it would take more than
-        ``MOST_WORK`` operations; None where one chain is too many. ``work``: of a step with one
-        chain on every fold."""
+        """The same with half the rounds or steps, and then with fewer chains, where it would take
+        more than ``MOST_WORK`` operations; None where one chain is too many. ``work``: of a step
+        with one chain on every fold."""
         trial = self
-        if work * self.steps * self.chains > MOST_WORK:
-            trial = self._replace(steps=self.steps // 2)
+        if work * self.steps * self.rounds * self.chains > MOST_WORK:
+            fewer = self.rounds > 1
+            trial = self._replace(**{"rounds": 1} if fewer else {"steps": self.steps // 2})
         most = int(MOST_WORK / (work * trial.steps))
         return trial._replace(chains=min(most, self.chains)) if most else None
 
@@ -60,7 +64,7 @@ class Trial(NamedTuple):
         return self._replace(folds=min(self.folds, -(-ENOUGH_HELD_OUT // max(1, rows // FOLDS))))
 
 
-NATIVE, EAGER = Trial(800, 4, 20), Trial(300, 2, 15)
+NATIVE, EAGER = Trial(300, 4, 10, rounds=2), Trial(300, 2, 15)
 #: Where a step costs much (see ``cost``): one third of the rows is held out, once.
 DEAR = Trial(150, 1, 15, folds=1)
 MOST_WORK = 1.2e11
@@ -92,15 +96,31 @@ def folds(
     return Folds(*(rows.repeat(scales, 1) for rows in lines))
 
 
-def means(scores: Tensor) -> list[float]:
-    """Of every scale, over the rows held out, of -ln density (scale, row), each at most
-    ``MOST_ABOVE`` nats above the median of all: a few outliers, which no network predicts, would
-    otherwise choose a prior under which none predicts anything. Infinite where chains were lost."""
+def bounded(scores: Tensor) -> Tensor:
+    """-ln density (scale, row) of rows held out, each at most ``MOST_ABOVE`` nats above the median
+    of all: a few outliers, which no network predicts, would otherwise choose a prior under which
+    none predicts anything. Infinite where chains were lost."""
     known = scores.isfinite()
     if not bool(known.any()):
-        return [math.inf] * len(scores)
-    bounded = scores.clamp_max(float(scores[known].median()) + MOST_ABOVE)
-    return bounded.mean(1).masked_fill(~known.all(1), math.inf).tolist()
+        return torch.full_like(scores, math.inf)
+    limited = scores.clamp_max(float(scores[known].median()) + MOST_ABOVE)
+    return limited.masked_fill(~known.all(1, keepdim=True), math.inf)
+
+
+def means(scores: Tensor) -> list[float]:
+    """Of every scale, over the rows held out, ``bounded``."""
+    return bounded(scores).mean(1).tolist()
+
+
+def in_question(scores: Tensor) -> list[int]:
+    """The scales that are not clearly behind the best, by the same rows; none where there is no
+    other beside it."""
+    each = bounded(scores)
+    behind = each - each[each.mean(1).argmin()]
+    error = behind.std(1) / each.shape[1] ** 0.5
+    near = behind.mean(1) <= (ERRORS * error).clamp_min(BEHIND)  # false of what is not finite
+    found: list[int] = near.nonzero().flatten().tolist()
+    return found if len(found) > 1 else []
 
 
 def beyond(scores: dict[float, float]) -> tuple[float, float] | None:

@@ -25,10 +25,12 @@ Steps. 150 relaxation times a / eta of the directions that only the prior sees, 
 burn-in; at least 2,000, and at most what ``MOST_WORK`` operations allow (50 of them, and less work,
 where steps have no engine on a CPU: see ``cost``). Where the posterior of few weights has
 directions so slow that this is less than 60 of their relaxation times, it is run with less
-friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A run
-whose loss still falls from its middle third to its last was burn-in, and another one begins where
-it ended, with a metric of its own: twice at most, within the same operations, and not with more
-weights than rows, whose own loss falls long after predictions have stopped to gain (``falls_by``).
+friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A quarter
+of the steps, as a run of its own, is all where its loss does not fall any more from its middle
+third to its last (``falls_by``), and its chains agree (``disagreement``). Otherwise it was burn-in,
+and the rest of them begins where it ended, with a metric of its own; and as many again if the loss
+falls even then, twice at most, within the same operations, and not with more weights than rows,
+whose own loss falls long after predictions have stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 Prior and sharpness. The prior's scale, and of classes how sharply the mixture is predicted, by
@@ -74,9 +76,12 @@ RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e11
 #: Where every step is a few milliseconds of operator calls, whatever the network's size.
 MOST_EAGER_STEPS = 4_000
 DRAWS = 200
+#: The part of a run of open length after which it ends if its loss no longer falls and its chains
+#: agree, its fewest steps, and what their disagreement may cost (``disagreement``).
+FIRST_PART, FIRST_STEPS, DISAGREEMENT = 4, 1_500, 1e-3
 #: A loss falls if it is by so many nats per sample, and so many errors, lower in a run's last third
 #: than in the one before, each of so many looks; and how often another run then follows.
-FALLING, ERRORS, FEWEST_LOOKS, MOST_REPEATS = 0.02, 3.0, 8, 2
+FALLING, ERRORS, FEWEST_LOOKS, MOST_REPEATS, LOOKS = 0.02, 3.0, 8, 2, 150
 
 
 def dynamics() -> Underdamped:
@@ -202,13 +207,29 @@ class Choice:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is, and what of it is kept; and how often another may follow one whose loss
-    still falls."""
+    """How long a run is, and what of it is kept; where its length was open, how often another may
+    follow one whose loss still falls (None: it was given)."""
 
     steps: int
     burn_in: int
     thin: int
-    repeats: int = 0
+    repeats: int | None = None
+
+    @staticmethod
+    def usual(steps: int, burn_in: int | None = None, thin: int | None = None) -> Length:
+        """A third of burn-in, and about ``DRAWS`` draws of every chain."""
+        burn_in = steps // 3 if burn_in is None else burn_in
+        return Length(steps, burn_in, max(1, (steps - burn_in) // DRAWS) if thin is None else thin)
+
+    def runs(self) -> list[Length]:
+        """One after the other, each of which is the last unless its loss still falls: a part of
+        the steps (also the last only if its chains agree), the rest of them, and then as many again
+        for every one of ``repeats``."""
+        if self.repeats is None:
+            return [self]
+        first = max(FIRST_STEPS, self.steps // FIRST_PART)
+        parts = [first, self.steps - first] if self.steps >= 2 * first else [self.steps]
+        return [Length.usual(n) for n in [*parts, *[self.steps] * self.repeats]]
 
 
 def length(
@@ -222,7 +243,7 @@ def length(
 ) -> Length:
     """What the user leaves open of a run's length; ``work``: operations of one step, ``dear``: of
     a network without an engine of its own on a CPU (see ``cost``)."""
-    repeats = 0
+    repeats = None
     if steps is None:
         budget, fewest = (cost.MOST_WORK, cost.FEWEST_STEPS) if dear else (MOST_WORK, FEWEST_STEPS)
         affordable = max(fewest, int(budget / max(work, 1.0) / 100) * 100)
@@ -231,7 +252,8 @@ def length(
             wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
             affordable = min(affordable, MOST_STEPS)
         steps = min(max(FEWEST_STEPS, wanted), affordable)
-        if choice.slowest is None:  # where it is known, the length follows from it
+        # Where the slowest direction is known, the length follows from it.
+        if choice.slowest is None and burn_in is None and thin is None:
             repeats = min(MOST_REPEATS, affordable // steps - 1)
         if choice.relaxation is not None and steps < wanted:
             log.warning(
@@ -247,11 +269,17 @@ def length(
                 "%d steps, where %d would be usual: a step takes %.1g operations. Give steps= for "
                 "more", steps, wanted, work,
             )  # fmt: skip
-    if burn_in is None:
-        burn_in = steps // 3
-    if thin is None:
-        thin = max(1, (steps - burn_in) // DRAWS)
-    return Length(steps, burn_in, thin, repeats)
+    return replace(Length.usual(steps, burn_in, thin), repeats=repeats)
+
+
+def looks_apart(steps: int) -> int:
+    """Steps between two looks at the losses of a run whose fall is to be measured: every look is
+    a minibatch, and short runs would have few.
+
+    >>> [looks_apart(steps) for steps in (1_500, 4_500, 20_000)]
+    [10, 30, 50]
+    """
+    return max(10, min(50, steps // LOOKS))
 
 
 def falls_by(trace: Tensor) -> float:
@@ -265,6 +293,20 @@ def falls_by(trace: Tensor) -> float:
     error = ((middle.var() + last.var()) / looks).sqrt()
     fall = middle.mean() - last.mean()
     return float(fall) if fall > max(FALLING, ERRORS * float(error)) else 0.0
+
+
+def disagreement(log_density: Tensor) -> float:
+    """What it costs that chains say different things, in nats per sample: with p_c the mean density
+    over chain c's draws, of ln p (chain, draw, row), and p that of all C chains,
+
+        (1 / 2C) mean over rows of var_c(p_c) / p^2,
+
+    by which E[-ln p] is above that of as many runs pooled. 0 of one chain."""
+    if len(log_density) < 2:
+        return 0.0
+    density = torch.exp(log_density.double() - log_density.double().amax((0, 1))).mean(1)
+    relative = density.var(0) / density.mean(0).square()
+    return float(relative.mean()) / (2 * len(density))
 
 
 def _usual_steps(step_size: float, way: str, *, dear: bool = False) -> int:

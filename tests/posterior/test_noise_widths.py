@@ -1,0 +1,104 @@
+"""Noise of several widths: learned from rows that are left out, and part of predictions alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, likelihoods, models
+from natural_langevin.posterior import noise_widths
+from natural_langevin.posterior.noise_widths import USUAL, WIDTHS
+
+
+def said(targets: Tensor, networks: int = 200, spread: float = 0.05) -> tuple[Tensor, Tensor]:
+    """Networks that say about 0 with noise of size 1."""
+    g = torch.Generator().manual_seed(1)
+    return spread * torch.randn(networks, len(targets), 1, generator=g), torch.ones(networks)
+
+
+def test_gaussian_residuals_keep_one_width() -> None:
+    y = torch.randn(400, 1, generator=torch.Generator().manual_seed(0))
+    outputs, variance = said(y)
+    assert noise_widths.fit(outputs, y, variance) is None
+
+
+def test_a_mixture_of_two_widths_is_found() -> None:
+    """Nine of ten targets have noise of size .63, one of 2.5."""
+    g = torch.Generator().manual_seed(0)
+    size = torch.where(torch.rand(4000, generator=g) < 0.9, 0.63, 2.5)
+    y = (size * torch.randn(4000, generator=g))[:, None]
+    outputs, variance = said(y, networks=50)
+    found = noise_widths.fit(outputs, y, variance)
+    assert found is not None
+    narrow, wide = sum(found.weights[:USUAL]), sum(found.weights[USUAL + 1 :])
+    assert narrow == pytest.approx(0.9, abs=0.1)
+    assert wide == pytest.approx(0.1, abs=0.05)
+
+    def mean_density(weights: list[float]) -> float:
+        scales = torch.tensor(WIDTHS)[:, None]
+        law = torch.distributions.Normal(0.0, scales).log_prob(y[:, 0])
+        return float(torch.logsumexp(law + torch.tensor(weights).log()[:, None], 0).mean())
+
+    truth = [0.9 * (c == 0.63) + 0.1 * (c == 2.5) for c in WIDTHS]
+    assert mean_density(found.weights) > mean_density(truth) - 0.01
+
+
+def test_a_row_is_weighed_without_what_was_learned_from_it() -> None:
+    """Every network fits one row of its own: in the sample narrow noise would be best, and left
+    out no width is too small."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.randn(60, 1, generator=g)
+    outputs, variance = said(y, networks=60, spread=0.5)
+    close = outputs.clone()
+    close[torch.arange(60), torch.arange(60)] = y
+    found = noise_widths.fit(close, y, variance)
+    assert found is None or sum(found.weights[: USUAL - 1]) < 0.1
+
+
+def test_noise_that_would_be_larger_in_all_is_not_believed() -> None:
+    y = 3 * torch.randn(400, 1, generator=torch.Generator().manual_seed(0))
+    assert noise_widths.fit(*said(y)[:1], y, said(y)[1]) is None
+
+
+def test_every_width_has_its_part_of_every_chain() -> None:
+    weights = [0.1, 0.0, 0.3, 0.5, 0.0, 0.1, 0.0]
+    found = noise_widths.factors(weights, [0, 2], 200)
+    for chain in found.reshape(2, 200):
+        for width, weight in zip(WIDTHS, weights, strict=True):
+            part = float(torch.isclose(chain, torch.full_like(chain, width**2)).double().mean())
+            assert part == pytest.approx(weight, abs=0.015)
+    assert torch.equal(noise_widths.factors(weights, [2], 200), found[200:])
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [0.0] * 7, [math.nan] * 7, "usual", [-1.0] + [1.0] * 6])
+def test_wrong_weights_are_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="noise_widths"):
+        noise_widths.check_weights(wrong)
+
+
+def test_predictions_have_the_widths_and_the_plain_mixture_has_not() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 1, generator=g)
+    y = x + 0.3 * torch.randn(80, 1, generator=g)
+    sampler = Langevin(
+        models.mlp(1, 1, (8,), activation=nn.Tanh), likelihoods.Gaussian("rmse"), chains=2,
+        step_size=1e-3,
+    )  # fmt: skip
+    posterior = sampler.sample((x, y), 400, burn_in=200, thin=2, progress=False)
+    assert "noise_widths" not in posterior.config  # a step size of one's own: nothing is open
+    before = posterior.predict(x)
+    posterior.config |= {"noise_widths": [0.0, 0.0, 0.5, 0.0, 0.5, 0.0, 0.0]}
+    after = posterior.predict(x)
+    assert torch.equal(after.mean, before.mean)
+    assert torch.equal(after.epistemic, before.epistemic)
+    factor = 0.5 * 0.63**2 + 0.5 * 1.6**2
+    # 100 draws of each chain: each width is within two of its half.
+    assert torch.allclose(after.aleatoric, factor * before.aleatoric, rtol=0.03)
+    plain = posterior.predict(x, sharpness=1.0)
+    assert torch.equal(plain.aleatoric, before.aleatoric)
+    last = posterior.predict(x, estimate="last").aleatoric
+    assert torch.allclose(last, before.aleatoric)  # of one width
+    assert posterior.evaluate(x, y).nll != posterior.evaluate(x, y, sharpness=1.0).nll

@@ -78,7 +78,7 @@ MOST_EAGER_STEPS = 4_000
 DRAWS = 200
 #: The part of a run of open length after which it ends if its loss no longer falls and its chains
 #: agree, its fewest steps, and what their disagreement may cost (``disagreement``).
-FIRST_PART, FIRST_STEPS, DISAGREEMENT = 4, 1_500, 1e-3
+FIRST_PART, FIRST_STEPS, DISAGREEMENT = 4, 2_500, 1e-3
 #: A loss falls if it is by so many nats per sample, and so many errors, lower in a run's last third
 #: than in the one before, each of so many looks; and how often another run then follows.
 FALLING, ERRORS, FEWEST_LOOKS, MOST_REPEATS, LOOKS = 0.02, 3.0, 8, 2, 150

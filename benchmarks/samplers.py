@@ -492,13 +492,13 @@ def table(found: list[dict[str, Any]]) -> str:
 def spreads(rows: list[dict[str, Any]]) -> str:
     """The table of ``smaller``: spread by metric and step."""
     known = {(r["problem"], r["metric"], r["steepness"]): r for r in rows}
-    names = list(dict.fromkeys(r["problem"] for r in rows))
+    names, metrics = (list(dict.fromkeys(r[k] for r in rows)) for k in ("problem", "metric"))
     titles = [f"{PROBLEMS[n]}, η λ = {steep:g}" for n in names for steep in SMALLER]
     cells_of = [
         (f"`{m}`", *(_spread(known[n, m, steep]) for n in names for steep in SMALLER))
-        for m in NATIVE
+        for m in metrics
     ]
-    return markdown(titles, cells_of if names else [])
+    return markdown(titles, cells_of)
 
 
 def _spread(row: dict[str, Any]) -> str:

@@ -13,7 +13,8 @@ the last line makes one file and the page of them):
     python benchmarks/samplers.py --folder cells --merge --page docs/samplers.md
 
 The reference itself is held against NUTS (blackjax), whose predictions are in results/nuts; they
-are made by --folder cells --nuts moons, and --nuts wave (some minutes a chain).
+are made by --folder cells --nuts moons, and --nuts wave (seconds a chain). After --merge,
+--folder cells --smaller adds how wide predictions are at smaller steps; --page is filled last.
 
 Three problems: a linear regression with correlated inputs (its posterior is known), two moons
 (2-16-2) and a wave (1-20-1). Chains start from draws of the exact law, or of a Metropolis-adjusted
@@ -72,8 +73,11 @@ NUTS_WARMUP, NUTS_DRAWS, NUTS_CHAINS = 500, 1000, 4
 #: What makes an effective sample size a reading: so many of every chain (disagreement of chains is
 #: counted in it), and an estimate below its ceiling, S log10 S of S draws.
 FEWEST = 5
-#: R-hat of the reference's predictions, the largest, up to which distances to it are a reading.
+#: R-hat of the reference's predictions, the largest, from which it is said beside distances.
 SETTLED = 1.1
+#: eta lambda of the smaller steps, and the metrics they are tried with (--smaller).
+SMALLER = (0.2, 0.1, 0.05)
+NATIVE = ["Euclidean", "RMSProp", "DiagonalFisher", "QuasiDiagonalFisher", "UnitFisher"]
 
 METRICS = [
     "Euclidean", "RMSProp", "DiagonalFisher", "QuasiDiagonalFisher", "UnitFisher",
@@ -265,8 +269,8 @@ def steepness(name: str, metric: str) -> float:
     return found
 
 
-def eta_of(name: str, metric: str, dynamics: str) -> float:
-    return (5 if dynamics == "BAOAB, large" else 1) * STEEPNESS / steepness(name, metric)
+def eta_of(name: str, metric: str, dynamics: str, steep: float = STEEPNESS) -> float:
+    return (5 if dynamics == "BAOAB, large" else 1) * steep / steepness(name, metric)
 
 
 def squares(kept: dict[str, Tensor]) -> tuple[float, float]:
@@ -279,9 +283,9 @@ def squares(kept: dict[str, Tensor]) -> tuple[float, float]:
     return float(each.mean()) - 1, float(each.std() / math.sqrt(len(each)))
 
 
-def explored(name: str, dynamics: str, metric: str) -> dict[str, Any]:
+def explored(name: str, dynamics: str, metric: str, steep: float = STEEPNESS) -> dict[str, Any]:
     """Effective samples per CPU-second; bias where the law is known, distance where it is not."""
-    eta = eta_of(name, metric, dynamics)
+    eta = eta_of(name, metric, dynamics, steep)
     of = sampler(name, metric, DYNAMICS[dynamics], eta, CHAINS)
     way, kept, seconds, steps = run(
         of, name, starts(name, CHAINS), thin=THIN, draws=MOST, budget=BUDGET
@@ -310,6 +314,20 @@ def explored(name: str, dynamics: str, metric: str) -> dict[str, Any]:
         "floor": math.sqrt(1 / ess + 1 / reference(name)["ess"]),
         "reference_ess": reference(name)["ess"], "reference_rhat": reference(name)["rhat"],
     }  # fmt: skip
+
+
+def smaller() -> dict[str, Any]:
+    """BAOAB on both networks at steps of eta lambda = SMALLER: distances, and no times."""
+    kept = ("eta", "steps", "draws", "ess", "rhat", "gap", "floor", "spread", "diverged")
+    rows = []
+    for name in ("moons", "wave"):
+        for metric in NATIVE:
+            for steep in SMALLER:
+                found = explored(name, "BAOAB", metric, steep)
+                row = {"problem": name, "metric": metric, "steepness": steep}
+                rows.append(row | {k: found[k] for k in kept if k in found})
+                print(json.dumps(rows[-1]), flush=True)
+    return {"origin": origin("cpu"), "rows": rows}
 
 
 def heated(dynamics: str, metric: str) -> dict[str, Any]:
@@ -471,6 +489,23 @@ def table(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def spreads(rows: list[dict[str, Any]]) -> str:
+    """The table of ``smaller``: spread by metric and step."""
+    known = {(r["problem"], r["metric"], r["steepness"]): r for r in rows}
+    names, metrics = (list(dict.fromkeys(r[k] for r in rows)) for k in ("problem", "metric"))
+    titles = [f"{PROBLEMS[n]}, η λ = {steep:g}" for n in names for steep in SMALLER]
+    cells_of = [
+        (f"`{m}`", *(_spread(known[n, m, steep]) for n in names for steep in SMALLER))
+        for m in metrics
+    ]
+    return markdown(titles, cells_of)
+
+
+def _spread(row: dict[str, Any]) -> str:
+    lost = "diverged" in row or _left(row)
+    return "diverges" if lost else f"{100 * row['spread']:+.0f} %"
+
+
 def order(rows: list[dict[str, Any]]) -> str:
     """The table of results/integrator-order.json."""
     sizes = rows[0]["step_sizes"]
@@ -487,6 +522,7 @@ def order(rows: list[dict[str, Any]]) -> str:
 def filled(page: str, known: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """The page with its tables."""
     page = with_part(with_part(page, "samplers", table(known["cells"])), "order", order(rows))
+    page = with_part(page, "smaller", spreads(known.get("smaller", {"rows": []})["rows"]))
     return with_part(page, "nuts", exactness(known.get("nuts", [])))
 
 
@@ -512,7 +548,8 @@ def _distance(cell: dict[str, Any] | None) -> str:
     if cell is None or "gap" not in cell or _left(cell):
         return _without(cell)
     text = f"{cell['gap']:.2f} (floor {cell['floor']:.2f}), {100 * cell['spread']:+.0f} %"
-    return text if cell["reference_rhat"] < SETTLED else "no reading"
+    settled = cell["reference_rhat"] < SETTLED
+    return text if settled else f"{text}; R-hat {cell['reference_rhat']:.2f}"
 
 
 def _without(cell: dict[str, Any] | None) -> str:
@@ -592,6 +629,7 @@ def main() -> None:
     parser.add_argument("--piece", nargs=2, metavar=("METRIC", "KIND"))
     parser.add_argument("--nuts", choices=("moons", "wave"), help="runs NUTS on a problem")
     parser.add_argument("--chain", type=int, help="of NUTS: this one alone")
+    parser.add_argument("--smaller", action="store_true", help="tries smaller steps on networks")
     parser.add_argument("--merge", action="store_true", help="makes --out of the pieces")
     options = parser.parse_args()
     logging.getLogger("natural_langevin").setLevel(logging.ERROR)
@@ -599,13 +637,17 @@ def main() -> None:
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
         STORED.append(options.folder)
-    elif options.references or options.piece or options.merge or options.nuts:
+    elif options.references or options.piece or options.merge or options.nuts or options.smaller:
         parser.error("pieces need --folder")
     if options.list:
         print("\n".join(" ".join(piece) for piece in pieces()))
         return
     if options.nuts:
         run_nuts(options.nuts, options.folder, options.chain)
+        return
+    if options.smaller:
+        known = json.loads(options.out.read_text()) | {"smaller": smaller()}
+        options.out.write_text(json.dumps(known, indent=1) + "\n")
         return
     if options.references:
         for name in options.references:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from natural_langevin._internal.pages import with_part
+from natural_langevin.experiments.beyond.run import page_table
 from natural_langevin.report import load_results
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +107,15 @@ def test_the_samplers_table_is_the_results():
     program, known = benchmark("samplers"), results("samplers")
     page = (ROOT / "docs" / "samplers.md").read_text(encoding="utf-8")
     assert program.filled(page, known, results("integrator-order")["rows"]) == page
+
+
+@pytest.mark.parametrize("name", ["resolved-h200", "digits", "spam7", "fgl"])
+def test_the_rows_beyond_the_paper_are_the_results(name):
+    page = (ROOT / "docs" / "table1.md").read_text(encoding="utf-8")
+    known = results(f"beyond-{name}")
+    assert with_part(page, f"beyond-{name}", page_table(known)) == page
+    assert known["rows"] == [r for p in known["parts"].values() for r in p.get("rows", [])]
+    assert {p["machine"]["commit"] for p in known["parts"].values()} == {known["commit"]}
 
 
 def test_a_sampler_that_did_not_mix_has_no_reading():

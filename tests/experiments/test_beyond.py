@@ -240,11 +240,11 @@ def test_the_rows_in_plain_text(finished):
 
 def test_the_rows_on_a_page(finished, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
-    page.write_text("a\n<!-- beyond:begin -->\nold\n<!-- beyond:end -->\nb\n")
+    page.write_text("a\n<!-- rows:begin -->\nold\n<!-- rows:end -->\nb\n")
     monkeypatch.setattr(command, "run", lambda *_, **__: finished[1])
     monkeypatch.setattr(command, "problem", lambda name, protocol, **_: (DATA, protocol))
     assert command.main(["--out", str(tmp_path / "rows.json"), "--toy", "--page", str(page)]) == 0
     lines = page.read_text().splitlines()
-    assert lines[-2:] == ["<!-- beyond:end -->", "b"]
+    assert lines[-2:] == ["<!-- rows:end -->", "b"]
     assert sum(line.startswith("| ") for line in lines) == 1 + len(finished[1]["rows"])
     assert "old" not in lines

@@ -41,7 +41,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="updates of the final parts; searches take half")
     parser.add_argument("--batch", type=int, help="images of a minibatch [100]")
     parser.add_argument("--not-mixed", action="store_true", help="the chosen length alone")
-    parser.add_argument("--page", type=Path, help="a page with markers beyond:begin and :end")
+    parser.add_argument("--page", type=Path, help="a page with markers named after --out")
     parser.add_argument("--adapt", default="always", choices=("burn-in", "always"))
     return parser
 
@@ -94,7 +94,8 @@ def main(given: list[str] | None = None) -> int:
     print(table(results))
     if options.page is not None:
         page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(with_part(page, "beyond", page_table(results)), encoding="utf-8")
+        filled = with_part(page, options.out.stem, page_table(results))
+        options.page.write_text(filled, encoding="utf-8")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from natural_langevin._internal.figures import new_figure
 from natural_langevin._internal.pages import markdown, with_part
+from natural_langevin.experiments.fidelity.contenders import CONTENDERS
 from natural_langevin.experiments.fidelity.run import PUBLISHED
 
 COLUMNS = (
@@ -38,11 +39,15 @@ def _cells(title: str, look: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def by_chains(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Title and cells of every sampler's first chain, its first two pooled, and so on."""
-    found, chains = [], results["settings"]["chains"]
-    for row in results["rows"].values():
+    """Title and cells of every sampler's first chain, its first two pooled, and so on; of an
+    ensemble, of all its networks that there are."""
+    found = []
+    for name, row in results["rows"].items():
         last = {look["chain"]: look for look in row.get("looks", [])}
-        found += [_cells(f"{row['title']}, {k} of {chains} chains", last[k]) for k in last]
+        whole, kind = results["settings"]["chains"], "chains"
+        if (members := CONTENDERS[name].members) > 1 and last:
+            whole, kind, last = members, "networks", {max(last): last[max(last)]}
+        found += [_cells(f"{row['title']}, {k} of {whole} {kind}", last[k]) for k in last]
     return found
 
 

@@ -237,11 +237,11 @@ def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.Monkey
 def test_a_run_of_open_length_is_made_of_parts() -> None:
     """Of which each is the last unless its loss still falls."""
     steps = lambda length: [run.steps for run in length.runs()]  # noqa: E731
-    assert steps(recipe.Length(8000, 2666, 26, repeats=1)) == [2000, 6000, 8000]
-    assert steps(recipe.Length(4000, 1333, 13, repeats=0)) == [1500, 2500]
-    assert steps(recipe.Length(2000, 666, 6, repeats=2)) == [2000] * 3  # too short for parts
+    assert steps(recipe.Length(12000, 4000, 40, repeats=1)) == [3000, 9000, 12000]
+    assert steps(recipe.Length(6000, 2000, 20, repeats=0)) == [2500, 3500]
+    assert steps(recipe.Length(4900, 1633, 16, repeats=2)) == [4900] * 3  # too short for parts
     assert recipe.Length(8000, 10, 7).runs() == [recipe.Length(8000, 10, 7)]  # it was given
-    for run in recipe.Length(8000, 2666, 26, repeats=1).runs():
+    for run in recipe.Length(12000, 4000, 40, repeats=1).runs():
         assert run.burn_in == run.steps // 3
         assert 200 <= (run.steps - run.burn_in) // run.thin < 400
 

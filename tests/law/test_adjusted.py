@@ -186,6 +186,16 @@ def test_what_cannot_be_adjusted_is_refused() -> None:
         )
 
 
+def test_a_batch_of_open_size_holds_all_data() -> None:
+    x = torch.linspace(-1, 1, 130, dtype=torch.float64)[:, None]
+    sampler = Langevin(
+        nn.Linear(1, 1).double(), likelihoods.Gaussian(sigma=0.3), dynamics=Adjusted(),
+        step_size=1e-2,
+    )  # fmt: skip
+    posterior = sampler.sample((x, x.numpy()), 20, burn_in=10, progress=False)
+    assert posterior.config["batch_size"] == 130
+
+
 def test_wrong_options_are_refused() -> None:
     for steps in (0, 1.5, True):
         with pytest.raises(ValueError, match="steps must be a whole number"):

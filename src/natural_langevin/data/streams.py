@@ -66,15 +66,15 @@ class Subsets:
 Stream = InMemory | OwnOrders | Loader
 
 
-def usual_batch(data: Any) -> int:
-    """Rows of a minibatch whose size nobody named: 100, or all where there are fewer.
+def usual_batch(data: Any, *, most: float = 100) -> int:
+    """Rows of a minibatch whose size nobody named: ``most``, or all where there are fewer.
 
     >>> usual_batch((torch.zeros(30, 2), torch.zeros(30))), usual_batch(torch.zeros(500, 2))
     (30, 100)
     """
     rows = data.rows[0] if isinstance(data, Subsets) else data
     rows = rows[-1] if isinstance(rows, tuple | list) and rows else rows
-    return max(1, min(100, len(rows))) if isinstance(rows, Tensor) else 100
+    return max(1, int(min(most, len(rows)))) if isinstance(rows, Tensor) else 100
 
 
 def as_stream(

@@ -15,10 +15,9 @@ import torch
 
 from natural_langevin import schedules
 from natural_langevin._internal.tensorfile import Spec
-from natural_langevin.data.streams import usual_batch
 from natural_langevin.distributed.run_setup import resumed_config
 from natural_langevin.posterior import networks, stores
-from natural_langevin.sampling import planning, recipe
+from natural_langevin.sampling import planning, preparation, recipe
 from natural_langevin.sampling.kept_draws import (
     check_every,
     check_given,
@@ -84,7 +83,9 @@ def settle(
         alone = checkpoint is None and exchange is None and sampler.mesh.world == 1
         if alone and not isinstance(where, Path):
             runs = lengths.runs()
-    batch_size = whole_number("batch_size", usual_batch(data) if batch_size is None else batch_size)
+    batch_size = whole_number(
+        "batch_size", preparation.open_batch(sampler, data) if batch_size is None else batch_size
+    )
     if steps is None and seconds is not None and wanted is None:
         steps = planning.steps_within(sampler, seconds, data, batch_size)
     if steps is None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -50,6 +51,12 @@ def in_tensors(sampler: Any, data: Any) -> Any:
     return sampler.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
 
 
+def open_batch(sampler: Any, data: Any) -> int:
+    """Rows of a batch where the caller names none: all for dynamics that compare energies."""
+    whole = sampler._dynamics.integrator.compares_energies
+    return usual_batch(in_tensors(sampler, data), most=math.inf if whole else 100)
+
+
 def settled(sampler: Any, data: Any, batch_size: int | None) -> tuple[StepSize | None, int]:
     """Step size (None: the sampler's own) and batch size where a caller names neither: those of the
     last run; before the first one, what the recipe chooses for ``data``."""
@@ -59,7 +66,7 @@ def settled(sampler: Any, data: Any, batch_size: int | None) -> tuple[StepSize |
         )
         sampler._settled = (choice.schedule_of(0), size)
     if sampler._settled is None:
-        return None, usual_batch(data) if batch_size is None else batch_size
+        return None, open_batch(sampler, data) if batch_size is None else batch_size
     return sampler._settled[0], sampler._settled[1] if batch_size is None else batch_size
 
 
@@ -73,7 +80,7 @@ def engine(
     burn_in: int,
 ) -> tuple[Engine, State]:
     """See ``Langevin.prepare``; ``data`` are those of ``in_tensors``."""
-    batch_size = usual_batch(data) if batch_size is None else batch_size
+    batch_size = open_batch(sampler, data) if batch_size is None else batch_size
     steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
     state = sampler.init()
     stream, num_data = _stream(sampler, data, batch_size, state)

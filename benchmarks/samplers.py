@@ -319,15 +319,20 @@ def explored(name: str, dynamics: str, metric: str, steep: float = STEEPNESS) ->
 def smaller() -> dict[str, Any]:
     """BAOAB on both networks at steps of eta lambda = SMALLER: distances, and no times."""
     kept = ("eta", "steps", "draws", "ess", "rhat", "gap", "floor", "spread", "diverged")
-    rows = []
+    here, rows = origin("cpu"), []
     for name in ("moons", "wave"):
         for metric in NATIVE:
             for steep in SMALLER:
                 found = explored(name, "BAOAB", metric, steep)
                 row = {"problem": name, "metric": metric, "steepness": steep}
-                rows.append(row | {k: found[k] for k in kept if k in found})
+                rows.append(finite(row | {k: found[k] for k in kept if k in found}))
                 print(json.dumps(rows[-1]), flush=True)
-    return {"origin": origin("cpu"), "rows": rows}
+    return {"origin": here, "rows": rows}
+
+
+def finite(row: dict[str, Any]) -> dict[str, Any]:
+    """For JSON, which knows no infinity: None in its place."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 def heated(dynamics: str, metric: str) -> dict[str, Any]:
@@ -588,9 +593,7 @@ def measure(
             row |= how()
         except (ValueError, TypeError, torch.linalg.LinAlgError) as error:
             row["error"] = f"{type(error).__name__}: {error}"
-        row = {
-            k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in row.items()
-        }
+        row = finite(row)
         print(json.dumps(row), flush=True)
         known["cells"].append(row)
         known |= {

@@ -126,6 +126,25 @@ def test_a_sampler_that_did_not_mix_has_no_reading():
         assert not program.read({"draws": 100, "ess": ess})
 
 
+def test_a_distance_to_a_reference_that_did_not_mix_says_so():
+    program = benchmark("samplers")
+    rows = [c for c in results("samplers")["cells"] if c.get("gap") is not None and c["gap"] < 10]
+    assert {c["kind"] for c in rows} == {"moons", "wave"}
+    for cell in rows:
+        unsettled = cell["reference_rhat"] >= program.SETTLED
+        assert ("R-hat" in program._distance(cell)) == unsettled == (cell["kind"] == "wave")
+
+
+def test_predictions_that_left_have_no_spread():
+    program = benchmark("samplers")
+    row = {"problem": "wave", "metric": "UnitFisher", "spread": 0.5, "gap": 0.1}
+    rows = [row | {"steepness": s} for s in program.SMALLER]
+    rows[1] |= program.finite({"gap": math.inf})
+    rows[2] |= {"diverged": 3}
+    line = program.spreads(rows).splitlines()[-1]
+    assert line == "| `UnitFisher` | +50 % | diverges | diverges |"
+
+
 def test_results_name_their_configuration_seeds_and_machine():
     assert RESULTS["machine"]["device"] == "NVIDIA H200"
     assert len(RESULTS["config"]["seeds"]) == 5

@@ -25,6 +25,13 @@ def test_gaussian_residuals_keep_one_width() -> None:
     assert noise_widths.fit(outputs, y, variance) is None
 
 
+def test_outputs_that_are_not_numbers_keep_one_width() -> None:
+    y = torch.ones(60, 1)
+    outputs, variance = said(y)
+    outputs[3, 5] = math.nan
+    assert noise_widths.fit(outputs, y, variance) is None
+
+
 def test_a_mixture_of_two_widths_is_found() -> None:
     """Nine of ten targets have noise of size .63, one of 2.5."""
     g = torch.Generator().manual_seed(0)

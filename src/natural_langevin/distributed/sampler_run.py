@@ -125,7 +125,9 @@ def _run_once(
             config["exchange"] = swaps.report(state)
         config |= run_description.measured(sampler, asked, engine, state, step_size)
         posterior = _posterior(sampler, sampler._owner, collector.finish, state, config)
-        _widen(sampler, data, posterior)
+        if _noise_is_open(sampler, data):
+            x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
+            noise_widths.learn(posterior, x, y)
         return posterior
 
 
@@ -139,29 +141,13 @@ def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> str | Non
     return f"chains disagree, by {loss:.2g} nats" if loss > recipe.DISAGREEMENT else None
 
 
-def _widen(sampler: Any, data: Any, posterior: Posterior) -> None:
-    """Learns of which widths the noise of predictions is, where that was left open with all else:
-    of numbers in memory, with learned noise, under the recipe's own prior."""
+def _noise_is_open(sampler: Any, data: Any) -> bool:
+    """Whether the widths of the noise are left open with all else: of numbers in memory, with
+    learned noise, under the recipe's own prior."""
     ours = sampler._scale_open and sampler._owner is sampler and not trials.under_way()
     alike = sampler.mesh.world == 1 and bool((sampler._temperature == 1).all())
     learned = isinstance(sampler.likelihood, Gaussian) and sampler.likelihood.sigma == "rmse"
-    if not (ours and alike and learned and isinstance(data, tuple | list | TensorDataset)):
-        return
-    x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
-    values = len(posterior.healthy) * posterior.draws * y[0].numel()  # of a row
-    rows = min(len(x), noise_widths.MOST_ROWS, noise_widths.MOST_VALUES // max(1, values))
-    if rows < noise_widths.FEWEST_ROWS or not posterior.healthy:
-        return
-    outputs = posterior.predict(x[:rows], sharpness=1.0).samples
-    assert outputs is not None
-    variance = posterior.learned["variance"][posterior.healthy].repeat_interleave(posterior.draws)
-    found = noise_widths.fit(outputs.cpu(), y[:rows].cpu(), variance.cpu())
-    if found is not None:
-        said = ", ".join(
-            f"{w:.0%} of {c:g}" for c, w in zip(noise_widths.WIDTHS, found.weights, strict=True)
-        )
-        log.info("noise by width: %s; %.3g nats on %d rows left out", said, found.gain, rows)
-        posterior.config |= {"noise_widths": found.weights}
+    return ours and alike and learned and isinstance(data, tuple | list | TensorDataset)
 
 
 def _notice(sampler: Any, stream: Stream) -> None:

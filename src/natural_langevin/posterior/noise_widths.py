@@ -10,10 +10,10 @@ whose weights w are those of the highest
 
     sum_n ln sum_c w_c p_c(y_n | x_n, others) + ``USUAL_ROWS`` ln w_1,
 
-found by EM. ``p_c(y_n | ..., others)`` is of networks that have not learned from row n: draws of
-the posterior weighed by r_s ~ 1 / p(y_n | x_n, theta_s), each at most sqrt(M) times their mean
-(truncated importance sampling, Ionides 2008). In the sample itself, weights of narrow widths would
-be paid for by rows that were fitted closely.
+found by EM (``metrics.stacking_weights``). ``p_c(y_n | ..., others)`` is of networks that have not
+learned from row n: draws of the posterior weighed by r_s ~ 1 / p(y_n | x_n, theta_s), each at most
+sqrt(M) times their mean (truncated importance sampling, Ionides 2008). In the sample itself,
+weights of narrow widths would be paid for by rows that were fitted closely.
 
 The draws know nothing of it: the widths belong to predictions. Every network gets one of them, so
 that of all networks a part w_c has the width c.
@@ -21,18 +21,26 @@ that of all networks a part w_c has the width c.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from natural_langevin.metrics import stacking_weights
+
+if TYPE_CHECKING:
+    from natural_langevin.posterior.posterior import Posterior
+
+log = logging.getLogger("natural_langevin")
 
 WIDTHS = (0.25, 0.4, 0.63, 1.0, 1.6, 2.5, 4.0)
 USUAL = WIDTHS.index(1.0)
 #: Rows that are taken to have spoken for the usual width before, and the nats gained on the others
 #: below which it stays the only one: by chance six free weights gain about three.
-USUAL_ROWS, LEAST_GAIN = 3.0, 5.0
+USUAL_ROWS, LEAST_GAIN = 3, 5.0
 #: The mean variance, in units of the learned one, above which the weights are not believed.
 MOST_VARIANCE = 1.5
 FEWEST_ROWS, MOST_ROWS, MOST_VALUES = 40, 2000, 4_000_000
@@ -45,6 +53,23 @@ class Fitted(NamedTuple):
 
     weights: list[float]
     gain: float
+
+
+def learn(posterior: Posterior, x: Tensor, y: Tensor) -> None:
+    """The weights by the rows that a posterior with learned noise was sampled from, or as many of
+    them as memory allows, into its configuration, from where predictions take them."""
+    values = len(posterior.healthy) * posterior.draws * y[0].numel()  # of a row
+    rows = min(len(x), MOST_ROWS, MOST_VALUES // max(1, values))
+    if rows < FEWEST_ROWS or not posterior.healthy:
+        return
+    outputs = posterior.predict(x[:rows], sharpness=1.0).samples
+    assert outputs is not None
+    variance = posterior.learned["variance"][posterior.healthy].repeat_interleave(posterior.draws)
+    found = fit(outputs.cpu(), y[:rows].cpu(), variance.cpu())
+    if found is not None:
+        said = ", ".join(f"{w:.0%} of {c:g}" for c, w in zip(WIDTHS, found.weights, strict=True))
+        log.info("noise by width: %s; %.3g nats on %d rows left out", said, found.gain, rows)
+        posterior.config |= {"noise_widths": found.weights}
 
 
 def fit(outputs: Tensor, y: Tensor, variance: Tensor) -> Fitted | None:
@@ -65,24 +90,17 @@ def fit(outputs: Tensor, y: Tensor, variance: Tensor) -> Fitted | None:
         )
         for c in WIDTHS
     ])  # fmt: skip
-    weights = _mixed(without)
+    if not bool(torch.isfinite(without).all()):
+        return None
+    # Rows that no other width can explain.
+    usual = torch.full((USUAL_ROWS, len(WIDTHS)), -math.inf, dtype=without.dtype)
+    usual[:, USUAL] = 0.0
+    weights = stacking_weights(torch.cat([without.T, usual]), updates=ROUNDS)
     gain = float((torch.logsumexp(without + weights.log()[:, None], 0) - without[USUAL]).sum())
     mean = float(weights @ torch.tensor(WIDTHS, dtype=weights.dtype).square())
     if gain < LEAST_GAIN or mean > MOST_VARIANCE:
         return None
     return Fitted([round(w, 4) for w in weights.tolist()], gain)
-
-
-def _mixed(log_density: Tensor) -> Tensor:
-    """The weights of the mixture of (width, row), by EM."""
-    density = torch.exp(log_density - log_density.max(0).values)
-    weights = torch.full((len(density),), 1 / len(density), dtype=density.dtype)
-    for _ in range(ROUNDS):
-        part = weights[:, None] * density
-        weights = (part / part.sum(0)).sum(1)
-        weights[USUAL] += USUAL_ROWS
-        weights = weights / weights.sum()
-    return weights
 
 
 def factors(weights: Any, chains: Sequence[int], draws: int) -> Tensor:

@@ -58,10 +58,8 @@ def finite_chains(state: State) -> Tensor:
     The dynamics notice a non-finite parameter by the loss of the step after it; here every
     parameter is looked at, so that no such iterate is ever kept.
     """
-    finite = state.diverged < 0
-    for p in state.params.values():
-        finite = finite & torch.isfinite(p.reshape(len(p), -1).sum(1))
-    return finite
+    sums = [p.reshape(len(p), -1).sum(1) for p in state.params.values()]
+    return (state.diverged < 0) & torch.isfinite(torch.stack(sums)).all(0)
 
 
 def draws_mean(samples: Params, like: Params) -> Params:
@@ -127,6 +125,8 @@ class SampleCollector:
     def keep(self, state: State) -> None:
         """Stores theta of every running chain."""
         running = finite_chains(state)
+        # On other devices that would be waited for.
+        every = running.device.type == "cpu" and bool(running.all())
         values = {}
         for name, p in state.params.items():
             mask = running.reshape(-1, *(1,) * (p.ndim - 1))
@@ -136,7 +136,7 @@ class SampleCollector:
                     f"a weight of {name!r} is too large for sample_dtype={self._dtype}: store the "
                     "samples as torch.bfloat16, or leave sample_dtype out"
                 )
-            values[name] = torch.where(mask, stored, torch.nan)
+            values[name] = stored if every else torch.where(mask, stored, torch.nan)
         self._store.put(self.kept, values)
         self.kept += 1
 

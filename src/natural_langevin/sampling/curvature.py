@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -51,13 +52,22 @@ def curvature_products(
     network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
     factor = dynamics.factor(state.metric, state.params, num_data)
 
+    def loss(own: Params, learned: Params) -> Tensor:
+        outputs = network.call(own, x.clone())  # a network may work on its inputs in place
+        return likelihood.log_loss(outputs, y, learned).mean()
+
+    # All chains in one call, but for convolutions, whose groups are slow.
+    at_once = all(p.ndim <= 3 for p in state.params.values())
+
     def energy(params: Params) -> Tensor:
         total = sum(-dynamics.prior[k].log_density(p).sum() / num_data for k, p in params.items())
+        if at_once:
+            return total + vmap(loss)(params, state.likelihood).sum()
         for chain in range(state.chains):
-            own = {k: p[chain] for k, p in params.items()}
-            learned = {k: v[chain] for k, v in state.likelihood.items()}
-            outputs = network.call(own, x.clone())  # a network may work on its inputs in place
-            total = total + likelihood.log_loss(outputs, y, learned).mean()
+            own, learned = (
+                {k: v[chain] for k, v in tree.items()} for tree in (params, state.likelihood)
+            )
+            total = total + loss(own, learned)
         return total  # type: ignore[return-value]
 
     theta = {k: p.detach().requires_grad_() for k, p in state.params.items()}

@@ -8,6 +8,7 @@ predictions instead (``experiments.table1.ensemble``).
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any, Protocol
 
 import torch
@@ -60,6 +61,13 @@ def finite_chains(state: State) -> Tensor:
     """
     sums = [p.reshape(len(p), -1).sum(1) for p in state.params.values()]
     return (state.diverged < 0) & torch.isfinite(torch.stack(sums)).all(0)
+
+
+def _all_finite(state: State) -> bool:
+    """Whether every chain is running and finite, where that need not be waited for."""
+    if state.diverged.device.type != "cpu" or bool((state.diverged >= 0).any()):
+        return False
+    return all(math.isfinite(p.sum()) for p in state.params.values())
 
 
 def draws_mean(samples: Params, like: Params) -> Params:
@@ -124,9 +132,8 @@ class SampleCollector:
 
     def keep(self, state: State) -> None:
         """Stores theta of every running chain."""
-        running = finite_chains(state)
-        # On other devices that would be waited for.
-        every = running.device.type == "cpu" and bool(running.all())
+        every = _all_finite(state)
+        running = state.diverged < 0 if every else finite_chains(state)
         values = {}
         for name, p in state.params.items():
             mask = running.reshape(-1, *(1,) * (p.ndim - 1))

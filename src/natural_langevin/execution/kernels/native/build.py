@@ -43,7 +43,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
 def library_at_hand(dtype: torch.dtype) -> ctypes.CDLL | None:
     """The same, for whom it is not worth building: None where it would have to be."""
     try:
-        there = _prebuilt(dtype) is not None or _target(dtype).exists()
+        there = _prebuilt(dtype) is not None or (_cache_folder() / _name(dtype)).exists()
     except (NoLibraryError, OSError):
         return None
     return library(dtype) if there else None
@@ -57,19 +57,19 @@ def _prebuilt(dtype: torch.dtype) -> Path | None:
 
 
 @cache
-def _target(dtype: torch.dtype) -> Path:
-    """Where the cache has the library, or will have it."""
+def _name(dtype: torch.dtype) -> str:
+    """What the library is called in a cache folder."""
     program = compiler.find_compiler().resolve()
     stat = program.stat()
     parts = [path.read_text() for path in sorted(compiler.HERE.glob("*.[ch]"))]
     parts += [*compiler.FLAGS, str(program), str(stat.st_mtime_ns), str(stat.st_size)]
     digest = hashlib.sha256("\0".join([*parts, _processor()]).encode()).hexdigest()[:20]
-    return _cache_folder() / f"native-{DTYPES[dtype]}-{digest}.so"
+    return f"native-{DTYPES[dtype]}-{digest}.so"
 
 
 def _built(dtype: torch.dtype) -> Path:
     """The library of the cache, built where it is not there yet."""
-    target = _target(dtype)
+    target = _cache_folder() / _name(dtype)
     if not target.exists():
         try:
             compiler.build(target, DTYPES[dtype], tune=compiler.OWN)

@@ -45,9 +45,9 @@ class NativeOutputs:
 
         ``call(params, x)``: the model's own outputs with one network's ``params``."""
         first = next(iter(params.values()))
-        one = x[0] if own else x
-        if not _readable(first, x) or not len(first) or not len(one):
+        if not _readable(first, x) or not first.shape[0] or not x.numel():
             return None
+        one = x[0] if own else x
         key = one.shape[1:], x.dtype
         if key not in self._known:
             self._known[key] = self._recognised(call, params, x, own)
@@ -55,7 +55,7 @@ class NativeOutputs:
         if found is None:
             return None
         specs, shape = found
-        return self._computed(specs, params, x, own).reshape(len(first), len(one), *shape)
+        return self._computed(specs, params, x, own).reshape(first.shape[0], one.shape[0], *shape)
 
     def _recognised(
         self, call: Call, params: Params, x: Tensor, own: bool
@@ -133,7 +133,7 @@ def _readable(first: Tensor, x: Tensor) -> bool:
         x.device.type == "cpu" == first.device.type
         and x.dtype == first.dtype
         and x.dtype in DTYPES
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._functorch.peek_interpreter_stack() is None  # inside, tensors have no memory
         and not (torch.is_grad_enabled() and (x.requires_grad or first.requires_grad))
         and library_at_hand(x.dtype) is not None
     )

@@ -73,7 +73,7 @@ def test_inputs_of_their_own() -> None:
     torch.testing.assert_close(found, wanted, **bounds(torch.float32))
 
 
-def test_frozen_layers_wide_ones_and_outputs_without_an_axis() -> None:
+def test_frozen_layers_and_outputs_without_an_axis() -> None:
     class Squeezed(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).squeeze(-1)
@@ -98,10 +98,13 @@ class Skipping(nn.Module):
         return x + self.layer(x)
 
 
-def test_what_is_no_chain_goes_the_general_way() -> None:
+def test_what_is_no_chain_or_wide_goes_the_general_way() -> None:
     model = Skipping()
     params, x = networks_of(model, 2), torch.randn(9, 4)
     assert NativeOutputs(model)(caller(model), params, x) is None
+    wide = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 1))
+    params, x = networks_of(wide, 2), torch.randn(9, 300)
+    assert NativeOutputs(wide)(caller(wide), params, x) is None
 
 
 def test_what_is_differentiated_or_vectorised_goes_the_general_way() -> None:
@@ -127,9 +130,7 @@ def test_a_disagreement_is_noticed(
     assert "disagree" in caplog.text
 
 
-def test_nothing_is_built_for_predictions(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nothing_is_built_for_predictions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NATURAL_LANGEVIN_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "_prebuilt", lambda dtype: None)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))

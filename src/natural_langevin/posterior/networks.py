@@ -12,7 +12,6 @@ from torch import Tensor
 from natural_langevin._internal.tensorfile import Spec, StorageError, mapped, opened
 from natural_langevin.types import Params
 
-
 #: Of networks that are evaluated at a time because inputs are few.
 MOST_WEIGHTS = 1 << 20
 
@@ -84,9 +83,7 @@ def chunks(
         yield {name: _joined([part[name] for part in parts], like, name) for name in samples}
 
 
-def together(
-    samples: Mapping[str, Tensor], size: int, *, batch_size: int, inputs: int
-) -> int:
+def together(samples: Mapping[str, Tensor], size: int, *, batch_size: int, inputs: int) -> int:
     """How many networks are evaluated at a time: ``size`` on ``batch_size`` inputs, and of fewer
     inputs as many more, while their weights take little memory.
 

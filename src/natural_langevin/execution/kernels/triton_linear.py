@@ -74,8 +74,8 @@ def _unit_terms(
     deltas, deltas2, share, first, unit_sums, unit_squares, bias, bias_second, prior, damping,
     rates, o, O, chain, fresh, KIND: tl.constexpr, ADAPTS: tl.constexpr,
 ):  # fmt: skip
-    """What weights need of their units' biases, from delta and delta~^2 (unit, sample) added up over
-    blocks of the batch; the units' ``first`` program keeps both sums for the bias kernel."""
+    """What weights need of their units' biases, from delta and delta~^2 (unit, sample), added up
+    over blocks of the batch; the units' ``first`` program keeps both sums for the bias kernel."""
     gradient, square = tl.sum(deltas, axis=1) * share, tl.sum(deltas2, axis=1) * share
     if first:
         tl.store(unit_sums + chain * O + o, gradient, mask=o < O)

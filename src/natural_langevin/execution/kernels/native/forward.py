@@ -26,6 +26,8 @@ Call = Callable[[Params, Tensor], Any]
 
 #: Inputs on which a network is watched and compared.
 FEW = 16
+#: Of a layer: products of wider ones are the BLAS's own ground, and operator calls no matter.
+MOST_WEIGHTS = 1 << 16
 
 
 class NativeOutputs:
@@ -61,44 +63,31 @@ class NativeOutputs:
         self, call: Call, params: Params, x: Tensor, own: bool
     ) -> tuple[list[LinearSpec], torch.Size] | None:
         """What is known of such inputs: by the first network's outputs and the last one's."""
-        specs: list[LinearSpec] | None = None
+        named = self._fixed(params) | {name: p[0] for name, p in params.items()}
+        some = (x[0] if own else x)[:FEW]
+        specs = trace(lambda batch: call(named, batch), named, some.clone())
+        if specs is None or not _fit(specs, named, some):
+            return None
+        shape = torch.Size()
         for network in (0, -1):
             some = (x[network] if own else x)[:FEW]
-            named = self._fixed(params) | {name: p[network] for name, p in params.items()}
             with torch.no_grad():
-                if specs is None:
-                    specs = trace(lambda batch: call(named, batch), named, some.clone())
-                fits = specs is not None and self._fits(specs, named, some)
-                if specs is None or not fits:
-                    return None
-                wanted = call(named, some.clone())
+                wanted = call({name: p[network] for name, p in params.items()}, some.clone())
             only = {name: p[[network]] for name, p in params.items()}
             found = self._computed(specs, only, some[None] if own else some, own)[0]
             if len(wanted) != len(some) or wanted.numel() != found.numel():
                 return None
             error = (found - wanted.reshape(found.shape)).abs().amax()
-            rounding = 1e3 * torch.finfo(x.dtype).eps
-            if bool(torch.isfinite(wanted).all()) and not error <= rounding * wanted.abs().amax():
+            rounding = 1e3 * torch.finfo(x.dtype).eps * wanted.abs().amax()
+            if not error <= rounding and bool(torch.isfinite(wanted).all()):
                 log.warning("native outputs disagree with the network's own: not used")
                 return None
-        assert specs is not None
-        return specs, wanted.shape[1:]
+            shape = wanted.shape[1:]
+        return specs, shape
 
     def _fixed(self, params: Params) -> Params:
         named = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         return {name: tensor.detach() for name, tensor in named.items() if name not in params}
-
-    def _fits(self, specs: list[LinearSpec], named: Params, x: Tensor) -> bool:
-        """Whether every layer takes what the one before it gives."""
-        width = x[0].numel()
-        for spec in specs:
-            outputs, inputs = named[spec.weight].shape
-            if inputs != width or named[spec.weight].dtype != x.dtype:
-                return False
-            if spec.bias is not None and named[spec.bias].shape != (outputs,):
-                return False
-            width = outputs
-        return True
 
     def _computed(self, specs: list[LinearSpec], params: Params, x: Tensor, own: bool) -> Tensor:
         """(network, B, output)."""
@@ -125,6 +114,19 @@ class NativeOutputs:
         run.workspace = workspace.data_ptr()
         native.network_outputs(ctypes.byref(run), layers, int(own), outputs.data_ptr())
         return outputs
+
+
+def _fit(specs: list[LinearSpec], named: Params, x: Tensor) -> bool:
+    """Whether every layer takes what the one before it gives, and none is wide."""
+    width = x[0].numel()
+    for spec in specs:
+        weight, bias = named[spec.weight], None if spec.bias is None else named[spec.bias]
+        if weight.shape[1] != width or weight.dtype != x.dtype or weight.numel() > MOST_WEIGHTS:
+            return False
+        if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype):
+            return False
+        width = weight.shape[0]
+    return True
 
 
 def _readable(first: Tensor, x: Tensor) -> bool:

@@ -92,7 +92,7 @@ class NativeOutputs:
     def _computed(self, specs: list[LinearSpec], params: Params, x: Tensor, own: bool) -> Tensor:
         """(network, B, output)."""
         count, batch = len(next(iter(params.values()))), x.shape[1] if own else len(x)
-        fixed = self._fixed(params)
+        named = self._fixed(params) | params
         run, layers, kept = Run(), (Layer * len(specs))(), [x.detach().contiguous()]
         for layer, spec in zip(layers, specs, strict=True):
             layer.activation = ACTIVATIONS.index(spec.activation)
@@ -100,7 +100,7 @@ class NativeOutputs:
             for k, name in enumerate((spec.weight, spec.bias)):
                 if name is None:
                     continue
-                kept.append(params.get(name, fixed.get(name)).detach().to(x.dtype).contiguous())
+                kept.append(named[name].detach().contiguous())
                 layer.theta[k], layer.trainable[k] = kept[-1].data_ptr(), name in params
                 if k == 0:
                     layer.outputs, layer.inputs = kept[-1].shape[-2:]

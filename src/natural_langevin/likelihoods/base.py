@@ -31,6 +31,11 @@ class Likelihood:
     #: The label that stands for no label at all, if there is one.
     ignore_index: int | None = None
 
+    @property
+    def learns_width(self) -> bool:
+        """Whether one width of Gaussian noise, the same everywhere, is learned along the way."""
+        return False
+
     def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first step, with a leading chain axis."""
         return {}

@@ -30,6 +30,8 @@ class Likelihood:
     discrete = False
     #: The label that stands for no label at all, if there is one.
     ignore_index: int | None = None
+    #: Whether what the network gives, a tuple or a dictionary as well, is taken as it is.
+    raw_outputs = False
 
     @property
     def learns_width(self) -> bool:

@@ -18,7 +18,7 @@ from torch.func import vmap
 from natural_langevin import diagnostics
 from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.signature import Signature
-from natural_langevin.likelihoods import Likelihood, LogLoss
+from natural_langevin.likelihoods import Likelihood
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import (
     arviz,
@@ -94,7 +94,7 @@ class Posterior:
         self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
         self._model, self._slots = model, ParameterSlots(model)
         self.signature = Signature(
-            model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss),
+            model, discrete=likelihood.discrete, raw=likelihood.raw_outputs,
             several=self.config.get("inputs", 0),
         )  # fmt: skip
 

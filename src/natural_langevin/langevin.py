@@ -30,7 +30,6 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.likelihoods import LogLoss
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
     density,
@@ -158,7 +157,7 @@ class Langevin:
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
         #: How the network is called, and which of its outputs counts.
         self.signature = Signature(
-            self.model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss)
+            self.model, discrete=likelihood.discrete, raw=likelihood.raw_outputs
         )
         network = Network(self.model, autocast=autocast, signature=self.signature)
         self._prior = priors.resolve(

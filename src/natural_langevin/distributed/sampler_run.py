@@ -28,7 +28,6 @@ from natural_langevin.distributed.run_setup import (
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.likelihoods import Gaussian
 from natural_langevin.posterior import noise_widths, stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import notices, recipe, step_size_search, trials, warm_up
@@ -146,8 +145,8 @@ def _noise_is_open(sampler: Any, data: Any) -> bool:
     learned noise, under the recipe's own prior."""
     ours = sampler._scale_open and sampler._owner is sampler and not trials.under_way()
     alike = sampler.mesh.world == 1 and bool((sampler._temperature == 1).all())
-    learned = isinstance(sampler.likelihood, Gaussian) and sampler.likelihood.sigma == "rmse"
-    return ours and alike and learned and isinstance(data, tuple | list | TensorDataset)
+    in_memory = isinstance(data, tuple | list | TensorDataset)
+    return ours and alike and sampler.likelihood.learns_width and in_memory
 
 
 def _notice(sampler: Any, stream: Stream) -> None:

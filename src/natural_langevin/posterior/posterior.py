@@ -19,7 +19,7 @@ from natural_langevin import diagnostics
 from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.signature import Signature
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
-from natural_langevin.likelihoods import Likelihood, LogLoss
+from natural_langevin.likelihoods import Likelihood
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import (
     arviz,
@@ -97,7 +97,7 @@ class Posterior:
         #: Outputs of many networks in C, where it knows the model.
         self._native = NativeOutputs(model)
         self.signature = Signature(
-            model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss),
+            model, discrete=likelihood.discrete, raw=likelihood.raw_outputs,
             several=self.config.get("inputs", 0),
         )  # fmt: skip
 

@@ -14,11 +14,12 @@ from natural_langevin import random
 from natural_langevin.data import DataError, Dataset
 from natural_langevin.experiments.beyond import __main__ as command
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
-from natural_langevin.experiments.beyond.local import Local, envelope
-from natural_langevin.experiments.beyond.parts import PARTS, resolved
+from natural_langevin.experiments.beyond.local import Local
+from natural_langevin.experiments.beyond.parts import PARTS
 from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol, Setting
 from natural_langevin.experiments.beyond.run import BeyondError, run, table
+from natural_langevin.experiments.beyond.scoring import resolved
 from natural_langevin.metrics import nll
 from natural_langevin.models import mlp
 

@@ -16,7 +16,7 @@ from natural_langevin.experiments.beyond.scoring import (
     rows_of,
     search_cells,
 )
-from natural_langevin.experiments.beyond.search import OFF, Cell, full, star
+from natural_langevin.experiments.beyond.search import OFF, Axis, Cell, full, star
 
 
 def local_select(bench: Bench, done: dict[str, Result]) -> Result:
@@ -41,16 +41,18 @@ def local(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 def noisy_select(bench: Bench, done: dict[str, Result]) -> Result:
-    """The share of labels that are taken for random, and the step size with it."""
+    """The share of labels that are taken for random; step size and two variances with it."""
     best, protocol = best_setting(done), bench.protocol
-    axes = (protocol.noise, replace(protocol.step_size, start=best.step_size, levels=(-1, 0, 1)))
+    near = replace(protocol.step_size, start=best.step_size)
+    axes = (protocol.noise, near, *_wider(bench, best))
 
     def setting(cell: Cell) -> Setting:
-        noise, step_size = (a.value(k) for a, k in zip(axes, cell, strict=True))
-        return best._replace(noise=noise, step_size=step_size)
+        noise, step_size, *two = (a.value(k) for a, k in zip(axes, cell, strict=True))
+        variances = (*two, *best.variances[2:])
+        return best._replace(noise=noise, step_size=step_size, variances=variances)
 
     return search_cells(
-        bench, "noisy-select", axes, full(axes), setting, momentum(bench), alone=True
+        bench, "noisy-select", axes, star(axes), setting, momentum(bench), by="alone", extensions=1
     )
 
 
@@ -60,30 +62,34 @@ def noisy(bench: Bench, done: dict[str, Result]) -> Result:
     return _final(bench, done, "noisy", "noisy labels", protocol.seeds, protocol.pooled)
 
 
-def shared_select(bench: Bench, done: dict[str, Result]) -> Result:
-    """Width of places, what their units share, and the first variance, with noisy labels."""
+def both_select(bench: Bench, done: dict[str, Result]) -> Result:
+    """Places with noisy labels: their width, two variances, and the share of such labels."""
     protocol = bench.protocol
     if protocol.width.levels == (OFF,):
         return {"complete": True, "ranking": []}
     best = ranked_settings(done["noisy-select"])[0]
-    first = replace(protocol.variances[0], start=best.variances[0], levels=(-1, 0))
-    axes = (protocol.width, protocol.apart, first)
+    axes = (protocol.width, replace(protocol.noise, start=best.noise), *_wider(bench, best))
 
     def setting(cell: Cell) -> Setting:
-        width, apart, variance = (a.value(k) for a, k in zip(axes, cell, strict=True))
-        variances = (variance, *best.variances[1:])
-        return best._replace(width=width, share=max(0.0, 1 - apart), variances=variances)
+        width, noise, *two = (a.value(k) for a, k in zip(axes, cell, strict=True))
+        return best._replace(width=width, noise=noise, variances=(*two, *best.variances[2:]))
 
     return search_cells(
-        bench, "shared-select", axes, star(axes), setting, momentum(bench), alone=True
+        bench, "both-select", axes, star(axes), setting, momentum(bench), by="brier", extensions=1
     )
 
 
-def shared(bench: Bench, done: dict[str, Result]) -> Result:
+def both(bench: Bench, done: dict[str, Result]) -> Result:
     """Places and noisy labels together."""
     protocol = bench.protocol
     label = "places and noisy labels"
-    return _final(bench, done, "shared", label, protocol.seeds, protocol.shared_pooled)
+    return _final(bench, done, "both", label, protocol.seeds, protocol.both_pooled)
+
+
+def _wider(bench: Bench, best: Setting) -> list[Axis]:
+    """Axes of the first two variances about a setting."""
+    pairs = zip(bench.protocol.variances, best.variances, strict=True)
+    return [replace(axis, start=start) for axis, start in list(pairs)[:2]]
 
 
 def _final(

@@ -101,9 +101,8 @@ def sampler(
         for k, name in enumerate(layers)
     }
     if any(s.width for s in settings):
-        of_first = ([s.variances[0], s.width, s.share] for s in settings)
-        first = Local(*torch.tensor(list(of_first)).unbind(1), rows=protocol.rows)
-        prior = {f"{layers[0]}.weight": first} | prior
+        variances, widths = torch.tensor([(s.variances[0], s.width) for s in settings]).unbind(1)
+        prior = {f"{layers[0]}.weight": Local(variances, widths)} | prior
     noise = tuple(s.noise for s in settings)
     etas = torch.tensor([s.step_size for s in settings])
     damping = torch.tensor([s.damping for s in settings], device=bench.device) / num_data

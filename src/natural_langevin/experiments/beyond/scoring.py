@@ -27,10 +27,11 @@ def momentum(bench: Bench) -> Underdamped:
 
 def search_cells(
     bench: Bench, part: str, axes: Sequence[Axis], cells: list[Cell],
-    setting: Callable[[Cell], Setting], dynamics: Integrator, *, alone: bool = False,
+    setting: Callable[[Cell], Setting], dynamics: Integrator, *, by: str = "resolved",
+    extensions: int | None = None,
 ) -> Result:  # fmt: skip
-    """The search of ``search``, every round the chains of one run, by validation NLL: resolved, of
-    a cell's chains pooled, or with ``alone`` plain, and the mean of what each has by itself."""
+    """The search of ``search``, every round the chains of one run, by a score on validation images:
+    one of a cell's pooled chains, or "alone", the mean of the plain NLL that each has by itself."""
 
     def score(count: int, cells: list[Cell]) -> Round:
         groups = [Group(setting(cell), bench.protocol.copies) for cell in cells]
@@ -43,18 +44,18 @@ def search_cells(
                 continue
             of = scores_of(p.mean(0), found.labels)
             of["alone"] = statistics.fmean(metrics.nll(one, found.labels) for one in p)
-            of["score"] = of["alone" if alone else "resolved"]
+            of["score"] = of[by]
             rows.append({**group.setting.as_dict(), **of})
         return Round(rows, **ran_result(found.ran, bench.protocol.select_steps))
 
-    found = search(
-        axes, cells, score, extensions=bench.protocol.extensions,
-        file=bench.folder / f"{part}.json",
-    )  # fmt: skip
+    if extensions is None:
+        extensions = bench.protocol.extensions
+    file = bench.folder / f"{part}.json"
+    found = search(axes, cells, score, extensions=extensions, file=file)
     ranking = [{**of, "cell": list(cell)} for cell, of in found.ranked.items()]
     edge = "" if found.inside else ", at an edge"
     for best in ranking[:2]:
-        bench.say(f"{Setting.from_dict(best)}, validation NLL {best['score']:.4f}{edge}")
+        bench.say(f"{Setting.from_dict(best)}, validation {by} {best['score']:.4f}{edge}")
     return {
         "complete": found.complete,
         "inside": found.inside,

@@ -37,7 +37,9 @@ def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 DATA = Dataset("bars", *images(360, 0), *images(90, 1), num_classes=3, source="made up")
 FIXED = Setting(0.8, 3e-4, 60.0, (0.2, 0.3, 0.02))
-PROTOCOL = replace(TOY, hidden=(8, 8), friction=0.3, fixed=(FIXED,), overdamped_fixed=(FIXED,))
+PROTOCOL = replace(
+    TOY, hidden=(8, 8), steps=140, friction=0.3, fixed=(FIXED,), overdamped_fixed=(FIXED,)
+)
 
 
 @pytest.fixture(scope="module")

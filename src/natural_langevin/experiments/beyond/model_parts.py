@@ -59,7 +59,7 @@ def noisy_select(bench: Bench, done: dict[str, Result]) -> Result:
 def noisy(bench: Bench, done: dict[str, Result]) -> Result:
     """What a likelihood adds that reckons with wrong labels."""
     protocol = bench.protocol
-    return _final(bench, done, "noisy", "noisy labels", protocol.seeds, protocol.pooled)
+    return _final(bench, done, "noisy", "noisy labels", protocol.seeds, protocol.noisy_pooled)
 
 
 def both_select(bench: Bench, done: dict[str, Result]) -> Result:

@@ -105,7 +105,8 @@ class Protocol:
     width: Axis = WIDTH
     local_seeds: int = 2  # of ``pooled`` chains, with places
     noise: Axis = NOISE
-    both_pooled: int = 6  # chains of a seed, with places and noisy labels
+    noisy_pooled: int = 4  # chains of a seed, with noisy labels
+    both_pooled: int = 6  # and with places as well
     single: tuple[float, ...] = (0.03, 0.1, 0.3)  # one variance for all layers
     overdamped_step_size: Axis = OVERDAMPED_STEP_SIZE
     fixed: tuple[Setting, ...] = ()  # shown beside the chosen setting in the final part
@@ -147,7 +148,7 @@ TOY = Protocol(
     length=Axis(1.0, 1.4, (0,)), step_size=Axis(2e-4, 2.0, (0,)), damping=Axis(60.0, 3.0, (0,)),
     variances=(Axis(0.2, 2.0, (0,), grows=False), Axis(0.3, 2.0, (0, 1)), Axis(0.02, 2.0, (0,))),
     width=Axis(0.2, 1.5, (0,), grows=False), local_seeds=1, single=(0.1,),
-    noise=Axis(1e-2, 3.0, (0,), grows=False), both_pooled=2,
+    noise=Axis(1e-2, 3.0, (0,), grows=False), noisy_pooled=2, both_pooled=2,
     overdamped_step_size=Axis(1e-3, 2.0, (0,), grows=False),
     sgd_step_sizes=(0.1,), dropout_rates=(0.2,), ensembles=2, masks=3,
 )  # fmt: skip

@@ -141,7 +141,9 @@ def assert_same_runs(metric: str, backend: Any) -> None:
         ),
         (
             Langevin(
-                mlp, likelihoods.Gaussian("rmse"), dynamics=dynamics.Underdamped(0.3),
+                mlp,
+                likelihoods.Gaussian("rmse"),
+                dynamics=dynamics.Underdamped(0.3),
                 **settings | {"prior": {"0.*": priors.StudentT(0.2), "*": settings["prior"]}},
             ),
             (x, x[:, :2].contiguous()),

@@ -243,7 +243,7 @@ def test_a_new_file_begins_with_the_searches_of_another(tmp_path, finished):
     new = tmp_path / "new.json"
     found = run(DATA, new, protocol=PROTOCOL, parts={"noisy-select": 1e9}, searches=out)
     assert found["searches"] == out.name
-    assert list(found["parts"]) == ["select", "refine", "noisy-select"]
+    assert list(found["parts"]) == ["select", "refine", "local-select", "noisy-select"]
     assert found["parts"]["refine"] == json.loads(out.read_text())["parts"]["refine"]
     ranking, before = (of["parts"]["noisy-select"]["ranking"] for of in (found, known))
     assert [row["score"] for row in ranking] == pytest.approx([row["score"] for row in before])

@@ -192,8 +192,8 @@ def plan(
     The dynamics say whether the kernels compute their update at all, the metric's own class says
     of which kind it is. A layer qualifies when its gradients can be deferred (see
     ``Gradients.deferrable``), its parameters are float32 and all trainable, and its priors are
-    Gaussian or flat (others only where gradients are given); and when delta^T a is the gradient of its weight on this batch, whatever the
-    network's structure says.
+    Gaussian or flat (others where gradients are given); and when delta^T a is the gradient of its
+    weight on this batch, whatever the network's structure says.
     """
     if "linear" not in dynamics.kernels or not isinstance(dynamics, LangevinDynamics):
         return []

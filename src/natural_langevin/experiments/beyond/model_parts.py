@@ -63,16 +63,21 @@ def noisy(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 def both_select(bench: Bench, done: dict[str, Result]) -> Result:
-    """Places with noisy labels: their width, two variances, and the share of such labels."""
+    """Places with noisy labels: their width, the blur's length, and two variances. Where places
+    alone have been searched for, it begins at their width."""
     protocol = bench.protocol
     if protocol.width.levels == (OFF,):
         return {"complete": True, "ranking": []}
     best = ranked_settings(done["noisy-select"])[0]
-    axes = (protocol.width, replace(protocol.noise, start=best.noise), *_wider(bench, best))
+    known = [of["width"] for of in done.get("local-select", {}).get("ranking", [])]
+    width = replace(protocol.width, start=known[0]) if known else protocol.width
+    near = (-1, 0, 1) if best.length else (0,)
+    length = replace(protocol.length, start=best.length, levels=near, grows=bool(best.length))
+    axes = (width, length, *_wider(bench, best))
 
     def setting(cell: Cell) -> Setting:
-        width, noise, *two = (a.value(k) for a, k in zip(axes, cell, strict=True))
-        return best._replace(width=width, noise=noise, variances=(*two, *best.variances[2:]))
+        width, length, *two = (a.value(k) for a, k in zip(axes, cell, strict=True))
+        return best._replace(width=width, length=length, variances=(*two, *best.variances[2:]))
 
     return search_cells(
         bench, "both-select", axes, star(axes), setting, momentum(bench), by="brier", extensions=1

@@ -44,7 +44,7 @@ def run(
     ``parts``: which, and for how many seconds each (None: all, for as long as they take). One that
     ran out of time goes on where it was, from the folder ``work`` (by default beside ``out``), when
     it is run again; what comes after it works with what it has found so far. ``searches``: the
-    results of another run on the same data, whose first two searches a new file begins with."""
+    results of another run on the same data, with whose first searches a new file begins."""
     protocol = (protocol or Protocol()).fit_to(len(data.train_x))
     wanted = dict.fromkeys(PARTS, float("inf")) if parts is None else dict(parts)
     if unknown := set(wanted) - set(PARTS):
@@ -108,12 +108,13 @@ def _opened(out: Path, config: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 def _first_searches(file: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The parts select and refine of another run, whose settings were those of this one."""
+    """The first searches of another run, whose settings were those of this one."""
     try:
         found = json.loads(file.read_text())
         same = ("dataset", "hidden", "batch_size", "validation", "friction", "select_steps")
         different = [k for k in same if found["config"][k] != config[k]]
         parts = {k: found["parts"][k] for k in ("select", "refine")}
+        parts |= {k: found["parts"][k] for k in ("local-select",) if k in found["parts"]}
     except (OSError, ValueError, KeyError) as error:
         raise BeyondError(f"{file} has no searches to begin with: {error!r}") from error
     if different:

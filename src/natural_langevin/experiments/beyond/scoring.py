@@ -37,7 +37,7 @@ def search_cells(
         groups = [Group(setting(cell), bench.protocol.copies) for cell in cells]
         found = sample(bench, f"{part}-{count}", groups, dynamics, final=False)
         bench.say(f"round {count}: {found.ran.state.chains} chains, {found.measured['execution']}")
-        rows = []
+        rows: list[dict[str, Any] | None] = []
         for group, p in zip(groups, found.probabilities.split(bench.protocol.copies), strict=True):
             if not bool(p.isfinite().all()):
                 rows.append(None)

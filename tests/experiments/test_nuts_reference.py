@@ -40,18 +40,19 @@ def test_chains_stop_go_on_merge_and_are_the_posterior(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = line()
-    monkeypatch.setattr(nuts_chains, "PROBLEMS", (line,))
+    monkeypatch.setattr(nuts_chains, "PROBLEMS", (lambda: problem,))
     variances = against_nuts.variances(problem, 5.0)
-    whole = nuts_chains.chain(problem, variances, seed=0, start=0.1, warmup=150, draws=400)
+    whole = nuts_chains.chain(
+        problem, variances, seed=0, start=0.1, warmup=150, draws=400, doublings=4
+    )
 
     def call(*options: str) -> None:
         common = ["nuts_chains", "--problem", "0", "--scale", "5", "--folder", str(tmp_path / "c")]
         monkeypatch.setattr(sys, "argv", [*common, *options])
         nuts_chains.main()
 
-    for chain in range(2):
-        for draws in ("30", "400"):  # the first call ends early, the second goes on
-            call("--chain", str(chain), "--warmup", "150", "--draws", draws)
+    for draws in ("30", "400"):  # the first call ends early, the second goes on
+        call("--chain", "0", "--warmup", "150", "--draws", draws, "--doublings", "4")
     with np.load(tmp_path / "c/line-5-chain0.npz") as kept:
         np.testing.assert_array_equal(kept["drawn"], whole["drawn"])
         assert kept["log"][150:, 1].sum() == 0  # nothing divergent
@@ -59,7 +60,7 @@ def test_chains_stop_go_on_merge_and_are_the_posterior(
     call("--merge", str(tmp_path / "nuts"), "--most", "400")
     assert against_nuts.stored_scale(problem, tmp_path / "nuts") == 5.0
     found = against_nuts.reference(problem, 5.0, tmp_path / "nuts")
-    assert (int(found["chains"]), int(found["draws"]), int(found["thin"])) == (2, 400, 1)
+    assert (int(found["chains"]), int(found["draws"]), int(found["thin"])) == (1, 400, 1)
     assert found["rhat_max"] < 1.05
     assert found["gradients_per_draw"] >= 1
 
@@ -69,7 +70,7 @@ def test_chains_stop_go_on_merge_and_are_the_posterior(
     mean = design @ covariance @ design.T @ problem.y.double() / 0.25
     sd = (design @ covariance @ design.T).diagonal().sqrt()
     error = sd[::8].numpy() / float(found["ess_median"]) ** 0.5
-    assert found["ess_median"] > 200
+    assert found["ess_median"] > 100
     assert np.all(np.abs(found["mean"][:, 0] - mean[::8, 0].numpy()) < 4 * error)
     assert np.all(np.abs(found["sd"][:, 0] - sd[::8].numpy()) < 4 * error)
 

@@ -15,7 +15,7 @@ import argparse
 import math
 import time
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from natural_langevin.experiments.defaults.small import PROBLEMS, Problem
 #: Deviations of the prior at which chains begin, by turns: a network that says little, and one
 #: whose weights are as large as the prior's. Chains that agree have met from two sides.
 STARTS = (0.1, 1.0)
+#: (init, update, final) of the adaptation.
+SIZE, MASS = dual_averaging_adaptation(0.8), mass_matrix_adaptation(True)
 
 
 def sample(
@@ -75,32 +77,40 @@ def chain(
         )  # fmt: skip
 
 
+@lru_cache(maxsize=1)  # compiled once for all chains of a process
+def _steps(
+    problem: Problem, variances: tuple[tuple[str, float], ...], doublings: int
+) -> tuple[Any, Any, Any, int]:
+    """The log density, a step while it warms up, a step later, and the number of weights."""
+    log_density, _, count = nuts.flat_density(problem, dict(variances))
+    kernel = blackjax.nuts.build_kernel()
+
+    def step(most: int, key: Any, state: Any, size: Any, inverse_mass: Any) -> Any:
+        return kernel(key, state, log_density, size, inverse_mass, most)
+
+    # Before the mass matrix is known steps are tiny, and the longest trajectories are wasted.
+    first = jax.jit(partial(step, min(8, doublings)))
+    return log_density, first, first if doublings <= 8 else jax.jit(partial(step, doublings)), count
+
+
+@jax.jit
+def _adapt(slow: Any, ends: Any, of_size: Any, of_mass: Any, state: Any, info: Any) -> Any:
+    """Step size after every step, mass matrix at the end of a window of slow ones."""
+    of_size = SIZE[1](of_size, info.acceptance_rate)
+    of_mass = jax.lax.cond(slow, lambda m: MASS[1](m, state.position), lambda m: m, of_mass)
+    return jax.lax.cond(
+        ends, lambda s, m: (SIZE[0](SIZE[2](s)), MASS[2](m)), lambda s, m: (s, m), of_size, of_mass
+    )
+
+
 def _chain(
     problem: Problem, variances: Mapping[str, float], *, key: Any, warmup: int, draws: int,
     start: float, doublings: int, seconds: float, file: Path | None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    log_density, _, count = nuts.flat_density(problem, variances)
-    kernel = blackjax.nuts.build_kernel()
-    mass, scale = mass_matrix_adaptation(True), dual_averaging_adaptation(0.8)
+    log_density, first, later, count = _steps(problem, tuple(variances.items()), doublings)
     schedule = np.asarray(build_schedule(warmup))
-
-    def step(most: int, t: Any, state: Any, size: Any, inverse_mass: Any) -> Any:
-        return kernel(jax.random.fold_in(key, t), state, log_density, size, inverse_mass, most)
-
-    # Before the mass matrix is known steps are tiny, and the longest trajectories are wasted.
-    first, later = (jax.jit(partial(step, n)) for n in (min(8, doublings), doublings))
-
-    @jax.jit
-    def adapt(slow: Any, ends: Any, of_size: Any, of_mass: Any, state: Any, info: Any) -> Any:
-        of_size = scale[1](of_size, info.acceptance_rate)
-        of_mass = jax.lax.cond(slow, lambda m: mass[1](m, state.position), lambda m: m, of_mass)
-        return jax.lax.cond(
-            ends, lambda s, m: (scale[0](scale[2](s)), mass[2](m)), lambda s, m: (s, m),
-            of_size, of_mass,
-        )  # fmt: skip
-
     position = start * jax.random.normal(jax.random.fold_in(key, 2**31), (count,))
-    adapted = scale[0](0.1), mass[0](count)
+    adapted = SIZE[0](0.1), MASS[0](count)
     leaves, tree = jax.tree.flatten((position, *adapted))
     log: list[tuple[float, ...]] = []  # of every step: gradients, divergent, log density
     drawn: list[np.ndarray] = []
@@ -117,7 +127,7 @@ def _chain(
         of_size, of_mass = adapted
         return {
             "drawn": np.asarray(drawn, np.float32).reshape(-1, count),
-            "log": np.asarray(log), "step_size": np.asarray(scale[2](of_size)),
+            "log": np.asarray(log), "step_size": np.asarray(SIZE[2](of_size)),
             "inverse_mass": np.asarray(of_mass.inverse_mass_matrix), "warmup": np.asarray(warmup),
             "seconds": np.asarray(before + time.perf_counter() - began),
         }  # fmt: skip
@@ -133,10 +143,11 @@ def _chain(
     began = written = time.perf_counter()
     for t in range(len(log), warmup + draws):
         of_size, of_mass = adapted
-        size = jnp.exp(of_size.log_step_size) if t < warmup else scale[2](of_size)
-        state, info = (first if t < warmup else later)(t, state, size, of_mass.inverse_mass_matrix)
+        size = jnp.exp(of_size.log_step_size) if t < warmup else SIZE[2](of_size)
+        step = first if t < warmup else later
+        state, info = step(jax.random.fold_in(key, t), state, size, of_mass.inverse_mass_matrix)
         if t < warmup:
-            adapted = adapt(*(bool(v) for v in schedule[t]), *adapted, state, info)
+            adapted = _adapt(*(bool(v) for v in schedule[t]), *adapted, state, info)
         else:
             drawn.append(np.asarray(state.position))
         log.append(

@@ -135,9 +135,9 @@ def _chain(
     def keep() -> None:
         if file is not None:
             state_leaves = jax.tree.leaves((state.position, *adapted))
-            parts = {f"leaf{k}": np.asarray(v) for k, v in enumerate(state_leaves)}
+            parts: dict[str, Any] = {f"leaf{k}": np.asarray(v) for k, v in enumerate(state_leaves)}
             beside = file.with_suffix(".part.npz")
-            np.savez(beside, **parts, **result())
+            np.savez(beside, **parts | result())
             beside.replace(file)
 
     began = written = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -85,3 +86,22 @@ def test_chains_that_disagree_are_seen() -> None:
     assert apart["rhat_median"] > 1.5
     numbers = outputs.reshape(4, 50, 5)
     assert alike["rhat_max"] == pytest.approx(ranks.rhat(numbers).max())
+
+
+def test_a_class_that_nobody_doubts_is_at_no_distance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = line()
+    known = {"nll": 0.3, "nll_of_chains": [0.3], "seconds": 1.0, "rhat_max": 1.1}
+    reference = {"mean": np.array([0.0, 0.5]), "sd": np.array([1e-12, 0.1])}
+    against_nuts.store(tmp_path / "line-5.npz", known | reference)
+    recipe = {"step_size": 0.1, "way": "native", "prior_scale": None}
+    posterior = SimpleNamespace(config={"recipe": recipe, "steps": 10})
+    found = {"mean": torch.tensor([1e-6, 0.55]), "sd": torch.tensor([1e-9, 0.12])}
+    monkeypatch.setattr(against_nuts, "ours", lambda *given: (posterior, 1.0))
+    monkeypatch.setattr(against_nuts, "score", lambda *given: {"nll": 0.31} | found)
+    row = against_nuts.compare(problem, 0, tmp_path)
+    assert row["distance_in_sd"] == pytest.approx(0.5, rel=1e-5)
+    assert row["sd_ratio_median"] == pytest.approx(1.2, rel=1e-5)
+    assert row["nll_difference"] == pytest.approx(0.01)
+    assert row["nuts_rhat"] == {"rhat_max": 1.1}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ class RunSettings:
     """``plan``: which iterates are kept. ``where``, ``specs``, ``dtype``: how they are stored.
     ``choice``: what the recipe chose. ``wanted``: the effective sample size of ``until``.
     ``then``: the run that follows this one where its loss still falls (see ``recipe.falls_by``),
-    ``spent``: the steps of those before."""
+    ``spent``: the steps of those before. ``attempts``: how often it may begin anew with smaller
+    steps, where it explodes (0: it is reported as it is)."""
 
     plan: RunPlan
     batch_size: int
@@ -47,6 +48,13 @@ class RunSettings:
     wanted: float | None
     then: RunSettings | None = None
     spent: int = 0
+    attempts: int = 0
+
+    def gentler(self) -> RunSettings:
+        """The same, and what follows it, with a smaller step size."""
+        assert self.choice is not None
+        then = None if self.then is None else self.then.gentler()
+        return replace(self, choice=self.choice.gentler(), then=then, attempts=self.attempts - 1)
 
 
 def settle(
@@ -97,6 +105,7 @@ def settle(
     steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
     explores, params = schedules.stages(sampler.step_size), sampler.init().params
     dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
+    is_open = runs is not None and lengths.repeats is not None
     if runs is None:
         runs = [recipe.Length(steps, burn_in, whole_number("thin", 1 if thin is None else thin))]
     found, spent = None, sum(run.steps for run in runs)
@@ -123,6 +132,7 @@ def settle(
             wanted=wanted,
             then=found,
             spent=spent,
+            attempts=recipe.ATTEMPTS if is_open else 0,
         )
     assert found is not None
     return found

@@ -40,7 +40,7 @@ from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import run
 from natural_langevin.sampling.step_size_checks import StepSize
 from natural_langevin.sampling.until import Target
-from natural_langevin.sampling.watching import Watching
+from natural_langevin.sampling.watching import Explosion, Watching
 
 log = logging.getLogger("natural_langevin")
 
@@ -59,8 +59,13 @@ def carry_out(
     found: Posterior | State | None = None
     runs: RunSettings | None = asked
     while runs is not None and not isinstance(found, Posterior):
-        found = _run_once(sampler, data, runs, found, callback, exchange, progress=progress)
-        runs = runs.then
+        try:
+            found = _run_once(sampler, data, runs, found, callback, exchange, progress=progress)
+            runs = runs.then
+        except Explosion as error:
+            runs = runs.gentler()
+            assert runs.choice is not None
+            log.info("%s: begun anew, step_size=%s", error, runs.choice.reason)
     assert isinstance(found, Posterior)
     return found
 
@@ -101,7 +106,9 @@ def _run_once(
         asked.wanted, lambda now: _posterior(sampler, sampler, collector.so_far, now, config),
         engine.stream.example()[0], seconds=asked.seconds if asked.wanted is not None else None,
     )  # fmt: skip
-    watcher = Watching(engine, mesh, target, steps=plan.steps, callback=callback)
+    watcher = Watching(
+        engine, mesh, target, steps=plan.steps, callback=callback, breaks_off=asked.attempts > 0
+    )
     title = progress if isinstance(progress, str) else "sampling"
     with contextlib.ExitStack() as closing:
         closing.callback(sink.close)

@@ -76,6 +76,8 @@ RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e11
 #: Where every step is a few milliseconds of operator calls, whatever the network's size.
 MOST_EAGER_STEPS = 4_000
 DRAWS = 200
+#: How often a run that explodes begins anew, by which part of the step size each time.
+ATTEMPTS, LESS = 2, 4.0
 #: The part of a run of open length after which it ends if its loss no longer falls and its chains
 #: agree, its fewest steps, and what their disagreement may cost (``disagreement``).
 FIRST_PART, FIRST_STEPS, DISAGREEMENT = 4, 2_500, 1e-3
@@ -184,6 +186,12 @@ class Choice:
         """Of chains of one posterior: the smallest step size that was measured."""
         measured = [c for c in choices if c.curvature is not None]
         return min(measured or choices, key=lambda c: c.step_size)
+
+    def gentler(self) -> Choice:
+        """The same after a run that exploded: a quarter of the step size."""
+        eta = float(f"{self.step_size / LESS:.2g}")
+        why = f"{eta:.2g}, after chains had exploded with {self.reason}"
+        return replace(self, step_size=eta, heat=self.heat / LESS, reason=why)
 
     def schedule_of(self, burn_in: int) -> schedules.Schedule:
         """eta_t of a run: larger at first, constant from a fifth of burn-in on. A quarter of that

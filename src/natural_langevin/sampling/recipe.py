@@ -28,7 +28,7 @@ directions so slow that this is less than 60 of their relaxation times, it is ru
 friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A quarter
 of the steps, as a run of its own, is all where its loss does not fall any more from its middle
 third to its last (``falls_by``), and its chains agree (``disagreement``). Otherwise it was burn-in,
-and the rest of them begins where it ended, with a metric of its own; and as many again if the loss
+and most of the others begin where it ended, with its metric at first; and as many again if the loss
 falls even then, twice at most, within the same operations, and not with more weights than rows,
 whose own loss falls long after predictions have stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different

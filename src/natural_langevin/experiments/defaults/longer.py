@@ -72,7 +72,9 @@ def table(rows: dict[str, Any]) -> str:
     lines, worse, whole = [], [], 0
     seeds = sorted({int(k) for k in re.findall(r" seed (\d+) x ", "\n".join(rows))} | {0})
     for name in sorted({row.rpartition(" x ")[0].partition(" seed ")[0] for row in rows}):
-        names = [[key(name, times, seed) for seed in seeds] for times in TIMES]
+        # A seed that lacks a length would be compared with others.
+        own = [k for k in seeds if not k or all(key(name, times, k) in rows for times in TIMES)]
+        names = [[key(name, times, seed) for seed in own] for times in TIMES]
         found = [pooled([rows[k] for k in keys if k in rows]) for keys in names]
         each = [f"{r['nll']:.4f} ± {r['nll_error']:.4f}" if r else "" for r in found]
         lines.append((name, f"{found[0]['steps']:,}" if found[0] else "", *each))

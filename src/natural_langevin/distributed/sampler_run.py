@@ -44,7 +44,7 @@ from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import run
 from natural_langevin.sampling.step_size_checks import StepSize
 from natural_langevin.sampling.until import Target
-from natural_langevin.sampling.watching import Explosion, Watching
+from natural_langevin.sampling.watching import ExplosionError, Watching
 
 log = logging.getLogger("natural_langevin")
 
@@ -66,7 +66,7 @@ def carry_out(
         try:
             found = _run_once(sampler, data, runs, found, callback, exchange, progress=progress)
             runs = runs.then
-        except Explosion as error:
+        except ExplosionError as error:
             runs = runs.gentler()
             assert runs.choice is not None
             log.info("%s: begun anew, step_size=%s", error, runs.choice.reason)

@@ -16,7 +16,7 @@ from natural_langevin.sampling.until import Target
 MOST_RISE = 5.0
 
 
-class Explosion(RuntimeError):
+class ExplosionError(RuntimeError):
     """Chains have left the posterior: their steps are too large."""
 
 
@@ -33,7 +33,7 @@ class Watching:
         callback: Callback | None = None,
         breaks_off: bool = False,
     ) -> None:
-        """``breaks_off``: whether a run that explodes is to end at once, by an ``Explosion``."""
+        """``breaks_off``: whether a run that explodes is to end at once, by an ``ExplosionError``."""
         if callback is not None and not callable(callback):
             raise TypeError(
                 f"callback must be a function of a Look, got {callback!r}: "
@@ -73,7 +73,7 @@ class Watching:
         if self._first_loss is None:
             self._first_loss = worst
         if bool(info.diverged.any()) or not worst - self._first_loss <= MOST_RISE:
-            raise Explosion(f"a loss of {worst:.2g} nats per sample after {self._first_loss:.2g}")
+            raise ExplosionError(f"a loss of {worst:.2g} nats per sample after {self._first_loss:.2g}")
 
     def _temperature(self, state: Any) -> Reading | None:
         count = temperature_probe.probe_steps(self._processes.chains)

@@ -65,11 +65,12 @@ def carry_out(
     while runs is not None and not isinstance(found, Posterior):
         try:
             found = _run_once(sampler, data, runs, found, callback, exchange, progress=progress)
-            runs = runs.then
         except ExplosionError as error:
             runs = runs.gentler()
             assert runs.choice is not None
             log.info("%s: begun anew, step_size=%s", error, runs.choice.reason)
+        else:
+            runs = runs.then
     assert isinstance(found, Posterior)
     return found
 

@@ -28,7 +28,7 @@ directions so slow that this is less than 60 of their relaxation times, it is ru
 friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A quarter
 of the steps, as a run of its own, is all where its loss does not fall any more from its middle
 third to its last (``falls_by``), and its chains agree (``disagreement``). Otherwise it was burn-in,
-and most of the others begin where it ended, with its metric at first; and as many again if the loss
+and the rest of them begins where it ended, with its metric at first; and as many again if the loss
 falls even then, twice at most, within the same operations, and not with more weights than rows,
 whose own loss falls long after predictions have stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
@@ -83,8 +83,6 @@ ATTEMPTS, LESS = 2, 4.0
 #: The part of a run of open length after which it ends if its loss no longer falls and its chains
 #: agree, its fewest steps, and what their disagreement may cost (``disagreement``).
 FIRST_PART, FIRST_STEPS, DISAGREEMENT = 4, 2_500, 7e-4
-#: The part of the other steps that is then run.
-REST = 0.8
 #: A loss falls if it is by so many nats per sample, and so many errors, lower in a run's last third
 #: than in the one before, each of so many looks; and how often another run then follows.
 FALLING, ERRORS, FEWEST_LOOKS, MOST_REPEATS, LOOKS = 0.02, 3.0, 8, 2, 150
@@ -235,18 +233,13 @@ class Length:
 
     def runs(self) -> list[Length]:
         """One after the other, each of which is the last unless its loss still falls: a part of
-        the steps (also the last only if its chains agree); with chains and a metric that have
-        burned in there, ``REST`` of the others, a sixth of it burn-in, which keep as many iterates
-        as a third of all of them would leave; and then as many as there were for every one of
-        ``repeats``."""
+        the steps (also the last only if its chains agree), the rest of them, and then as many again
+        for every one of ``repeats``."""
         if self.repeats is None:
             return [self]
         first = max(FIRST_STEPS, self.steps // FIRST_PART)
-        again = [Length.usual(self.steps)] * self.repeats
-        if self.steps < 2 * first:
-            return [Length.usual(self.steps), *again]
-        rest = int(REST * (self.steps - first))
-        return [Length.usual(first), Length.usual(rest, rest // 6), *again]
+        parts = [first, self.steps - first] if self.steps >= 2 * first else [self.steps]
+        return [Length.usual(n) for n in [*parts, *[self.steps] * self.repeats]]
 
 
 def length(

@@ -33,7 +33,7 @@ class Watching:
         callback: Callback | None = None,
         breaks_off: bool = False,
     ) -> None:
-        """``breaks_off``: whether a run that explodes is to end at once, by an ``ExplosionError``."""
+        """``breaks_off``: whether a run that explodes ends at once, by an ``ExplosionError``."""
         if callback is not None and not callable(callback):
             raise TypeError(
                 f"callback must be a function of a Look, got {callback!r}: "
@@ -73,7 +73,8 @@ class Watching:
         if self._first_loss is None:
             self._first_loss = worst
         if bool(info.diverged.any()) or not worst - self._first_loss <= MOST_RISE:
-            raise ExplosionError(f"a loss of {worst:.2g} nats per sample after {self._first_loss:.2g}")
+            before = self._first_loss
+            raise ExplosionError(f"a loss of {worst:.2g} nats per sample after {before:.2g}")
 
     def _temperature(self, state: Any) -> Reading | None:
         count = temperature_probe.probe_steps(self._processes.chains)

@@ -78,7 +78,7 @@ def settle(
     """The arguments of ``sample``, with nothing open; the recipe also sets the sampler's prior and
     its start."""
     check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
-    choice, runs = None, None
+    choice, runs, attempts = None, None, 0
     where = stores.location(store)
     if sampler._by_recipe:
         with sampler.mesh.together("choosing what was left open"):
@@ -91,6 +91,7 @@ def settle(
         alone = checkpoint is None and exchange is None and sampler.mesh.world == 1
         if alone and not isinstance(where, Path):
             runs = lengths.runs()
+            attempts = 0 if lengths.repeats is None else recipe.ATTEMPTS
     batch_size = whole_number(
         "batch_size", preparation.open_batch(sampler, data) if batch_size is None else batch_size
     )
@@ -105,7 +106,6 @@ def settle(
     steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
     explores, params = schedules.stages(sampler.step_size), sampler.init().params
     dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
-    is_open = runs is not None and lengths.repeats is not None
     if runs is None:
         runs = [recipe.Length(steps, burn_in, whole_number("thin", 1 if thin is None else thin))]
     found, spent = None, sum(run.steps for run in runs)
@@ -132,7 +132,7 @@ def settle(
             wanted=wanted,
             then=found,
             spent=spent,
-            attempts=recipe.ATTEMPTS if is_open else 0,
+            attempts=attempts,
         )
     assert found is not None
     return found

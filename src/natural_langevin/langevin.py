@@ -312,7 +312,7 @@ class Langevin:
         ``callback`` is shown the run every 50 steps, of one that may end early oftener
         (``sampling.look.Look``: losses, temperature, acceptance);
         ``integrations.tensorboard.TensorBoard(folder)`` is one. Where a run of open length became
-        burn-in for another, both are shown, each from step 0 on.
+        burn-in for another, or began anew, both are shown, each from step 0 on.
 
         ``exchange=k``: before every k-th step chains of neighbouring ``temperature`` propose to
         swap their weights (``sampling.exchange``), on data in memory. Predictions then use the

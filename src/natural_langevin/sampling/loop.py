@@ -136,13 +136,14 @@ def run(
                 collector.keep(state)
             stopped, late = bool(interrupted), time.monotonic() - written > SAVE_SECONDS
             if plan.looks_at(done):
+                if watcher is not None:
+                    watcher.look(state, info, done, collector.kept)
                 collector.look(state, info)
                 bar.update(done, partial(_shown, info, collector.kept))
                 running = not bool(info.diverged.all())
                 stopped, late, running = processes.any([stopped, late, running])
                 _check_divergence(state, running)
                 if watcher is not None:
-                    watcher.look(state, info, done, collector.kept)
                     ended = any(processes.any([watcher.ends(state, done, collector.kept)]))
             elif processes.world > 1:  # the others could not know
                 stopped = late = False

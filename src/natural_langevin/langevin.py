@@ -34,6 +34,7 @@ from natural_langevin.likelihoods import LogLoss
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
     density,
+    frozen_front,
     open_settings,
     preparation,
     recipe,
@@ -63,6 +64,8 @@ from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_
 from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
+
+THE_NETWORK = ("self", "model", "likelihood")  # arguments that are not options
 
 
 class Langevin:
@@ -121,6 +124,8 @@ class Langevin:
         spreads the chains over the processes and shares their minibatches where there are more
         processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
         process for itself. ``chains`` and values per chain are always those of all processes."""
+        #: For a sampler of some layers alone (``sampling.frozen_front``).
+        self._options = {k: v for k, v in locals().items() if k not in THE_NETWORK}
         found = open_settings.settle(
             model, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
             step_size=step_size, init=init,
@@ -179,7 +184,6 @@ class Langevin:
         #: What step_size="auto" turned out to be, and the batch size it was chosen for.
         self._settled: tuple[StepSize, int] | None = None
         self._noticed = False
-        self._options: dict[str, Any] | None = None  # of ``from_trained``
         self._owner = self  # whose network the posterior's is
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
@@ -227,8 +231,8 @@ class Langevin:
         (x, y) that the network was not trained on, by which the prior's scale is chosen. Without
         them, rows of the training data would choose it where other weights are fixed, which have
         seen them: there the prior's variance is that of the trained weights. ``options`` are those
-        of ``Langevin``; what is left open follows the recipe. With the last layer alone, the
-        network before it is evaluated once for every sample.
+        of ``Langevin``; what is left open follows the recipe. What stands before the first layer
+        that is sampled is evaluated once for every sample.
 
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
         >>> sampler = Langevin.from_trained(net, likelihoods.Categorical(), chains=2)
@@ -237,7 +241,6 @@ class Langevin:
         """
         options = {"init": "model"} | options
         sampler = cls(trained.chosen(model, parameters), likelihood, **options)
-        sampler._options = options
         if held_out is not None:
             sampler.held_out = sampler.signature.split(held_out)
         else:
@@ -333,10 +336,10 @@ class Langevin:
         Ctrl-C ends the run with the draws that were kept so far (before the first, it raises).
         """
         arguments = {k: v for k, v in locals().items() if k not in ("self", "data")}
-        if (apart := trained.head_alone(self, data)) is not None:
+        if (apart := frozen_front.sampled_apart(self, data)) is not None:
             inner, features = apart
             posterior: Posterior = inner.sample(features, **arguments)
-            trained.adopt(self, inner)
+            frozen_front.adopt(self, inner)
             return posterior
         refuse_autocast(self.device)
         wanted = parse_until(until)

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from natural_langevin.data import DataError
 from natural_langevin.experiments.fidelity import table
 from natural_langevin.experiments.fidelity.chain import Flat, Settings, kept, start
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS
+from natural_langevin.experiments.fidelity.dropout import MASKS, Descent
 from natural_langevin.experiments.fidelity.problem import (
     Problem,
+    cifar,
     hmc_predictions,
+    in_colour,
     normalised,
     pixels,
     scores,
@@ -93,7 +97,8 @@ def test_every_contender_at_toy_size_and_going_on(
         assert row["done"]
         assert 0 <= last["agreement"] <= 1
         assert 0 < last["total_variation"] < 1
-        assert last["draws"] == (2 if name == "ensemble" else len(row["looks"]))
+        few = {"ensemble": 2, "dropout": MASKS}
+        assert last["draws"] == few.get(name, len(row["looks"]))
     with pytest.raises(FidelityError, match="other settings"):
         run(problem, out, settings=dataclasses.replace(TOY, seed=1))
     with pytest.raises(FidelityError, match="no contender 'adam'"):
@@ -119,17 +124,56 @@ def test_the_same_draws_on_shifted_images() -> None:
     settings, ensemble = dataclasses.replace(TOY, shift=10), CONTENDERS["ensemble"]
     networks = [start(ensemble, settings, member) for member in range(2)]
     draws = [{k: p.detach() for k, p in one.named_parameters()} for one in networks]
-    problem = synthetic(20)
+    problem = synthetic(20)._replace(foreign={"mnist": torch.rand(30, 8, 8, 3)})
     row = {"title": ensemble.title, "looks": [{"seconds": 1.0}, {"seconds": 2.0}]}
     row["shift"] = shifted(ensemble, problem, settings, draws)
     row["shift_of_one"] = shifted(ensemble, problem, settings, draws[:1])
-    found = as_results({"settings": {}, "rows": {"ensemble": row}})
+    found = as_results({"settings": {"foreign": ["mnist"]}, "rows": {"ensemble": row}})
+    assert [name for name in shift_table.columns(found) if "AUROC" in name] == [
+        "AUROC, mnist", "AUROC, shuffled",
+    ]  # fmt: skip
     assert [row["members"] for row in found["rows"].values()] == [2, 1]
     assert [row[0] for row in shift_table.rows(found)] == ["deep ensemble", "one network"]
     assert [row[-1] for row in shift_table.rows(found)] == ["2", "1"]
     one = found["rows"]["ensemble shift_of_one"]["foreign"]["shuffled"]
     assert one["epistemic"] == 0.5, "a single network has no epistemic uncertainty"
     assert torch.allclose(normalised(pixels(problem.x)), problem.x, atol=1e-5)
+
+
+def test_dropout_descends_as_sgd_with_momentum_does_and_its_masks_differ() -> None:
+    """With nothing dropped the loop is torch's SGD on the same batches; otherwise every pass has
+    masks of its own, also in predictions."""
+    problem, contender = synthetic(40), CONTENDERS["dropout"]
+    whole = dataclasses.replace(contender, dropout=1e-12)
+    descent = Descent(whole, problem, TOY)
+    rates = [0.1, 0.05, 0.02]
+    descent.run(rates)
+    network, order = start(whole, TOY), torch.Generator().manual_seed(0)
+    decay = 1 / (len(problem.y) * 0.2)
+    sgd = torch.optim.SGD(network.parameters(), lr=1.0, weight_decay=decay)
+    velocity = torch.zeros_like(network.theta)
+    batches = [*torch.randperm(40, generator=order).split(20)]
+    batches += [*torch.randperm(40, generator=order).split(20)]
+    for rate, rows in zip(rates, batches, strict=False):
+        sgd.zero_grad()
+        torch.nn.functional.cross_entropy(network(problem.x[rows]), problem.y[rows]).backward()
+        before = network.theta.detach().clone()
+        sgd.step()  # of rate 1: the gradient with its decay
+        gradient = before - network.theta.detach()
+        velocity = 0.9 * velocity - rate * gradient
+        network.theta.data = before + velocity
+    assert torch.allclose(descent.network.theta, network.theta, atol=1e-5)
+    dropped = start(contender, TOY)
+    assert not torch.equal(dropped(problem.x), dropped(problem.x))
+
+
+def test_foreign_images_have_the_shape_of_these() -> None:
+    grey = torch.rand(2, 784)
+    seen = in_colour(grey)
+    assert seen.shape == (2, 32, 32, 3)
+    assert torch.equal(seen[:, 2:30, 2:30, 1].flatten(1), grey)
+    with pytest.raises(DataError, match="no foreign data set 'svhn'"):
+        cifar(foreign=["svhn"])
 
 
 def test_the_pilot_chooses_on_training_images_alone(tmp_path: Path) -> None:

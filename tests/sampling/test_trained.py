@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin import Langevin, Posterior, likelihoods, models, priors
+from natural_langevin import Langevin, Posterior, likelihoods, models
 from natural_langevin.sampling import recipe, trained
 
 
@@ -71,19 +70,6 @@ def test_the_last_layer_moves_and_nothing_else(network: nn.Module, tmp_path) -> 
     assert not sampler.effective_temperature((x, y), posterior=posterior, steps=20).wrong
 
 
-def test_features_give_the_draws_of_the_whole_network(network: nn.Module) -> None:
-    """A DataLoader has no features beforehand; with whole batches it is the same run otherwise."""
-    x, y = rows(60, 0)
-    options = {"step_size": 1e-3, "prior": priors.Gaussian(1.0), "chains": 2, "compile": False}
-    run = {"steps": 20, "progress": False}
-    loader = DataLoader(TensorDataset(x, y), batch_size=60)
-    sampler = Langevin.from_trained(network, likelihoods.Categorical(), **options)
-    fast = sampler.sample((x, y), batch_size=60, **run)  # type: ignore[arg-type]
-    slow = sampler.sample(loader, **run)  # type: ignore[arg-type]
-    for name, value in slow.samples.items():
-        torch.testing.assert_close(fast.samples[name], value, atol=1e-5, rtol=1e-4)
-
-
 def test_patterns_choose_the_weights(network: nn.Module) -> None:
     biases = Langevin.from_trained(network, likelihoods.Categorical(), parameters="*.bias")
     assert sorted(biases.init().params) == ["0.bias", "2.bias", "4.bias"]
@@ -103,15 +89,3 @@ def test_without_rows_that_are_new_the_prior_has_the_weights_size(network: nn.Mo
     every = Langevin.from_trained(network, likelihoods.Categorical(), parameters="all", chains=2)
     assert every._scale_open  # nothing is fixed: folds of the data choose
     assert recipe.prior(2.0).gain == pytest.approx(2.0)
-
-
-def test_a_last_layer_that_is_not_the_end_is_sampled_in_its_place() -> None:
-    x, y = rows(60, 0)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2), nn.LogSoftmax(-1))
-    sampler = Langevin.from_trained(
-        net, likelihoods.Categorical(), step_size=1e-3, prior=priors.Gaussian(1.0), chains=2
-    )
-    posterior = sampler.sample((x, y), 10, batch_size=20, progress=False)
-    assert sorted(posterior.samples) == ["2.bias", "2.weight"]
-    assert trained.split_off(sampler.model, sampler.signature, x) is None

@@ -20,7 +20,9 @@ from natural_langevin.experiments.fidelity.run import FidelityError, run
 
 def fidelity(
     contenders: list[str] = typer.Argument(
-        None, metavar="[SAMPLER]...", help="sgld, sghmc, rmsprop, qdop, ensemble [default: all]."
+        None,
+        metavar="[SAMPLER]...",
+        help="sgld, sghmc, rmsprop, qdop, ensemble, dropout [default: all].",
     ),
     data: str = typer.Option(
         "", metavar="FOLDER", help="Of CIFAR-10's binary files; or the word synthetic."
@@ -35,6 +37,9 @@ def fidelity(
     width: int = typer.Option(Settings.width, help="Of the network: 16 is HMC's."),
     seed: int = typer.Option(Settings.seed, help="Of starting points, minibatches and noise."),
     shift: int = typer.Option(Settings.shift, help="Test images to look at shifted as well."),
+    foreign: list[str] = typer.Option(
+        [], metavar="NAME", help="With --shift: mnist or fashion-mnist; may be repeated."
+    ),
     page: Path | None = typer.Option(None, metavar="FILE", help="A page whose table to replace."),
     plot: Path | None = typer.Option(None, metavar="FILE", help="Draw a picture (SVG, PNG)."),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
@@ -42,8 +47,8 @@ def fidelity(
     """ResNet-20 on CIFAR-10 at T = 1, held against HMC's published predictions at equal time.
 
     Agreement is the share of test images with HMC's most probable class; total variation the
-    distance of the probabilities. A deep ensemble of equal cost stands beside. Step sizes are
-    chosen on held-out training images.
+    distance of the probabilities. A deep ensemble and MC dropout of equal cost stand beside. Step
+    sizes are chosen on held-out training images.
 
     Example (a toy size, on a CPU):
 
@@ -57,7 +62,7 @@ def fidelity(
     )  # fmt: skip
     with one_line_errors(FidelityError, DataError):
         results = run(
-            synthetic() if data == "synthetic" else cifar(data or None),
+            synthetic() if data == "synthetic" else cifar(data or None, foreign=foreign),
             out,
             settings=settings,
             names=contenders or tuple(CONTENDERS),

@@ -11,7 +11,7 @@ import torch
 
 from natural_langevin.experiments.fidelity.chain import Settings
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS
-from natural_langevin.experiments.fidelity.problem import cifar, synthetic
+from natural_langevin.experiments.fidelity.problem import FOREIGN, cifar, synthetic
 from natural_langevin.experiments.fidelity.run import run
 
 
@@ -27,10 +27,12 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("chains", "batch_size", "looks", "depth", "width", "seed", "shift"):
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, dest=name, type=int, default=getattr(Settings, name))
+    parser.add_argument("--foreign", nargs="*", default=[], help=f"{', '.join(FOREIGN)}")
     given = vars(parser.parse_args(arguments))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     names, data, out = given.pop("contenders"), given.pop("data"), given.pop("out")
-    problem = synthetic() if data == "synthetic" else cifar(data)
+    foreign = given.pop("foreign")
+    problem = synthetic() if data == "synthetic" else cifar(data, foreign=foreign)
     run(
         problem, out, settings=Settings(**given), names=names or tuple(CONTENDERS),
         say=lambda line: print(line, flush=True),

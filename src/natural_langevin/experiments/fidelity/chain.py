@@ -117,6 +117,10 @@ def start(contender: Contender, settings: Settings, member: int = 0) -> nn.Modul
             for parameter in network.parameters():
                 if parameter.ndim == 4:
                     parameter.mul_(math.sqrt(PRIOR_VARIANCE) / parameter.std())
+    if contender.dropout:
+        for block in network.blocks:
+            first = block.get_submodule("first")
+            block.first = nn.Sequential(first, nn.Dropout(contender.dropout))
     return Flat(network) if contender.elementwise else network
 
 

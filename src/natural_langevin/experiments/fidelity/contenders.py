@@ -1,4 +1,4 @@
-"""Who is held against HMC: samplers at T = 1, and an ensemble of optimised networks.
+"""Who is held against HMC: samplers at T = 1, an ensemble of optimised networks, and MC dropout.
 
 Step sizes are on SGD's scale and those of a chain of ``REFERENCE_STEPS``; which of a contender's
 candidates is used, a short pilot decides on training images that it holds out. Weights in front of
@@ -47,6 +47,8 @@ class Contender:
     #: Share of the run (or of a cycle, where there are several) from which iterates are kept.
     kept_from: float = 0.4
     cycles: int = 1
+    #: Share of every block's inner units that is dropped, in training and in predictions.
+    dropout: float = 0.0
 
     def step_size(self, candidate: float, steps: float) -> float:
         """A candidate's step size for a chain of so many steps: bias and variance together are
@@ -96,5 +98,9 @@ CONTENDERS: dict[str, Contender] = {
     "ensemble": Contender(
         "deep ensemble", Underdamped(friction=0.1), preconditioners.Euclidean,
         (0.03, 0.1, 0.3), restarts(1), temperature=0.0, members=8,
+    ),
+    "dropout": Contender(
+        "MC dropout", Underdamped(friction=0.1), preconditioners.Euclidean,
+        (0.03, 0.1, 0.3), restarts(1), temperature=0.0, dropout=0.1,
     ),
 }  # fmt: skip

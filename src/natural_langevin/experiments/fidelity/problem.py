@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from natural_langevin.data import cifar10
+from natural_langevin.data import DataError, cifar10, fashion_mnist, mnist
 from natural_langevin.metrics import accuracy, agreement, nll, reliability, total_variation
 
 #: What the competition subtracts and divides by, colour by colour.
@@ -18,6 +20,8 @@ MEAN, DEVIATION = (0.49, 0.48, 0.44), 0.2
 #: N(0, 1/5) for every parameter.
 PRIOR_VARIANCE = 0.2
 HELD_OUT = 0.1
+#: Whose images a network of CIFAR-10 has not seen the like of.
+FOREIGN = {"mnist": mnist, "fashion-mnist": fashion_mnist}
 
 
 class Problem(NamedTuple):
@@ -29,11 +33,13 @@ class Problem(NamedTuple):
     test_y: Tensor
     reference: Tensor
     source: str
+    #: Images of other data sets, pixels in [0, 1] in the shape of these.
+    foreign: Mapping[str, Tensor] = {}
 
     def to(self, device: str) -> Problem:
-        """Everything on a device."""
+        """Everything on a device, but for foreign images."""
         x, y, test_x, test_y, reference = (t.to(device) for t in self[:5])
-        return Problem(x, y, test_x, test_y, reference, self.source)
+        return Problem(x, y, test_x, test_y, reference, self.source, self.foreign)
 
     def pilot(self) -> Problem:
         """Training images alone: the last tenth of them in place of the test images."""
@@ -51,16 +57,27 @@ def hmc_predictions() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(probabilities), torch.from_numpy(labels.astype(np.int64))
 
 
-def cifar(data_dir: str | os.PathLike[str] | None = None) -> Problem:
-    """CIFAR-10 itself."""
+def cifar(
+    data_dir: str | os.PathLike[str] | None = None, *, foreign: Sequence[str] = ()
+) -> Problem:
+    """CIFAR-10 itself; ``foreign``: data sets of ``FOREIGN`` whose test images come along."""
+    if unknown := set(foreign) - set(FOREIGN):
+        raise DataError(
+            f"there is no foreign data set {min(unknown)!r}: choose from {', '.join(FOREIGN)}"
+        )
     data = cifar10(data_dir)
     reference, labels = hmc_predictions()
     if not torch.equal(labels, data.test_y):
         raise ValueError("the test images are not in the order of HMC's predictions")
     return Problem(
         normalised(data.train_x), data.train_y, normalised(data.test_x), data.test_y, reference,
-        data.source,
+        data.source, {name: in_colour(FOREIGN[name]().test_x) for name in foreign},
     )  # fmt: skip
+
+
+def in_colour(x: Tensor) -> Tensor:
+    """Grey images (n, 784), pixels in [0, 1], in the shape of CIFAR-10's: black at the edges."""
+    return F.pad(x.reshape(-1, 28, 28), (2, 2, 2, 2))[..., None].expand(-1, -1, -1, 3)
 
 
 def synthetic(count: int = 200, *, pixels: int = 8, seed: int = 0) -> Problem:
@@ -70,7 +87,7 @@ def synthetic(count: int = 200, *, pixels: int = 8, seed: int = 0) -> Problem:
     x = torch.rand(2 * count, pixels, pixels, 3, generator=generator)
     column = torch.arange(pixels) == (y[:, None] % pixels)
     x = normalised((x + column[:, None, :, None] * (1 + (y >= pixels))[:, None, None, None]) / 3)
-    reference = 0.8 * torch.nn.functional.one_hot(y[count:], 10) + 0.02
+    reference = 0.8 * F.one_hot(y[count:], 10) + 0.02
     return Problem(x[:count], y[:count], x[count:], y[count:], reference, "synthetic stripes")
 
 

@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save as serialise
 
 from natural_langevin._internal.atomic import staged
-from natural_langevin.experiments.fidelity.chain import Pool, Settings, follow, now, pace
+from natural_langevin.experiments.fidelity import chain, dropout
+from natural_langevin.experiments.fidelity.chain import Pool, Settings, now
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS, Contender
 from natural_langevin.experiments.fidelity.problem import Problem, scores
 from natural_langevin.experiments.fidelity.shifted import shifted
@@ -55,6 +56,8 @@ def run(
             f"{len(problem.y)} images: use a smaller --batch-size"
         )
     described = dataclasses.asdict(settings) | {"data": problem.source, "images": len(problem.y)}
+    if problem.foreign:
+        described["foreign"] = list(problem.foreign)
     results: dict[str, Any] = {"settings": described, "rows": {}}
     if out.exists():
         results = json.loads(out.read_text(encoding="utf-8"))
@@ -100,7 +103,7 @@ def _contend(
     row["looks"] = [look for look in row["looks"] if before and look["chain"] <= before.chains]
     draws: list[Params] = []
     chains = before.chains if before else 0
-    for look, pool in follow(
+    for look, pool in _way(contender).follow(
         contender, problem, settings, row["step_size"], seconds=settings.seconds,
         step_seconds=row["step_milliseconds"] / 1000, looks=settings.looks, pool=before, say=say,
         draws=draws if settings.shift else None,
@@ -125,6 +128,11 @@ def _contend(
         )
 
 
+def _way(contender: Contender) -> Any:
+    """Whose ``pace`` and ``follow`` a contender takes."""
+    return dropout if contender.dropout else chain
+
+
 def _prepare(
     contender: Contender,
     problem: Problem,
@@ -134,7 +142,7 @@ def _prepare(
 ) -> None:
     """Pace and pilot of a contender: what all its chains share."""
     began = now(settings.device)
-    step_seconds = pace(contender, problem, settings)
+    step_seconds = _way(contender).pace(contender, problem, settings)
     row |= {"title": contender.title, "done": False, "looks": []}
     row["step_milliseconds"] = 1000 * step_seconds
     row["pilot"] = _pilot(contender, problem, settings, step_seconds, say)
@@ -180,7 +188,7 @@ def _pilot(
     for eta in candidates:
         began, held_out = time.perf_counter(), problem.pilot()
         looks = list(
-            follow(
+            _way(short).follow(
                 short, held_out, one, contender.step_size(eta, settings.pilot / step_seconds),
                 seconds=settings.pilot, step_seconds=step_seconds, looks=10, say=say,
             )

@@ -22,7 +22,7 @@ def shifted(
     contender: Contender, problem: Problem, settings: Settings, draws: Sequence[Params]
 ) -> dict[str, Any]:
     """Scores of ``draws`` on the first ``settings.shift`` test images, at every strength of every
-    shift; and AUROC against the same images with their pixels in another order."""
+    shift; and AUROC against foreign images, and the same images with pixels in another order."""
     x, y = pixels(problem.test_x[: settings.shift].cpu()), problem.test_y[: settings.shift].cpu()
     network = start(contender, settings)
     some = draws[:: -(-len(draws) // MEMBERS)]
@@ -33,7 +33,8 @@ def shifted(
 
     order = torch.randperm(x[0, ..., 0].numel(), generator=torch.Generator().manual_seed(0))
     shuffled = x.flatten(1, 2)[:, order].reshape(x.shape)
-    return looked_at(members, x, y, {"shuffled": shuffled}) | {"members": len(some)}
+    others = {name: images[: len(x)] for name, images in problem.foreign.items()}
+    return looked_at(members, x, y, others | {"shuffled": shuffled}) | {"members": len(some)}
 
 
 def as_results(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,5 +46,6 @@ def as_results(results: Mapping[str, Any]) -> dict[str, Any]:
             if kind in row:
                 seconds = row["looks"][look]["seconds"]
                 rows[f"{name} {kind}"] = row[kind] | {"title": title, "seconds": seconds}
-    settings = results["settings"] | {"foreign": ["shuffled"]}
+    foreign = [*results["settings"].get("foreign", []), "shuffled"]
+    settings = results["settings"] | {"foreign": foreign}
     return {**results, "settings": settings, "rows": rows}

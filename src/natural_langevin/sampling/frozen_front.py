@@ -1,0 +1,145 @@
+"""Networks whose front is fixed: it is computed once for every row, and the run sees its features.
+
+Most people sample the last layers of a network, the others being frozen. What stands before the
+first sampled layer is then a fixed function of the inputs. The draws are those of the whole
+network's run, at the price of a run of the layers behind.
+
+``sampler`` is a ``Langevin``, whose own module imports this one.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin.data.signature import Signature
+from natural_langevin.sampling.preparation import ORDERED, in_tensors
+
+log = logging.getLogger("natural_langevin")
+
+#: Rows that go through the network at once, and numbers that features may be.
+ROWS, MOST = 1000, 2**28
+
+
+class Back(nn.Module):
+    """Layers of a network one after the other, with parameters named as they are there."""
+
+    def __init__(self, model: nn.Module, layers: list[str]) -> None:
+        super().__init__()
+        for name in layers:
+            place: nn.Module = self
+            *above, own = name.split(".")
+            for part in above:
+                if part not in dict(place.named_children()):
+                    place.add_module(part, nn.Module())
+                place = place.get_submodule(part)
+            place.add_module(own, copy.deepcopy(model.get_submodule(name)))
+        self._layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's outputs from what goes into the first of the layers."""
+        for name in self._layers:
+            x = self.get_submodule(name)(x)
+        return x
+
+
+def sampled_layers(model: nn.Module) -> list[str]:
+    """From the first module that is sampled to the end of the sequence it stands in; nothing where
+    that is all of the network.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1), nn.Flatten(0))
+    >>> _ = net[0].requires_grad_(False)
+    >>> sampled_layers(net)
+    ['2', '3']
+    """
+    sampled = [name.split(".")[:-1] for name, p in model.named_parameters() if p.requires_grad]
+    common: list[str] = []
+    for parts in zip(*sampled, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    around = model.get_submodule(".".join(common))
+    if isinstance(around, nn.Sequential):
+        own = [any(p.requires_grad for p in layer.parameters()) for layer in around].index(True)
+    elif common and isinstance(model.get_submodule(".".join(common[:-1])), nn.Sequential):
+        *common, last = common
+        around = model.get_submodule(".".join(common))
+        own = [name for name, _ in around.named_children()].index(last)
+    else:
+        return [".".join(common)] if common else []
+    if not common and own == 0:
+        return []
+    return [".".join([*common, name]) for name, _ in around.named_children()][own:]
+
+
+def split_off(model: nn.Module, signature: Signature, x: Tensor) -> tuple[Back, Tensor] | None:
+    """The layers that are sampled, and what goes into them for the inputs ``x``; None where they
+    are not the end of the network, see other things too, or there is nothing before them."""
+    layers = sampled_layers(model)
+    if not layers:
+        return None
+    try:
+        back = Back(model, layers)
+        few, outputs = _features(model, layers[0], signature, x[:4])
+        if few.numel() // len(few) * len(x) > MOST:
+            return None
+        with torch.no_grad():
+            torch.testing.assert_close(back(few), outputs)
+        parts = [_features(model, layers[0], signature, part)[0] for part in x.split(ROWS)]
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        log.info("the fixed part of the network is computed in every step: %s", reason)
+        return None
+    return back, torch.cat(parts)
+
+
+def _features(
+    model: nn.Module, name: str, signature: Signature, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What goes into the layer, in its only call, and the network's outputs."""
+    seen: list[Tensor] = []
+    layer = model.get_submodule(name)
+    handle = layer.register_forward_pre_hook(lambda module, args: seen.append(*args))
+    try:
+        with torch.no_grad():
+            outputs = signature.call(lambda args, kwargs: model(*args, **kwargs), x.clone())
+    finally:
+        handle.remove()
+    (features,) = seen
+    if len(features) != len(x):
+        raise ValueError(f"layer {name!r} sees {len(features)} rows of {len(x)} samples")
+    return features, outputs
+
+
+def sampled_apart(sampler: Any, data: Any) -> tuple[Any, Any] | None:
+    """A sampler of the layers behind the fixed ones, and its data, where there are such layers."""
+    fixed = not all(p.requires_grad for p in sampler.model.parameters())
+    if not fixed or isinstance(data, ORDERED) or sampler._options["autocast"]:
+        return None
+    x, y = in_tensors(sampler, data)
+    found = split_off(sampler.model, sampler.signature, x.to(sampler.device))
+    if found is None:
+        return None
+    inner = type(sampler)(found[0], sampler.likelihood, **sampler._options)
+    inner._owner = sampler
+    if sampler.held_out is not None:
+        x_out, y_out = sampler.held_out
+        again = split_off(sampler.model, sampler.signature, x_out.to(sampler.device))
+        assert again is not None
+        inner.held_out = again[1], y_out
+    log.info("what stands before layer %s is fixed, and computed once", found[0]._layers[0])
+    return inner, (found[1], y)
+
+
+def adopt(sampler: Any, inner: Any) -> None:
+    """Takes over what the layers' own sampler has chosen in its run."""
+    sampler._settled, sampler._prior = inner._settled, inner._prior
+    sampler.dynamics = inner.dynamics
+    sampler._dynamics = dataclasses.replace(
+        sampler._dynamics, prior=inner._dynamics.prior, integrator=inner.dynamics
+    )

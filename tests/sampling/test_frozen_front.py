@@ -1,0 +1,101 @@
+"""A fixed front is computed once: the draws are those of the whole network."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import Langevin, likelihoods, priors
+from natural_langevin.sampling import frozen_front
+
+OPTIONS = {"step_size": 1e-3, "prior": priors.Gaussian(1.0), "chains": 2, "init": "model"}
+
+
+class WithHead(nn.Module):
+    """As people write it: a body and a head of several layers, whose outputs are scaled."""
+
+    def __init__(self, after: float = 1.0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(1, 3, 2), nn.ReLU(), nn.Flatten())
+        self.head = nn.Sequential(nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 3))
+        self.after = after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after * self.head(self.body(x[:, None]))
+
+
+def in_a_row() -> nn.Sequential:
+    """A frozen body, two layers, and something without parameters behind them."""
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3),
+        nn.LogSoftmax(-1),
+    )  # fmt: skip
+
+
+def fixed(net: nn.Module, *names: str) -> nn.Module:
+    """The network with the parameters of these modules frozen."""
+    for name in names:
+        net.get_submodule(name).requires_grad_(False)
+    return net
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(40, 4, generator=generator), torch.arange(40) % 3
+
+
+@pytest.mark.parametrize(
+    ("net", "first"),
+    [(fixed(in_a_row(), "0"), "1"), (fixed(WithHead(), "body"), "head.0"),
+     (fixed(WithHead(), "body", "head.0"), "head.2")],
+    ids=["in a row", "body and head", "last layer"],
+)  # fmt: skip
+def test_features_give_the_draws_of_the_whole_network(
+    net: nn.Module, first: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A DataLoader has no features beforehand; with whole batches it is the same run otherwise."""
+    x, y = rows()
+    sampler = Langevin(net, likelihoods.Categorical(), compile=False, **OPTIONS)  # type: ignore[arg-type]
+    with caplog.at_level(logging.INFO, "natural_langevin"):
+        fast = sampler.sample((x, y), 15, batch_size=40, progress=False)
+    assert f"what stands before layer {first} is fixed" in caplog.text
+    slow = sampler.sample(DataLoader(TensorDataset(x, y), batch_size=40), 15, progress=False)
+    names = [name for name, p in net.named_parameters() if p.requires_grad]
+    assert sorted(fast.samples) == sorted(slow.samples) == sorted(names)
+    for name, value in slow.samples.items():
+        torch.testing.assert_close(fast.samples[name], value, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(fast.predict(x).mean, slow.predict(x).mean)
+
+
+def test_layers_that_are_not_the_end_are_sampled_in_their_place() -> None:
+    x, y = rows()
+    sampler = Langevin(fixed(WithHead(2.0), "body"), likelihoods.Categorical(), **OPTIONS)  # type: ignore[arg-type]
+    assert frozen_front.split_off(sampler.model, sampler.signature, x) is None
+    posterior = sampler.sample((x, y), 5, batch_size=20, progress=False)
+    mean = torch.stack([posterior.network(c, d)(x).softmax(1) for c in (0, 1) for d in range(5)])
+    torch.testing.assert_close(posterior.predict(x).mean, mean.mean(0))
+
+
+def test_what_is_split_off() -> None:
+    assert frozen_front.sampled_layers(in_a_row()) == []
+    assert frozen_front.sampled_layers(WithHead()) == []
+    assert frozen_front.sampled_layers(fixed(in_a_row(), "0", "1")) == ["3", "4"]
+    assert frozen_front.sampled_layers(fixed(in_a_row(), "3")) == []
+    assert frozen_front.sampled_layers(fixed(WithHead(), "head")) == ["body.0", "body.1", "body.2"]
+    one = fixed(WithHead(), "body", "head")
+    one.get_parameter("head.2.bias").requires_grad_(True)
+    assert frozen_front.sampled_layers(one) == ["head.2"]
+
+
+def test_too_many_features_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = rows()
+    sampler = Langevin(fixed(in_a_row(), "0"), likelihoods.Categorical(), **OPTIONS)  # type: ignore[arg-type]
+    found = frozen_front.split_off(sampler.model, sampler.signature, x)
+    assert found is not None
+    assert found[1].shape == (40, 6)
+    monkeypatch.setattr(frozen_front, "MOST", 40 * 6 - 1)
+    assert frozen_front.split_off(sampler.model, sampler.signature, x) is None

@@ -41,8 +41,8 @@ def forward(network: nn.Module, w: Weights, x: Any) -> Any:
 
 
 def convolution(x: Any, weight: Any, bias: Any) -> Any:
-    """Stride 1, no padding, as one product with all patches: XLA's own convolution has no fast path
-    for float64 on a CPU, and in float32 this takes .4 of its time."""
+    """Stride 1, no padding, as one product with all patches. A gradient through it takes as long as
+    through XLA's own convolution in float64 (2.65 and 2.56 ms, Arm), and .4 of it in float32."""
     (o, c, kh, kw), (n, _, h, v) = weight.shape, x.shape
     h, v = h - kh + 1, v - kw + 1
     shifted = [x[:, :, i : i + h, j : j + v] for i in range(kh) for j in range(kw)]

@@ -373,7 +373,7 @@ def run_nuts(name: str, folder: Path, only: int | None = None) -> None:
     """Predictions of NUTS at the same inputs, (chain, draw, input), under the same prior.
 
     ``only``: this chain alone, whose draws stay in ``folder``."""
-    from natural_langevin.experiments.defaults import nuts, small  # blackjax is for developers
+    from natural_langevin.experiments.defaults import nuts_chains, small  # with blackjax
 
     case = problem(name)
     some = inputs(name)
@@ -384,7 +384,7 @@ def run_nuts(name: str, folder: Path, only: int | None = None) -> None:
         file = folder / f"nuts-{name}-{k}.npz"
         if not file.exists():
             began = time.perf_counter()
-            drawn = nuts.sample(
+            drawn = nuts_chains.sample(
                 of, variances, chains=1, warmup=NUTS_WARMUP, draws=NUTS_DRAWS, seed=SEED + k
             )
             np.savez_compressed(file, drawn=drawn, seconds=time.perf_counter() - began)

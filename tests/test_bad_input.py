@@ -116,7 +116,7 @@ DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "one-hot labels": (
         lambda: sample((X, F.one_hot(Y))), ValueError, ["(40, 3)", "y.argmax(-1)"]),
     "x and y apart": (
-        lambda: construct().sample(X, Y), TypeError, ["one argument", "sample((x, y))"]),
+        lambda: construct().sample(X, Y, steps=9), TypeError, ["one argument", "sample((x, y), "]),
     "wrong width": (
         lambda: sample((X[:, :2], Y)), ValueError, ["cannot take x", "(8, 2)"]),
     "target width": (
@@ -204,6 +204,8 @@ CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]]
     "full Fisher too large": (
         lambda: construct(nn.Linear(100, 30), preconditioner=preconditioners.FullFisher()),
         ValueError, ["2048", "3030", "QuasiDiagonalFisher()", "max_parameters=3030"]),
+    "a device that is called otherwise": (
+        lambda: construct(device="gpu"), ValueError, ["device", "'gpu'", 'is "cuda"']),
     "a device that is not here": (
         lambda: construct(device=missing_device()),
         ValueError, ["device", "cannot be had here", 'device="cpu"']),

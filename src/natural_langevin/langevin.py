@@ -55,6 +55,8 @@ from natural_langevin.sampling.validation import (
     check_parameters,
     check_temperature,
     check_training,
+    data_in_one,
+    device_of,
     to_device,
 )
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
@@ -139,7 +141,7 @@ class Langevin:
         self.model = plain_copy(model)  # the user's own is never touched
         prepare_model(self.model, log)
         trainable = check_parameters(self.model)
-        self.device = torch.device(device) if device is not None else trainable[0].device
+        self.device = device_of(device) if device is not None else trainable[0].device
         self.mesh = find_processes(parallel, chains=self.chains, device=self.device)
         if isinstance(self.mesh, ProcessMesh):
             self.device = self.mesh.device
@@ -273,6 +275,7 @@ class Langevin:
         refuse_autocast(self.device)
         return preparation.single_step(self, state, batch, chain_axis=chain_axis, burn_in=burn_in)
 
+    @data_in_one
     @exclusive
     @eager
     def sample(
@@ -328,7 +331,8 @@ class Langevin:
 
         With ``checkpoint="folder"`` the run is written there every ``every`` steps (default: about
         once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
-        holds a checkpoint of the same run. Folders of a run under way are locked.
+        holds a checkpoint of the same run. Folders of a run under way are locked. Without one,
+        Ctrl-C ends the run with the draws that were kept so far (before the first, it raises).
         """
         arguments = {k: v for k, v in locals().items() if k not in ("self", "data")}
         if (apart := frozen_front.sampled_apart(self, data)) is not None:
@@ -359,6 +363,7 @@ class Langevin:
         self.dynamics = dataclasses.replace(recipe.dynamics(), friction=friction)
         self._dynamics = dataclasses.replace(self._dynamics, integrator=self.dynamics)
 
+    @data_in_one
     @exclusive
     @eager
     def choose_step_size(

@@ -18,6 +18,7 @@ import small_run
 from natural_langevin import Langevin, StorageError, likelihoods, preconditioners, priors
 from natural_langevin.sampling.checkpoint import CheckpointError, RunCheckpoint
 from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.sampling.interrupts import whole_runs
 from small_run import StopHereError, assert_same, network, stop_after, the_file
 
 EVERY = 2
@@ -237,3 +238,32 @@ def test_a_second_interrupt_does_not_wait(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         small_run.sample(checkpoint=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("place", ["device", "folder"])
+def test_without_a_checkpoint_ctrl_c_ends_with_the_draws_so_far(
+    undisturbed, tmp_path, monkeypatch, caplog, place
+):
+    interrupt_at(monkeypatch, 3)
+    found = small_run.sample(store=tmp_path if place == "folder" else place)
+    assert "interrupted at step 7" in caplog.text
+    assert found.draws == 3
+    assert found.config["limit"] == "interrupt"
+    assert found.config["steps"] == 7
+    for name, samples in undisturbed.samples.items():
+        assert samples[:, :3].equal(found.samples[name][:])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_before_the_first_draw_and_for_whole_runs_ctrl_c_raises(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            SampleCollector, "keep", lambda self, state: signal.raise_signal(signal.SIGINT)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            small_run.sample()
+    interrupt_at(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt), whole_runs():
+        small_run.sample()

@@ -490,3 +490,16 @@ def test_the_first_steps_are_small() -> None:
     """One minibatch's metric at four times the step threw chains 40 standard deviations away."""
     eta = recipe.Choice(0.1, 1.0, 0.0, "").schedule_of(400)
     assert [round(eta(t), 3) for t in (0, 9, 19, 80, 399)] == [0.02, 0.183, 0.329, 0.1, 0.1]
+
+
+def test_learned_noise_of_twenty_rows_is_not_that_of_a_network_which_meets_them_all():
+    """The way down leaves rows out, of so few too: otherwise chains begin where the residuals, and
+    the noise with them, are zero, and stay there (sigma 1e-6, 4e10 nats per row)."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(120, 3, generator=draw)
+    y = x @ torch.tensor([1.0, 2.0, -1.0]) + 0.1 * torch.randn(120, generator=draw)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1))
+    sampler = Langevin(network, likelihoods.Gaussian(sigma="rmse"))
+    scores = sampler.sample((x[:20], y[:20]), progress=False).evaluate(x[20:], y[20:])
+    assert scores.nll < scores.blind_nll

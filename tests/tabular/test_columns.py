@@ -195,7 +195,7 @@ def test_many_categories_share_an_input():
 
 
 def test_numbers_can_be_said_to_be_categories():
-    codes = "zip,y\n010,1\n20,2\n10,3\n"
+    codes = "zip,y\n10.0,1\n20,2\n10,3\n"
     assert fitted(codes).width == 1
     assert fitted(codes, categorical=frozenset({"zip"})).parts[0].levels == ("10", "20")
     with pytest.raises(DataError, match="no column 'zap'"):

@@ -470,3 +470,30 @@ def test_one_number_beside_which_the_others_hardly_differ_is_told():
     found = fit_features(from_frame(pd.DataFrame({"size": values, "rare": rare})))
     (said,) = found.notices
     assert re.match(r"size: most are between 1\.\d+ and \d.*one is 1e\+300.*a mistake", said)
+
+
+def test_digits_with_leading_zeros_are_codes():
+    few, said = surveyed(["007", "012", "130", ""] * 10)
+    (part,) = few.parts
+    assert isinstance(part, columns.Category)
+    assert "leading zeros, such as '007', are codes: taken as categories" in said
+    stripped = few.encode(table("x;y\n7;1\n007;2\n"))  # as a spreadsheet would write them
+    assert stripped.x[0].equal(stripped.x[1])
+    many, said = surveyed([f"{k % 40:05d}" for k in range(99)])
+    assert isinstance(many.parts[0], Number)
+    assert "40 of them, too many for categories: read as numbers" in said
+    months, said = surveyed([f"{k % 12:02d}" for k in range(99)])
+    assert isinstance(months.parts[0], Number)
+    assert not said
+    rows = "".join(f"{k:05d};{k % 7};{k}\n" for k in range(99))
+    features = fit_features(table(f"x;z;y\n{rows}"), targets=("y",))
+    assert features.names == ("z",)
+    assert "another in every row, an identifier: left out" in features.notices[0]
+
+
+def test_classes_keep_their_leading_zeros():
+    target, reason = find_target(table("a,code\n" + "1,007\n2,012\n3,130\n" * 9), "code")
+    assert target.classes == ("007", "012", "130")
+    assert reason == "code holds codes with leading zeros"
+    assert target.encode(table("a,code\n1,12\n2,007\n3,130\n")).tolist() == [1, 0, 2]
+    assert target.learned(table("a,code\n1,12\n2,0007\n3,9\n")).tolist() == [True, True, False]

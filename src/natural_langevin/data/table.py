@@ -83,15 +83,18 @@ def need_pandas() -> Any:
     return pandas
 
 
+#: Cells one below the other, of which one is a whole number behind a zero: a code, as 007 is one.
+#: 01 may be a month.
+LEADING_ZERO = re.compile(r"\n\s*0\d\d+\s*\n")
 #: 350.000 is a number of thousands where commas are decimal.
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+|[+-]?\d+|")
 
 
 def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) -> pd.Series:
     """Text as it stands in a file: numbers where every cell is a plain number or missing, else
-    categories, which hold every word once. ``points``: a point may separate thousands, so that
-    cells which can be read in both ways stay text. ``classes``: among words those of WORDS are
-    cells as well.
+    categories, which hold every word once; so do whole numbers of which some have leading zeros.
+    ``points``: a point may separate thousands, so that cells which can be read in both ways stay
+    text. ``classes``: among words those of WORDS are cells as well.
 
     >>> compact(need_pandas().Series(["1", "NA", "2.5"])).tolist()
     [1.0, nan, 2.5]
@@ -101,7 +104,7 @@ def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) ->
     if plain is not None and points and (plain != np.round(plain)).any():
         points = all(map(THOUSANDS.fullmatch, map(str.strip, cells)))
         plain = None if points else plain
-    if plain is not None:
+    if plain is not None and not _are_codes(plain, cells):
         return pd.Series(plain, index=cells.index)
     cells = cells.str.strip()
     missing = cells.str.lower().isin(MISSING)
@@ -111,11 +114,17 @@ def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) ->
     if (
         not points
         and (numbers.notna() | missing).all()
+        and not _are_codes(numbers.dropna().to_numpy(), cells)
         and not cells.str.contains("_", regex=False).any()
     ):
         return numbers.astype(np.float64)
     missing = cells.str.lower().isin(MISSING - WORDS) if classes else missing
     return cells.where(~missing).astype("category")
+
+
+def _are_codes(values: NDArray[Any], cells: pd.Series) -> bool:
+    whole = len(values) > 0 and bool((values == np.round(values)).all())
+    return whole and LEADING_ZERO.search("\n\n".join(["", *cells, ""])) is not None
 
 
 def _plain_numbers(cells: list[str]) -> NDArray[np.float64] | None:

@@ -25,7 +25,7 @@ class Advice:
 
     def longer(self) -> str:
         """For chains that have not mixed."""
-        steps, missed = self.run.get("steps"), self.run.get("limit") not in (None, "ess")
+        steps, missed = self.run.get("steps"), self.run.get("limit") in ("steps", "seconds")
         if "until" in self.run and missed:
             return f"raise the limit that ended the run ({self.run['limit']}=), at least threefold"
         if steps is None:

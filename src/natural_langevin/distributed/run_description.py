@@ -91,12 +91,16 @@ def refuse_different(until: str | None, config: dict[str, Any], chains: int) -> 
         )
 
 
-def length_reached(asked: RunSettings, target: Target, state: State) -> dict[str, Any]:
-    """How far the run went, and what ended it, which is also said."""
+def length_reached(
+    asked: RunSettings, target: Target, state: State, interrupted: bool
+) -> dict[str, Any]:
+    """How far the run went, and what ended it, which is said unless it was (``interrupted``)."""
     done = int(state.step)
     by_clock = asked.seconds is not None and asked.wanted is None
-    target.say(done, asked.plan.steps, asked.seconds)
-    found: dict[str, Any] = {"limit": "seconds" if by_clock else target.reached, "steps": done}
+    limit = "interrupt" if interrupted else "seconds" if by_clock else target.reached
+    found: dict[str, Any] = {"limit": limit, "steps": done}
+    if not interrupted:
+        target.say(done, asked.plan.steps, asked.seconds)
     if asked.spent:
         found["steps_before"] = asked.spent
     return found | ({"ess": target.ess} if asked.wanted is not None else {})

@@ -35,7 +35,7 @@ from natural_langevin.likelihoods import Bernoulli, Categorical
 from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.posterior import noise_widths, stores
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling import notices, recipe, step_size_search, trials, warm_up
+from natural_langevin.sampling import interrupts, notices, recipe, step_size_search, trials, warm_up
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.data_checks import outputs_of_few
 from natural_langevin.sampling.exchange import ReplicaExchange
@@ -124,15 +124,17 @@ def _run_once(
             state = run(
                 plan, engine, state, collector, saved=saved, title=title,
                 progress=bool(progress), processes=mesh, watcher=watcher,
+                partial=saved is None and mesh.world == 1 and interrupts.may_end_early(),
             )  # fmt: skip
+        interrupted = int(state.step) < plan.steps and target.reached == "steps"
         # Chains that were lost are reported: another run would begin with them again.
-        if asked.then is not None and bool((state.diverged < 0).all()):
+        if asked.then is not None and not interrupted and bool((state.diverged < 0).all()):
             so_far = _posterior(sampler, sampler, collector.so_far, state, config)
             if (why := _goes_on(asked, so_far, engine.stream)) is not None:
                 log.info("%s: %d steps were burn-in, and %d follow",
                          why, plan.steps, asked.then.plan.steps)  # fmt: skip
                 return state
-        config |= run_description.length_reached(asked, target, state)
+        config |= run_description.length_reached(asked, target, state, interrupted)
         if swaps is not None:
             config["exchange"] = swaps.report(state)
         config |= run_description.measured(sampler, asked, engine, state, step_size)

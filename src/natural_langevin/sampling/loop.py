@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import math
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin._internal.progress import Progress
 from natural_langevin.dynamics.base import Info
+from natural_langevin.sampling import interrupts
 from natural_langevin.sampling.checkpoint import Saved
 from natural_langevin.sampling.collector import Collector, is_kept
 from natural_langevin.schedules import Stages
@@ -106,9 +105,11 @@ def run(
     progress: bool = True,
     processes: Processes | None = None,
     watcher: Watcher | None = None,
+    partial: bool = False,
 ) -> Any:
     """All steps after those that ``state`` (or the checkpoint's) has seen; the last state. A
-    ``watcher`` sees every look, and may end the run there.
+    ``watcher`` sees every look, and may end the run there; ``partial``: so may Ctrl-C, at any step
+    after the first draw.
 
     Several ``processes`` compare notes whenever losses are looked at: whether anybody was
     interrupted, it is time for a checkpoint, or any chain is running."""
@@ -121,10 +122,14 @@ def run(
         log.info("resuming at step %d", int(state.step))
     collector.begin(None if found is None else found["collector"])
     done, written = int(state.step), time.monotonic()
+
+    def ready() -> bool:
+        return partial and collector.kept > 0
+
     ended = found is not None and watcher is not None and watcher.ends(state, done, collector.kept)
     with (
         Progress(title, plan.steps, shown=progress and processes.first) as bar,
-        _interrupts(saved) as interrupted,
+        interrupts.deferred(saved is not None, ready) as interrupted,
     ):
         engine.notify = bar.say
         while done < plan.steps and not ended:
@@ -139,7 +144,7 @@ def run(
                 if watcher is not None:
                     watcher.look(state, info, done, collector.kept)
                 collector.look(state, info)
-                bar.update(done, partial(_shown, info, collector.kept))
+                bar.update(done, functools.partial(_shown, info, collector.kept))
                 running = not bool(info.diverged.all())
                 stopped, late, running = processes.any([stopped, late, running])
                 _check_divergence(state, running)
@@ -150,46 +155,16 @@ def run(
             if saved is not None and (stopped or ended or plan.saves(done, late)):
                 saved.save({"state": state, "collector": collector.tree()})
                 written = time.monotonic()
+            if stopped and saved is None:
+                log.warning(
+                    "interrupted at step %d of %d: the posterior has the %d draws of every chain "
+                    "that were kept so far", done, plan.steps, collector.kept,
+                )  # fmt: skip
+                break
             if stopped:
                 log.warning("interrupted at step %d: run the same again to go on from there", done)
-                _end(interrupted[0] if interrupted else signal.SIGINT)
+                interrupts.end(interrupted[0] if interrupted else signal.SIGINT)
     return state
-
-
-@contextlib.contextmanager
-def _interrupts(saved: Any) -> Iterator[list[int]]:
-    """With a checkpoint, the first Ctrl-C or SIGTERM waits until a step is done; the second does
-    not. The signals that came are in the list.
-
-    Signals belong to the main thread, and to whoever has taken them over from Python: elsewhere
-    nothing is changed."""
-    came: list[int] = []
-    usual: dict[signal.Signals, Any] = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-    }
-    in_main = threading.current_thread() is threading.main_thread()
-    taken = [n for n, h in usual.items() if saved and in_main and signal.getsignal(n) is h]
-
-    def notice(number: int, frame: Any) -> None:
-        if came:
-            _end(number)
-        came.append(number)
-
-    for number in taken:
-        signal.signal(number, notice)
-    try:
-        yield came
-    finally:
-        for number in taken:
-            signal.signal(number, usual[number])
-
-
-def _end(number: int) -> NoReturn:
-    """As the signal would have ended it, with everything closed properly."""
-    if number == signal.SIGTERM:
-        raise SystemExit(128 + number)
-    raise KeyboardInterrupt
 
 
 def _check_divergence(state: Any, running: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,27 @@ from natural_langevin.likelihoods import Likelihood
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.priors import Prior
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def data_in_one(method: Method) -> Method:
+    """A method whose first argument is all of the data: (x, y) given as two is the usual slip."""
+
+    @functools.wraps(method)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > 1 and hasattr(args[1], "__len__") and not isinstance(args[1], str):
+            name = method.__name__
+            raise TypeError(
+                f"data are one argument, a pair: {name}((x, y), ...) in place of {name}(x, y, ...)"
+            )
+        return method(self, *args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
 
 def whole_number(name: str, value: Any) -> int:
     """``value`` as an int. Numpy's integers are fine; bools, floats and strings are mistakes."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        if isinstance(value, Tensor) and name == "steps":
-            raise TypeError("data are one argument, sample((x, y)): the second one is steps")
         raise TypeError(f"{name} must be an integer, got {value!r}: convert it with int(...)")
     return int(value)
 
@@ -153,6 +169,17 @@ def refuse_anchors(what: str, dynamics: LangevinDynamics) -> None:
             f"control_variates={dynamics.control_variates} needs all data in memory, which {what} "
             "does not show: give the tensors (x, y) to sample(), or leave it out"
         )
+
+
+def device_of(name: str | torch.device) -> torch.device:
+    """The device of this name; there may be none here (``to_device``)."""
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f'device must be "cpu", "cuda", "cuda:1", ... or None, where the model is, got {name!r}'
+            + (': a GPU of NVIDIA or AMD is "cuda"' if str(name).lower()[:3] == "gpu" else "")
+        ) from None
 
 
 def to_device(model: nn.Module, device: torch.device) -> None:

@@ -44,8 +44,8 @@ from natural_langevin.types import Params
 ROUNDS, ENOUGH, DEAR_ENOUGH = (300, 600, 1200, 2400, 4800, 9600), 0.1, 1.0
 #: Rounds of a trial, which compares chains that have come equally far.
 TRIAL_ROUNDS = 4
-#: How often a round looks at the rows held out, their share, and the rows of which some are spared.
-LOOKS, HELD_OUT, FEWEST_ROWS, MOST_HELD_OUT = 6, 0.2, 40, 2000
+#: How often a round looks at the rows held out, their share, and the rows of which one is spared.
+LOOKS, HELD_OUT, FEWEST_ROWS, MOST_HELD_OUT = 6, 0.2, 5, 2000
 FRICTION, MEMORY = 0.1, 0.05
 #: The length of a step in every weight at first, for networks of up to ``SMALL`` weights.
 LENGTH, SMALL = 0.02, 1000

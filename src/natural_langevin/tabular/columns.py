@@ -185,6 +185,16 @@ def common_unit(levels: Iterable[str]) -> str:
     return unit if count >= MOST * written else ""
 
 
+def codes(levels: Iterable[str]) -> list[str]:
+    """Those with leading zeros, where all are digits: no quantities, unless these are padded.
+
+    >>> codes(["012", "007", "340"]), codes(["007", "1.5"]), codes(["01", "12"])
+    (['012', '007'], [], [])
+    """
+    digits = all(map(re.compile(r"\d+").fullmatch, levels))
+    return [level for level in levels if digits and re.match(r"0\d\d", level)]
+
+
 def only_limits(levels: Iterable[str], unit: str = "") -> bool:
     """Whether limits are all the numbers there are: <30 and >30 then name groups.
 

@@ -7,7 +7,6 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from natural_langevin.data.streams import Subsets
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sampling.interrupts import whole_runs
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.trials import trial
 from natural_langevin.tabular.candidates import TRIES, Candidate, prior_of
@@ -226,7 +226,7 @@ class Problem:
             digest = hashlib.sha256(name.encode()).hexdigest()[:12]  # long names begin alike
             folder = Path(self.checkpoint) / f"{label}-{digest}"
         burn_in = steps // 2
-        with trial() if first.automatic else nullcontext(), proven_network():
+        with trial() if first.automatic else whole_runs(), proven_network():
             return sampler.sample(
                 data,
                 steps,

@@ -94,6 +94,8 @@ class _Survey:
         if cells.dtype != "category":
             return self._date(name, cells, "ISO8601")
         levels = cells.cat.categories
+        if coded := columns.codes(levels):
+            return self._code(name, cells, short(coded[0]))
         rows = cells.notna().sum()
         unit = columns.common_unit(levels)
         decimal = self._decimal(cells, unit)
@@ -108,6 +110,21 @@ class _Survey:
         if readable >= HALF and len(levels) > MOST_LEVELS:  # too many words to be categories
             return self._number(name, cells, decimal, unit)
         return self._category(name, cells)
+
+    def _code(self, name: str, cells: pd.Series, shown: str) -> Column | None:
+        """Digits with leading zeros: categories, where they are not too many."""
+        count = cells.nunique()
+        what = f"whole numbers with leading zeros, such as {shown}, are codes"
+        if count <= MOST_LEVELS:
+            self.say(name, f"{what}: taken as categories")
+            return self._category(name, cells)
+        if self.named and count == len(cells):
+            self.say(name, f"{what}, another in every row, an identifier: left out")
+            return None
+        found = self._number(name, cells, ".")
+        if found is not None:
+            self.say(name, f"{what}, {count:,} of them, too many for categories: read as numbers")
+        return found
 
     def _decimal(self, cells: pd.Series, unit: str = "") -> str:
         """The column's own evidence, then that of the others, then what can be read at all."""

@@ -68,8 +68,12 @@ class Target:
         known = self.known(table)
         if not self.classes:
             return known
-        found: np.ndarray = columns.words(table.frame[self.name]).isin(self.classes).to_numpy()
+        found: np.ndarray = columns.words(table.frame[self.name]).isin(self._index()).to_numpy()
         return known & found
+
+    def _index(self) -> dict[str, int]:
+        """The number of every class, whichever way its own number is written: 7 and 007 are one."""
+        return {columns.canonical(name): i for i, name in enumerate(self.classes)}
 
     def _numbers(self, cells: Any) -> Any:
         return columns.numbers(cells, self.decimal, self.unit)
@@ -86,8 +90,7 @@ class Target:
                     ", no number: correct it, or remove the row"
                 )
             return torch.from_numpy(values.copy())[:, None]
-        index = {name: i for i, name in enumerate(self.classes)}
-        words = columns.words(cells)
+        index, words = self._index(), columns.words(cells)
         codes = torch.tensor([index.get(word, -1) for word in words], dtype=torch.int64)
         if (codes < 0).any():
             row = int((codes < 0).int().argmax())
@@ -167,6 +170,9 @@ def find_target(
             "classes (--task classification)"
         )
     task, reason = (asked, "as you said") if asked else _task(name, values.to_numpy(), strange)
+    coded = columns.codes(levels) if cells.dtype == "category" else []
+    if coded and not asked and len(levels) <= min(FEW_VALUES, len(cells) // 2):
+        task, reason = "classification", f"{name} holds codes with leading zeros"
     if task in ("classification", "ordinal"):
         return Target(name, _classes(table, name, cells, task), task=task), reason
     if task == "count":
@@ -251,6 +257,9 @@ def _classes(table: Table, name: str, cells: Any, task: str) -> tuple[str, ...]:
             f"as {short(str(cells.iloc[0]))}: too many for classes; choose another column, or "
             "write numbers as digits alone (and --task regression)"
         )
+    if cells.dtype == "category":  # with the leading zeros that they have
+        written = {columns.canonical(code): code for code in columns.codes(cells.unique())}
+        classes = {written.get(word, word) for word in classes}
     found = in_order(classes)
     if found is None and task == "ordinal":
         raise DataError(

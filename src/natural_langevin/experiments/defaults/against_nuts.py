@@ -23,10 +23,12 @@ from natural_langevin._internal.pages import markdown
 from natural_langevin.experiments.defaults import record
 from natural_langevin.experiments.defaults.small import PROBLEMS, Problem
 from natural_langevin.sampling import recipe
+from natural_langevin.sampling.interrupts import whole_runs
 
 PART = "nuts"
 
 
+@whole_runs()
 def ours(problem: Problem, seed: int, scale: float | None) -> tuple[Posterior, float]:
     """A posterior by pure defaults but for the scale of the prior, and the seconds it took."""
     began = time.perf_counter()

@@ -20,6 +20,7 @@ from natural_langevin import Langevin, likelihoods
 from natural_langevin._internal.pages import markdown
 from natural_langevin.experiments.defaults import record
 from natural_langevin.experiments.defaults.twenty import Problem, problems
+from natural_langevin.sampling.interrupts import whole_runs
 
 TIMES = (1, 3, 10)
 PART = "longer"
@@ -27,6 +28,7 @@ PART = "longer"
 ERRORS = 2.0
 
 
+@whole_runs()
 def run(problem: Problem, times: int, steps: int | None, seed: int = 0) -> dict[str, Any]:
     """Pure defaults, with ``times`` as many steps as the recipe's, which are ``steps``."""
     regression = problem.y.is_floating_point()

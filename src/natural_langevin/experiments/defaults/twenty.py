@@ -25,6 +25,7 @@ from natural_langevin._internal.pages import markdown
 from natural_langevin.experiments.defaults import record, rivals
 from natural_langevin.experiments.uci.data import TABLES, load, split
 from natural_langevin.metrics import expected_calibration_error
+from natural_langevin.sampling.interrupts import whole_runs
 
 MOST = 1000
 #: Problems of which the recipe has seen something: see the page.
@@ -145,6 +146,7 @@ def _if_calibrated(posterior: Posterior, problem: Problem, scores: Any) -> float
     return float(np.mean([expected_calibration_error(p, y) for y in labels.mT]))
 
 
+@whole_runs()
 def run(problem: Problem, known: dict[str, Any] | None = None) -> dict[str, Any]:
     """Ours by pure defaults, and the rivals, unless they are ``known``."""
     regression = problem.y.is_floating_point()

@@ -19,6 +19,7 @@ from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
 from natural_langevin.dynamics.dropout import PerceptronLoss, forward, hidden_units
 from natural_langevin.execution.engine import Engine
+from natural_langevin.sampling.interrupts import whole_runs
 from natural_langevin.types import Params
 
 #: Inputs (n, D) to the class probabilities of every network: (network, n, classes).
@@ -42,6 +43,7 @@ class Settings:
     seed: int = 0
 
 
+@whole_runs()
 def posterior(x: Tensor, y: Tensor, classes: int, settings: Settings) -> Members:
     """Algorithm 1 with QDOP at T = 1, the last two thirds of every chain."""
     sampler = Langevin(

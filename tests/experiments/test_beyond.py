@@ -15,13 +15,11 @@ from natural_langevin.data import DataError, Dataset
 from natural_langevin.experiments.beyond import __main__ as command
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
 from natural_langevin.experiments.beyond.local import Local, envelope
-from natural_langevin.experiments.beyond.noisy import NoisyLabels
 from natural_langevin.experiments.beyond.parts import PARTS
 from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol, Setting
 from natural_langevin.experiments.beyond.run import BeyondError, run, table
 from natural_langevin.experiments.beyond.scoring import resolved
-from natural_langevin.likelihoods import Categorical
 from natural_langevin.metrics import nll
 from natural_langevin.models import mlp
 
@@ -195,47 +193,14 @@ def test_a_local_prior_is_a_gaussian_whose_variance_depends_on_the_place():
         envelope(2, 5, 0.1)
 
 
-def test_noisy_labels_are_a_mixture_with_the_uniform():
-    noise, outputs, y = (
-        0.03,
-        torch.tensor([[4.0, 0.0, -90.0], [0.5, 1.0, 0.0]]),
-        torch.tensor([2, 1]),
-    )
-    likelihood = NoisyLabels((noise, 0.0))
-    state = {"noise": torch.tensor(noise)}
-    expected = 0.97 * outputs.softmax(-1) + 0.01
-    torch.testing.assert_close(likelihood.distribution(outputs, state).probs, expected)
-    loss = likelihood.log_loss(outputs, y, state)
-    torch.testing.assert_close(loss, -expected[[0, 1], y].log())
-    slope, losses = likelihood.output_gradient(outputs, y, state)
-    torch.testing.assert_close(losses, loss)
-    # (softmax - onehot) times the share of the label's probability that the network answers for.
-    answered = 1 - noise / 3 / expected[[0, 1], y]
-    torch.testing.assert_close(
-        slope, answered[:, None] * (outputs.softmax(-1) - torch.eye(3)[y]), rtol=1e-5, atol=1e-7
-    )
-    plain = Categorical()
-    none = {"noise": torch.tensor(0.0)}
-    for a, b in zip(
-        likelihood.output_gradient(outputs, y, none), plain.output_gradient(outputs, y, {}),
-        strict=True,
-    ):  # fmt: skip
-        torch.testing.assert_close(a, b)
-    key = random.stream(random.origin(0, random.LABELS, torch.arange(1)), torch.tensor(0))[0]
-    count = 3000
-    drawn = likelihood.sample(outputs[:1].expand(count, 3), key, {"noise": torch.tensor(0.3)})
-    wanted = 0.7 * outputs[0].softmax(-1) + 0.1
-    error = (wanted * (1 - wanted) / count).sqrt()
-    assert ((drawn.bincount(minlength=3) / count - wanted).abs() < 4 * error).all()
-    assert likelihood.init(2, dtype=torch.float32, device=torch.device("cpu"))[
-        "noise"
-    ].tolist() == (pytest.approx([0.03, 0.0]))
-    with pytest.raises(ValueError, match="2 shares of wrong labels for 3 chains"):
-        likelihood.init(3, dtype=torch.float32, device=torch.device("cpu"))
-    with pytest.raises(ValueError, match="must lie in"):
-        NoisyLabels((1.0,))
-    with pytest.raises(ValueError, match="class indices"):
-        likelihood.check(outputs, torch.tensor([0, 3]))
+def test_every_chain_predicts_with_its_own_share_of_wrong_labels():
+    network = mlp(36, 3, (4,))
+    x, y = DATA.train_x[:4], DATA.train_y[:4]
+    params = {k: p.detach().repeat(2, *[1] * p.ndim) for k, p in network.named_parameters()}
+    scorer = BlurredScorer(network, {"scored": (x, y)}, [0.0, 0.0], [0.3, 0.0])
+    noisy, plain = scorer.probabilities(params, x)
+    torch.testing.assert_close(noisy, 0.7 * plain + 0.1)
+    torch.testing.assert_close(plain, network(x).double().softmax(-1))
 
 
 def test_a_new_file_begins_with_the_searches_of_another(tmp_path, finished):

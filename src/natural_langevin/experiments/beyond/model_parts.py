@@ -1,4 +1,5 @@
-"""Parts that change the model: places in the image, labels that may be wrong, and both."""
+"""Parts that change the model: places in the image, predictions that reckon with wrong labels, and
+both."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def local(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 def noisy_select(bench: Bench, done: dict[str, Result]) -> Result:
-    """The share of labels that are taken for random; step size and two variances with it."""
+    """The share of labels that predictions take for random; step size and two variances with it."""
     best, protocol = best_setting(done), bench.protocol
     near = replace(protocol.step_size, start=best.step_size)
     axes = (protocol.noise, near, *_wider(bench, best))
@@ -57,7 +58,7 @@ def noisy_select(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 def noisy(bench: Bench, done: dict[str, Result]) -> Result:
-    """What a likelihood adds that reckons with wrong labels."""
+    """What predictions gain that reckon with wrong labels."""
     protocol = bench.protocol
     return _final(bench, done, "noisy", "noisy labels", protocol.seeds, protocol.noisy_pooled)
 

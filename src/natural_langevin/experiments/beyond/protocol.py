@@ -11,7 +11,7 @@ searches (``search``) that go on where their best cell lies on an edge:
   chosen;
 - local-select: a prior whose first layer has places in the image (``local``), their width and the
   first variance;
-- noisy-select: the share of labels that the likelihood takes for random (``noisy``), for which long
+- noisy-select: the share of labels that predictions take for random (``noisy``), with which long
   steps and wide priors cost less, and so the step size and two variances again; by single chains;
 - both-select: noisy labels and places; by pooled chains and the Brier score, which counts what is
   right and wrong more than how sure the wrong ones are.
@@ -20,7 +20,7 @@ A cell of a search is ``copies`` chains, scored as one ensemble: what is to be c
 whose chains are pooled, and hot chains lose by a few draws what they win by many. Thousands of
 draws cannot tell how small a probability is, so a search scores with a share 1e-4 of the uniform
 (``parts.resolved``): else a single image that no draw has right decides. All rows have both NLLs.
-Where the likelihood itself has such a share, nothing needs to be added.
+Where predictions have such a share of their own, nothing needs to be added.
 
 Damping is counted in data, epsilon = ``damping`` / N, so that it means the same for every N: 6 is
 the paper's 1e-4 for 60,000 images. A smaller one lets weights that the data do not see reach the
@@ -46,7 +46,7 @@ class Setting(NamedTuple):
     damping: float  # times 1/N
     variances: tuple[float, ...]  # of the prior, for each layer
     width: float = 0.0  # of the first layer's places in the image (``local``); 0: none
-    noise: float = 0.0  # share of labels that are drawn at random (``noisy``)
+    noise: float = 0.0  # share of labels that predictions take for random (``noisy``)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""

@@ -20,7 +20,6 @@ from natural_langevin.data import Dataset
 from natural_langevin.dynamics import Integrator
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, views
 from natural_langevin.experiments.beyond.local import Local
-from natural_langevin.experiments.beyond.noisy import NoisyLabels
 from natural_langevin.experiments.beyond.protocol import Protocol, Setting
 from natural_langevin.experiments.beyond.running import Ran, advance
 from natural_langevin.experiments.beyond.virial import Virial
@@ -103,12 +102,11 @@ def sampler(
     if any(s.width for s in settings):
         variances, widths = torch.tensor([(s.variances[0], s.width) for s in settings]).unbind(1)
         prior = {f"{layers[0]}.weight": Local(variances, widths)} | prior
-    noise = tuple(s.noise for s in settings)
     etas = torch.tensor([s.step_size for s in settings])
     damping = torch.tensor([s.damping for s in settings], device=bench.device) / num_data
     return Langevin(
         network,
-        NoisyLabels(noise) if any(noise) else likelihoods.Categorical(),
+        likelihoods.Categorical(),
         prior=prior,
         # Steps this long, from a random start, diverge where a rare pixel's weight meets a metric
         # that has not seen it yet: hence ``fresh``, which once the metric stands still is all one.

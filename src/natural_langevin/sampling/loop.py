@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from natural_langevin._internal.processes import Processes, SingleProcess
@@ -136,7 +137,7 @@ def run(
             stopped, late = bool(interrupted), time.monotonic() - written > SAVE_SECONDS
             if plan.looks_at(done):
                 collector.look(state, info)
-                bar.update(done, f"loss {_mean_loss(info):.4f}  {collector.kept} kept")
+                bar.update(done, partial(_shown, info, collector.kept))
                 running = not bool(info.diverged.all())
                 stopped, late, running = processes.any([stopped, late, running])
                 _check_divergence(state, running)
@@ -202,6 +203,7 @@ def _check_divergence(state: Any, running: bool) -> None:
         )
 
 
-def _mean_loss(info: Info) -> float:
+def _shown(info: Info, kept: int) -> str:
+    """What the progress line says of a look."""
     losses = info.loss[~info.diverged]
-    return float(losses.mean()) if len(losses) else math.nan
+    return f"loss {float(losses.mean()) if len(losses) else math.nan:.4f}  {kept} kept"

@@ -82,7 +82,7 @@ def plan(
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
     work = price * sampler.chains * batch_size
     lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work, dear=dear)
-    weights = sum(p[0].numel() for p in sampler.init().params.values())
+    weights = sum(p.numel() for p in sampler._dynamics.gradients.network.trainable().values())
     if weights > num_data and lengths.repeats:
         lengths = dataclasses.replace(lengths, repeats=0)
     if until:
@@ -169,7 +169,7 @@ def _with_scales(
         microbatch=gradients.microbatch, clip=gradients.clip,
         autocast=gradients.network.autocast,
     )  # fmt: skip
-    compared._downhill = sampler._downhill
+    compared._downhill, compared._noticed = sampler._downhill, True  # the run itself says it
     usual = repeats * (scales.index(1.0) if 1.0 in scales else 0)
     pattern = usual + torch.arange(repeats, device=sampler.device)
     compared._downhill_pattern = pattern.repeat(len(scales))
@@ -227,7 +227,11 @@ def _prior_scale(
         return None
     scores = _scores(runs)
     pair = None if dear else prior_scale.beyond(scores)
-    if pair and (more := _compare(sampler, data, batch_size, price, pair)):
+    more: list[_Compared] = []
+    if pair:  # what agreed with the reference in one trial does so in the next
+        with proven_network() if runs[-1].choices[0].way == "native" else nullcontext():
+            more = _compare(sampler, data, batch_size, price, pair)
+    if pair and more:
         runs += more
         found = _scores(more)
         further = scores[pair[0]] + found[pair[1]] - found[pair[0]]  # from one start both

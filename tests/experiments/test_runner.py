@@ -49,6 +49,7 @@ from natural_langevin.experiments.table1 import protocol
 from natural_langevin.sampling import loop
 torch.set_num_threads(1)
 loop.SAVE_SECONDS = 0.0
+os.fsync = lambda descriptor: None  # as in tests/conftest.py
 values = json.loads(sys.argv[2])
 names = ("hidden", "schedules", "prior_variances", "dropout_rates", "deviations")
 values |= {k: tuple(values[k]) for k in names}

@@ -22,7 +22,8 @@ run: $(RUNS)
 # A file stays with one worker: what its tests share (a launch of torchrun, a compiled step) is made
 # once. The order is that of tests/conftest.py, longest first. One thread each: two workers with two
 # threads on two cores spend half their time waiting.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
 	$(PYTEST) -m "not thorough" $(ARGS)

@@ -2,6 +2,8 @@
 
     python benchmarks/gpu_step.py steps          time and launches of a step, network by network
     python benchmarks/gpu_step.py tiles          the linear kernel's tile, by number of chains
+    python benchmarks/gpu_step.py blas           one chain of the perceptron with either library for
+                                                 matrix products, kernel by kernel
     python benchmarks/gpu_step.py first          a new process, part by part (give it an empty
                                                  TRITON_CACHE_DIR to have kernels built)
 
@@ -72,7 +74,7 @@ def profiled(engine: Any, state: Any, count: int = 20) -> dict[str, Any]:
     events = [e for e in record.events() if e.device_type.name == "CUDA"]
     kernels: dict[str, list[float]] = {}
     for event in events:
-        kernels.setdefault(event.name[:60], []).append(event.time_range.elapsed_us())
+        kernels.setdefault(event.name[:90], []).append(event.time_range.elapsed_us())
     top = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:14]
     return {
         "launches": round(len(events) / count, 1),
@@ -121,6 +123,18 @@ def tiles() -> None:
         say(**row)
 
 
+def blas() -> None:
+    """One chain's products are of few tiles each, and which kernel takes them is the library's
+    choice: two of them have taken 16 us each of a step of 98."""
+    for library in ("default", "cublas", "cublaslt"):
+        torch.backends.cuda.preferred_blas_library(library)
+        for every in (1, 4):
+            engine, state = prepared("mlp", 1, every=every)
+            row = {"blas": library, "every": every, "way": engine.way}
+            row |= {"us": round(timed(engine, state, 1), 2)}
+            say(**row, **(profiled(engine, state) if every == 1 else {}))
+
+
 def first() -> None:
     marks = {"torch": TORCH - STARTED, "library": IMPORTED - TORCH}
 
@@ -144,4 +158,4 @@ def first() -> None:
 
 if __name__ == "__main__":
     torch.set_float32_matmul_precision("high")
-    {"steps": steps, "tiles": tiles, "first": first}[sys.argv[1]]()
+    {"steps": steps, "tiles": tiles, "blas": blas, "first": first}[sys.argv[1]]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -41,6 +42,15 @@ def pytest_sessionfinish() -> None:
 def _fixed_seed() -> None:
     """For the layers that tests make: the library itself never looks at the global generator."""
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for every device
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """What a killed process has written stays with the kernel; only a power cut, which no test
+    makes, would show whether it had reached the disk. Waiting takes milliseconds a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,11 @@ from natural_langevin.sampling.loop import DivergenceError
 
 if _collects:
     gc.enable()
+    if not gc.get_freeze_count():
+        # All this, and torch, goes to the oldest generation at once: on the way there it would be
+        # looked through once more, a tenth of a second of the first run.
+        gc.freeze()
+        gc.unfreeze()
 
 # Layer rules were registered under this path; code that does so keeps working.
 sys.modules["natural_langevin.gradients"] = statistics

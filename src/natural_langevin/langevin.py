@@ -30,7 +30,6 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.likelihoods import LogLoss
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
     density,
@@ -160,7 +159,7 @@ class Langevin:
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
         #: How the network is called, and which of its outputs counts.
         self.signature = Signature(
-            self.model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss)
+            self.model, discrete=likelihood.discrete, raw=likelihood.raw_outputs
         )
         network = Network(self.model, autocast=autocast, signature=self.signature)
         self._prior = priors.resolve(
@@ -316,7 +315,7 @@ class Langevin:
         ``callback`` is shown the run every 50 steps, of one that may end early oftener
         (``sampling.look.Look``: losses, temperature, acceptance);
         ``integrations.tensorboard.TensorBoard(folder)`` is one. Where a run of open length became
-        burn-in for another, both are shown, each from step 0 on.
+        burn-in for another, or began anew, both are shown, each from step 0 on.
 
         ``exchange=k``: before every k-th step chains of neighbouring ``temperature`` propose to
         swap their weights (``sampling.exchange``), on data in memory. Predictions then use the

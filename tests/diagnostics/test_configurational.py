@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
 
-pytest.importorskip("arviz", reason="ArviZ is not installed")
-
 NUM_DATA, FEATURES, SIGMA = 60, 5, 0.5
 PRIOR = priors.Gaussian(variance=0.5)
 

@@ -10,8 +10,6 @@ from natural_langevin.diagnostics import diagnose
 from natural_langevin.diagnostics.function_space import chain_distances
 from natural_langevin.diagnostics.plots import rank_counts
 
-pytest.importorskip("arviz", reason="ArviZ is not installed")
-
 
 def draws(offset: float = 0.0, rho: float = 0.0) -> torch.Tensor:
     """AR(1) draws of 4 chains, 400 each, 6 numbers; ``offset`` moves one chain away."""
@@ -59,6 +57,7 @@ def test_too_few_draws_are_refused():
 
 
 def test_a_posterior_diagnoses_itself_and_goes_to_arviz():
+    pytest.importorskip("arviz", reason="ArviZ is not installed")
     x = torch.rand(40, 2)
     sampler = Langevin(nn.Linear(2, 2), likelihoods.Categorical(), step_size=1e-2, chains=2)
     posterior = sampler.sample((x, x.argmax(1)), 100, batch_size=20, thin=2, progress=False)

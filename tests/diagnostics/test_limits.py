@@ -15,8 +15,6 @@ from natural_langevin.diagnostics.halved import compare
 from natural_langevin.diagnostics.limits import ess_limit, rhat_limit
 from natural_langevin.diagnostics.reading import Reading
 
-pytest.importorskip("arviz", reason="ArviZ is not installed")
-
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)

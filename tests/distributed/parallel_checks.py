@@ -376,11 +376,11 @@ def check_chains_in_a_folder(group: Group, folder: Path) -> dict[str, Any]:
 
 
 def check_a_checkpoint(group: Group, folder: Path) -> bool:
-    """Interrupted after 30 of 60 steps, and gone on with."""
-    options: dict[str, Any] = {"burn_in": 0, "thin": 10, "checkpoint": folder / "checkpoint"}
-    different_chains("auto", steps=60, every=30, **options)
-    again = different_chains("auto", steps=60, every=30, **options)
-    alone = different_chains(None, steps=60, burn_in=0, thin=10)
+    """Interrupted after 12 of 24 steps, and gone on with."""
+    options: dict[str, Any] = {"burn_in": 0, "thin": 4, "checkpoint": folder / "checkpoint"}
+    different_chains("auto", steps=24, every=12, **options)
+    again = different_chains("auto", steps=24, every=12, **options)
+    alone = different_chains(None, steps=24, burn_in=0, thin=4)
     own = again.shards.processes.own
     rows = slice(own.start, own.stop)
     return all(torch.equal(v, alone.samples[k][rows]) for k, v in again.samples.items())
@@ -421,7 +421,7 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
 def check_diverging(group: Group, folder: Path) -> dict[str, Any]:
     """The last chain breaks, wherever it is; predictions go on without it."""
     step_size = torch.tensor([5e-4, 1e-4, 1e12])
-    options: dict[str, Any] = {"step_size": step_size, "steps": 60, "burn_in": 20}
+    options: dict[str, Any] = {"step_size": step_size, "steps": 24, "burn_in": 4}
     alone, spread = (different_chains(where, **options) for where in (None, "auto"))
     x, _ = classes(count=12)
     pooled, one = (run.predict(x, chains="all").mean for run in (spread, alone))
@@ -476,6 +476,7 @@ def check_train(group: Group, folder: Path) -> dict[str, Any]:
     """One process makes the folder, writes the quality and prints; all sample."""
     out = folder / "trained"
     options = {"steps": 20, "hidden": 4, "chains": 3, "step-size": 0.003, "device": "cpu"}
+    options |= {"folds": 2}
     words = ["train", "digits", f"--out={out}", *(f"--{k}={v}" for k, v in options.items())]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_up, "ROUNDS", (10, 20))

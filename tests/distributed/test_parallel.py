@@ -23,7 +23,7 @@ def launched(folder, names: list[str], ranks: int, *loaded: str) -> dict[str, li
     return launch.checks(
         "parallel_checks", names, ranks=ranks, folder=folder, timeout=840,
         environment={"NATURAL_LANGEVIN_TIMEOUT": "120"},
-        imported=("parallel_checks", "arviz", *loaded),
+        imported=("parallel_checks", *loaded),
     )  # fmt: skip
 
 

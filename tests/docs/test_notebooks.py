@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import nbformat
 import pytest
 from notebooks import NOTEBOOKS, ROOT
@@ -20,6 +19,8 @@ def test_there_are_notebooks() -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in one namespace, here: a kernel would only import everything once more."""
+    import matplotlib.pyplot as plt  # not while tests are collected, by every worker
+
     monkeypatch.chdir(tmp_path)
     figures = []
     plt.switch_backend("agg")

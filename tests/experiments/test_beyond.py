@@ -15,10 +15,13 @@ from natural_langevin.data import DataError, Dataset
 from natural_langevin.experiments.beyond import __main__ as command
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
 from natural_langevin.experiments.beyond.local import Local, envelope
-from natural_langevin.experiments.beyond.parts import PARTS, resolved
+from natural_langevin.experiments.beyond.noisy import NoisyLabels
+from natural_langevin.experiments.beyond.parts import PARTS
 from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol, Setting
 from natural_langevin.experiments.beyond.run import BeyondError, run, table
+from natural_langevin.experiments.beyond.scoring import resolved
+from natural_langevin.likelihoods import Categorical
 from natural_langevin.metrics import nll
 from natural_langevin.models import mlp
 
@@ -34,7 +37,9 @@ def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 DATA = Dataset("bars", *images(360, 0), *images(90, 1), num_classes=3, source="made up")
 FIXED = Setting(0.8, 3e-4, 60.0, (0.2, 0.3, 0.02))
-PROTOCOL = replace(TOY, hidden=(8, 8), friction=0.3, fixed=(FIXED,), overdamped_fixed=(FIXED,))
+PROTOCOL = replace(
+    TOY, hidden=(8, 8), steps=140, friction=0.3, fixed=(FIXED,), overdamped_fixed=(FIXED,)
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,8 @@ def test_every_part_leaves_its_rows(finished):
     assert any(label.startswith("one chain, no momentum, plain") for label in labels)
     assert "2 pooled, prototype, length 0.8" in labels
     assert "2 pooled, no momentum, prototype, length 0.8" in labels
-    assert "one chain, places of width 0.2" in labels
+    for kind in ("places", "noisy labels", "places and noisy labels"):
+        assert {f"one chain, {kind}", f"2 pooled, {kind}"} <= set(labels)
     for row in results["rows"]:
         assert 0 < row["nll"]["mean"] < 3
         assert 0 <= row["accuracy"]["mean"] <= 100
@@ -101,15 +107,20 @@ def test_a_row_all_of_whose_chains_diverged_does_not_take_the_others_along(tmp_p
 
 def test_choices_are_made_on_held_out_images_by_searches(finished):
     parts = finished[1]["parts"]
-    for name in ("select", "refine", "overdamped-select"):
+    for name in PARTS:
+        if not name.endswith("select") or name.startswith("baselines"):
+            continue
         found = parts[name]["ranking"]
-        scores = [row["resolved"] for row in found]
+        by = {"noisy-select": "alone", "both-select": "brier"}.get(name, "resolved")
+        scores = [row[by] for row in found]
         assert scores == sorted(scores)
         assert sum(parts[name]["rounds"]) >= len(found)
     chosen = parts["refine"]["ranking"][0]
     assert chosen["length"] in (0.0, parts["select"]["ranking"][0]["length"])
     assert len({row["length"] for row in parts["select"]["ranking"]}) == 3  # both ways from one
     assert parts["final"]["groups"][0]["variances"] == chosen["variances"]
+    assert parts["both"]["groups"][0]["noise"] == parts["noisy-select"]["ranking"][0]["noise"] > 0
+    assert parts["both"]["groups"][0]["width"] > 0
     single = next(g for g in parts["final"]["groups"] if len(set(g["variances"])) == 1)
     assert single["variances"][0] in PROTOCOL.single
 
@@ -182,6 +193,65 @@ def test_a_local_prior_is_a_gaussian_whose_variance_depends_on_the_place():
         Local(variance, widths).gradient(theta)
     with pytest.raises(ValueError, match="square"):
         envelope(2, 5, 0.1)
+
+
+def test_noisy_labels_are_a_mixture_with_the_uniform():
+    noise, outputs, y = (
+        0.03,
+        torch.tensor([[4.0, 0.0, -90.0], [0.5, 1.0, 0.0]]),
+        torch.tensor([2, 1]),
+    )
+    likelihood = NoisyLabels((noise, 0.0))
+    state = {"noise": torch.tensor(noise)}
+    expected = 0.97 * outputs.softmax(-1) + 0.01
+    torch.testing.assert_close(likelihood.distribution(outputs, state).probs, expected)
+    loss = likelihood.log_loss(outputs, y, state)
+    torch.testing.assert_close(loss, -expected[[0, 1], y].log())
+    slope, losses = likelihood.output_gradient(outputs, y, state)
+    torch.testing.assert_close(losses, loss)
+    # (softmax - onehot) times the share of the label's probability that the network answers for.
+    answered = 1 - noise / 3 / expected[[0, 1], y]
+    torch.testing.assert_close(
+        slope, answered[:, None] * (outputs.softmax(-1) - torch.eye(3)[y]), rtol=1e-5, atol=1e-7
+    )
+    plain = Categorical()
+    none = {"noise": torch.tensor(0.0)}
+    for a, b in zip(
+        likelihood.output_gradient(outputs, y, none), plain.output_gradient(outputs, y, {}),
+        strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(a, b)
+    key = random.stream(random.origin(0, random.LABELS, torch.arange(1)), torch.tensor(0))[0]
+    count = 3000
+    drawn = likelihood.sample(outputs[:1].expand(count, 3), key, {"noise": torch.tensor(0.3)})
+    wanted = 0.7 * outputs[0].softmax(-1) + 0.1
+    error = (wanted * (1 - wanted) / count).sqrt()
+    assert ((drawn.bincount(minlength=3) / count - wanted).abs() < 4 * error).all()
+    assert likelihood.init(2, dtype=torch.float32, device=torch.device("cpu"))[
+        "noise"
+    ].tolist() == (pytest.approx([0.03, 0.0]))
+    with pytest.raises(ValueError, match="2 shares of wrong labels for 3 chains"):
+        likelihood.init(3, dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="must lie in"):
+        NoisyLabels((1.0,))
+    with pytest.raises(ValueError, match="class indices"):
+        likelihood.check(outputs, torch.tensor([0, 3]))
+
+
+def test_a_new_file_begins_with_the_searches_of_another(tmp_path, finished):
+    out, known = finished
+    new = tmp_path / "new.json"
+    found = run(DATA, new, protocol=PROTOCOL, parts={"noisy-select": 1e9}, searches=out)
+    assert found["searches"] == out.name
+    assert list(found["parts"]) == ["select", "refine", "local-select", "noisy-select"]
+    assert found["parts"]["refine"] == json.loads(out.read_text())["parts"]["refine"]
+    ranking, before = (of["parts"]["noisy-select"]["ranking"] for of in (found, known))
+    assert [row["score"] for row in ranking] == pytest.approx([row["score"] for row in before])
+    other = replace(PROTOCOL, batch_size=10)
+    with pytest.raises(BeyondError, match="other settings: batch_size"):
+        run(DATA, tmp_path / "a.json", protocol=other, parts={}, searches=out)
+    with pytest.raises(BeyondError, match="no searches to begin with"):
+        run(DATA, tmp_path / "b.json", protocol=PROTOCOL, parts={}, searches=tmp_path / "none")
 
 
 def test_an_image_that_no_draw_has_right_does_not_decide_a_search():

@@ -24,7 +24,7 @@ def bowl(lowest, *, broken=()):
     def score(count, cells):
         rounds.append(cells)
         height = {c: sum((a - b) ** 2 for a, b in zip(c, lowest, strict=True)) for c in cells}
-        found = [None if cell in broken else {"resolved": float(height[cell])} for cell in cells]
+        found = [None if cell in broken else {"score": float(height[cell])} for cell in cells]
         return Round(found, complete=True, updates=5, seconds=1.0, wall=2.0)
 
     return score, rounds

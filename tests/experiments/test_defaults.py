@@ -46,6 +46,13 @@ def test_longer_is_judged_by_the_errors() -> None:
     found = longer.table(rows)
     assert "Not worse within 2 errors on 1 of 2; worse: b." in found
     assert "| c | 100 | 0.5000 ± 0.0100 |  |  |" in found
+    # Another seed of b: its mean is within the error that the two seeds show.
+    rows |= {longer.key("b", 1, seed=1): row(0.54), longer.key("b", 3, seed=1): row(0.54)}
+    assert longer.table(rows) == found  # which is not there yet at all lengths
+    rows[longer.key("b", 10, seed=1)] = row(0.51)
+    found = longer.table(rows)
+    assert "Not worse within 2 errors on 2 of 2; worse: none." in found
+    assert "| b | 100 | 0.5200 ± 0.0200 | 0.5200 ± 0.0200 | 0.5250 ± 0.0150 |" in found
 
 
 def test_a_calibrated_forecast_has_an_error_too() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from natural_langevin.cli.app import app
 from natural_langevin.data import DataError
 from natural_langevin.experiments.fidelity import table
 from natural_langevin.experiments.fidelity.chain import Flat, Settings, kept, start
@@ -25,7 +27,7 @@ from natural_langevin.experiments.fidelity.problem import (
     synthetic,
 )
 from natural_langevin.experiments.fidelity.run import FidelityError, run
-from natural_langevin.experiments.fidelity.shifted import as_results, shifted
+from natural_langevin.experiments.fidelity.shifted import as_results, shifted, with_table
 from natural_langevin.experiments.shift import table as shift_table
 from natural_langevin.models import resnet_frn
 
@@ -138,6 +140,30 @@ def test_the_same_draws_on_shifted_images() -> None:
     one = found["rows"]["ensemble shift_of_one"]["foreign"]["shuffled"]
     assert one["epistemic"] == 0.5, "a single network has no epistemic uncertainty"
     assert torch.allclose(normalised(pixels(problem.x)), problem.x, atol=1e-5)
+
+
+def test_the_page_of_shifts_shows_the_committed_run() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "shift.md").read_text(encoding="utf-8")
+    results = (root / "results" / "fidelity-h200.json").read_text(encoding="utf-8")
+    assert with_table(page, json.loads(results)) == page
+
+
+def test_the_command_writes_the_table_of_shifts(tmp_path: Path) -> None:
+    page = tmp_path / "shift.md"
+    page.write_text("<!-- shift-cifar:begin -->\n<!-- shift-cifar:end -->after")
+    size = ["--depth=8", "--width=2", "--batch-size=20", "--seconds=1e-9", "--pilot=0", "--looks=2"]
+    asked = ["--data=synthetic", "--shift=5", f"--shift-page={page}", "--device=cpu"]
+    asked.append(f"--out={tmp_path / 'f.json'}")
+    wide = CliRunner(env={"COLUMNS": "300"})
+    done = wide.invoke(app, ["fidelity", "rmsprop", *size, *asked])
+    assert done.exit_code == 0, done.output
+    written = page.read_text()
+    assert written.count("| underdamped, RMSProp |") == 1
+    assert "AUROC, shuffled" in written
+    assert written.endswith("<!-- shift-cifar:end -->after")
+    assert done.stdout.count("underdamped, RMSProp") == 2
+    assert "AUROC, shuffled" in done.stdout
 
 
 def test_dropout_descends_as_sgd_with_momentum_does_and_its_masks_differ() -> None:

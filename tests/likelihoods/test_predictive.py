@@ -112,8 +112,9 @@ def test_draws(ensemble: tuple[Mixture, list[list[Any]]]) -> None:
     draws = mixture.sample((20_000,), seed=1)
     assert torch.equal(before, torch.get_rng_state())
     assert draws.shape == (20_000, INPUTS, 1)
-    assert torch.equal(draws, mixture.sample((20_000,), seed=1))
-    assert not torch.equal(draws, mixture.sample((20_000,), seed=2))
+    few, same, other = (mixture.sample((200,), seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(few, same)
+    assert not torch.equal(few, other)
     for level in (0.1, 0.5, 0.9):
         y = mixture.icdf(level)
         expected = mixture.cdf(y)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-import arviz as az
 import pytest
 import torch
 from torch import nn
 
 import small_run
 from natural_langevin import Langevin, Posterior, likelihoods, priors
+from natural_langevin.diagnostics import import_arviz
 
 
 def line(count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,6 +51,7 @@ def test_groups_for_loo_and_compare() -> None:
     spread = torch.tensor(drawn).double().var((0, 1)) / law.variance
     assert (spread.mean() - 1).abs() < 5 * math.sqrt(2 / 800)
     wide = regression(sigma=1.0)[1]
+    az = import_arviz()
     table = az.compare({"wide": wide.to_arviz(data=(x, y)), "right": found})
     assert list(table.index) == ["right", "wide"]
     assert az.loo(found).elpd_loo < 0

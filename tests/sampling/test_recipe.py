@@ -210,13 +210,27 @@ def test_a_loss_that_still_falls_is_told_from_one_that_has_settled() -> None:
 def test_what_chains_that_disagree_cost() -> None:
     """Chains of mean densities m_c: the loss by which a pool of four is above one of many."""
     g = torch.Generator().manual_seed(0)
-    level = 1 + 0.2 * torch.randn(4, 1, 5000, generator=g).double()
-    found = recipe.disagreement(level.log().expand(4, 3, 5000))
+    level = 1 + 0.2 * torch.randn(4, 5000, generator=g).double()
+    found = recipe.disagreement(level)
     assert found == pytest.approx(0.2**2 / (2 * 4), rel=0.1)
     pool = level.mean(0)  # of many chains it is 1
     assert found == pytest.approx(float((pool - 1 - pool.log()).mean()), rel=0.1)
-    assert recipe.disagreement(torch.zeros(4, 3, 7)) == 0.0
-    assert recipe.disagreement(level[:1].log()) == 0.0
+    assert recipe.disagreement(torch.ones(4, 7)) == 0.0
+    assert recipe.disagreement(level[:1]) == 0.0
+
+
+def test_classes_are_weighed_by_what_may_be_observed() -> None:
+    """Rows whose networks have learned their class: three chains of four are sure of it. By the
+    class that is there this costs little, by what a new row may be, as much as the mean of four
+    chains' -ln q is above that of many, q being drawn from them."""
+    p = torch.tensor([0.999, 0.999, 0.999, 0.9]).double()
+    each = torch.stack([p, 1 - p], -1)[:, None]
+    mean = each.mean(0)
+    by_label = recipe.disagreement(each[..., 0])
+    found = recipe.disagreement(each, mean)
+    assert found > 10 * by_label
+    assert found == pytest.approx(float((each.var(0) / mean).sum()) / 8)
+    assert recipe.disagreement(each[:1].expand(4, 1, 2), mean) == 0.0
 
 
 def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -37,18 +38,18 @@ class Progress:
             self.say(f"{self._total / MEBIBYTE:.1f} MiB" if self._total else "size unknown")
         return self
 
-    def update(self, done: int, detail: str = "") -> None:
-        """``done`` of the total, and what else there is to say."""
+    def update(self, done: int, detail: Callable[[], str] = str) -> None:
+        """``done`` of the total, and what else there is to say, asked for where it is shown."""
         if not self._shown:
             return
         if self._rich is not None:
-            self._rich.update(self._task, completed=done, detail=detail)
+            self._rich.update(self._task, completed=done, detail=detail())
             return
         now = time.monotonic()
         every = 1.0 if sys.stderr.isatty() else 10.0
         if now - self._printed >= every:
             self._printed = now
-            text = f"{self._title}: {self._amount(done)}  {detail}"
+            text = f"{self._title}: {self._amount(done)}  {detail()}"
             if self._total is not None:
                 left = (now - self._started) / max(done, 1) * (self._total - done)
                 text += f"  {left:.0f} s left"

@@ -11,11 +11,12 @@ from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.cli.figures import publish, show
 from natural_langevin.data import DataError
-from natural_langevin.experiments.fidelity import table
+from natural_langevin.experiments.fidelity import shifted, table
 from natural_langevin.experiments.fidelity.chain import Settings
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS
 from natural_langevin.experiments.fidelity.problem import cifar, synthetic
 from natural_langevin.experiments.fidelity.run import FidelityError, run
+from natural_langevin.experiments.shift import table as shift_table
 
 
 def fidelity(
@@ -41,6 +42,9 @@ def fidelity(
         [], metavar="NAME", help="With --shift: mnist or fashion-mnist; may be repeated."
     ),
     page: Path | None = typer.Option(None, metavar="FILE", help="A page whose table to replace."),
+    shift_page: Path | None = typer.Option(
+        None, metavar="FILE", help="A page whose table of shifts to replace; with --shift."
+    ),
     plot: Path | None = typer.Option(None, metavar="FILE", help="Draw a picture (SVG, PNG)."),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
 ) -> None:
@@ -69,4 +73,8 @@ def fidelity(
             say=lambda line: echo(line, err=True),
         )
         publish(table, results, page, plot)
+        publish(shifted, results, shift_page, None)
     show(table.COLUMNS, table.rows(results))
+    if shift:
+        found = shifted.as_results(results)
+        show(shift_table.columns(found), shift_table.rows(found))

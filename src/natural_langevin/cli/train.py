@@ -20,7 +20,7 @@ from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import UsageError, one_line_errors
 from natural_langevin.data.tables import read_training
 from natural_langevin.distributed.rank_zero import is_rank_zero
-from natural_langevin.tabular.fit import fit, open_default_folder, open_folder, prepare
+from natural_langevin.tabular.fit import Prepared, fit, open_default_folder, open_folder, prepare
 from natural_langevin.tabular.recipe import settings_from
 from natural_langevin.tabular.settings import AUTO, SettingError, Settings
 
@@ -127,19 +127,7 @@ def train(
         else:
             open_folder(out, prepared.run, resume=resume)
         run_summary.data(prepared, console)
-        try:
-            with _without_advice():
-                quality = fit(prepared, out, device=chosen)
-        except DivergenceError as error:
-            raise UsageError(
-                f"{str(error).rstrip('.')}; or let held-out rows choose one (--step-size auto), in "
-                "another --out"
-            ) from None
-        except KeyboardInterrupt:
-            command = shlex.join(["natural-langevin", *sys.argv[1:]])
-            again = command if resume else f"{command} --resume"
-            echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        quality = _fitted(prepared, out, chosen, resume=resume)
         if not is_rank_zero():
             return
         run_summary.choice(quality, console)
@@ -147,6 +135,23 @@ def train(
         uncertainty.picture(quality, out, run_summary.title(prepared.run), console)
     run_summary.scores(quality, console)
     run_summary.next_commands(out, console)
+
+
+def _fitted(prepared: Prepared, out: Path, device: str, *, resume: bool) -> dict[str, Any]:
+    """What was learned; what stops it is said with the command that goes on, or the option."""
+    try:
+        with _without_advice():
+            return fit(prepared, out, device=device)
+    except DivergenceError as error:
+        raise UsageError(
+            f"{str(error).rstrip('.')}; or let held-out rows choose one (--step-size auto), in "
+            "another --out"
+        ) from None
+    except KeyboardInterrupt:
+        command = shlex.join(["natural-langevin", *sys.argv[1:]])
+        again = command if resume else f"{command} --resume"
+        echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextlib.contextmanager

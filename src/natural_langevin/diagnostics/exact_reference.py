@@ -32,6 +32,7 @@ from natural_langevin import random
 from natural_langevin.data.streams import as_stream, split_pair
 from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.dynamics import Adjusted
+from natural_langevin.dynamics.base import Conditions
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine
@@ -228,10 +229,8 @@ def _reference_draws(
         dtype=first.dtype, device=device,
     )  # fmt: skip
     on.prepare(starts, data[0])
-    integrator.check(
-        on, step_size=rates.step_size.max(0).values, batch_size=len(data[0]),
-        num_data=len(data[0]), adapts=rates.adapts_from(burn_in),
-    )  # fmt: skip
+    largest, count = rates.step_size.max(0).values, len(data[0])
+    integrator.check(on, Conditions(largest, count, count, rates.adapts_from(burn_in)))
     engine, state = Engine(on, stream, rates, len(data[0]), mode="auto"), on.init(starts)
     state, _ = engine.run(state, 0, burn_in)
     kept = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ class RunSettings:
     """``plan``: which iterates are kept. ``where``, ``specs``, ``dtype``: how they are stored.
     ``choice``: what the recipe chose. ``wanted``: the effective sample size of ``until``.
     ``then``: the run that follows this one where its loss still falls (see ``recipe.falls_by``),
-    ``spent``: the steps of those before."""
+    ``spent``: the steps of those before. ``attempts``: how often it may begin anew with smaller
+    steps, where it explodes (0: it is reported as it is)."""
 
     plan: RunPlan
     batch_size: int
@@ -47,6 +48,13 @@ class RunSettings:
     wanted: float | None
     then: RunSettings | None = None
     spent: int = 0
+    attempts: int = 0
+
+    def gentler(self) -> RunSettings:
+        """The same, and what follows it, with a smaller step size."""
+        assert self.choice is not None
+        then = None if self.then is None else self.then.gentler()
+        return replace(self, choice=self.choice.gentler(), then=then, attempts=self.attempts - 1)
 
 
 def settle(
@@ -70,7 +78,7 @@ def settle(
     """The arguments of ``sample``, with nothing open; the recipe also sets the sampler's prior and
     its start."""
     check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
-    choice, runs = None, None
+    choice, runs, attempts = None, None, 0
     where = stores.location(store)
     if sampler._by_recipe:
         with sampler.mesh.together("choosing what was left open"):
@@ -83,6 +91,7 @@ def settle(
         alone = checkpoint is None and exchange is None and sampler.mesh.world == 1
         if alone and not isinstance(where, Path):
             runs = lengths.runs()
+            attempts = 0 if lengths.repeats is None else recipe.ATTEMPTS
     batch_size = whole_number(
         "batch_size", preparation.open_batch(sampler, data) if batch_size is None else batch_size
     )
@@ -123,6 +132,7 @@ def settle(
             wanted=wanted,
             then=found,
             spent=spent,
+            attempts=attempts,
         )
     assert found is not None
     return found

@@ -11,6 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
 from natural_langevin import random
@@ -28,7 +31,8 @@ from natural_langevin.distributed.run_setup import (
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.likelihoods import Gaussian
+from natural_langevin.likelihoods import Bernoulli, Categorical
+from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.posterior import noise_widths, stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import interrupts, notices, recipe, step_size_search, trials, warm_up
@@ -40,7 +44,7 @@ from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import run
 from natural_langevin.sampling.step_size_checks import StepSize
 from natural_langevin.sampling.until import Target
-from natural_langevin.sampling.watching import Watching
+from natural_langevin.sampling.watching import ExplosionError, Watching
 
 log = logging.getLogger("natural_langevin")
 
@@ -59,8 +63,14 @@ def carry_out(
     found: Posterior | State | None = None
     runs: RunSettings | None = asked
     while runs is not None and not isinstance(found, Posterior):
-        found = _run_once(sampler, data, runs, found, callback, exchange, progress=progress)
-        runs = runs.then
+        try:
+            found = _run_once(sampler, data, runs, found, callback, exchange, progress=progress)
+        except ExplosionError as error:
+            runs = runs.gentler()
+            assert runs.choice is not None
+            log.info("%s: begun anew, step_size=%s", error, runs.choice.reason)
+        else:
+            runs = runs.then
     assert isinstance(found, Posterior)
     return found
 
@@ -101,7 +111,9 @@ def _run_once(
         asked.wanted, lambda now: _posterior(sampler, sampler, collector.so_far, now, config),
         engine.stream.example()[0], seconds=asked.seconds if asked.wanted is not None else None,
     )  # fmt: skip
-    watcher = Watching(engine, mesh, target, steps=plan.steps, callback=callback)
+    watcher = Watching(
+        engine, mesh, target, steps=plan.steps, callback=callback, breaks_off=asked.attempts > 0
+    )
     title = progress if isinstance(progress, str) else "sampling"
     with contextlib.ExitStack() as closing:
         closing.callback(sink.close)
@@ -139,8 +151,18 @@ def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> str | Non
         return f"the loss still fell by {fall:.2g} nats per sample in the last third"
     if asked.spent:
         return None
-    loss = recipe.disagreement(so_far.log_likelihood(*stream.example()))
+    loss = _disagreement(so_far, *stream.example())
     return f"chains disagree, by {loss:.2g} nats" if loss > recipe.DISAGREEMENT else None
+
+
+def _disagreement(so_far: Posterior, x: Tensor, y: Tensor) -> float:
+    """``recipe.disagreement`` of all chains: about every class, or about the targets that are."""
+    if isinstance(so_far.likelihood, Bernoulli | Categorical):
+        laws = [so_far.predict_dist(x, chains=[c], sharpness=1.0) for c in so_far.healthy]
+        each = torch.stack([probabilities(law) for law in laws])
+        return recipe.disagreement(each, each.mean(0))
+    log_density = so_far.log_likelihood(x, y).double()
+    return recipe.disagreement(torch.exp(log_density - log_density.amax((0, 1))).mean(1))
 
 
 def _noise_is_open(sampler: Any, data: Any) -> bool:
@@ -148,8 +170,8 @@ def _noise_is_open(sampler: Any, data: Any) -> bool:
     learned noise, under the recipe's own prior."""
     ours = sampler._scale_open and sampler._owner is sampler and not trials.under_way()
     alike = sampler.mesh.world == 1 and bool((sampler._temperature == 1).all())
-    learned = isinstance(sampler.likelihood, Gaussian) and sampler.likelihood.sigma == "rmse"
-    return ours and alike and learned and isinstance(data, tuple | list | TensorDataset)
+    in_memory = isinstance(data, tuple | list | TensorDataset)
+    return ours and alike and sampler.likelihood.learns_width and in_memory
 
 
 def _notice(sampler: Any, stream: Stream) -> None:
@@ -208,7 +230,12 @@ def _prepared(
             engine.dynamics, noise=random.later(noise, asked.spent),
             labels=random.later(labels, asked.spent),
         )  # fmt: skip
-        state = sampler._dynamics.init(before.params)._replace(likelihood=before.likelihood)
+        # As does the metric: that of a few batches alone throws chains away which fit their rows.
+        engine.rates.remember(recipe.REMEMBERED)
+        params, learned, metric = pytree.tree_map(
+            torch.clone, (before.params, before.likelihood, before.metric)
+        )
+        state = sampler._dynamics.init(params)._replace(likelihood=learned, metric=metric)
     elif sampler._begin is not None:
         weights, learned = sampler._begin
         state = sampler._dynamics.init(weights)._replace(likelihood=learned)

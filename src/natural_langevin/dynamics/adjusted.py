@@ -37,7 +37,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import random
 from natural_langevin._internal.chains import average, per_chain
-from natural_langevin.dynamics.base import Integrator, State
+from natural_langevin.dynamics.base import Conditions, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.statistics import Evaluation, Params
@@ -101,23 +101,16 @@ class Adjusted(Integrator):
             return self.target_acceptance
         return BEST_OF_ONE if self.steps == 1 else BEST_OF_SEVERAL
 
-    def check(
-        self,
-        on: LangevinDynamics,
-        *,
-        step_size: Tensor,
-        batch_size: int,
-        num_data: float,
-        adapts: bool,
-    ) -> None:
+    def check(self, on: LangevinDynamics, run: Conditions) -> None:
         name = type(self).__name__
-        if batch_size != num_data:
+        if run.batch_size != run.num_data:
             raise ValueError(
-                f"{name} compares energies of all data: every batch must hold all {num_data:g} of "
-                f"them, got {batch_size}. Give batch_size={num_data:g}, or use an unadjusted "
-                "sampler, such as dynamics.Underdamped()"
+                f"{name} compares energies of all data: every batch must hold all "
+                f"{run.num_data:g} of them, got {run.batch_size}. Give "
+                f"batch_size={run.num_data:g}, or use an unadjusted sampler, such as "
+                "dynamics.Underdamped()"
             )
-        if adapts:
+        if run.adapts:
             raise ValueError(
                 f"{name} needs a metric that stands still: give burn_in, of which nothing is kept, "
                 f'and adapt="burn-in" (got {on.preconditioner!r})'

@@ -55,6 +55,15 @@ class Info(NamedTuple):
     diverged: Tensor  # (chain,) bool
 
 
+class Conditions(NamedTuple):
+    """What an integrator is told of a run."""
+
+    step_size: Tensor  # (chain,) the largest eta after burn-in
+    batch_size: int
+    num_data: float
+    adapts: bool  # whether the metric goes on adapting after burn-in
+
+
 class Dynamics(Protocol):
     """Whatever moves a state by steps, as pure functions of their arguments."""
 
@@ -94,18 +103,8 @@ class Integrator:
     #: Whether it takes differences of energies, for which losses are averaged in float64.
     compares_energies: bool = False
 
-    def check(
-        self,
-        on: LangevinDynamics,
-        *,
-        step_size: Tensor,
-        batch_size: int,
-        num_data: float,
-        adapts: bool,
-    ) -> None:
-        """Refuses, or warns of, a run that this integrator cannot do: called before its first step
-        with the largest eta of every chain, (chain,), after burn-in, and whether the metric goes on
-        adapting there."""
+    def check(self, on: LangevinDynamics, run: Conditions) -> None:
+        """Refuses, or warns of, a run that this integrator cannot do, before its first step."""
 
     def before(
         self, on: LangevinDynamics, state: State, rates: Rates, num_data: float | Tensor

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import per_chain
-from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.base import Conditions, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor, Preconditioner
@@ -88,10 +88,9 @@ def refuse_metric(preconditioner: Preconditioner) -> None:
         )
 
 
-def warn_beyond_range(
-    step_size: Tensor, temperature: Tensor, batch_size: int, num_data: float, share: float = 1.0
-) -> None:
+def warn_beyond_range(run: Conditions, temperature: Tensor, share: float = 1.0) -> None:
     """Says where the minibatch's own noise is more than the temperature allows; values by chain."""
+    step_size, batch_size, num_data, _ = run
     if batch_size >= num_data:
         return
     limit = 2 * share * temperature.double() / (_inverse_size(batch_size, num_data) * num_data)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import average, per_chain
-from natural_langevin.dynamics.base import Integrator, State
+from natural_langevin.dynamics.base import Conditions, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.heat import corrected_noise, refuse_metric, warn_beyond_range
 from natural_langevin.dynamics.rates import Rates
@@ -40,18 +40,10 @@ class Overdamped(Integrator):
     def __post_init__(self) -> None:
         check_flag(self.correct_heat)
 
-    def check(
-        self,
-        on: LangevinDynamics,
-        *,
-        step_size: Tensor,
-        batch_size: int,
-        num_data: float,
-        adapts: bool,
-    ) -> None:
+    def check(self, on: LangevinDynamics, run: Conditions) -> None:
         if self.correct_heat:
             refuse_metric(on.preconditioner)
-            warn_beyond_range(step_size, on.temperature, batch_size, num_data)
+            warn_beyond_range(run, on.temperature)
 
     def update(
         self,

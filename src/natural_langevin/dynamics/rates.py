@@ -99,6 +99,12 @@ class RatesTable:
         """eta_t: (step, chain)."""
         return self.values[:, :-2]
 
+    def remember(self, batches: float) -> None:
+        """Lets the metric at the start count for so many batches of the average's weight at first:
+        gamma / (1 + batches gamma) in the place of gamma."""
+        decay = self.values[:, -2]
+        decay /= 1 + batches * decay
+
     def of_chains(self, ids: Tensor) -> RatesTable:
         """The same for these chains."""
         shared = self.values[:, -2:]

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import average, per_chain
-from natural_langevin.dynamics.base import Integrator, State
+from natural_langevin.dynamics.base import Conditions, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.heat import refuse_metric, warn_beyond_range
 from natural_langevin.dynamics.overdamped import check_flag, increment, noise
@@ -91,18 +91,10 @@ class Underdamped(Integrator):
                 "dynamics.Overdamped() is the case without any"
             )
 
-    def check(
-        self,
-        on: LangevinDynamics,
-        *,
-        step_size: Tensor,
-        batch_size: int,
-        num_data: float,
-        adapts: bool,
-    ) -> None:
+    def check(self, on: LangevinDynamics, run: Conditions) -> None:
         if self.correct_heat:
             refuse_metric(on.preconditioner)
-            warn_beyond_range(step_size, on.temperature, batch_size, num_data, self.friction)
+            warn_beyond_range(run, on.temperature, self.friction)
 
     def init(self, params: Params) -> Momentum:
         return Momentum({k: torch.zeros_like(p) for k, p in params.items()})

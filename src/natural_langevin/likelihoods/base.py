@@ -30,6 +30,13 @@ class Likelihood:
     discrete = False
     #: The label that stands for no label at all, if there is one.
     ignore_index: int | None = None
+    #: Whether what the network gives, a tuple or a dictionary as well, is taken as it is.
+    raw_outputs = False
+
+    @property
+    def learns_width(self) -> bool:
+        """Whether one width of Gaussian noise, the same everywhere, is learned along the way."""
+        return False
 
     def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first step, with a leading chain axis."""

@@ -35,13 +35,17 @@ class Gaussian(Likelihood):
     def __post_init__(self) -> None:
         check_scale("sigma", self.sigma, "rmse")
 
+    @property
+    def learns_width(self) -> bool:
+        return self.sigma == "rmse"
+
     def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
-        if self.sigma == "rmse":
+        if self.learns_width:
             return {"variance": torch.ones(chains, dtype=dtype, device=device)}
         return {}
 
     def update(self, state: State, outputs: Tensor, y: Tensor, rate: Tensor) -> State:
-        if self.sigma != "rmse":
+        if not self.learns_width:
             return state
         residual = y.to(outputs.dtype).reshape(outputs.shape) - outputs
         # The floor keeps a network that interpolates its data from dividing by zero.

@@ -29,6 +29,8 @@ class LogLoss(Likelihood):
     tensor([0.])
     """
 
+    raw_outputs = True
+
     fn: Callable[[Any, Tensor], Tensor] | None
     draw: Callable[[Any, Tensor], Tensor] | None = None
     law: Callable[[Any], Distribution] | None = None

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Where the best 1/scale is looked for, and how often the bracket shrinks (by 0.618 each time).
-_LOW, _HIGH, _SHRINKS = 1e-3, 1e3, 80
+#: Where the best 1/scale is looked for, and how well its logarithm is known in the end: float64
+#: does not tell likelihoods apart that are nearer.
+_LOW, _HIGH, _NEAR = 1e-3, 1e3, 1e-8
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,17 @@ class TemperatureScaling:
 
         low, high = math.log(_LOW), math.log(_HIGH)
         ratio = (5**0.5 - 1) / 2
-        points = [high - ratio * (high - low), low + ratio * (high - low)]
-        for _ in range(_SHRINKS):  # golden section, in the logarithm
-            left, right = (nll(math.exp(p)) for p in points)
+        first, last = high - ratio * (high - low), low + ratio * (high - low)
+        left, right = nll(math.exp(first)), nll(math.exp(last))
+        while high - low > _NEAR:  # golden section, in the logarithm
             if left < right:
-                high, points = points[1], [points[1] - ratio * (points[1] - low), points[0]]
+                high, last, right = last, first, left
+                first = high - ratio * (high - low)
+                left = nll(math.exp(first))
             else:
-                low, points = points[0], [points[1], points[0] + ratio * (high - points[0])]
+                low, first, left = first, last, right
+                last = low + ratio * (high - low)
+                right = nll(math.exp(last))
         return TemperatureScaling(math.exp(-(low + high) / 2))
 
     def __call__(self, probabilities: Tensor) -> Tensor:

@@ -50,7 +50,8 @@ def averaged(
             sharpness=sharpness_of(posterior, sharpness, estimate),
             draws=draws if errors else None,
         )  # fmt: skip
-        _fill(posterior, averager, samples, batch.to(device), sample_batch, pooled)
+        size = networks.together(samples, sample_batch, batch_size=batch_size, inputs=len(batch))
+        _fill(posterior, averager, samples, batch.to(device), size, pooled)
         yield averager
     if empty:
         raise ValueError("there is nothing to predict: x holds no batch")

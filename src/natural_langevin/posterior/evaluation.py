@@ -89,18 +89,26 @@ def log_likelihood(
     state = learned_by(posterior, pooled, posterior.draws)
     seen, rows = 0, []
 
-    def one(params: Params, learned: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return -posterior.likelihood.log_loss(posterior._call(params, x), y, learned)
+    def one(outputs: Any, learned: dict[str, Tensor], y: Tensor) -> Tensor:
+        return -posterior.likelihood.log_loss(outputs, y, learned)
+
+    def several(params: Params, learned: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        outputs = posterior._native(posterior._call, params, x)
+        if outputs is not None:
+            return vmap(one, in_dims=(0, 0, None))(outputs, learned, y)
+        general = vmap(lambda p, s: one(posterior._call(p, x), s, y))
+        return general(params, learned)
 
     with torch.no_grad():
-        for some in networks.chunks(posterior.samples, pooled, sample_batch, like=posterior.last):
+        size = networks.together(
+            posterior.samples, sample_batch, batch_size=batch_size, inputs=min(len(y), batch_size)
+        )
+        for some in networks.chunks(posterior.samples, pooled, size, like=posterior.last):
             count = len(next(iter(some.values())))
             learned = {k: v[seen : seen + count].to(like) for k, v in state.items()}
             seen += count
             found = [
-                vmap(one, in_dims=(0, 0, None, None))(
-                    some, learned, a.to(like.device), b.to(like.device)
-                )
+                several(some, learned, a.to(like.device), b.to(like.device))
                 for a, b in zip(x.split(batch_size), y.split(batch_size), strict=True)
             ]
             rows.append(torch.cat(found, dim=1))

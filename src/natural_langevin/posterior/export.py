@@ -23,7 +23,7 @@ from torch.func import vmap
 
 from natural_langevin._internal.atomic import output
 from natural_langevin.data.signature import Signature
-from natural_langevin.likelihoods import Likelihood, LogLoss, State
+from natural_langevin.likelihoods import Likelihood, State
 from natural_langevin.likelihoods.predictive import Said, said
 from natural_langevin.posterior.prediction import combined, one_tensor
 from natural_langevin.posterior.sharpening import classes_only, sharpened
@@ -52,7 +52,7 @@ class Served(nn.Module):
         self.sharpness = sharpness
         self.model = copy.deepcopy(model)
         self._slots = ParameterSlots(self.model)
-        self._signature = Signature(self.model, raw=isinstance(likelihood, LogLoss))
+        self._signature = Signature(self.model, raw=likelihood.raw_outputs)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(False)
             if name in networks:  # each network brings its own: the template's need no room

@@ -12,6 +12,9 @@ from torch import Tensor
 from natural_langevin._internal.tensorfile import Spec, StorageError, mapped, opened
 from natural_langevin.types import Params
 
+#: Of networks that are evaluated at a time because inputs are few.
+MOST_WEIGHTS = 1 << 20
+
 
 class OnDisk(dict[str, Tensor]):
     """Samples that live in a file: each value is a memory-mapped tensor (chain, draw, *shape).
@@ -78,6 +81,19 @@ def chunks(
             parts.append(_read(samples, chains[chain], start, stop))
             first += stop - start
         yield {name: _joined([part[name] for part in parts], like, name) for name in samples}
+
+
+def together(samples: Mapping[str, Tensor], size: int, *, batch_size: int, inputs: int) -> int:
+    """How many networks are evaluated at a time: ``size`` on ``batch_size`` inputs, and of fewer
+    inputs as many more, while their weights take little memory.
+
+    >>> samples = {"w": torch.zeros(4, 50, 10)}
+    >>> [together(samples, 16, batch_size=1000, inputs=n) for n in (1000, 250, 2)]
+    [16, 64, 8000]
+    """
+    weights = sum(value[0, :1].numel() for value in samples.values())
+    more = min(size * batch_size // max(1, inputs), MOST_WEIGHTS // max(1, weights))
+    return max(size, more)
 
 
 def _read(samples: Mapping[str, Tensor], chain: int, start: int, stop: int) -> Params:

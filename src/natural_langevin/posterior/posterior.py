@@ -18,7 +18,8 @@ from torch.func import vmap
 from natural_langevin import diagnostics
 from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.signature import Signature
-from natural_langevin.likelihoods import Likelihood, LogLoss
+from natural_langevin.execution.kernels.native.forward import NativeOutputs
+from natural_langevin.likelihoods import Likelihood
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import (
     arviz,
@@ -93,8 +94,10 @@ class Posterior:
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
         self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
         self._model, self._slots = model, ParameterSlots(model)
+        #: Outputs of many networks in C, where it knows the model.
+        self._native = NativeOutputs(model)
         self.signature = Signature(
-            model, discrete=likelihood.discrete, raw=isinstance(likelihood, LogLoss),
+            model, discrete=likelihood.discrete, raw=likelihood.raw_outputs,
             several=self.config.get("inputs", 0),
         )  # fmt: skip
 
@@ -358,7 +361,8 @@ class Posterior:
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of several networks: (network, B, ...)."""
-        return vmap(lambda p: one_tensor(self._call(p, x)))(params)
+        found = self._native(self._call, params, x)
+        return vmap(lambda p: one_tensor(self._call(p, x)))(params) if found is None else found
 
     def diagnose(
         self,

@@ -8,6 +8,7 @@ predictions instead (``experiments.table1.ensemble``).
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any, Protocol
 
 import torch
@@ -58,10 +59,15 @@ def finite_chains(state: State) -> Tensor:
     The dynamics notice a non-finite parameter by the loss of the step after it; here every
     parameter is looked at, so that no such iterate is ever kept.
     """
-    finite = state.diverged < 0
-    for p in state.params.values():
-        finite = finite & torch.isfinite(p.reshape(len(p), -1).sum(1))
-    return finite
+    sums = [p.reshape(len(p), -1).sum(1) for p in state.params.values()]
+    return (state.diverged < 0) & torch.isfinite(torch.stack(sums)).all(0)
+
+
+def _all_finite(state: State) -> bool:
+    """Whether every chain is running and finite, where that need not be waited for."""
+    if state.diverged.device.type != "cpu" or bool((state.diverged >= 0).any()):
+        return False
+    return all(math.isfinite(p.sum()) for p in state.params.values())
 
 
 def draws_mean(samples: Params, like: Params) -> Params:
@@ -126,7 +132,8 @@ class SampleCollector:
 
     def keep(self, state: State) -> None:
         """Stores theta of every running chain."""
-        running = finite_chains(state)
+        every = _all_finite(state)
+        running = state.diverged < 0 if every else finite_chains(state)
         values = {}
         for name, p in state.params.items():
             mask = running.reshape(-1, *(1,) * (p.ndim - 1))
@@ -136,7 +143,7 @@ class SampleCollector:
                     f"a weight of {name!r} is too large for sample_dtype={self._dtype}: store the "
                     "samples as torch.bfloat16, or leave sample_dtype out"
                 )
-            values[name] = torch.where(mask, stored, torch.nan)
+            values[name] = stored if every else torch.where(mask, stored, torch.nan)
         self._store.put(self.kept, values)
         self.kept += 1
 

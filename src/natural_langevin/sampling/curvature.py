@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -21,6 +22,8 @@ from natural_langevin.types import Params
 
 #: Lanczos iterations: lambda is then known to a few per cent, from below.
 ITERATIONS = 8
+#: Weights of a layer up to which all chains go through the network in one call.
+SMALL = 1 << 16
 
 
 def steepest(
@@ -51,18 +54,30 @@ def curvature_products(
     network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
     factor = dynamics.factor(state.metric, state.params, num_data)
 
-    def energy(params: Params) -> Tensor:
-        total = sum(-dynamics.prior[k].log_density(p).sum() / num_data for k, p in params.items())
-        for chain in range(state.chains):
-            own = {k: p[chain] for k, p in params.items()}
-            learned = {k: v[chain] for k, v in state.likelihood.items()}
-            outputs = network.call(own, x.clone())  # a network may work on its inputs in place
-            total = total + likelihood.log_loss(outputs, y, learned).mean()
-        return total  # type: ignore[return-value]
+    def loss(own: Params, learned: Params) -> Tensor:
+        outputs = network.call(own, x.clone())  # a network may work on its inputs in place
+        return likelihood.log_loss(outputs, y, learned).mean()
 
     theta = {k: p.detach().requires_grad_() for k, p in state.params.items()}
-    with torch.enable_grad():
-        slope = torch.autograd.grad(energy(theta), list(theta.values()), create_graph=True)
+
+    def slope_of(*, at_once: bool) -> tuple[Tensor, ...]:
+        """The gradient of all chains' energies, with its graph."""
+        with torch.enable_grad():
+            priors = [dynamics.prior[k].log_density(p).sum() for k, p in theta.items()]
+            total = -torch.stack(priors).sum() / num_data
+            if at_once:
+                total = total + vmap(loss)(theta, state.likelihood).sum()
+            for chain in () if at_once else range(state.chains):
+                own = {k: p[chain] for k, p in theta.items()}
+                total = total + loss(own, {k: v[chain] for k, v in state.likelihood.items()})
+            return torch.autograd.grad(total, list(theta.values()), create_graph=True)
+
+    # Of small layers operator calls are what is paid for; convolutions in groups are slow.
+    small = all(p.ndim <= 3 and p[0].numel() <= SMALL for p in theta.values())
+    try:
+        slope = slope_of(at_once=small)
+    except RuntimeError:  # what vmap cannot take, or memory
+        slope = slope_of(at_once=False)
 
     def apply(z: Params) -> Params:
         moved = factor.forward(z)

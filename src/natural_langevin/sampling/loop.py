@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import signal
@@ -140,13 +141,14 @@ def run(
                 collector.keep(state)
             stopped, late = bool(interrupted), time.monotonic() - written > SAVE_SECONDS
             if plan.looks_at(done):
+                if watcher is not None:
+                    watcher.look(state, info, done, collector.kept)
                 collector.look(state, info)
-                bar.update(done, f"loss {_mean_loss(info):.4f}  {collector.kept} kept")
+                bar.update(done, functools.partial(_shown, info, collector.kept))
                 running = not bool(info.diverged.all())
                 stopped, late, running = processes.any([stopped, late, running])
                 _check_divergence(state, running)
                 if watcher is not None:
-                    watcher.look(state, info, done, collector.kept)
                     ended = any(processes.any([watcher.ends(state, done, collector.kept)]))
             elif processes.world > 1:  # the others could not know
                 stopped = late = False
@@ -177,6 +179,7 @@ def _check_divergence(state: Any, running: bool) -> None:
         )
 
 
-def _mean_loss(info: Info) -> float:
+def _shown(info: Info, kept: int) -> str:
+    """What the progress line says of a look."""
     losses = info.loss[~info.diverged]
-    return float(losses.mean()) if len(losses) else math.nan
+    return f"loss {float(losses.mean()) if len(losses) else math.nan:.4f}  {kept} kept"

@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import math
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ def plan(
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
     work = price * sampler.chains * batch_size
     lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work, dear=dear)
-    weights = sum(p[0].numel() for p in sampler.init().params.values())
+    weights = sum(p.numel() for p in sampler._dynamics.gradients.network.trainable().values())
     if weights > num_data and lengths.repeats:
         lengths = dataclasses.replace(lengths, repeats=0)
     if until:
@@ -169,7 +170,7 @@ def _with_scales(
         microbatch=gradients.microbatch, clip=gradients.clip,
         autocast=gradients.network.autocast,
     )  # fmt: skip
-    compared._downhill = sampler._downhill
+    compared._downhill, compared._noticed = sampler._downhill, True  # the run itself says it
     usual = repeats * (scales.index(1.0) if 1.0 in scales else 0)
     pattern = usual + torch.arange(repeats, device=sampler.device)
     compared._downhill_pattern = pattern.repeat(len(scales))
@@ -227,19 +228,23 @@ def _prior_scale(
         return None
     scores = _scores(runs)
     pair = None if dear else prior_scale.beyond(scores)
-    if pair and (more := _compare(sampler, data, batch_size, price, pair)):
+    more: list[_Compared] = []
+    if pair:  # what agreed with the reference in one trial does so in the next
+        with proven_network() if runs[-1].choices[0].way == "native" else nullcontext():
+            more = _compare(sampler, data, batch_size, price, pair, runs)
+    if pair and more:
         runs += more
         found = _scores(more)
         further = scores[pair[0]] + found[pair[1]] - found[pair[0]]  # from one start both
         scores[pair[1]] = further if math.isfinite(further) else math.inf
     best, scale, why = prior_scale.best(scores)
     log.info("prior variance x %.3g: %s", scale, why)
-    tried = [run for run in runs if best in run.scales]
-    choices = [run.choices[run.scales.index(best)] for run in tried]
+    # A wider prior is steeper in the metric: what one chain found at a narrower one holds here too.
+    upto = [c for run in runs for s, c in zip(run.scales, run.choices, strict=True) if s <= best]
     return dataclasses.replace(
-        recipe.Choice.most_careful(choices),
+        recipe.Choice.most_careful(upto),
         prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
-        sharpness=tried[-1].sharpness(sampler, best),
+        sharpness=[run for run in runs if best in run.scales][-1].sharpness(sampler, best),
     )
 
 
@@ -262,9 +267,11 @@ def _compare(
     batch_size: int,
     price: float,
     scales: tuple[float, ...],
+    before: Sequence[_Compared] = (),
 ) -> list[_Compared]:
     """A pilot for every scale, and then a trial of all, in rounds; none where it costs too much, or
-    nothing came of it."""
+    nothing came of it. After the rounds ``before``, all begin where the chains of the narrowest
+    ended there."""
     x, y = data
     inside, lines = len(x), len(prior_scale.SCALES) * prior_scale.FOLDS
     work = price * lines * min(batch_size, inside)  # of a step with a chain on each fold
@@ -283,8 +290,14 @@ def _compare(
     if without_engine:
         trial = trial.on_enough(inside)
     runs: list[_Compared] = []
+    begin = None
+    if before:
+        last = next(run for run in reversed(before) if scales[0] in run.scales)
+        trial = trial._replace(folds=last.trial.folds, chains=last.trial.chains)
+        begin = last.end(scales[:1] * len(scales))
     while len(runs) < trial.rounds and scales:
-        run = _try_out(sampler, data, batch_size, scales, choices, trial, runs)
+        begin, after = runs[-1].end(scales) if runs else begin, len(before) + len(runs)
+        run = _try_out(sampler, data, batch_size, scales, choices, trial, begin, after)
         if run is None:
             break
         runs.append(run)
@@ -300,10 +313,11 @@ def _try_out(
     scales: tuple[float, ...],
     choices: list[recipe.Choice],
     trial: prior_scale.Trial,
-    before: list[_Compared],
+    begin: tuple[Params, Params] | None,
+    after: int,
 ) -> _Compared | None:
-    """A round of a trial, from where the last of those ``before`` ended; None where all chains were
-    lost."""
+    """A round of a trial, from where chains ``begin`` (None: at the end of their way down),
+    ``after`` so many others; None where all chains were lost."""
     x, y = data
     inside, repeats = len(x), trial.folds * trial.chains
     rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds, len(scales))
@@ -312,9 +326,8 @@ def _try_out(
         numbers = torch.arange(len(x)).expand(len(scales) * repeats, -1)
         rows = prior_scale.Folds(numbers[:, :inside], numbers[:, inside:])
     etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(repeats)
-    compared = _with_scales(sampler, scales, repeats, etas, after=len(before))
-    if before:
-        compared._begin = before[-1].end(scales)
+    compared = _with_scales(sampler, scales, repeats, etas, after=after)
+    compared._begin = begin
     half = trial.steps // 2
     # Where the pilot went by the native engine, that has agreed with the reference on this network.
     checked = proven_network() if choices[0].way == "native" else nullcontext()

@@ -23,7 +23,7 @@ from natural_langevin.data.streams import (
     split_pair,
     usual_batch,
 )
-from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.base import Conditions, Info, State
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
@@ -119,11 +119,11 @@ def _check_rates(
     check_stages(sampler.dynamics, rates)
     kept = rates.sampled(kept_from)
     warn_if_saturated(kept)
-    sampler.dynamics.check(
-        sampler._dynamics, step_size=kept.max(0).values[sampler.chain_ids],
-        batch_size=len(stream.example()[0]), num_data=num_data,
-        adapts=rates.adapts_from(kept_from),
+    run = Conditions(
+        kept.max(0).values[sampler.chain_ids], len(stream.example()[0]), num_data,
+        rates.adapts_from(kept_from),
     )  # fmt: skip
+    sampler.dynamics.check(sampler._dynamics, run)
     warn_if_epochs(sampler.dynamics, stream)
     if isinstance(sampler.dynamics, Overdamped):
         warn_if_stiff(sampler.preconditioner, sampler._prior, float(kept.max()), num_data)
@@ -154,10 +154,9 @@ def single_step(
     table = sampler._rates_table(done, done + 1, size, burn_in=burn_in)
     rates = table.of_chains(sampler.chain_ids).row(done)
     if sampler._step_checked != len(one[0]):
-        sampler.dynamics.check(
-            sampler._dynamics, step_size=rates.step_size, batch_size=len(one[0]),
-            num_data=sampler.num_data, adapts=rates.kind.adapts and not burn_in,
-        )  # fmt: skip
+        adapts = rates.kind.adapts and not burn_in
+        run = Conditions(rates.step_size, len(one[0]), sampler.num_data, adapts)
+        sampler.dynamics.check(sampler._dynamics, run)
         sampler._step_checked = len(one[0])
     found: tuple[State, Info] = sampler._dynamics.step(
         state, (x, y), rates, sampler.num_data, chain_axis=chain_axis

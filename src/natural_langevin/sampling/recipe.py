@@ -28,7 +28,7 @@ directions so slow that this is less than 60 of their relaxation times, it is ru
 friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A quarter
 of the steps, as a run of its own, is all where its loss does not fall any more from its middle
 third to its last (``falls_by``), and its chains agree (``disagreement``). Otherwise it was burn-in,
-and the rest of them begins where it ended, with a metric of its own; and as many again if the loss
+and the rest of them begins where it ended, with its metric at first; and as many again if the loss
 falls even then, twice at most, within the same operations, and not with more weights than rows,
 whose own loss falls long after predictions have stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
@@ -76,9 +76,13 @@ RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e11
 #: Where every step is a few milliseconds of operator calls, whatever the network's size.
 MOST_EAGER_STEPS = 4_000
 DRAWS = 200
+#: For how many batches the metric of a run counts in the average of the one that follows it.
+REMEMBERED = 25
+#: How often a run that explodes begins anew, by which part of the step size each time.
+ATTEMPTS, LESS = 2, 4.0
 #: The part of a run of open length after which it ends if its loss no longer falls and its chains
 #: agree, its fewest steps, and what their disagreement may cost (``disagreement``).
-FIRST_PART, FIRST_STEPS, DISAGREEMENT = 4, 2_500, 1e-3
+FIRST_PART, FIRST_STEPS, DISAGREEMENT = 4, 2_500, 7e-4
 #: A loss falls if it is by so many nats per sample, and so many errors, lower in a run's last third
 #: than in the one before, each of so many looks; and how often another run then follows.
 FALLING, ERRORS, FEWEST_LOOKS, MOST_REPEATS, LOOKS = 0.02, 3.0, 8, 2, 150
@@ -184,6 +188,12 @@ class Choice:
         """Of chains of one posterior: the smallest step size that was measured."""
         measured = [c for c in choices if c.curvature is not None]
         return min(measured or choices, key=lambda c: c.step_size)
+
+    def gentler(self) -> Choice:
+        """The same after a run that exploded: a quarter of the step size."""
+        eta = float(f"{self.step_size / LESS:.2g}")
+        why = f"{eta:.2g}, after chains had exploded with {self.reason}"
+        return replace(self, step_size=eta, heat=self.heat / LESS, reason=why)
 
     def schedule_of(self, burn_in: int) -> schedules.Schedule:
         """eta_t of a run: larger at first, constant from a fifth of burn-in on. A quarter of that
@@ -295,18 +305,21 @@ def falls_by(trace: Tensor) -> float:
     return float(fall) if fall > max(FALLING, ERRORS * float(error)) else 0.0
 
 
-def disagreement(log_density: Tensor) -> float:
-    """What it costs that chains say different things, in nats per sample: with p_c the mean density
-    over chain c's draws, of ln p (chain, draw, row), and p that of all C chains,
+def disagreement(density: Tensor, weights: Tensor | None = None) -> float:
+    """What it costs that chains say different things, in nats per sample: with p_c the densities
+    (chain, row, ...) of chain c, and p that of all C chains,
 
         (1 / 2C) mean over rows of var_c(p_c) / p^2,
 
-    by which E[-ln p] is above that of as many runs pooled. 0 of one chain."""
-    if len(log_density) < 2:
+    by which E[-ln p] is above that of as many runs pooled. 0 of one chain. ``weights`` (row, ...):
+    of what may be observed, in place of what was. Classes are weighed by p: rows that networks have
+    learned have a class of which they are all sure, where new rows would have another."""
+    if len(density) < 2:
         return 0.0
-    density = torch.exp(log_density.double() - log_density.double().amax((0, 1))).mean(1)
-    relative = density.var(0) / density.mean(0).square()
-    return float(relative.mean()) / (2 * len(density))
+    density = density.double()
+    relative = density.var(0) / density.mean(0).square().clamp_min(1e-300)
+    cost = relative if weights is None else (relative * weights).sum(-1)
+    return float(cost.mean()) / (2 * len(density))
 
 
 def _usual_steps(step_size: float, way: str, *, dear: bool = False) -> int:

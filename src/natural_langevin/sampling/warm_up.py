@@ -19,6 +19,7 @@ import dataclasses
 from contextlib import nullcontext
 from operator import itemgetter
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -33,10 +34,11 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine
+from natural_langevin.execution.kernels.native.forward import NativeOutputs
 from natural_langevin.preconditioners import RMSProp
 from natural_langevin.priors import of_chains
 from natural_langevin.sampling import trials
-from natural_langevin.statistics import Gradients
+from natural_langevin.statistics import Gradients, Network
 from natural_langevin.types import Params
 
 ROUNDS, ENOUGH, DEAR_ENOUGH = (300, 600, 1200, 2400, 4800, 9600), 0.1, 1.0
@@ -51,6 +53,8 @@ LENGTH, SMALL = 0.02, 1000
 MANY_CHAINS, ROWS_AT_ONCE = 8, 20_000
 #: Operations of one chain's round that is dear.
 MOST_WORK = 2e10
+#: Outputs in C, where it knows the network.
+_NATIVE: WeakKeyDictionary[Network, NativeOutputs] = WeakKeyDictionary()
 
 
 def descend(
@@ -171,12 +175,20 @@ def losses(
     """-ln p(y | x) per sample for every chain of ``params``, (chain,), each on its rows of
     ``data``, (chain, n, ...)."""
 
-    def one(own: Params, x: Tensor, y: Tensor, state: Params) -> Tensor:
-        outputs = gradients.network.call(own, x.clone())  # it may work on its inputs in place
+    def loss(outputs: Any, y: Tensor, state: Params) -> Tensor:
         return gradients.likelihood.log_loss(outputs, y, state).mean()
 
-    x, y = data
+    def one(own: Params, x: Tensor, y: Tensor, state: Params) -> Tensor:
+        outputs = gradients.network.call(own, x.clone())  # it may work on its inputs in place
+        return loss(outputs, y, state)
+
+    network, (x, y) = gradients.network, data
     with torch.no_grad():
+        if network.autocast is None:
+            native = _NATIVE.setdefault(network, NativeOutputs(network.model))
+            outputs = native(network.call, params, x, own=True)
+            if outputs is not None:
+                return vmap(loss)(outputs, y, learned).double()
         if len(x) >= MANY_CHAINS:  # operator calls are what is paid for
             together = max(1, ROWS_AT_ONCE // x.shape[1])
             return vmap(one, chunk_size=together)(params, x, y, learned).double()

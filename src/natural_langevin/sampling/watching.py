@@ -12,6 +12,13 @@ from natural_langevin.sampling import temperature_probe
 from natural_langevin.sampling.look import Callback, Look
 from natural_langevin.sampling.until import Target
 
+#: Nats per sample by which a chain's loss may rise above the worst one of the first look.
+MOST_RISE = 5.0
+
+
+class ExplosionError(RuntimeError):
+    """Chains have left the posterior: their steps are too large."""
+
 
 class Watching:
     """A ``Watcher`` of the run loop."""
@@ -24,7 +31,9 @@ class Watching:
         *,
         steps: int,
         callback: Callback | None = None,
+        breaks_off: bool = False,
     ) -> None:
+        """``breaks_off``: whether a run that explodes ends at once, by an ``ExplosionError``."""
         if callback is not None and not callable(callback):
             raise TypeError(
                 f"callback must be a function of a Look, got {callback!r}: "
@@ -32,9 +41,13 @@ class Watching:
             )
         self._engine, self._processes, self._target = engine, processes, target
         self._steps, self._callback = steps, callback
+        self._breaks_off = breaks_off
+        self._first_loss: float | None = None
 
     def look(self, state: Any, info: Info, done: int, kept: int) -> None:
         """Shows it to the callback."""
+        if self._breaks_off:
+            self._check(info)
         if self._callback is None:
             return
         report = self._engine.dynamics.integrator.report(state)  # type: ignore[attr-defined]
@@ -53,6 +66,15 @@ class Watching:
     def ends(self, state: Any, done: int, kept: int) -> bool:
         """Whether the target is reached."""
         return self._target.ends(state, kept, last=done >= self._steps)
+
+    def _check(self, info: Info) -> None:
+        """That no chain is lost, or so far above where the run began as no posterior is."""
+        worst = float(info.loss.max())
+        if self._first_loss is None:
+            self._first_loss = worst
+        if bool(info.diverged.any()) or not worst - self._first_loss <= MOST_RISE:
+            before = self._first_loss
+            raise ExplosionError(f"a loss of {worst:.2g} nats per sample after {before:.2g}")
 
     def _temperature(self, state: Any) -> Reading | None:
         count = temperature_probe.probe_steps(self._processes.chains)

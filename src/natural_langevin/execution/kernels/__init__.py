@@ -1,6 +1,6 @@
 """Fused steps: linear layers whose gradient, statistics and update are formed in one place.
 
-Imports data, likelihoods, priors, statistics, preconditioners and dynamics; sampling and up import
+Imports data, likelihoods, priors, statistics, preconditioners and dynamics; posterior and up import
 it.
 
 ``step.FusedStep`` is the step, ``layer`` says what a backend is given, and a backend is one file:

@@ -27,7 +27,7 @@ from natural_langevin.preconditioners import (
     RMSProp,
 )
 from natural_langevin.priors import Flat, Gaussian, Prior
-from natural_langevin.statistics import DeferredCall, Evaluation
+from natural_langevin.statistics import DeferredCall, Evaluation, Params
 
 Kind = Literal["euclidean", "rmsprop", "diagonal", "quasi-diagonal"]
 
@@ -94,6 +94,8 @@ class LayerTask:
     bias_start: int
     prior: Tensor  # (chain, 4): the weight's 1 / variance and mean, the bias's
     given: bool = False  # whether gradient and statistics are formed by others
+    #: Priors that are no Gaussian, by parameter: their pull is part of a gradient that is given.
+    others: dict[str, Prior] = field(default_factory=dict)
     #: A backend's own buffers, by name.
     scratch: dict[str, Any] = field(default_factory=dict, compare=False)
 
@@ -102,13 +104,15 @@ class LayerTask:
         """Whether the weight's units have a bias."""
         return len(self.parameters) == 2
 
-    def found(self, evaluation: Evaluation) -> Given:
+    def found(self, evaluation: Evaluation, params: Params, num_data: Tensor) -> Given:
         """What ``evaluation`` says of a layer whose gradient is given."""
         weight, bias = self.parameters[0], self.parameters[-1] if self.has_bias else ""
+        pulls = {n: one.gradient(params[n]) / num_data for n, one in self.others.items()}
+        gradient = evaluation.gradient | {n: evaluation.gradient[n] - p for n, p in pulls.items()}
         second, cross = evaluation.statistics.second, evaluation.statistics.cross
         pieces = (
-            evaluation.gradient[weight], second.get(weight), cross.get(bias, {}).get(weight),
-            evaluation.gradient.get(bias), second.get(bias),
+            gradient[weight], second.get(weight), cross.get(bias, {}).get(weight),
+            gradient.get(bias), second.get(bias),
         )  # fmt: skip
         return Given(*(None if p is None else p.contiguous() for p in pieces))  # type: ignore[arg-type]
 

@@ -127,11 +127,14 @@ class FusedStep:
         new = dynamics.integrator.update(dynamics, rest, evaluation, rates, num_data)
         diverged = note_diverged(state, keep)
         overwrite(rest, select(keep, new, rest, diverged))
-        return Info(evaluation.loss, diverged >= 0), self._calls(evaluation, kind), numbers, keys
+        calls = self._calls(evaluation, kind, state, num_data)
+        return Info(evaluation.loss, diverged >= 0), calls, numbers, keys
 
-    def _calls(self, evaluation: Evaluation, kind: Kind) -> dict[str, Any]:
+    def _calls(
+        self, evaluation: Evaluation, kind: Kind, state: State, num_data: Tensor
+    ) -> dict[str, Any]:
         return {
-            task.name: task.found(evaluation)
+            task.name: task.found(evaluation, state.params, num_data)
             if task.given
             else self.backend.arrange(task, evaluation.deferred[task.name], kind.adapts)
             for task in self.tasks
@@ -163,7 +166,8 @@ class FusedStep:
         for name, old in state.likelihood.items():
             keep = books.keep.reshape(-1, *(1,) * (old.ndim - 1))
             old.copy_(torch.where(keep, evaluation.likelihood[name], old))
-        return Info(evaluation.loss, stopped), self._calls(evaluation, kind), numbers, keys
+        calls = self._calls(evaluation, kind, state, data.count)
+        return Info(evaluation.loss, stopped), calls, numbers, keys
 
     def _rest(self, state: State) -> State:
         """The part of the state that no fused layer owns: the same tensors."""
@@ -188,8 +192,8 @@ def plan(
     The dynamics say whether the kernels compute their update at all, the metric's own class says
     of which kind it is. A layer qualifies when its gradients can be deferred (see
     ``Gradients.deferrable``), its parameters are float32 and all trainable, and its priors are
-    Gaussian or flat; and when delta^T a is the gradient of its weight on this batch, whatever the
-    network's structure says.
+    Gaussian or flat (others where gradients are given); and when delta^T a is the gradient of its
+    weight on this batch, whatever the network's structure says.
     """
     if "linear" not in dynamics.kernels or not isinstance(dynamics, LangevinDynamics):
         return []
@@ -247,9 +251,12 @@ def _task(
         return None
     chains, device = len(dynamics.temperature), trainable[weight].device
     both = (weight, names[-1])
-    numbers = [prior_numbers(dynamics.prior[n], chains, device) for n in both]
-    if any(n is None for n in numbers):
+    known = {n: prior_numbers(dynamics.prior[n], chains, device) for n in both}
+    others = {n: dynamics.prior[n] for n in names if known[n] is None}
+    if others and (not given or kind == "rmsprop"):  # whose metric is of the loss's gradient alone
         return None
+    flat = torch.zeros(chains, 2, device=device)
+    numbers = [flat if (own := known[n]) is None else own for n in both]
     return LayerTask(
         name=name,
         kind=kind,
@@ -257,8 +264,9 @@ def _task(
         damping=torch.stack([chain_column(damping[n], chains, device) for n in both], dim=1),
         weight_start=dynamics.starts[weight],
         bias_start=dynamics.starts[names[-1]],
-        prior=torch.cat([n for n in numbers if n is not None], dim=1).contiguous(),
+        prior=torch.cat(numbers, dim=1).contiguous(),
         given=given,
+        others=others,
     )
 
 

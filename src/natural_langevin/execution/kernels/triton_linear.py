@@ -70,6 +70,25 @@ def _bias_terms(
 
 
 @triton.jit
+def _unit_terms(
+    deltas, deltas2, share, first, unit_sums, unit_squares, bias, bias_second, prior, damping,
+    rates, o, O, chain, fresh, KIND: tl.constexpr, ADAPTS: tl.constexpr,
+):  # fmt: skip
+    """What weights need of their units' biases, from delta and delta~^2 (unit, sample), added up
+    over blocks of the batch; the units' ``first`` program keeps both sums for the bias kernel."""
+    gradient, square = tl.sum(deltas, axis=1) * share, tl.sum(deltas2, axis=1) * share
+    if first:
+        tl.store(unit_sums + chain * O + o, gradient, mask=o < O)
+        tl.store(unit_squares + chain * O + o, square, mask=o < O)
+    v, corner = tl.zeros_like(gradient), tl.zeros_like(gradient)
+    if KIND == 3:
+        v, corner = _bias_terms(
+            gradient, square, bias, bias_second, prior, damping, rates, o, O, chain, fresh, ADAPTS
+        )
+    return v, corner
+
+
+@triton.jit
 def _squared_fisher(d, fisher, at, mask, SAME: tl.constexpr):
     if not SAME:
         d = tl.load(fisher + at, mask=mask, other=0.0)
@@ -108,16 +127,10 @@ def _linear_kernel(
                 deltas += d
                 if KIND >= 2 and ADAPTS:
                     deltas2 += _squared_fisher(d, fisher, at, d_mask, SAME)
-            bias_gradient = tl.sum(deltas, axis=1) * share
-            bias_square = tl.sum(deltas2, axis=1) * share
-            if part == 0:
-                tl.store(unit_sums + chain * O + o, bias_gradient, mask=in_o)
-                tl.store(unit_squares + chain * O + o, bias_square, mask=in_o)
-            if KIND == 3:
-                bias_v, corner = _bias_terms(
-                    bias_gradient, bias_square, bias, bias_second, prior, damping, rates, o, O,
-                    chain, fresh, ADAPTS,
-                )  # fmt: skip
+            bias_v, corner = _unit_terms(
+                deltas, deltas2, share, part == 0, unit_sums, unit_squares, bias, bias_second,
+                prior, damping, rates, o, O, chain, fresh, KIND, ADAPTS,
+            )  # fmt: skip
     pulls = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
     for tile_i in range(first_tile, last_tile):
         i = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
@@ -149,16 +162,10 @@ def _linear_kernel(
                 if KIND == 3 and HAS_BIAS:
                     crosses += tl.dot(f2, x, input_precision=PRECISION)
         if HAS_BIAS and WALKS == 1:
-            bias_gradient = tl.sum(deltas, axis=1) * share
-            bias_square = tl.sum(deltas2, axis=1) * share
-            if tile_i == 0:
-                tl.store(unit_sums + chain * O + o, bias_gradient, mask=in_o)
-                tl.store(unit_squares + chain * O + o, bias_square, mask=in_o)
-            if KIND == 3:
-                bias_v, corner = _bias_terms(
-                    bias_gradient, bias_square, bias, bias_second, prior, damping, rates, o, O,
-                    chain, fresh, ADAPTS,
-                )  # fmt: skip
+            bias_v, corner = _unit_terms(
+                deltas, deltas2, share, tile_i == 0, unit_sums, unit_squares, bias, bias_second,
+                prior, damping, rates, o, O, chain, fresh, KIND, ADAPTS,
+            )  # fmt: skip
         pulls += _move_weights(
             gradient * share, squares * share, crosses * share, bias_v, corner, theta, mean, second,
             cross, momentum, prior, damping, rates, keys, o, i, in_i, I, O, chain, start, fresh,

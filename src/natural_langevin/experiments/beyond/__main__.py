@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import replace
@@ -29,7 +30,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--parts",
         default=",".join(PARTS),
-        help="PART or PART=SECONDS, separated by commas, of " + ", ".join(PARTS),
+        help='PART or PART=SECONDS, separated by commas ("": the table alone), of '
+        + ", ".join(PARTS),
     )
     parser.add_argument(
         "--seconds", type=float, help="of every part that says none [default: its own on CUDA]"
@@ -42,6 +44,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, help="images of a minibatch [100]")
     parser.add_argument("--not-mixed", action="store_true", help="the chosen length alone")
     parser.add_argument("--page", type=Path, help="a page with markers named after --out")
+    parser.add_argument("--searches", type=Path, help="results whose first searches are taken over")
     parser.add_argument("--adapt", default="always", choices=("burn-in", "always"))
     return parser
 
@@ -76,19 +79,17 @@ def main(given: list[str] | None = None) -> int:
     protocol = replace(protocol, adapt=options.adapt, mixed=not options.not_mixed)
     modes: dict[str, bool | str] = {"auto": "auto", "true": True, "false": False}
     try:
-        dataset, protocol = problem(options.dataset, protocol, data_dir=options.data)
-        results = run(
-            dataset,
-            options.out,
-            work=options.work,
-            protocol=protocol,
-            parts=chosen_parts(options.parts, options.seconds, options.device),
-            device=options.device,
-            compile=modes[options.compile],
-            precision=options.precision,
-            say=say,
-        )
-    except (BeyondError, DataError) as error:
+        parts = chosen_parts(options.parts, options.seconds, options.device)
+        if parts:
+            dataset, protocol = problem(options.dataset, protocol, data_dir=options.data)
+            results = run(
+                dataset, options.out, work=options.work, protocol=protocol, parts=parts,
+                device=options.device, compile=modes[options.compile],
+                precision=options.precision, searches=options.searches, say=say,
+            )  # fmt: skip
+        else:  # what is there, whatever its settings were
+            results = json.loads(options.out.read_text(encoding="utf-8"))
+    except (BeyondError, DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(table(results))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin.data.streams import Subsets
+from natural_langevin.experiments.beyond.noisy import with_noise
 from natural_langevin.experiments.table1.ensemble import Scorer
 from natural_langevin.priors import blur_pixels
 from natural_langevin.types import Params
@@ -36,13 +37,19 @@ def views(x: Tensor, y: Tensor, lengths: Sequence[float]) -> Subsets:
 
 
 class BlurredScorer(Scorer):
-    """Class probabilities where every chain's network sees the images through its own blur."""
+    """Class probabilities where every chain's network sees the images through its own blur, and
+    takes its own share of labels for random ones (``noise``)."""
 
     def __init__(
-        self, model: nn.Module, sets: dict[str, tuple[Tensor, Tensor]], lengths: Sequence[float]
+        self,
+        model: nn.Module,
+        sets: dict[str, tuple[Tensor, Tensor]],
+        lengths: Sequence[float],
+        noise: Sequence[float] = (0.0,),
     ) -> None:
         super().__init__(model, sets)
         device = next(iter(sets.values()))[0].device
+        self._noise = torch.tensor(noise, dtype=torch.float64, device=device)[:, None, None]
         self._chains = {
             length: torch.tensor([k for k, own in enumerate(lengths) if own == length]).to(device)
             for length in dict.fromkeys(lengths)
@@ -63,4 +70,4 @@ class BlurredScorer(Scorer):
             )
             for length, chains in self._chains.items()
         ]
-        return torch.cat(parts)[self._order]
+        return with_noise(torch.cat(parts)[self._order], self._noise)

@@ -10,12 +10,17 @@ searches (``search``) that go on where their best cell lies on an edge:
 - refine: the variances of all three layers, one for all of them, and plain inputs, at what was
   chosen;
 - local-select: a prior whose first layer has places in the image (``local``), their width and the
-  first variance.
+  first variance;
+- noisy-select: the share of labels that the likelihood takes for random (``noisy``), for which long
+  steps and wide priors cost less, and so the step size and two variances again; by single chains;
+- both-select: noisy labels and places; by pooled chains and the Brier score, which counts what is
+  right and wrong more than how sure the wrong ones are.
 
 A cell of a search is ``copies`` chains, scored as one ensemble: what is to be chosen is a setting
 whose chains are pooled, and hot chains lose by a few draws what they win by many. Thousands of
 draws cannot tell how small a probability is, so a search scores with a share 1e-4 of the uniform
 (``parts.resolved``): else a single image that no draw has right decides. All rows have both NLLs.
+Where the likelihood itself has such a share, nothing needs to be added.
 
 Damping is counted in data, epsilon = ``damping`` / N, so that it means the same for every N: 6 is
 the paper's 1e-4 for 60,000 images. A smaller one lets weights that the data do not see reach the
@@ -41,6 +46,7 @@ class Setting(NamedTuple):
     damping: float  # times 1/N
     variances: tuple[float, ...]  # of the prior, for each layer
     width: float = 0.0  # of the first layer's places in the image (``local``); 0: none
+    noise: float = 0.0  # share of labels that are drawn at random (``noisy``)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
@@ -49,9 +55,8 @@ class Setting(NamedTuple):
     @staticmethod
     def from_dict(known: dict[str, Any]) -> Setting:
         """The inverse of ``as_dict``."""
-        return Setting(**{k: known[k] for k in Setting._fields})._replace(
-            variances=tuple(known["variances"])
-        )
+        given = {k: known[k] for k in Setting._fields if k in known}
+        return Setting(**given)._replace(variances=tuple(known["variances"]))
 
 
 #: Training images of the data set that the first levels below are for.
@@ -61,6 +66,7 @@ STEP_SIZE = Axis(2e-4, 2.0, (-1, 0, 1))
 DAMPING = Axis(18.0, 3.0, (-1, 0, 1))
 VARIANCES = tuple(Axis(start, 2.5, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
 WIDTH = Axis(0.2, 1.5, (-1, 0, 1))
+NOISE = Axis(1e-3, 3.0, (-1, 0, 1))
 OVERDAMPED_STEP_SIZE = Axis(1.4e-3, 2.0, (-1, 0, 1))
 #: Settings of a prototype on MNIST, shown beside the chosen ones: with momentum, and without.
 PROTOTYPE = (Setting(0.8, 3e-4, 6.0, (0.2, 0.3, 0.008)),)
@@ -98,6 +104,9 @@ class Protocol:
     variances: tuple[Axis, ...] = VARIANCES
     width: Axis = WIDTH
     local_seeds: int = 2  # of ``pooled`` chains, with places
+    noise: Axis = NOISE
+    noisy_pooled: int = 4  # chains of a seed, with noisy labels
+    both_pooled: int = 6  # and with places as well
     single: tuple[float, ...] = (0.03, 0.1, 0.3)  # one variance for all layers
     overdamped_step_size: Axis = OVERDAMPED_STEP_SIZE
     fixed: tuple[Setting, ...] = ()  # shown beside the chosen setting in the final part
@@ -139,6 +148,7 @@ TOY = Protocol(
     length=Axis(1.0, 1.4, (0,)), step_size=Axis(2e-4, 2.0, (0,)), damping=Axis(60.0, 3.0, (0,)),
     variances=(Axis(0.2, 2.0, (0,), grows=False), Axis(0.3, 2.0, (0, 1)), Axis(0.02, 2.0, (0,))),
     width=Axis(0.2, 1.5, (0,), grows=False), local_seeds=1, single=(0.1,),
+    noise=Axis(1e-2, 3.0, (0,), grows=False), noisy_pooled=2, both_pooled=2,
     overdamped_step_size=Axis(1e-3, 2.0, (0,), grows=False),
     sgd_step_sizes=(0.1,), dropout_rates=(0.2,), ensembles=2, masks=3,
 )  # fmt: skip

@@ -36,13 +36,15 @@ def run(
     device: str = "cpu",
     compile: bool | str = "auto",
     precision: str = "high",
+    searches: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """The results, which are also in ``out``; parts that are complete there are not run again.
 
     ``parts``: which, and for how many seconds each (None: all, for as long as they take). One that
     ran out of time goes on where it was, from the folder ``work`` (by default beside ``out``), when
-    it is run again; what comes after it works with what it has found so far."""
+    it is run again; what comes after it works with what it has found so far. ``searches``: the
+    results of another run on the same data, with whose first searches a new file begins."""
     protocol = (protocol or Protocol()).fit_to(len(data.train_x))
     wanted = dict.fromkeys(PARTS, float("inf")) if parts is None else dict(parts)
     if unknown := set(wanted) - set(PARTS):
@@ -51,6 +53,9 @@ def run(
         json.dumps({"dataset": data.name, "precision": precision, **protocol.as_dict()})
     )
     results = _opened(out, config, device)
+    if searches is not None and not results["parts"]:
+        results["parts"] = _first_searches(searches, config)
+        results["searches"] = searches.name
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -100,6 +105,21 @@ def _opened(out: Path, config: dict[str, Any], device: str) -> dict[str, Any]:
     if found.get("config") != config:
         raise BeyondError(f"{out} holds another run: choose another file, or the same settings")
     return found
+
+
+def _first_searches(file: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The first searches of another run, whose settings were those of this one."""
+    try:
+        found = json.loads(file.read_text())
+        same = ("dataset", "hidden", "batch_size", "validation", "friction", "select_steps")
+        different = [k for k in same if found["config"][k] != config[k]]
+        parts = {k: found["parts"][k] for k in ("select", "refine")}
+        parts |= {k: found["parts"][k] for k in ("local-select",) if k in found["parts"]}
+    except (OSError, ValueError, KeyError) as error:
+        raise BeyondError(f"{file} has no searches to begin with: {error!r}") from error
+    if different:
+        raise BeyondError(f"the searches in {file} had other settings: {', '.join(different)}")
+    return parts
 
 
 def _finite(tree: Any) -> Any:

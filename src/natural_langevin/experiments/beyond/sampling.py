@@ -20,6 +20,7 @@ from natural_langevin.data import Dataset
 from natural_langevin.dynamics import Integrator
 from natural_langevin.experiments.beyond.inputs import BlurredScorer, views
 from natural_langevin.experiments.beyond.local import Local
+from natural_langevin.experiments.beyond.noisy import NoisyLabels
 from natural_langevin.experiments.beyond.protocol import Protocol, Setting
 from natural_langevin.experiments.beyond.running import Ran, advance
 from natural_langevin.experiments.beyond.virial import Virial
@@ -100,14 +101,14 @@ def sampler(
         for k, name in enumerate(layers)
     }
     if any(s.width for s in settings):
-        first, widths = prior[f"{layers[0]}.*"], torch.tensor([s.width for s in settings])
-        assert isinstance(first, priors.Gaussian)
-        prior = {f"{layers[0]}.weight": Local(torch.as_tensor(first.variance), widths)} | prior
+        variances, widths = torch.tensor([(s.variances[0], s.width) for s in settings]).unbind(1)
+        prior = {f"{layers[0]}.weight": Local(variances, widths)} | prior
+    noise = tuple(s.noise for s in settings)
     etas = torch.tensor([s.step_size for s in settings])
     damping = torch.tensor([s.damping for s in settings], device=bench.device) / num_data
     return Langevin(
         network,
-        likelihoods.Categorical(),
+        NoisyLabels(noise) if any(noise) else likelihoods.Categorical(),
         prior=prior,
         # Steps this long, from a random start, diverge where a rare pixel's weight meets a metric
         # that has not seen it yet: hence ``fresh``, which once the metric stands still is all one.
@@ -156,7 +157,8 @@ def sample(
     )
     engine.notify = bench.say
     draws = (steps - burn_in) // thin
-    scorer = BlurredScorer(one.model, {"scored": (scored_x, scored_y)}, lengths)
+    noise = [s.noise for s in settings]
+    scorer = BlurredScorer(one.model, {"scored": (scored_x, scored_y)}, lengths, noise)
     collector = _Both(
         Ensemble(scorer, chains=len(settings), classes=bench.data.num_classes, draws=draws),
         Virial(engine, state.params, draws),

@@ -38,7 +38,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Round:
-    """What was found for each cell (with "resolved"; None: it diverged), and how long it took."""
+    """What was found for each cell (with "score"; None: it diverged), and how long it took."""
 
     found: list[dict[str, Any] | None]
     complete: bool
@@ -143,7 +143,7 @@ def search(
                 in_time = False
                 break
         known |= dict(zip(wanted, rounds[count].found, strict=True))
-        scores = {cell: None if of is None else of["resolved"] for cell, of in known.items()}
+        scores = {cell: None if of is None else of["score"] for cell, of in known.items()}
         if all(s is None for s in scores.values()):
             raise RuntimeError("every chain of the search diverged: use smaller step sizes")
         wanted = outward(axes, scores)

@@ -11,6 +11,7 @@ from torch import Tensor
 from natural_langevin.experiments.fidelity.chain import Settings, predicted, start
 from natural_langevin.experiments.fidelity.contenders import Contender
 from natural_langevin.experiments.fidelity.problem import Problem, normalised, pixels
+from natural_langevin.experiments.shift import table
 from natural_langevin.experiments.shift.run import looked_at
 from natural_langevin.types import Params
 
@@ -38,7 +39,8 @@ def shifted(
 
 
 def as_results(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What a fidelity run found of shifts, as ``experiments.shift.table`` reads it."""
+    """What a fidelity run found of shifts, as ``experiments.shift.table`` reads it: rows of the
+    contenders that are done."""
     rows = {}
     for name, row in results["rows"].items():
         # The first look of an ensemble is at one network.
@@ -49,3 +51,8 @@ def as_results(results: Mapping[str, Any]) -> dict[str, Any]:
     foreign = [*results["settings"].get("foreign", []), "shuffled"]
     settings = results["settings"] | {"foreign": foreign}
     return {**results, "settings": settings, "rows": rows}
+
+
+def with_table(page: str, results: Mapping[str, Any]) -> str:
+    """The page's text with the table of a fidelity run's shifts in its place."""
+    return table.with_table(page, as_results(results), "shift-cifar")

@@ -40,6 +40,15 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
         return None
 
 
+def library_at_hand(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The same, for whom it is not worth building: None where it would have to be."""
+    try:
+        there = _prebuilt(dtype) is not None or (_cache_folder() / _name(dtype)).exists()
+    except (NoLibraryError, OSError):
+        return None
+    return library(dtype) if there else None
+
+
 def _prebuilt(dtype: torch.dtype) -> Path | None:
     """The library that came with the package, where this processor can run it."""
     path = compiler.HERE / compiler.prebuilt_name(DTYPES[dtype])
@@ -47,14 +56,20 @@ def _prebuilt(dtype: torch.dtype) -> Path | None:
     return path if runs and path.exists() else None
 
 
-def _built(dtype: torch.dtype) -> Path:
-    """The library of the cache, built where it is not there yet."""
+@cache
+def _name(dtype: torch.dtype) -> str:
+    """What the library is called in a cache folder."""
     program = compiler.find_compiler().resolve()
     stat = program.stat()
     parts = [path.read_text() for path in sorted(compiler.HERE.glob("*.[ch]"))]
     parts += [*compiler.FLAGS, str(program), str(stat.st_mtime_ns), str(stat.st_size)]
     digest = hashlib.sha256("\0".join([*parts, _processor()]).encode()).hexdigest()[:20]
-    target = _cache_folder() / f"native-{DTYPES[dtype]}-{digest}.so"
+    return f"native-{DTYPES[dtype]}-{digest}.so"
+
+
+def _built(dtype: torch.dtype) -> Path:
+    """The library of the cache, built where it is not there yet."""
+    target = _cache_folder() / _name(dtype)
     if not target.exists():
         try:
             compiler.build(target, DTYPES[dtype], tune=compiler.OWN)
@@ -101,4 +116,7 @@ def _load(path: Path, dtype: torch.dtype) -> ctypes.CDLL:
         raise NoLibraryError(f"{path.name} belongs to another version")
     found.workspace_bytes.restype = ctypes.c_int64
     found.run_steps.restype = None
+    found.forward_bytes.restype = ctypes.c_int64
+    found.network_outputs.restype = None
+    found.network_outputs.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_void_p]
     return found

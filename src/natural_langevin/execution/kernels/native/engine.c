@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "activation.h"
+#include "forward.h"
 #include "likelihood.h"
 #include "minibatch.h"
 #include "unit.h"

@@ -1,0 +1,141 @@
+"""Outputs of many networks in C: what predictions and held-out scores are made of.
+
+The network is recognised as the engine's is (see ``trace``), and the first outputs of every shape
+of inputs are compared with the network's own. What is no chain of linear layers, or disagrees, is
+evaluated the general way, by whoever asks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin.execution.kernels.native.build import DTYPES, library_at_hand
+from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, Layer, Run
+from natural_langevin.execution.kernels.native.trace import LinearSpec, trace
+from natural_langevin.types import Params
+
+log = logging.getLogger("natural_langevin")
+
+Call = Callable[[Params, Tensor], Any]
+
+#: Inputs on which a network is watched and compared.
+FEW = 16
+#: Of a layer: products of wider ones are the BLAS's own ground, and operator calls no matter.
+MOST_WEIGHTS = 1 << 16
+
+
+class NativeOutputs:
+    """Outputs of networks of one model, whatever their weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        #: The layers of inputs of this shape and dtype, and the shape of an output; None: others
+        #: serve.
+        self._known: dict[Any, tuple[list[LinearSpec], torch.Size] | None] = {}
+
+    def __call__(
+        self, call: Call, params: Params, x: Tensor, *, own: bool = False
+    ) -> Tensor | None:
+        """Outputs (network, B, ...) of networks (network, *shape) for the inputs ``x`` (B, ...), or
+        (network, B, ...) where every network has its ``own``; None: the general way serves.
+
+        ``call(params, x)``: the model's own outputs with one network's ``params``."""
+        first = next(iter(params.values()))
+        if not _readable(first, x) or not first.shape[0] or not x.numel():
+            return None
+        one = x[0] if own else x
+        key = one.shape[1:], x.dtype
+        if key not in self._known:
+            self._known[key] = self._recognised(call, params, x, own)
+        found = self._known[key]
+        if found is None:
+            return None
+        specs, shape = found
+        return self._computed(specs, params, x, own).reshape(first.shape[0], one.shape[0], *shape)
+
+    def _recognised(
+        self, call: Call, params: Params, x: Tensor, own: bool
+    ) -> tuple[list[LinearSpec], torch.Size] | None:
+        """What is known of such inputs: by the first network's outputs and the last one's."""
+        named = self._fixed(params) | {name: p[0] for name, p in params.items()}
+        some = (x[0] if own else x)[:FEW]
+        specs = trace(lambda batch: call(named, batch), named, some.clone())
+        if specs is None or not _fit(specs, named, some):
+            return None
+        shape = torch.Size()
+        for network in (0, -1):
+            some = (x[network] if own else x)[:FEW]
+            with torch.no_grad():
+                wanted = call({name: p[network] for name, p in params.items()}, some.clone())
+            only = {name: p[[network]] for name, p in params.items()}
+            found = self._computed(specs, only, some[None] if own else some, own)[0]
+            if len(wanted) != len(some) or wanted.numel() != found.numel():
+                return None
+            error = (found - wanted.reshape(found.shape)).abs().amax()
+            rounding = 1e3 * torch.finfo(x.dtype).eps * wanted.abs().amax()
+            if not error <= rounding and bool(torch.isfinite(wanted).all()):
+                log.warning("native outputs disagree with the network's own: not used")
+                return None
+            shape = wanted.shape[1:]
+        return specs, shape
+
+    def _fixed(self, params: Params) -> Params:
+        named = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        return {name: tensor.detach() for name, tensor in named.items() if name not in params}
+
+    def _computed(self, specs: list[LinearSpec], params: Params, x: Tensor, own: bool) -> Tensor:
+        """(network, B, output)."""
+        count, batch = len(next(iter(params.values()))), x.shape[1] if own else len(x)
+        named = self._fixed(params) | params
+        run, layers, kept = Run(), (Layer * len(specs))(), [x.detach().contiguous()]
+        for layer, spec in zip(layers, specs, strict=True):
+            layer.activation = ACTIVATIONS.index(spec.activation)
+            layer.parameter = (ctypes.c_double * 2)(*spec.parameters)
+            for k, name in enumerate((spec.weight, spec.bias)):
+                if name is None:
+                    continue
+                kept.append(named[name].detach().contiguous())
+                layer.theta[k], layer.trainable[k] = kept[-1].data_ptr(), name in params
+                if k == 0:
+                    layer.outputs, layer.inputs = kept[-1].shape[-2:]
+        outputs = torch.empty(count, batch, layers[len(specs) - 1].outputs, dtype=x.dtype)
+        run.chains, run.layers, run.batch = count, len(specs), batch
+        run.threads, run.x = torch.get_num_threads(), kept[0].data_ptr()
+        native = library_at_hand(x.dtype)
+        assert native is not None
+        needed = native.forward_bytes(ctypes.byref(run), layers)
+        workspace = torch.empty(needed, dtype=torch.uint8)
+        run.workspace = workspace.data_ptr()
+        native.network_outputs(ctypes.byref(run), layers, int(own), outputs.data_ptr())
+        return outputs
+
+
+def _fit(specs: list[LinearSpec], named: Params, x: Tensor) -> bool:
+    """Whether every layer takes what the one before it gives, and none is wide."""
+    width = x[0].numel()
+    for spec in specs:
+        weight, bias = named[spec.weight], None if spec.bias is None else named[spec.bias]
+        if weight.shape[1] != width or weight.dtype != x.dtype or weight.numel() > MOST_WEIGHTS:
+            return False
+        if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype):
+            return False
+        width = weight.shape[0]
+    return True
+
+
+def _readable(first: Tensor, x: Tensor) -> bool:
+    """Whether the library finds these tensors, and nobody wants their derivatives."""
+    return (
+        x.device.type == "cpu" == first.device.type
+        and x.dtype == first.dtype
+        and x.dtype in DTYPES
+        and torch._C._functorch.peek_interpreter_stack() is None  # inside, tensors have no memory
+        and not (torch.is_grad_enabled() and (x.requires_grad or first.requires_grad))
+        and library_at_hand(x.dtype) is not None
+    )

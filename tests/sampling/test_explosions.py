@@ -1,0 +1,104 @@
+"""Steps that are too large: how the recipe avoids them, and what it does where it has not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from natural_langevin import Langevin, likelihoods, models, priors
+from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.sampling import planning, prior_scale, recipe
+
+
+def wave(count: int = 120) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 2, generator=generator)
+    return x, torch.sin(x[:, :1]) + 0.3 * torch.randn(count, 1, generator=generator)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of 200 steps, and 400 more."""
+    monkeypatch.setattr(recipe, "FIRST_STEPS", 200)
+    monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
+    monkeypatch.setattr(recipe, "RELAXATIONS", 1)
+
+
+def sampler(seed: int = 0) -> Langevin:
+    net = models.mlp(2, 1, (32,), activation=nn.Tanh, seed=seed)
+    return Langevin(net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_run_that_explodes_begins_anew_with_smaller_steps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """eta lambda = 4 is at the edge of what is stable, and a run begins with four times that."""
+    usual = sampler().sample(wave(), progress=False)
+    monkeypatch.setattr(recipe, "STEEPNESS", 4.0)
+    monkeypatch.setattr(recipe, "LARGEST_STEP", 100.0)
+    monkeypatch.setattr(recipe, "HEAT", 100.0)
+    with caplog.at_level("INFO", logger="natural_langevin"):
+        found = sampler().sample(wave(), progress=False)
+    assert "begun anew" in caplog.text
+    assert not any(record.levelname == "WARNING" for record in caplog.records)
+    assert found.healthy == [0, 1]
+    chosen = found.config["recipe"]
+    assert "exploded" in chosen["reason"]
+    assert chosen["step_size"] * chosen["curvature"] < 1.1
+    x, y = wave(1000)
+    assert found.evaluate(x, y).nll < usual.evaluate(x, y).nll + 0.1
+
+
+@pytest.mark.usefixtures("short")
+def test_a_length_of_ones_own_is_run_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recipe.Choice, "schedule_of", lambda self, burn_in: 50.0)
+    with caplog.at_level("INFO", logger="natural_langevin"), pytest.raises(RuntimeError):
+        sampler().sample(wave(), 200, progress=False)
+    assert "begun anew" not in caplog.text
+
+
+def test_the_metric_of_a_run_before_fades() -> None:
+    """gamma_t = 4 / (t + 4) weighs a batch like t^3; the start then counts for 100 batches."""
+    table = RatesTable.build(0.1, lambda t: 4 / (t + 4) if t < 5 else 0.0, stop=6, chains=2)
+    table.remember(25)
+    expected = [4 / (t + 104) for t in range(5)] + [0.0]
+    assert table.values[:, -2].tolist() == pytest.approx(expected)
+    assert (table.step_size == 0.1).all()
+
+
+def test_a_wider_prior_is_taken_to_be_as_steep_as_a_narrower_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One chain of a pilot may end where it is flat: what a narrower scale found is a limit too."""
+    scales = (0.2, 1.0, 5.0, 25.0)
+    choices = [recipe.Choice(0.1 / k, k, 0.0, f"{k}") for k in (10.0, 900.0, 50.0, 2000.0)]
+    scores = torch.tensor([[1.0], [0.9], [0.5], [0.8]]).double().expand(4, 50)
+    run = planning._Compared(
+        scales, choices, prior_scale.NATIVE, None, wave(), torch.zeros(4, 1), scores
+    )
+    monkeypatch.setattr(planning, "_compare", lambda *_: [run])
+    found = planning._prior_scale(sampler(), wave(), 100, 1.0)
+    assert found is not None
+    assert found.curvature == 900.0
+    assert found.prior_scale is not None
+    assert 1.0 < found.prior_scale.value < 25.0
+
+
+def test_the_next_scale_begins_where_the_widest_ended() -> None:
+    """``end`` of the widest, twice: chains of both on the same folds from the same weights."""
+    trial = prior_scale.Trial(300, 2, 10, folds=3)
+    weights = {"w": torch.arange(4 * 6.0)[:, None]}
+
+    class Found:
+        last, learned = weights, {"s": torch.arange(4 * 6.0)}
+
+    run = planning._Compared(
+        (0.2, 1.0, 5.0, 25.0), [], trial, Found(), wave(), torch.zeros(1), torch.zeros(1)
+    )
+    found, learned = run.end((25.0, 25.0))
+    assert found["w"].flatten().tolist() == [*range(18, 24)] * 2
+    assert learned["s"].tolist() == [*range(18, 24)] * 2

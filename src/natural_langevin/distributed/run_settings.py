@@ -33,8 +33,9 @@ class RunSettings:
     """``plan``: which iterates are kept. ``where``, ``specs``, ``dtype``: how they are stored.
     ``choice``: what the recipe chose. ``wanted``: the effective sample size of ``until``.
     ``then``: the run that follows this one where its loss still falls (see ``recipe.falls_by``),
-    ``spent``: the steps of those before. ``attempts``: how often it may begin anew with smaller
-    steps, where it explodes (0: it is reported as it is)."""
+    ``spent``: the steps of those before, ``part``: whether it is a first part of the whole length.
+    ``attempts``: how often it may begin anew with smaller steps, where it explodes (0: it is
+    reported as it is)."""
 
     plan: RunPlan
     batch_size: int
@@ -48,6 +49,7 @@ class RunSettings:
     wanted: float | None
     then: RunSettings | None = None
     spent: int = 0
+    part: bool = False
     attempts: int = 0
 
     def gentler(self) -> RunSettings:
@@ -132,6 +134,7 @@ def settle(
             wanted=wanted,
             then=found,
             spent=spent,
+            part=spent == 0 and run.steps < steps,
             attempts=attempts,
         )
     assert found is not None

@@ -146,10 +146,10 @@ def _run_once(
 
 
 def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> str | None:
-    """Why a run is to be followed by another, if it is: chains that disagree are followed once."""
+    """Why a run is to be followed by another, if it is: of chains that disagree a first part is."""
     if fall := recipe.falls_by(so_far.trace):
         return f"the loss still fell by {fall:.2g} nats per sample in the last third"
-    if asked.spent:
+    if not asked.part:
         return None
     loss = _disagreement(so_far, *stream.example())
     return f"chains disagree, by {loss:.2g} nats" if loss > recipe.DISAGREEMENT else None

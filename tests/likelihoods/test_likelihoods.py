@@ -467,3 +467,13 @@ def test_a_distribution_without_quantiles_asks_for_draws() -> None:
     likelihood = likelihoods.LogLoss(None, distribution=lambda o: distributions.VonMises(o, 1.0))
     with pytest.raises(ValueError, match=r"VonMises.*LogLoss\(\.\.\., sample=fn\)"):
         likelihood.sample(torch.zeros(5, 2), key(), {})
+
+
+@pytest.mark.parametrize(
+    ("labels", "remedy"),
+    [([1, 2, 3], "use y - 1"), ([0, 4], "end the network with 5 outputs"),
+     ([-1, 1], "count classes from 0")],
+)  # fmt: skip
+def test_class_indices_out_of_range_have_a_remedy(labels: list[int], remedy: str) -> None:
+    with pytest.raises(ValueError, match=rf"from {labels[0]} to {labels[-1]}: {remedy}"):
+        likelihoods.Categorical().check(torch.zeros(len(labels), 3), torch.tensor(labels))

@@ -150,8 +150,12 @@ def check_labels(kind: str, y: Tensor, classes: int, ignored: int | None = None)
             "use y.long() (or y.argmax(-1) for one-hot targets)"
         )
     counted = y if ignored is None else y[y != ignored]
-    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < classes:
+    low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
+    if not 0 <= low <= high < classes:
+        remedy = f"use y - {low}" if 0 < low and high - low < classes else (
+            f"end the network with {high + 1} outputs" if low >= 0 else "count classes from 0"
+        )  # fmt: skip
         raise ValueError(
             f"class indices must lie in 0 .. {classes - 1} (the model has {classes} outputs), "
-            f"got values from {int(counted.min())} to {int(counted.max())}"
+            f"got values from {low} to {high}: {remedy}"
         )

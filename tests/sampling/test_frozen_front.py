@@ -99,3 +99,89 @@ def test_too_many_features_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert found[1].shape == (40, 6)
     monkeypatch.setattr(frozen_front, "MOST", 40 * 6 - 1)
     assert frozen_front.split_off(sampler.model, sampler.signature, x) is None
+
+
+@pytest.mark.parametrize("parameters", ["2.weight", "2.bias"])
+def test_a_part_of_a_layer_is_sampled_behind_its_features(parameters: str) -> None:
+    x, y = rows()
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    options = {"step_size": 1e-3, "prior": priors.Gaussian(1.0), "chains": 2}
+    sampler = Langevin.from_trained(
+        net, likelihoods.Categorical(), parameters=[parameters], **options
+    )
+    posterior = sampler.sample((x, y), 5, batch_size=20, progress=False)
+    assert list(posterior.samples) == [parameters]
+
+
+class Bounded(nn.Module):
+    """What is done to the outputs does not show where they are 0, or of one sign."""
+
+    def __init__(self, bound: str) -> None:
+        super().__init__()
+        self.body, self.head, self.bound = nn.Linear(4, 6), nn.Linear(6, 3), bound
+        nn.init.zeros_(self.head.weight)
+        nn.init.constant_(self.head.bias, 0.1 if bound == "relu" else 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.head(self.body(x))
+        return h.relu() if self.bound == "relu" else 5 * (h / 5).tanh()
+
+
+def shared_activation() -> nn.Sequential:
+    act = nn.Tanh()
+    return nn.Sequential(nn.Linear(4, 6), act, nn.Linear(6, 6), act, nn.Linear(6, 3))
+
+
+def tied() -> nn.Sequential:
+    net = nn.Sequential(
+        nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3)
+    )
+    net[4].weight = net[2].weight
+    return net
+
+
+@pytest.mark.parametrize(
+    ("net", "layers"),
+    [(fixed(Bounded("relu"), "body"), None), (fixed(Bounded("tanh"), "body"), None),
+     (fixed(shared_activation(), "0"), ["2", "3", "4"]),
+     (fixed(tied(), "0"), ["2", "3", "4", "5"])],
+    ids=["relu behind", "tanh behind", "shared activation", "tied weights"],
+)  # fmt: skip
+def test_networks_that_look_as_if_they_could_be_cut(
+    net: nn.Module, layers: list[str] | None
+) -> None:
+    """Each is either cut where it may be or not at all, and its parameters are the network's."""
+    x, _ = rows()
+    sampler = Langevin(net, likelihoods.Categorical(), **OPTIONS)  # type: ignore[arg-type]
+    found = frozen_front.split_off(sampler.model, sampler.signature, x)
+    assert (None if found is None else found[0]._layers) == layers
+    if found is not None:
+        names = [name for name, p in net.named_parameters() if p.requires_grad]
+        assert [name for name, _ in found[0].named_parameters()] == names
+        torch.testing.assert_close(found[0](found[1]), net(x))
+
+
+def test_what_is_random_or_empty_is_refused_as_ever() -> None:
+    class Random(WithHead):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(nn.functional.dropout(self.body(x[:, None]), training=True))
+
+    x, y = rows()
+    sampler = Langevin(fixed(Random(), "body"), likelihoods.Categorical(), **OPTIONS)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="forward pass is random"):
+        sampler.sample((x, y), 5, progress=False)
+    sampler = Langevin(fixed(WithHead(), "body"), likelihoods.Categorical(), **OPTIONS)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="empty"):
+        sampler.sample((x[:0], y[:0]), 5, progress=False)
+
+
+def test_widths_of_noise_are_learned_behind_a_frozen_front_too() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(200, 4, generator=generator)
+    noise = torch.randn(200, 1, generator=generator)
+    y = x[:, :1] + 0.1 * torch.where(torch.arange(200)[:, None] % 10 == 0, 20 * noise, noise)
+    net = fixed(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)), "0")
+    posterior = Langevin(net, likelihoods.Gaussian("rmse"), chains=2).sample(
+        (x, y), 600, progress=False
+    )
+    assert posterior.config["noise_widths"] is not None

@@ -138,11 +138,12 @@ def _run_once(
         if swaps is not None:
             config["exchange"] = swaps.report(state)
         config |= run_description.measured(sampler, asked, engine, state, step_size)
-        posterior = _posterior(sampler, sampler._owner, collector.finish, state, config)
-        if _noise_is_open(sampler, data):
+        if _noise_is_open(sampler, data):  # by this sampler's network, whose inputs the data are
             x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
-            noise_widths.learn(posterior, x, y)
-        return posterior
+            own = _posterior(sampler, sampler, collector.so_far, state, config)
+            noise_widths.learn(own, x, y)
+            config |= {k: v for k, v in own.config.items() if k == "noise_widths"}
+        return _posterior(sampler, sampler._owner, collector.finish, state, config)
 
 
 def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> str | None:
@@ -168,7 +169,9 @@ def _disagreement(so_far: Posterior, x: Tensor, y: Tensor) -> float:
 def _noise_is_open(sampler: Any, data: Any) -> bool:
     """Whether the widths of the noise are left open with all else: of numbers in memory, with
     learned noise, under the recipe's own prior."""
-    ours = sampler._scale_open and sampler._owner is sampler and not trials.under_way()
+    # Rows that were given to choose by are not all that the layers before have been fitted to.
+    whole = sampler._owner is sampler or sampler.held_out is None
+    ours = sampler._scale_open and whole and not trials.under_way()
     alike = sampler.mesh.world == 1 and bool((sampler._temperature == 1).all())
     in_memory = isinstance(data, tuple | list | TensorDataset)
     return ours and alike and sampler.likelihood.learns_width and in_memory

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from natural_langevin.data.signature import Signature
 from natural_langevin.sampling.preparation import ORDERED, in_tensors
@@ -24,6 +25,8 @@ log = logging.getLogger("natural_langevin")
 
 #: Rows that go through the network at once, and numbers that features may be.
 ROWS, MOST = 1000, 2**28
+#: Rows on which the layers are held against the network, and sizes of the weights then added.
+FEW, SCALES = 16, (0.1, 1.0, 10.0)
 
 
 class Back(nn.Module):
@@ -31,6 +34,7 @@ class Back(nn.Module):
 
     def __init__(self, model: nn.Module, layers: list[str]) -> None:
         super().__init__()
+        copied: dict[int, Any] = {}  # weights that layers share stay shared
         for name in layers:
             place: nn.Module = self
             *above, own = name.split(".")
@@ -38,7 +42,7 @@ class Back(nn.Module):
                 if part not in dict(place.named_children()):
                     place.add_module(part, nn.Module())
                 place = place.get_submodule(part)
-            place.add_module(own, copy.deepcopy(model.get_submodule(name)))
+            place.add_module(own, copy.deepcopy(model.get_submodule(name), copied))
         self._layers = layers
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,28 +73,28 @@ def sampled_layers(model: nn.Module) -> list[str]:
     elif common and isinstance(model.get_submodule(".".join(common[:-1])), nn.Sequential):
         *common, last = common
         around = model.get_submodule(".".join(common))
-        own = [name for name, _ in around.named_children()].index(last)
+        own = list(around._modules).index(last)
     else:
         return [".".join(common)] if common else []
     if not common and own == 0:
         return []
-    return [".".join([*common, name]) for name, _ in around.named_children()][own:]
+    # Not named_children, which names a module once that stands in several places.
+    return [".".join([*common, name]) for name in around._modules][own:]
 
 
 def split_off(model: nn.Module, signature: Signature, x: Tensor) -> tuple[Back, Tensor] | None:
     """The layers that are sampled, and what goes into them for the inputs ``x``; None where they
     are not the end of the network, see other things too, or there is nothing before them."""
     layers = sampled_layers(model)
-    if not layers:
+    if not layers or not len(x):
         return None
     try:
         back = Back(model, layers)
-        few, outputs = _features(model, layers[0], signature, x[:4])
+        few = _features(model, layers[0], signature, x[:FEW])
         if few.numel() // len(few) * len(x) > MOST:
             return None
-        with torch.no_grad():
-            torch.testing.assert_close(back(few), outputs)
-        parts = [_features(model, layers[0], signature, part)[0] for part in x.split(ROWS)]
+        _compare(model, back, signature, x[:FEW], few)
+        parts = [_features(model, layers[0], signature, part) for part in x.split(ROWS)]
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         log.info("the fixed part of the network is computed in every step: %s", reason)
@@ -98,26 +102,54 @@ def split_off(model: nn.Module, signature: Signature, x: Tensor) -> tuple[Back, 
     return back, torch.cat(parts)
 
 
-def _features(
-    model: nn.Module, name: str, signature: Signature, x: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What goes into the layer, in its only call, and the network's outputs."""
+def _compare(
+    model: nn.Module, back: Back, signature: Signature, x: Tensor, features: Tensor
+) -> None:
+    """Refuses layers from whose inputs the network's outputs do not follow: with the weights that
+    they have, and with others, since what is done to their outputs may not show at the start."""
+    sampled = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    if {name for name, p in back.named_parameters() if p.requires_grad} != set(sampled):
+        raise ValueError("parameters of the layers have other names in the network")
+    if not torch.equal(_features(model, back._layers[0], signature, x), features):
+        raise ValueError("what goes into the layers is random")
+    generator = torch.Generator().manual_seed(0)
+    for scale in (0.0, *SCALES):
+        params = {
+            name: p + scale * torch.randn(p.shape, generator=generator).to(p)
+            for name, p in sampled.items()
+        }
+
+        def whole(
+            args: tuple[Any, ...], kwargs: dict[str, Any], params: dict[str, Tensor] = params
+        ) -> Any:
+            return functional_call(model, params, args, kwargs)
+
+        with torch.no_grad():
+            outputs = signature.call(whole, x.clone())
+            found = functional_call(back, params, (features,))
+        torch.testing.assert_close(found, outputs, equal_nan=True)
+
+
+def _features(model: nn.Module, name: str, signature: Signature, x: Tensor) -> Tensor:
+    """What goes into the layer, in its only call."""
     seen: list[Tensor] = []
     layer = model.get_submodule(name)
     handle = layer.register_forward_pre_hook(lambda module, args: seen.append(*args))
     try:
         with torch.no_grad():
-            outputs = signature.call(lambda args, kwargs: model(*args, **kwargs), x.clone())
+            signature.call(lambda args, kwargs: model(*args, **kwargs), x.clone())
     finally:
         handle.remove()
     (features,) = seen
     if len(features) != len(x):
         raise ValueError(f"layer {name!r} sees {len(features)} rows of {len(x)} samples")
-    return features, outputs
+    return features
 
 
 def sampled_apart(sampler: Any, data: Any) -> tuple[Any, Any] | None:
     """A sampler of the layers behind the fixed ones, and its data, where there are such layers."""
+    if sampler._owner is not sampler:  # it is such a sampler
+        return None
     fixed = not all(p.requires_grad for p in sampler.model.parameters())
     if not fixed or isinstance(data, ORDERED) or sampler._options["autocast"]:
         return None
@@ -130,7 +162,8 @@ def sampled_apart(sampler: Any, data: Any) -> tuple[Any, Any] | None:
     if sampler.held_out is not None:
         x_out, y_out = sampler.held_out
         again = split_off(sampler.model, sampler.signature, x_out.to(sampler.device))
-        assert again is not None
+        if again is None:
+            return None
         inner.held_out = again[1], y_out
     log.info("what stands before layer %s is fixed, and computed once", found[0]._layers[0])
     return inner, (found[1], y)

@@ -145,7 +145,7 @@ def test_the_same_draws_on_shifted_images() -> None:
 def test_the_page_of_shifts_shows_the_committed_run() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs" / "shift.md").read_text(encoding="utf-8")
-    results = (root / "results" / "fidelity-h200.json").read_text(encoding="utf-8")
+    results = (root / "results" / "shift-cifar-h200.json").read_text(encoding="utf-8")
     assert with_table(page, json.loads(results)) == page
 
 
@@ -154,7 +154,7 @@ def test_the_command_writes_the_table_of_shifts(tmp_path: Path) -> None:
     page.write_text("<!-- shift-cifar:begin -->\n<!-- shift-cifar:end -->after")
     size = ["--depth=8", "--width=2", "--batch-size=20", "--seconds=1e-9", "--pilot=0", "--looks=2"]
     asked = ["--data=synthetic", "--shift=5", f"--shift-page={page}", "--device=cpu"]
-    asked.append(f"--out={tmp_path / 'f.json'}")
+    asked += [f"--out={tmp_path / 'f.json'}", f"--shift-plot={tmp_path / 'shift.png'}"]
     wide = CliRunner(env={"COLUMNS": "300"})
     done = wide.invoke(app, ["fidelity", "rmsprop", *size, *asked])
     assert done.exit_code == 0, done.output
@@ -162,6 +162,7 @@ def test_the_command_writes_the_table_of_shifts(tmp_path: Path) -> None:
     assert written.count("| underdamped, RMSProp |") == 1
     assert "AUROC, shuffled" in written
     assert written.endswith("<!-- shift-cifar:end -->after")
+    assert (tmp_path / "shift.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.count("underdamped, RMSProp") == 2
     assert "AUROC, shuffled" in done.stdout
 

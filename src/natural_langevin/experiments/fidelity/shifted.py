@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,3 +57,8 @@ def as_results(results: Mapping[str, Any]) -> dict[str, Any]:
 def with_table(page: str, results: Mapping[str, Any]) -> str:
     """The page's text with the table of a fidelity run's shifts in its place."""
     return table.with_table(page, as_results(results), "shift-cifar")
+
+
+def plot(results: Mapping[str, Any], path: Path) -> None:
+    """NLL and calibration error against the strength of every shift."""
+    table.plot(as_results(results), path)

@@ -20,7 +20,6 @@ from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin.data.signature import Signature
-from natural_langevin.data.streams import Batch
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed import run_settings, sampler_run
 from natural_langevin.distributed.layout import Layout
@@ -60,7 +59,7 @@ from natural_langevin.sampling.validation import (
     to_device,
 )
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
-from natural_langevin.types import Params
+from natural_langevin.types import Batch, Params
 
 log = logging.getLogger("natural_langevin")
 

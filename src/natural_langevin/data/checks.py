@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin.data.arrays import as_tensor
-
-Batch = tuple[Tensor, Tensor]
+from natural_langevin.types import Batch
 
 
 def split_pair(item: Any) -> Batch:

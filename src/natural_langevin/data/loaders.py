@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from natural_langevin import random
 from natural_langevin.data import epochs
-from natural_langevin.data.checks import Batch, check_pair, split_pair
+from natural_langevin.data.checks import check_pair, split_pair
+from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin._internal.fingerprints import fingerprint
-from natural_langevin.data.checks import Batch, check_pair
+from natural_langevin.data.checks import check_pair
+from natural_langevin.types import Batch
 
 
 class InMemory:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin.data.arrays import as_tensor, refuse_text
-from natural_langevin.data.checks import Batch, check_pair, split_pair
+from natural_langevin.data.checks import check_pair, split_pair
+from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 

@@ -17,8 +17,8 @@ from torch.func import grad, vmap
 from natural_langevin._internal.light_autograd import light_autograd
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.priors import Prior
+from natural_langevin.types import Params
 
-Params = dict[str, Tensor]
 Call = Callable[[Params, Tensor], Any]
 
 

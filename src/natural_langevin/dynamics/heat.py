@@ -44,7 +44,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor, Preconditioner
 from natural_langevin.preconditioners.base import FisherPreconditioner
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

@@ -39,7 +39,7 @@ from natural_langevin.execution.stepping import (
     shape_of,
     step_in_place,
 )
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

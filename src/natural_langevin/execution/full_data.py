@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from natural_langevin.data.streams import InMemory
-from natural_langevin.dynamics.base import Batch, State
+from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.control_variates import Anchor
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.statistics import Params
+from natural_langevin.types import Batch, Params
 
 #: Rows of a piece, of all chains together.
 ROWS = 4096

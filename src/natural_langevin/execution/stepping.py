@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.dynamics.base import Batch, Dynamics, Info, State
+from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind, Rates, RatesTable
+from natural_langevin.types import Batch
 
 
 class StepInputs(NamedTuple):

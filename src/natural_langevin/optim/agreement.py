@@ -25,7 +25,7 @@ from natural_langevin.distributed.group import GroupError, differences, said
 from natural_langevin.distributed.join import join
 from natural_langevin.optim import shards
 from natural_langevin.sampling.loop import DivergenceError
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

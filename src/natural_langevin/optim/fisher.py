@@ -28,23 +28,15 @@ from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
 from natural_langevin.preconditioners import Preconditioner
-from natural_langevin.statistics import (
-    Basis,
-    Gradients,
-    Group,
-    Params,
-    Statistics,
-    grouped,
-    prepare_model,
-)
+from natural_langevin.statistics import Basis, Gradients, Group, Statistics, grouped, prepare_model
 from natural_langevin.statistics import samples as per_sample
 from natural_langevin.statistics.moments import CHUNK_NUMBERS, Moments
 from natural_langevin.statistics.plan import Plan, make_plan
-from natural_langevin.statistics.rules import Units
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
 from natural_langevin.statistics.vectorised import is_untransformable, why_untransformable
+from natural_langevin.types import Params, Units
 
 log = logging.getLogger("natural_langevin")
 

@@ -27,10 +27,10 @@ from natural_langevin.preconditioners.base import (
     Factor,
     FisherPreconditioner,
     Metric,
-    Units,
     damped,
 )
-from natural_langevin.statistics import Params, Statistics
+from natural_langevin.statistics import Statistics
+from natural_langevin.types import Params, Units
 
 
 class UnitFactor(NamedTuple):

@@ -13,12 +13,11 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from natural_langevin.data.signature import Signature
-from natural_langevin.statistics.rules import RULES, Rule, Units, own_units
+from natural_langevin.statistics.rules import RULES, Rule, own_units
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.tape import CallKey, Epsilons, Tape, is_real
 from natural_langevin.statistics.vectorised import vectorised
-
-Params = dict[str, Tensor]
+from natural_langevin.types import Params, Units
 
 
 class ParameterSlots:

@@ -28,9 +28,9 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.statistics.requests import Basis, Group
 from natural_langevin.statistics.rules import Outer, SampleGradient, Scatter, Stacked, Sum
+from natural_langevin.types import Params
 
 Sharing = Literal["exact", "expand", "reduce"]
-Params = dict[str, Tensor]
 #: By the fields of ``Statistics``.
 Moments = dict[str, dict[str, Any]]
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -26,8 +25,6 @@ from natural_langevin.distributed.join import join
 from natural_langevin.optim import shards
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.types import Params
-
-log = logging.getLogger("natural_langevin")
 
 #: Steps between two comparisons of the parameters themselves.
 EVERY = 100

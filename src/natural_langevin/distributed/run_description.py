@@ -12,14 +12,40 @@ from natural_langevin._internal.fingerprints import exact_settings, stable_repr
 from natural_langevin._internal.provenance import provenance
 from natural_langevin.distributed.run_settings import RunSettings
 from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.pooling import pooled_chains
 from natural_langevin.posterior.weighting import draw_weights
-from natural_langevin.sampling import recipe, rounding, step_size_search, temperature_probe
+from natural_langevin.sampling import (
+    assembly,
+    recipe,
+    rounding,
+    step_size_search,
+    temperature_probe,
+)
 from natural_langevin.sampling.step_size_checks import StepSize
 from natural_langevin.sampling.until import Target
 
 Choice = recipe.Choice | step_size_search.Choice
+
+
+def settings(sampler: Any) -> dict[str, Any]:
+    """The sampler's own settings in words (``Langevin.describe``)."""
+    moves = sampler.dynamics
+    found: dict[str, Any] = {
+        "preconditioner": stable_repr(sampler.preconditioner),
+        **({} if moves == Overdamped() else {"dynamics": stable_repr(moves)}),
+        "prior": {name: stable_repr(p) for name, p in sampler._prior.items()},
+        "likelihood": stable_repr(sampler.likelihood),
+        "step_size": stable_repr(sampler.step_size),
+        "mean_rate": stable_repr(sampler.mean_rate),
+        "temperature": sampler._temperature.tolist(),
+        "alike": step_size_search.like_chains(sampler._temperature, sampler._prior),
+        "chains": sampler.chains,
+        "init": sampler._start,
+        "seed": sampler.seed,
+    } | sampler._training
+    return found
 
 
 def described(
@@ -66,7 +92,9 @@ def identity(
     description, and where there may be such a one, its exact settings."""
     if asked.checkpoint is None and not isinstance(asked.where, Path) and sampler.mesh.world == 1:
         return config
-    table = sampler._rates_table(0, asked.plan.steps, step_size, burn_in=asked.plan.burn_in)
+    table = assembly.rates_table(
+        sampler, 0, asked.plan.steps, step_size, burn_in=asked.plan.burn_in
+    )
     mode = "compiled" if engine.mode == "compiled" else "eager"
     return config | exact_settings(sampler._template, table.values, sampler._prior, mode)
 
@@ -114,7 +142,7 @@ def measured(
     found: dict[str, Any] = {"execution": engine.way}
     table = engine.rates  # of the chains that are here
     if sampler.mesh.world > 1:
-        table = sampler._rates_table(0, done, step_size, burn_in=burn_in)
+        table = assembly.rates_table(sampler, 0, done, step_size, burn_in=burn_in)
     sizes = table.step_size[:done]
     weights = draw_weights(sizes, burn_in, asked.plan.thin, asked.plan.explores)
     if weights is not None:

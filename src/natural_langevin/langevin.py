@@ -61,7 +61,7 @@ THE_NETWORK = ("self", "model", "likelihood")  # arguments that are not options
 
 
 class Langevin:
-    """Natural Langevin dynamics on a network's weights (see ``langevin`` for the equation).
+    """Natural Langevin dynamics on a network's weights: Algorithm 1 is in ``dynamics.overdamped``.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
     >>> x, y = torch.rand(64, 2), torch.arange(64) % 3
@@ -328,7 +328,7 @@ class Langevin:
     def choose_step_size(
         self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
-        """What ``step_size="auto"`` means for a run of ``steps`` steps (see ``pilot``).
+        """The step size that short runs choose for one of ``steps`` steps (``step_size_search``).
 
         ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
         step_size_search.refuse_loader(data)

@@ -19,7 +19,7 @@ def per_chain(value: float | Tensor, like: Tensor) -> Tensor:
 
 
 def number_or_chains(value: float | Tensor, like: Tensor) -> float | Tensor:
-    """The same where a plain number may stay one: an operation less than ``per_chain``."""
+    """Like ``per_chain``, but a plain number stays one, which saves an operation."""
     return per_chain(value, like) if isinstance(value, Tensor) else value
 
 

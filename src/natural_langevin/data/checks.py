@@ -44,7 +44,7 @@ def check_pair(x: Tensor, y: Tensor) -> None:
 
 @contextmanager
 def shown_to_model(x: Tensor) -> Iterator[None]:
-    """What torch says of inputs that the model cannot take, with their shape and a remedy."""
+    """Around a call of the model: torch's error about inputs becomes one that says what to do."""
     try:
         yield
     except torch.OutOfMemoryError:

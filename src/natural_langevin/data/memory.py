@@ -109,6 +109,6 @@ class InMemory:
         return some
 
     def batch(self, step: int) -> Batch:
-        """The same, from the step's number alone."""
+        """x and y of this step, (chain, B, ...), from its number alone."""
         order = self.order(step // self.batches_per_epoch)
         return self.gather(order, torch.tensor(step, device=order.device))

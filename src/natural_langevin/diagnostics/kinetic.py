@@ -120,7 +120,7 @@ class Replicates(NamedTuple):
 
 
 def nothing(names: list[str]) -> Replicates:
-    """No steps at all."""
+    """Replicates of no step at all, for a process without running chains."""
     none = torch.empty(0, len(names), _ROUNDING + 1, dtype=torch.float64)
     return Replicates(none, none, torch.zeros(1, dtype=torch.int64))
 

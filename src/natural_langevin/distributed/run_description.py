@@ -100,7 +100,7 @@ def identity(
 
 
 def made_by(sampler: Any) -> dict[str, Any]:
-    """The code that the run's own classes are of."""
+    """Versions, and digests of the user's own classes in the run (see ``provenance``)."""
     return provenance(
         sampler._template, likelihood=sampler.likelihood, preconditioner=sampler.preconditioner,
         **{f"prior of {name}": p for name, p in sampler._prior.items()},
@@ -108,7 +108,8 @@ def made_by(sampler: Any) -> dict[str, Any]:
 
 
 def refuse_different(until: str | None, config: dict[str, Any], chains: int) -> None:
-    """Chains of several posteriors have no effective sample size together, which ``until`` asks."""
+    """Refuses ``until`` for chains of different posteriors, which have no common effective sample
+    size."""
     if until is None:
         return
     pooled = pooled_chains(config, range(chains))
@@ -122,7 +123,7 @@ def refuse_different(until: str | None, config: dict[str, Any], chains: int) -> 
 def length_reached(
     asked: RunSettings, target: Target, state: State, interrupted: bool
 ) -> dict[str, Any]:
-    """How far the run went, and what ended it, which is said unless it was (``interrupted``)."""
+    """How far the run went, and what ended it; the log says so too, unless it was interrupted."""
     done = int(state.step)
     by_clock = asked.seconds is not None and asked.wanted is None
     limit = "interrupt" if interrupted else "seconds" if by_clock else target.reached
@@ -137,7 +138,7 @@ def length_reached(
 def measured(
     sampler: Any, asked: RunSettings, engine: Engine, state: State, step_size: StepSize | None
 ) -> dict[str, Any]:
-    """Of the steps that were taken: how they were run, weights, acceptance, rounding, heat."""
+    """What was measured: how steps were run, draws' weights, acceptance, rounding, temperature."""
     done, burn_in = int(state.step), asked.plan.burn_in
     found: dict[str, Any] = {"execution": engine.way}
     table = engine.rates  # of the chains that are here

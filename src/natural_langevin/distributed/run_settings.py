@@ -77,8 +77,8 @@ def settle(
     every: int | None,
     exchange: int | None,
 ) -> RunSettings:
-    """The arguments of ``sample``, with nothing open; the recipe also sets the sampler's prior and
-    its start."""
+    """The arguments of ``sample`` with everything decided that they leave open. Where the recipe
+    decides, it also sets the sampler's prior and its start."""
     check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
     choice, runs, attempts = None, None, 0
     where = stores.location(store)

@@ -34,7 +34,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def known_steps(dynamics: Dynamics) -> dict[Any, Any]:
-    """What has been compiled for these dynamics, by shapes; a dictionary to add to."""
+    """The steps compiled so far for these dynamics, by shapes: a dictionary to be added to."""
     return _KNOWN.setdefault(dynamics, {})
 
 
@@ -114,7 +114,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _same_kernels() -> dict[str, Any]:
-    """Kernels chosen by rule, not by timing: another order of summation is another rounding."""
+    """Options by which the compiler chooses kernels by rule, not by timing them: two runs would
+    otherwise add up in different orders, and differ in their last digits."""
     known = "deterministic" in torch._inductor.list_options()
     return {"deterministic": True} if known else {}
 

@@ -70,7 +70,7 @@ def required(engine: Engine, state: State, steps: int, processes: Processes) -> 
 def summary(
     state: State, found: kinetic.Replicates, processes: Processes
 ) -> kinetic.Kinetic | None:
-    """Of the steps of all chains; None if none was running."""
+    """The kinetic temperature from the steps of all chains; None if no chain was running."""
     gathered = kinetic.Replicates(*map(processes.all_rows, found))
     return kinetic.summarise(gathered, list(state.params))
 

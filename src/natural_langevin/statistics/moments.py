@@ -62,7 +62,7 @@ def layer_moments(
 
 
 def merge(result: Moments, found: Moments) -> None:
-    """Adds the statistics of other parameters."""
+    """Adds ``found``, the statistics of other parameters, to ``result``."""
     for field, values in found.items():
         result.setdefault(field, {}).update(values)
 

@@ -32,7 +32,7 @@ _OF_MATRICES: Requests = frozenset({"kronecker", "rotated"})
 
 
 def check_requests(requests: Collection[Request]) -> Requests:
-    """As a set; unknown names are refused."""
+    """The requests as a set; unknown names are refused."""
     unknown = set(requests) - set(get_args(Request))
     if isinstance(requests, str) or unknown:
         raise ValueError(f"requests are some of {get_args(Request)}, got {requests!r}")

@@ -53,7 +53,7 @@ def shown_to_model(x: Tensor) -> Iterator[None]:
         remedy = ""
         if x.ndim < 2:
             remedy = "; rows of x are samples: x[:, None] for one number each, x[None] for one row"
-        elif "dtype" in str(error):
+        elif "dtype" in str(error) or "scalar type" in str(error):  # by the operation that refused
             remedy = f"; x is {x.dtype}: convert it, x.float() for a float32 model"
         raise ValueError(
             f"the model cannot take x of shape {tuple(x.shape)}: "

@@ -23,6 +23,11 @@ def number_or_chains(value: float | Tensor, like: Tensor) -> float | Tensor:
     return per_chain(value, like) if isinstance(value, Tensor) else value
 
 
+def per_unit(value: Tensor, like: Tensor) -> Tensor:
+    """(n, unit) values, of chains or samples, shaped to broadcast against ``like`` (n, unit, ...)."""
+    return value.reshape(value.shape + (1,) * (like.ndim - value.ndim))
+
+
 def average(old: Tensor, new: Tensor, rate: Tensor) -> Tensor:
     """(1 - rate) old + rate new, with one rate per chain. A rate of 1 forgets ``old`` entirely."""
     return torch.lerp(old, new, per_chain(rate, old))

@@ -24,7 +24,7 @@ def number_or_chains(value: float | Tensor, like: Tensor) -> float | Tensor:
 
 
 def per_unit(value: Tensor, like: Tensor) -> Tensor:
-    """(n, unit) values, of chains or samples, shaped to broadcast against ``like`` (n, unit, ...)."""
+    """Values (n, unit), shaped to broadcast against ``like`` of (n, unit, ...)."""
     return value.reshape(value.shape + (1,) * (like.ndim - value.ndim))
 
 

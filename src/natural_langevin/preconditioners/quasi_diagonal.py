@@ -56,7 +56,6 @@ def unit_factor(a_00: Tensor, j_0i: Tensor, j_ii: Tensor, damping: float | Tenso
     return UnitFactor(row=-a_00.square() * a_ii * j_0i, diagonal=a_ii)
 
 
-
 class QuasiDiagonalFisher(FisherPreconditioner):
     """C^{-1} has the diagonal and the bias row of J + damping, unit by unit."""
 

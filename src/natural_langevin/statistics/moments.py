@@ -262,4 +262,3 @@ def parts(gradient: SampleGradient) -> Sequence[SampleGradient]:
 def _total(terms: Iterable[Tensor]) -> Tensor:
     """Their sum, without a zero to begin with (a number, which would make a copy)."""
     return reduce(operator.add, terms)
-

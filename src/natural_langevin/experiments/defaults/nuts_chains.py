@@ -27,7 +27,7 @@ from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 from blackjax.adaptation.window_adaptation import build_schedule
 
-from natural_langevin.experiments.defaults import against_nuts, nuts
+from natural_langevin.experiments.defaults import nuts, nuts_files
 from natural_langevin.experiments.defaults.small import PROBLEMS, Problem
 
 #: Deviations of the prior at which chains begin, by turns: a network that says little, and one
@@ -198,13 +198,13 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=250, help="draws of a chain that are merged")
     options = parser.parse_args()
     problem = PROBLEMS[options.problem]()
-    variances = against_nuts.variances(problem, options.scale)
-    stem = against_nuts.stem(problem)
+    variances = nuts_files.variances(problem, options.scale)
+    stem = nuts_files.stem(problem)
     if options.merge:
         files = sorted(options.folder.glob(f"{stem}{options.scale:g}-chain*.npz"))
         files = [file for file in files if ".part" not in file.name]
         found = merge(problem, variances, files, options.most)
-        against_nuts.store(options.merge / f"{stem}{options.scale:g}.npz", found)
+        nuts_files.store(options.merge / f"{stem}{options.scale:g}.npz", found)
         print(problem.name, {k: v for k, v in found.items() if k not in ("mean", "sd")})
         return
     options.folder.mkdir(parents=True, exist_ok=True)

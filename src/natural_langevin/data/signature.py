@@ -178,7 +178,7 @@ class Signature:
         return self.output(function(*self.arguments(x)))
 
     def adopt(self, other: Signature) -> None:
-        """Takes x as the other makes it."""
+        """Takes over how the other signature has put several inputs into one x."""
         self._layouts, self.several = dict(other._layouts), other.several
 
     @property

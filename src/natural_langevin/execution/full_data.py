@@ -75,7 +75,7 @@ class Anchors:
         self.every, self._dynamics, self._stream = every, dynamics, stream
 
     def __call__(self, state: State, step: int) -> State:
-        """One pass over all data."""
+        """Moves the anchor to the chains' weights, with the gradient of all data there."""
         here = {k: p.clone() for k, p in state.params.items()}
         gradient = mean_gradient(self._dynamics, state, self._stream)
         return state._replace(anchor=Anchor(here, gradient))

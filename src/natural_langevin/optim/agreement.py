@@ -45,9 +45,10 @@ class Local(NamedTuple):
 
 
 class Agreement:
-    """Beside an optimizer. ``settings()``: what defines its run, in words; read once.
+    """Compares the ranks' optimizers before every step, one beside each of them.
 
-    ``changing()``: what may change from step to step, in numbers."""
+    ``settings()``: what defines the run, in words; read once. ``changing()``: what may change from
+    step to step, in numbers."""
 
     def __init__(
         self, settings: Callable[[], Mapping[str, Any]], changing: Callable[[], Mapping[str, Any]]

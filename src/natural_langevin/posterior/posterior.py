@@ -268,7 +268,7 @@ class Posterior(Draws):
         )  # fmt: skip
 
     def followed(self, x: Tensor, chains: Chains) -> Tensor:
-        """What the networks as they are say along the draws: (chain, draw, B, ...)."""
+        """Every network's own prediction, unsharpened, along the draws: (chain, draw, B, ...)."""
         predictions = self.predict(x, chains=chains, sharpness=1.0).samples
         assert predictions is not None
         return predictions.unflatten(0, (-1, self.draws))

@@ -115,8 +115,8 @@ _NOT_DRAWN = {"Poisson", "NegativeBinomial", "Ordinal"}
 
 
 def likelihood(one: Any, *, drawn: bool) -> tuple[int, float]:
-    """The likelihood's number in layout.h, and one setting: the variance of a Gaussian whose sigma is
-    known, or how many levels Ordinal has. ``drawn``: whether labels are drawn from it."""
+    """The likelihood's number in layout.h, and one setting: the variance of a Gaussian whose sigma
+    is known, or how many levels Ordinal has. ``drawn``: whether labels are drawn from it."""
     name = _known_as(one, likelihoods)
     weighted = getattr(one, "class_weights", None) or getattr(one, "ignore_index", None) is not None
     if name not in _LIKELIHOODS or (drawn and (weighted or name in _NOT_DRAWN)):

@@ -19,10 +19,8 @@ from natural_langevin.statistics.moments import (
 from natural_langevin.statistics.plan import Axis, Plan
 from natural_langevin.statistics.requests import Basis, Group
 from natural_langevin.statistics.rules import Call, SampleGradient
-from natural_langevin.statistics.tape import CallKey, is_real
+from natural_langevin.statistics.tape import Tensors, is_real
 from natural_langevin.types import Params
-
-Tensors = dict[CallKey, list[Tensor]]
 
 
 class Recorded(NamedTuple):

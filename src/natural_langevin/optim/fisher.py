@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
-from natural_langevin.optim.call_reader import CallReader, Tensors
+from natural_langevin.optim.call_reader import CallReader
 from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
@@ -35,6 +35,7 @@ from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
+from natural_langevin.statistics.tape import Tensors
 from natural_langevin.statistics.vectorised import is_untransformable, why_untransformable
 from natural_langevin.types import Params, Units
 

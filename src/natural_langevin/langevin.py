@@ -169,7 +169,7 @@ class Langevin:
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
     def _forget_runs(self) -> None:
-        """What runs, and those who call them, leave in the sampler: nothing yet."""
+        """Sets to nothing what a run, or its caller, leaves in the sampler for the next one."""
         self._step_checked = 0  # batch size of the last check
         self._downhill = False  # whether chains go downhill before their burn-in
         self._downhill_pattern: Tensor | None = None  # which of them go for all (see warm_up)

@@ -27,6 +27,7 @@ from natural_langevin.dynamics import Kind, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, backend_for, plan
 from natural_langevin.execution.stepping import StepInputs, pure_step
+from natural_langevin.sampling.assembly import rates_table
 
 METRICS = {
     "euclidean": preconditioners.Euclidean(),
@@ -80,7 +81,7 @@ class Given:
 
     def inputs(self, state: State, batch: Any, kind: Kind) -> StepInputs:
         step = int(state.step)
-        rates = self.sampler._rates_table(step, step + 1, burn_in=BURN_IN).row(step)
+        rates = rates_table(self.sampler, step, step + 1, burn_in=BURN_IN).row(step)
         return StepInputs(self.batch, rates._replace(kind=kind), torch.tensor(50.0), False)
 
 
@@ -89,7 +90,7 @@ BURN_IN = 2
 
 
 def kind_of(sampler: Langevin, step: int) -> Kind:
-    return sampler._rates_table(step, step + 1, burn_in=BURN_IN).kind(step)
+    return rates_table(sampler, step, step + 1, burn_in=BURN_IN).kind(step)
 
 
 def assert_same_steps(one: Langevin, backend: Any, *, steps: int = 3, expected: list[str]) -> None:

@@ -27,7 +27,7 @@ def as_tensor(part: Any) -> Any:
 
 
 def refuse_text(part: Any) -> None:
-    """Columns that hold no numbers, by name."""
+    """Refuses columns that hold no numbers, and names them."""
     wrong = [str(name) for name, kind in _kinds(part).items() if kind not in "fiub"]
     if wrong and hasattr(part, "columns"):
         raise TypeError(

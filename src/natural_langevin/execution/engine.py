@@ -39,7 +39,7 @@ from natural_langevin.execution.stepping import (
     shape_of,
     step_in_place,
 )
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -50,7 +50,7 @@ Mode = Literal["eager", "auto", "compiled"]
 
 
 def choose_mode(compile: bool | str) -> Mode:
-    """``compile`` as the user gave it."""
+    """The engine's mode for the argument ``compile``: True, False or "auto"."""
     if compile not in (True, False, "auto"):
         raise ValueError(f'compile must be True, False or "auto", got {compile!r}')
     if compile == "auto":
@@ -59,9 +59,9 @@ def choose_mode(compile: bool | str) -> Mode:
 
 
 def _disagreement(own: Params, expected: Params, before: Params) -> str:
-    """Whose steps are not the general path's for most of their numbers: TF32 products, and a Schur
-    complement that almost vanishes, move a few of them elsewhere. Biases, of which there may be
-    one, are judged together."""
+    """The parameters whose step differs from the general path's, or "". More than a fifth of a
+    tensor's numbers must be off: TF32 products, and a Schur complement that almost vanishes, move a
+    few elsewhere. Biases are judged together, since a layer may have a single one."""
     near: dict[str, list[Tensor]] = {}
     for k, p in before.items():
         right = expected[k] - p
@@ -126,7 +126,8 @@ class Engine:
         return 0 if self._graph is None else self._graph.recorded
 
     def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
-        """``count`` updates from ``state``, which has seen ``start``; not eagerly: in place."""
+        """The state after updates ``start`` to ``start + count - 1``, and the Info of the last.
+        Unless steps are eager, the given ``state`` is overwritten."""
         device = state.step.device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # for kernels
             return self._run(state, start, count)
@@ -147,7 +148,7 @@ class Engine:
         return state, info
 
     def _steps(self, state: State, start: int, count: int) -> tuple[State, Info]:
-        """The same without anything between steps."""
+        """``count`` steps without a pause between them."""
         if self._executor is not None:
             return state, self._executor.run(state, start, count)
         if self._graph is not None:
@@ -170,7 +171,7 @@ class Engine:
         return state, info
 
     def _plan(self, state: State) -> None:
-        """Decides how steps are taken."""
+        """Decides how steps are taken: by an executor, kernels, a graph, compiled, or eagerly."""
         if self.mode == "eager":
             return
         device = state.step.device
@@ -240,7 +241,7 @@ class Engine:
         return None
 
     def _compiled_step(self, state: State) -> InPlaceStep:
-        """Fused where a backend can, otherwise the general one; one that was compiled before."""
+        """The compiled step, fused where a backend can; one for the same dynamics and shapes."""
         in_memory = isinstance(self.stream, InMemory)
         known = known_steps(self.dynamics)
         example = self.stream.example()

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin.dynamics.base import (
-    Batch,
     Dynamics,
     Info,
     State,
@@ -41,6 +40,7 @@ from natural_langevin.execution.kernels.layer import (
 from natural_langevin.execution.stepping import StepData, overwrite
 from natural_langevin.preconditioners import Damping
 from natural_langevin.statistics import Evaluation
+from natural_langevin.types import Batch
 
 #: Streams over which the updates of layers are spread.
 MOST_STREAMS = 4

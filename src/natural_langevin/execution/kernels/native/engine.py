@@ -103,13 +103,14 @@ class NativeMLP:
         return Info(self._loss.clone(), state.diverged >= 0)
 
     def _several(self, wanted: int) -> int:
-        """Steps of the next call; the first is for measuring."""
+        """How many steps the next call takes: one until their time is known, then what fits into
+        ``SECONDS_PER_CALL``, so that Ctrl-C is heard."""
         if not self._step_seconds or not isinstance(self.stream, InMemory):
             return 1
         return max(1, min(wanted, int(SECONDS_PER_CALL / self._step_seconds)))
 
     def call(self, start: int, count: int) -> None:
-        """``count`` steps of the state at hand; its counter is for the caller."""
+        """Takes ``count`` steps of the state that ``_bind`` points at; the caller counts them."""
         run, size = self._run, self.dtype.itemsize
         row = self._rates.data_ptr() + (start - self.rates.start) * self._rates.stride(0) * size
         run.start, run.count, run.step_size = start, count, row

@@ -193,6 +193,21 @@ def test_dropout_descends_as_sgd_with_momentum_does_and_its_masks_differ() -> No
     assert not torch.equal(dropped(problem.x), dropped(problem.x))
 
 
+def test_masks_on_shifted_images_follow_from_the_seed() -> None:
+    """Whatever torch's own random numbers are by then, which stay as they were."""
+    settings, dropout = dataclasses.replace(TOY, shift=10), CONTENDERS["dropout"]
+    theta = {k: p.detach() for k, p in start(dropout, settings).named_parameters()}
+    problem, found = synthetic(20), []
+    for seed in (0, 0, 1):
+        asked = dataclasses.replace(settings, seed=seed)
+        before = torch.rand(1), torch.get_rng_state()
+        found.append(shifted(dropout, problem, asked, [theta] * 3))
+        assert torch.equal(torch.get_rng_state(), before[1])
+    assert found[0] == found[1]
+    assert found[0]["clean"] != found[2]["clean"]
+    assert found[0]["clean"]["epistemic"] > 0, "masks of one prediction differ"
+
+
 def test_foreign_images_have_the_shape_of_these() -> None:
     grey = torch.rand(2, 784)
     seen = in_colour(grey)

@@ -184,6 +184,7 @@ class Langevin:
         self._settled: tuple[StepSize, int] | None = None
         self._noticed = False
         self._owner = self  # whose network the posterior's is
+        self._fingerprint: str | None = None  # of the owner's data, where it is another
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()

@@ -59,7 +59,7 @@ from natural_langevin.sampling.validation import (
     device_of,
     to_device,
 )
-from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
+from natural_langevin.statistics import Gradients, Network, check_hooks, plain_copy, prepare_model
 from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
@@ -138,6 +138,7 @@ class Langevin:
             model, likelihood, found.prior, self.preconditioner, self._start, self.dynamics
         )
         self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
+        check_hooks(model, log)
         self.model = plain_copy(model)  # the user's own is never touched
         prepare_model(self.model, log)
         trainable = check_parameters(self.model)

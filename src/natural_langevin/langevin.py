@@ -52,7 +52,7 @@ from natural_langevin.sampling.validation import (
     device_of,
     to_device,
 )
-from natural_langevin.statistics import Network, plain_copy, prepare_model
+from natural_langevin.statistics import Network, check_hooks, plain_copy, prepare_model
 from natural_langevin.types import Batch, Params
 
 log = logging.getLogger("natural_langevin")
@@ -131,6 +131,7 @@ class Langevin:
             model, likelihood, found.prior, self.preconditioner, self._start, self.dynamics
         )
         self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
+        check_hooks(model, log)
         self.model = plain_copy(model)  # the user's own is never touched
         prepare_model(self.model, log)
         trainable = check_parameters(self.model)
@@ -179,6 +180,7 @@ class Langevin:
         self._settled: tuple[StepSize, int] | None = None
         self._noticed = False
         self._owner = self  # whose network the posterior's is
+        self._fingerprint: str | None = None  # of the owner's data, where it is another
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()

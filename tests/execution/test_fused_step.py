@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, backend_for, plan
 from natural_langevin.execution.stepping import StepInputs, pure_step
 from natural_langevin.sampling.assembly import rates_table
+from triton_interpreter import UNUSABLE, run_script
 
 METRICS = {
     "euclidean": preconditioners.Euclidean(),
@@ -390,15 +389,13 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
     ],
 )
 def test_the_triton_kernel_in_its_interpreter(which: str, count: int) -> None:
-    """Triton decides at import whether kernels are interpreted, so another process runs this."""
-    pytest.importorskip("triton", reason="Triton is not installed: its kernel is not tested")
     script = Path(__file__).with_name("interpreted.py")
-    ran = subprocess.run(
-        [sys.executable, str(script), which],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("agrees") == count
+    assert run_script(script, which).count("agrees") == count
+
+
+def test_where_the_interpreter_is_to_blame_the_reason_is_given(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: its kernels are not tested")
+    script = tmp_path / "script.py"
+    script.write_text(f"print({UNUSABLE!r}, 'Triton of old')")
+    with pytest.raises(pytest.skip.Exception, match=r"^Triton of old$"):
+        run_script(script)

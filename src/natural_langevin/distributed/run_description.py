@@ -65,7 +65,7 @@ def described(
         "store": "folder" if isinstance(asked.where, Path) else asked.where,
         "sample_dtype": str(asked.dtype),
         "num_data": engine.num_data,
-        "data": stream.fingerprint(),
+        "data": sampler._fingerprint or stream.fingerprint(),
         "shared_batches": not stream.chain_axis,
         "adapting": engine.rates.kind(plan.steps - 1).adapts,
     }
@@ -89,20 +89,22 @@ def identity(
     config: dict[str, Any],
 ) -> dict[str, Any]:
     """What a run must have in common with the one that a folder or another process holds: its
-    description, and where there may be such a one, its exact settings."""
+    description, and where there may be such a one, its exact settings. Data and network are the
+    user's own, also where the layers in front are computed beforehand."""
     if asked.checkpoint is None and not isinstance(asked.where, Path) and sampler.mesh.world == 1:
         return config
     table = assembly.rates_table(
         sampler, 0, asked.plan.steps, step_size, burn_in=asked.plan.burn_in
     )
     mode = "compiled" if engine.mode == "compiled" else "eager"
-    return config | exact_settings(sampler._template, table.values, sampler._prior, mode)
+    return config | exact_settings(sampler._owner._template, table.values, sampler._prior, mode)
 
 
 def made_by(sampler: Any) -> dict[str, Any]:
     """Versions, and digests of the user's own classes in the run (see ``provenance``)."""
     return provenance(
-        sampler._template, likelihood=sampler.likelihood, preconditioner=sampler.preconditioner,
+        sampler._owner._template,
+        likelihood=sampler.likelihood, preconditioner=sampler.preconditioner,
         **{f"prior of {name}": p for name, p in sampler._prior.items()},
     )  # fmt: skip
 

@@ -11,7 +11,12 @@ from natural_langevin.statistics.data_parallel import DataParallel, Part
 from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Statistics
 from natural_langevin.statistics.gradients import Gradients
 from natural_langevin.statistics.moments import Sharing, split_rows, unit_rows
-from natural_langevin.statistics.prepare import plain_copy, prepare_model, with_parameters
+from natural_langevin.statistics.prepare import (
+    check_hooks,
+    plain_copy,
+    prepare_model,
+    with_parameters,
+)
 from natural_langevin.statistics.requests import Basis, Group, Request, Requests, grouped
 from natural_langevin.statistics.rules import (
     RULES,
@@ -53,6 +58,7 @@ __all__ = [
     "Stacked",
     "Statistics",
     "Sum",
+    "check_hooks",
     "grouped",
     "own_units",
     "plain_copy",

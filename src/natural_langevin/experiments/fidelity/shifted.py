@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natural_langevin.experiments.fidelity.chain import Settings, predicted, start
+from natural_langevin.experiments.fidelity.chain import Settings, predicted, seeded, start
 from natural_langevin.experiments.fidelity.contenders import Contender
 from natural_langevin.experiments.fidelity.problem import Problem, normalised, pixels
 from natural_langevin.experiments.shift import table
@@ -31,7 +31,8 @@ def shifted(
 
     def members(images: Tensor) -> Tensor:
         here = normalised(images).to(problem.test_x.device)
-        return torch.stack([predicted(network, own, here, settings).cpu() for own in some])
+        with seeded(settings):  # the same masks on all images, whatever was looked at before
+            return torch.stack([predicted(network, own, here, settings).cpu() for own in some])
 
     order = torch.randperm(x[0, ..., 0].numel(), generator=torch.Generator().manual_seed(0))
     shuffled = x.flatten(1, 2)[:, order].reshape(x.shape)

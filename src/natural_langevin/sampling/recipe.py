@@ -386,14 +386,26 @@ def choose(
     choices = [
         _choice(float(lam[c]), float(heat[c]), batch, num_data, engine.way) for c in range(len(ids))
     ]
-    weights = sum(p[0].numel() for p in state.params.values())
-    if weights > slowness.MOST_WEIGHTS or not bool(torch.isfinite(lam).all()):
+    if not bool(torch.isfinite(lam).all()):
         return choices
+    if sum(p[0].numel() for p in state.params.values()) > slowness.MOST_WEIGHTS:
+        fisher = isinstance(moves.preconditioner, FisherPreconditioner)
+        return [_less_friction(c) for c in choices] if fisher else choices
     found = slowness.spectrum(moves, state, (some[0], some[1]), num_data)
     if not bool((found > 0).all()):  # also of what is not finite
         return choices
     epochs = slowness.Epochs(num_data, batch, shuffled)
     return [_paced(c, k.tolist(), epochs) for c, k in zip(choices, found, strict=True)]
+
+
+def _less_friction(usual: Choice) -> Choice:
+    """The same choice of a network, whose curvatures are not known one by one."""
+    pace = slowness.Pace(usual.step_size, usual.friction)
+    a = float(f"{slowness.friction_of_network(pace, usual.heat):.2g}")
+    if a >= usual.friction:
+        return usual
+    why = f"{usual.reason}; friction {a:.2g}, for the directions that are slow with such steps"
+    return replace(usual, friction=a, heat=usual.heat * usual.friction / a, reason=why)
 
 
 def _paced(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> Choice:

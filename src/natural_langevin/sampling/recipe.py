@@ -1,6 +1,7 @@
 """The recipe: everything that ``Langevin(model, likelihood).sample(data)`` leaves open.
 
-Dynamics. Underdamped, integrator BAOAB, friction 0.1: its bias is of second order in the step.
+Dynamics. Underdamped, integrator BAOAB, friction 0.1, or less where steps are small (see
+``slowness``): its bias is of second order in the step.
 Metric. Quasi-diagonal; of at most ``FEW_WEIGHTS`` weights the full Fisher matrix, or its blocks of
 a unit's weights where all layers are linear (the same for a linear model), since correlated inputs
 slow a diagonal metric down; or the user's. A Fisher metric whose rate is open is averaged with
@@ -21,16 +22,17 @@ the first for the integrator (it is stable up to 4 / lambda, and lambda grows wh
 under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of heat. The first
 fifth of burn-in goes up to four times eta, to travel, and rises to it while the metric has seen few
 batches. After it eta is constant: longer is better.
-Steps. 150 relaxation times a / eta of the directions that only the prior sees, a third of it
-burn-in; at least 2,000, and at most what ``MOST_WORK`` operations allow (50 of them, and less work,
-where steps have no engine on a CPU: see ``cost``). Where the posterior of few weights has
-directions so slow that this is less than 60 of their relaxation times, it is run with less
-friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A quarter
-of the steps, as a run of its own, is all where its loss does not fall any more from its middle
-third to its last (``falls_by``), and its chains agree (``disagreement``). Otherwise it was burn-in,
-and the rest of them begins where it ended, with its metric at first; and as many again if the loss
-falls even then, twice at most, within the same operations, and not with more weights than rows,
-whose own loss falls long after predictions have stopped to gain.
+Steps. 150 relaxation times 0.1 / eta of the directions that only the prior sees, a third of it
+burn-in, by the root of a / 0.1 fewer with less friction a; at least 2,000, and at most what
+``MOST_WORK`` operations allow (50 of them, and less work, where steps have no engine on a CPU: see
+``cost``). Where the posterior of few weights has directions so slow that this is less than 60 of
+their relaxation times, it is run with less friction, and for these 60 (see ``slowness``). About 200
+draws of every chain are kept. A quarter of the steps, as a run of its own, is all where its loss
+does not fall any more from its middle third to its last (``falls_by``), and its chains agree
+(``disagreement``). Otherwise it was burn-in, and the rest of them begins where it ended, with its
+metric at first; and as many again if the loss falls even then, twice at most, within the same
+operations, and not with more weights than rows, whose own loss falls long after predictions have
+stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 Prior and sharpness. The prior's scale, and of classes how sharply the mixture is predicted, by

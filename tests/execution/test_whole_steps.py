@@ -1,0 +1,158 @@
+"""Whole steps in Triton are the reference's: the same draws, agreement to rounding; in Triton's
+interpreter here, on a GPU by the matrix."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from natural_langevin import Langevin, likelihoods, preconditioners, priors
+from natural_langevin.data import Subsets
+from natural_langevin.dynamics import Overdamped, State, Underdamped
+from natural_langevin.execution import executors
+from natural_langevin.execution.engine import Engine
+from natural_langevin.execution.kernels.whole_steps import planner
+
+LIKELIHOODS: dict[str, Any] = {
+    "categorical": likelihoods.Categorical(),
+    "bernoulli": likelihoods.Bernoulli(),
+    "gaussian": likelihoods.Gaussian(sigma=0.7),
+    "rmse": likelihoods.Gaussian(sigma="rmse"),
+}
+METRICS: dict[str, Any] = {
+    "euclidean": lambda: preconditioners.Euclidean(),
+    "rmsprop": lambda: preconditioners.RMSProp(damping=0.1),
+    "diagonal": lambda: preconditioners.DiagonalFisher(damping=0.1),
+    "quasi-diagonal": lambda: preconditioners.QuasiDiagonalFisher(damping=0.1),
+    "paper": lambda: preconditioners.QuasiDiagonalFisher(damping=0.1, fresh=True, adapt="always"),
+    "every": lambda: preconditioners.QuasiDiagonalFisher(damping=0.1, every=3),
+}
+DYNAMICS = {
+    "overdamped": Overdamped(),
+    "euler": Underdamped(0.3),
+    "baoab": Underdamped(0.3, "baoab"),
+}
+ACTIVATIONS: dict[str, Any] = {
+    "relu": nn.ReLU,
+    "leaky": lambda: nn.LeakyReLU(0.2),
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+    "gelu, tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+    "softplus": lambda: nn.Softplus(beta=2.0, threshold=3.0),
+}
+#: A batch of 37 is two tiles; 80 data make two batches of an epoch.
+STEPS, BURN_IN, BATCH, DATA = 7, 5, 37, 80
+
+
+def network(widths: str, *, activation: str = "tanh", bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(1)
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(map(int, widths.split("-"))):
+        layers += [nn.Linear(fan_in, fan_out, bias=bias), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers[:-1])
+
+
+def data(widths: str, likelihood: str) -> tuple[Tensor, Tensor]:
+    inputs, *_, outputs = map(int, widths.split("-"))
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(DATA, inputs, generator=g)
+    if likelihood == "categorical":
+        return x, torch.randint(0, outputs, (DATA,), generator=g)
+    if likelihood == "bernoulli":
+        return x, torch.randint(0, 2, (DATA, outputs), generator=g).float()
+    return x, torch.randn(DATA, outputs, generator=g)
+
+
+def prepared(
+    widths: str, likelihood: str, metric: str, dynamics: str, *, dtype: torch.dtype,
+    compile: Any, activation: str = "tanh", bias: bool = True, rows: bool = False, **options: Any,
+) -> tuple[Engine, State]:  # fmt: skip
+    x, y = data(widths, likelihood)
+    y = y.to(dtype) if y.is_floating_point() else y
+    given: Any = (x.to(dtype), y)
+    if rows:
+        given = Subsets(*given, torch.stack([torch.arange(40 * k, 40 * k + 40) for k in (0, 1)]))
+    options = {"chains": 2, "step_size": 1e-2, "prior": priors.Gaussian(0.3, 0.1)} | options
+    sampler = Langevin(
+        network(widths, activation=activation, bias=bias).to(dtype), LIKELIHOODS[likelihood],
+        preconditioner=METRICS[metric](), dynamics=DYNAMICS[dynamics], seed=5, compile=compile,
+        **options,
+    )  # fmt: skip
+    return sampler.prepare(given, steps=STEPS, batch_size=BATCH, burn_in=BURN_IN)
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """The kernel's planner alone, on the CPU."""
+    before, known = executors.PLANNERS[:], planner.DEVICES
+    executors.PLANNERS[:] = [planner.plan_whole_steps]
+    planner.DEVICES = ("cpu",)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        executors.PLANNERS[:], planner.DEVICES = before, known
+
+
+def check_run(*case: str, **options: Any) -> None:
+    """A run in pieces, the first and the second of them in one launch each, against float64."""
+    engine, state = prepared(*case, dtype=torch.float32, compile="auto", **options)  # type: ignore[arg-type]
+    reference, wanted = prepared(*case, dtype=torch.float64, compile=False, **options)  # type: ignore[arg-type]
+    for start, count in ((0, 4), (4, STEPS - 4)):
+        state, info = engine.run(state, start, count)
+        wanted, expected = reference.run(wanted, start, count)
+    assert engine.way == "whole triton steps"
+    torch.testing.assert_close(info.loss.double(), expected.loss, rtol=2e-4, atol=1e-5)
+    for found, right in zip(pytree.tree_leaves(state), pytree.tree_leaves(wanted), strict=True):
+        torch.testing.assert_close(
+            found.double(), right.double(), rtol=2e-4, atol=2e-5 * float(right.abs().max())
+        )
+
+
+def check_stop() -> None:
+    """The chain whose loss is not finite stands still, and the others go on."""
+    made = [
+        prepared("2-5-3", "categorical", "quasi-diagonal", "euler", dtype=dtype, compile=compile)
+        for dtype, compile in ((torch.float32, "auto"), (torch.float64, False))
+    ]
+    ends = []
+    for engine, state in made:
+        state, _ = engine.run(state, 0, 2)
+        state.params["0.weight"][1] = torch.inf
+        before = pytree.tree_map(torch.clone, state)
+        after, info = engine.run(state, 2, 3)
+        assert after.diverged.tolist() == [-1, 2]
+        assert info.diverged.tolist() == [False, True]
+        assert torch.equal(after.params["2.weight"][1], before.params["2.weight"][1])
+        ends.append(after.params["2.weight"][0].double())
+    torch.testing.assert_close(*ends, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("which", "count"),
+    [("few", 3), pytest.param("all", 21, marks=pytest.mark.thorough)],
+)
+def test_the_kernel_in_its_interpreter(which: str, count: int) -> None:
+    """Triton decides at import whether kernels are interpreted, so another process runs this."""
+    pytest.importorskip("triton", reason="Triton is not installed: its kernel is not tested")
+    script = Path(__file__).with_name("interpreted_whole_steps.py")
+    ran = subprocess.run(
+        [sys.executable, str(script), which],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("agrees") == count

@@ -156,3 +156,77 @@ def test_the_kernel_in_its_interpreter(which: str, count: int) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count("agrees") == count
+
+
+def refused() -> dict[str, tuple[nn.Module, dict[str, Any]]]:
+    plain = {"likelihood": likelihoods.Gaussian(sigma=0.7)}
+    frozen = network("3-5-2")
+    frozen[0].requires_grad_(False)
+    return {
+        "too wide": (network("3-65-2"), plain),
+        "too deep": (network("3-4-4-4-2"), plain),
+        "frozen": (frozen, plain),
+        "no chain": (nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), plain),
+        "float64": (network("3-5-2").double(), plain),
+        "prior": (network("3-5-2"), plain | {"prior": priors.Laplace(0.5)}),
+        "likelihood": (network("3-5-4"), {"likelihood": likelihoods.HeteroscedasticGaussian()}),
+        "drawn labels": (
+            network("3-5-2"),
+            plain | {"preconditioner": preconditioners.DiagonalFisher(targets="model")},
+        ),
+        "metric": (network("3-5-2"), plain | {"preconditioner": preconditioners.UnitFisher()}),
+        "integrator": (network("3-5-2"), plain | {"dynamics": Underdamped(0.3, "ubu")}),
+    }
+
+
+@pytest.mark.parametrize("what", refused())
+def test_what_the_kernel_cannot_take_goes_the_general_way(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("triton")
+    from natural_langevin.execution.kernels.whole_steps.executor import WholeSteps
+
+    monkeypatch.setattr(WholeSteps, "run", lambda *_: pytest.fail("a step was taken"))
+    model, options = refused()[what]
+    x, y = data("3-2", "gaussian")
+    dtype = next(model.parameters()).dtype
+    with interpreted():
+        sampler = Langevin(model, step_size=1e-3, chains=2, compile="auto", **options)
+        given = (x.to(dtype), y.to(dtype))
+        engine, state = sampler.prepare(given, steps=2, batch_size=BATCH)
+        engine.run(state, 0, 1)
+    assert engine.way == "eager"
+    assert not caplog.records
+
+
+def test_a_kernel_that_disagrees_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here it is one that does nothing."""
+    pytest.importorskip("triton")
+    from natural_langevin.dynamics import Info
+    from natural_langevin.execution.kernels.whole_steps.executor import WholeSteps
+
+    def stand_still(self: Any, state: State, start: int, count: int) -> Info:
+        return Info(torch.ones(2), state.diverged >= 0)
+
+    monkeypatch.setattr(WholeSteps, "run", stand_still)
+    monkeypatch.setattr(
+        planner, "disagrees", lambda *a, known=planner.disagrees: seen.append(known(*a)) or seen[-1]
+    )
+    seen: list[str] = []
+    case = ("3-5-2", "gaussian", "quasi-diagonal", "euler")
+    with interpreted():
+        engine, state = prepared(*case, dtype=torch.float32, compile="auto")
+        engine.run(state, 0, 1)
+    assert seen[0]
+    assert engine.way == "eager"
+    assert "no whole steps in Triton" in caplog.text
+
+
+def test_on_a_cpu_nobody_asks_for_it() -> None:
+    engine, state = prepared(
+        "3-5-2", "gaussian", "euclidean", "overdamped", dtype=torch.float32, compile="auto"
+    )
+    asked = engine.dynamics, state, engine.stream, engine.rates, engine.num_data
+    assert planner.plan_whole_steps(*asked) is None

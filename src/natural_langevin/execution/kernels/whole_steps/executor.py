@@ -37,10 +37,12 @@ KNOWN = ("categorical", "bernoulli", "gaussian")
 
 
 class Shape(NamedTuple):
-    """Samples of a tile, and the warps of a program."""
+    """Samples of a tile, the warps of a program, and registers of a thread at most (None: as many
+    as the compiler likes)."""
 
     samples: int
     warps: int
+    registers: int | None = None
 
 
 #: For networks whose layers are all narrow, and others.
@@ -98,6 +100,7 @@ class WholeSteps:
         return Info(self._loss.clone(), state.diverged >= 0)
 
     def _launch(self, state: State, start: int, count: int) -> None:
+        """One launch."""
         stream, size = self.stream, self.stream.batch_size
         share = 0.0 if self.rates.kind(start).explores else self._share
         shape = self.shape
@@ -111,7 +114,7 @@ class WholeSteps:
             self._variance, int(self.dynamics.preconditioner.fresh),
             METRIC=self._metric, HAS_MEAN=bool(state.mean), PRECISION=dot_precision(),
             TILES=-(-size // shape.samples), TILE=shape.samples, num_warps=shape.warps,
-            num_stages=1, **self._options,
+            num_stages=1, maxnreg=shape.registers, **self._options,
         )  # fmt: skip
 
     @property
@@ -182,9 +185,7 @@ class WholeSteps:
         self._bound = state
 
 
-def _tasks(
-    dynamics: LangevinDynamics, specs: list[LinearSpec], num_data: float
-) -> list[LayerTask]:
+def _tasks(dynamics: LangevinDynamics, specs: list[LinearSpec], num_data: float) -> list[LayerTask]:
     """What the kernel is told of every layer: metric, damping, prior, place in the noise."""
     kind = KINDS.get(type(dynamics.preconditioner))
     if kind is None or len(specs) > MOST_LAYERS:
@@ -224,6 +225,7 @@ def _network_options(specs: list[LinearSpec], sizes: tuple[int, ...]) -> dict[st
     if len(numbers) > 1:
         raise UnsupportedError("activations of one kind with several parameters")
     first, second = numbers.pop() if numbers else (0.0, 0.0)
+    widths = inputs, one, last
     by_place = [specs[0], specs[1 % len(specs)], specs[-1]]
     return {
         "LAYERS": len(specs), "WIDTH": _padded(inputs), "H1": _padded(one), "H2": _padded(two),
@@ -231,6 +233,7 @@ def _network_options(specs: list[LinearSpec], sizes: tuple[int, ...]) -> dict[st
         "FIRST": first, "SECOND": second,
         **{f"ACT{k}": ACTIVATIONS.index(s.activation) for k, s in enumerate(by_place, 1)},
         **{f"BIAS{k}": s.bias is not None for k, s in enumerate(by_place, 1)},
+        **{f"FREE{k}": width < _padded(width) for k, width in enumerate(widths, 1)},
     }  # fmt: skip
 
 

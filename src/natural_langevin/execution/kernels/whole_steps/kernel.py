@@ -17,10 +17,12 @@ from natural_langevin._internal.triton_random import key_at
 from natural_langevin.execution.kernels.whole_steps.network import (
     activate,
     add_product,
-    finish,
+    add_units,
     linear,
+    of_bias,
     output_gradient,
     send_back,
+    with_ones,
 )
 from natural_langevin.execution.kernels.whole_steps.update import mix, move_layer
 
@@ -83,13 +85,12 @@ def steps_kernel(
     LAYERS: tl.constexpr, WIDTH: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr,
     H3: tl.constexpr, OUTPUTS: tl.constexpr, ACT1: tl.constexpr, ACT2: tl.constexpr,
     ACT3: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BIAS1: tl.constexpr, BIAS2: tl.constexpr, BIAS3: tl.constexpr,
+    FREE1: tl.constexpr, FREE2: tl.constexpr, FREE3: tl.constexpr,
     LIKELIHOOD: tl.constexpr, LEARNS: tl.constexpr, METRIC: tl.constexpr, SCHEME: tl.constexpr,
     HAS_MEAN: tl.constexpr, PRECISION: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``count`` steps from ``start`` on. H1 and H2 are the padded units of layers 1 and 2, WIDTH and
     H3 the padded inputs of the network and of the last layer; ACT1 to ACT3 the activations."""
-    ONE: tl.constexpr = OUTPUTS == 1
-    ROWS3: tl.constexpr = TILE if OUTPUTS == 1 else OUTPUTS
     chain = tl.program_id(0).to(tl.int64)
     stopped = tl.load(diverged + chain)
     heat, from_data = tl.load(temperature + chain), tl.load(origin + chain)
@@ -107,18 +108,21 @@ def steps_kernel(
     )  # fmt: skip
     for k in range(0, count):
         step = start + k
+        # The same number, but no compiler knows: the addresses of all that a chain holds would
+        # otherwise be worked out before the loop, and there are not registers for them.
+        own = chain + (k >> 30)
         line = table + (step - first_step).to(tl.int64) * (chains + 2)
         eta, gamma, mu = tl.load(line + chain), tl.load(line + chains), tl.load(line + chains + 1)
-        w_3, b_3 = _parameters(w3, b3, chain, O3, I3, BIAS3, OUTPUTS, H3)
-        g_3, gb_3 = tl.zeros([ROWS3, H3], tl.float32), tl.zeros([TILE, OUTPUTS], tl.float32)
+        w_3, b_3 = _parameters(w3, b3, own, O3, I3, BIAS3, OUTPUTS, H3)
+        g_3, gb_3 = tl.zeros([OUTPUTS, H3], tl.float32), tl.zeros([OUTPUTS], tl.float32)
         s_3, x_3, sb_3 = g_3, g_3, gb_3
         if LAYERS > 1:
-            w_1, b_1 = _parameters(w1, b1, chain, O1, I, BIAS1, H1, WIDTH)
-            g_1, gb_1 = tl.zeros([H1, WIDTH], tl.float32), tl.zeros([TILE, H1], tl.float32)
+            w_1, b_1 = _parameters(w1, b1, own, O1, I, BIAS1, H1, WIDTH)
+            g_1, gb_1 = tl.zeros([H1, WIDTH], tl.float32), tl.zeros([H1], tl.float32)
             s_1, x_1, sb_1 = g_1, g_1, gb_1
         if LAYERS > 2:
-            w_2, b_2 = _parameters(w2, b2, chain, O2, O1, BIAS2, H2, H1)
-            g_2, gb_2 = tl.zeros([H2, H1], tl.float32), tl.zeros([TILE, H2], tl.float32)
+            w_2, b_2 = _parameters(w2, b2, own, O2, O1, BIAS2, H2, H1)
+            g_2, gb_2 = tl.zeros([H2, H1], tl.float32), tl.zeros([H2], tl.float32)
             s_2, x_2, sb_2 = g_2, g_2, gb_2
         total = tl.zeros([TILE], tl.float32)
         for tile in range(0, TILES):
@@ -129,14 +133,15 @@ def steps_kernel(
                 order, chain, ahead, start, first_epoch, kept_rows, num_rows, batches, B, TILES,
                 TILE,
             )  # fmt: skip
+            inputs = with_ones(inputs, I, FREE1)
             a = inputs
             if LAYERS > 1:
-                a1, slope1 = activate(
-                    linear(inputs, w_1, b_1, PRECISION), ACT1, FIRST, SECOND
-                )
+                a1, slope1 = activate(linear(inputs, w_1, b_1, PRECISION), ACT1, FIRST, SECOND)
+                a1 = with_ones(a1, O1, FREE2)
                 a = a1
             if LAYERS > 2:
                 a2, slope2 = activate(linear(a1, w_2, b_2, PRECISION), ACT2, FIRST, SECOND)
+                a2 = with_ones(a2, O2, FREE3)
                 a = a2
             f, slope3 = activate(linear(a, w_3, b_3, PRECISION), ACT3, FIRST, SECOND)
             in_n = tile * TILE + tl.arange(0, TILE) < B
@@ -144,33 +149,36 @@ def steps_kernel(
             loss, d3 = output_gradient(f, labels, in_n, in_o, LIKELIHOOD)
             total += loss
             d3 = d3 * slope3
-            g_3, gb_3 = add_product(g_3, d3, a, PRECISION), gb_3 + d3
+            g_3, gb_3 = add_product(g_3, d3, a, PRECISION), add_units(gb_3, d3, FREE3)
             if METRIC > 1:
                 if gamma > 0:
                     q3 = d3 * d3
-                    s_3, sb_3 = add_product(s_3, q3, a * a, PRECISION), sb_3 + q3
+                    s_3, sb_3 = add_product(s_3, q3, a * a, PRECISION), add_units(sb_3, q3, FREE3)
                     if METRIC == 3 and BIAS3:
                         x_3 = add_product(x_3, q3, a, PRECISION)
             if LAYERS > 1:
                 below = send_back(d3, w_3, PRECISION)
             if LAYERS > 2:
                 d2 = below * slope2
-                g_2, gb_2 = add_product(g_2, d2, a1, PRECISION), gb_2 + d2
+                g_2, gb_2 = add_product(g_2, d2, a1, PRECISION), add_units(gb_2, d2, FREE2)
                 if METRIC > 1:
                     if gamma > 0:
                         q2 = d2 * d2
-                        s_2, sb_2 = add_product(s_2, q2, a1 * a1, PRECISION), sb_2 + q2
+                        s_2, sb_2 = (
+                            add_product(s_2, q2, a1 * a1, PRECISION),
+                            add_units(sb_2, q2, FREE2),
+                        )
                         if METRIC == 3 and BIAS2:
                             x_2 = add_product(x_2, q2, a1, PRECISION)
                 below = send_back(d2, w_2, PRECISION)
             if LAYERS > 1:
                 d1 = below * slope1
-                g_1, gb_1 = add_product(g_1, d1, inputs, PRECISION), gb_1 + d1
+                g_1, gb_1 = add_product(g_1, d1, inputs, PRECISION), add_units(gb_1, d1, FREE1)
                 if METRIC > 1:
                     if gamma > 0:
                         q1 = d1 * d1
                         s_1 = add_product(s_1, q1, inputs * inputs, PRECISION)
-                        sb_1 = sb_1 + q1
+                        sb_1 = add_units(sb_1, q1, FREE1)
                         if METRIC == 3 and BIAS1:
                             x_1 = add_product(x_1, q1, inputs, PRECISION)
         # From sums to means, and the likelihood's own width.
@@ -199,24 +207,23 @@ def steps_kernel(
         key = key_at(from_data, step.to(tl.int64)).to(tl.uint64, bitcast=True)
         key0, key1 = key.to(tl.uint32), (key >> 32).to(tl.uint32)
         use_new = (fresh != 0) | (step == 0)
-        g_3, s_3, x_3 = finish(g_3, ONE), finish(s_3, ONE), finish(x_3, ONE)
         move_layer(
-            g_3 * one, s_3 * two, x_3 * two, tl.sum(gb_3, axis=0) * one, tl.sum(sb_3, axis=0) * two,
-            w_3, b_3, w3, m3, j3, c3, r3, b3, bm3, bj3, br3, prior3, damping3, chain, O3, I3,
+            g_3 * one, s_3 * two, x_3 * two, of_bias(g_3, gb_3, I3, FREE3) * one, of_bias(s_3, sb_3, I3, FREE3) * two,
+            w_3, b_3, w3, m3, j3, c3, r3, b3, bm3, bj3, br3, prior3, damping3, own, O3, I3,
             start3, bias_start3, key0, key1, rates, keep, use_new, METRIC, BIAS3, HAS_MEAN, SCHEME,
         )  # fmt: skip
         if LAYERS > 2:
             move_layer(
-                g_2 * one, s_2 * two, x_2 * two, tl.sum(gb_2, axis=0) * one,
-                tl.sum(sb_2, axis=0) * two, w_2, b_2, w2, m2, j2, c2, r2, b2, bm2, bj2, br2, prior2,
-                damping2, chain, O2, O1, start2, bias_start2, key0, key1, rates, keep, use_new,
+                g_2 * one, s_2 * two, x_2 * two, of_bias(g_2, gb_2, O1, FREE2) * one,
+                of_bias(s_2, sb_2, O1, FREE2) * two, w_2, b_2, w2, m2, j2, c2, r2, b2, bm2, bj2, br2, prior2,
+                damping2, own, O2, O1, start2, bias_start2, key0, key1, rates, keep, use_new,
                 METRIC, BIAS2, HAS_MEAN, SCHEME,
             )  # fmt: skip
         if LAYERS > 1:
             move_layer(
-                g_1 * one, s_1 * two, x_1 * two, tl.sum(gb_1, axis=0) * one,
-                tl.sum(sb_1, axis=0) * two, w_1, b_1, w1, m1, j1, c1, r1, b1, bm1, bj1, br1, prior1,
-                damping1, chain, O1, I, start1, bias_start1, key0, key1, rates, keep, use_new,
+                g_1 * one, s_1 * two, x_1 * two, of_bias(g_1, gb_1, I, FREE1) * one,
+                of_bias(s_1, sb_1, I, FREE1) * two, w_1, b_1, w1, m1, j1, c1, r1, b1, bm1, bj1, br1, prior1,
+                damping1, own, O1, I, start1, bias_start1, key0, key1, rates, keep, use_new,
                 METRIC, BIAS1, HAS_MEAN, SCHEME,
             )  # fmt: skip
         # Other threads read in the next step what these have written.

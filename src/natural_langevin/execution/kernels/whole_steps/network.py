@@ -80,19 +80,37 @@ def send_back(d, w, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_product(sums, d, a, PRECISION: tl.constexpr):
-    """``sums`` + d^T a; of a single unit the samples stay apart until ``finish``."""
+    """``sums`` + d^T a, (unit, input)."""
     if d.shape[1] == 1:
-        sums += d * a
+        sums += tl.sum(d * a, axis=0)[None, :]
     else:
         sums += tl.dot(tl.trans(d), a, input_precision=PRECISION)
     return sums
 
 
 @triton.jit
-def finish(sums, ONE: tl.constexpr):
-    """The product itself, (unit, input)."""
-    if ONE:
-        sums = tl.sum(sums, axis=0)[None, :]
+def with_ones(a, I, FREE: tl.constexpr):
+    """Inputs whose column number I, where a padded one is FREE, is 1: the bias's. Its weights are
+    0, and what products with it give are the bias's own sums."""
+    if FREE:
+        a = tl.where(tl.arange(0, a.shape[1])[None, :] == I, 1.0, a)
+    return a
+
+
+@triton.jit
+def add_units(sums, d, FREE: tl.constexpr):
+    """Sums over samples, (unit,), for biases that have no column."""
+    if not FREE:
+        sums += tl.sum(d, axis=0)
+    return sums
+
+
+@triton.jit
+def of_bias(product, sums, I, FREE: tl.constexpr):
+    """The biases' part of a product (unit, input), or ``sums``."""
+    if FREE:
+        column = tl.arange(0, product.shape[1])[None, :] == I
+        sums = tl.sum(tl.where(column, product, 0.0), axis=1)
     return sums
 
 

@@ -64,9 +64,7 @@ def _moved(
 
 
 @triton.jit
-def _store(
-    moved, theta, mean, momentum, at, live, HAS_MEAN: tl.constexpr, SCHEME: tl.constexpr
-):
+def _store(moved, theta, mean, momentum, at, live, HAS_MEAN: tl.constexpr, SCHEME: tl.constexpr):
     tl.store(theta + at, moved[0], mask=live)
     if HAS_MEAN:
         tl.store(mean + at, moved[1], mask=live)
@@ -86,10 +84,13 @@ def move_layer(
     o, i = tl.arange(0, w.shape[0]), tl.arange(0, w.shape[1])
     in_o, live_o = o < O, o < tl.where(keep > 0, O, 0)
     mask, live = in_o[:, None] & (i < I)[None, :], live_o[:, None] & (i < I)[None, :]
-    here = o[:, None] * I + i[None, :]
-    at, at_b = chain * O * I + here, chain * O + o
+    at, place = o[:, None] * I + i[None, :], chain * O * I
+    weight, mean, momentum = weight + place, mean + place, momentum + place
+    second, cross, place = second + place, cross + place, chain * O
+    bias, bias_mean, bias_momentum = bias + place, bias_mean + place, bias_momentum + place
+    bias_second += place
     v = g + tl.load(prior + chain * 4) * rates[4] * (w - tl.load(prior + chain * 4 + 1))
-    z = normal_at(here + start, key0, key1)
+    z = normal_at(at + start, key0, key1)
     epsilon = tl.load(damping + chain * 2)
     used, used_b = v, g_b  # of no metric: not read
     if METRIC == 1:
@@ -101,7 +102,7 @@ def move_layer(
         z_b = normal_at(o + bias_start, key0, key1)
         epsilon_b = tl.load(damping + chain * 2 + 1)
         if METRIC > 0:
-            s_b, used_b = _averaged(bias_second, at_b, s_b, in_o, rates[2], use_new, 1.0)
+            s_b, used_b = _averaged(bias_second, o, s_b, in_o, rates[2], use_new, 1.0)
         change_b, noise_b = _diagonal(v_b, used_b, z_b, epsilon_b, rates, METRIC)
     if METRIC == 3 and HAS_BIAS:
         corner = tl.rsqrt(used_b + epsilon_b)[:, None]
@@ -119,7 +120,7 @@ def move_layer(
     moved = _moved(change, noise, w, mean, momentum, at, mask, rates, HAS_MEAN, SCHEME)
     if HAS_BIAS:
         moved_b = _moved(
-            change_b, noise_b, b, bias_mean, bias_momentum, at_b, in_o, rates, HAS_MEAN, SCHEME
+            change_b, noise_b, b, bias_mean, bias_momentum, o, in_o, rates, HAS_MEAN, SCHEME
         )
     tl.debug_barrier()
     _store(moved, weight, mean, momentum, at, live, HAS_MEAN, SCHEME)
@@ -129,6 +130,6 @@ def move_layer(
             if METRIC == 3 and HAS_BIAS:
                 tl.store(cross + at, c, mask=live)
             if HAS_BIAS:
-                tl.store(bias_second + at_b, s_b, mask=live_o)
+                tl.store(bias_second + o, s_b, mask=live_o)
     if HAS_BIAS:
-        _store(moved_b, bias, bias_mean, bias_momentum, at_b, live_o, HAS_MEAN, SCHEME)
+        _store(moved_b, bias, bias_mean, bias_momentum, o, live_o, HAS_MEAN, SCHEME)

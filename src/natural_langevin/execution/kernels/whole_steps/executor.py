@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
-from natural_langevin._internal.gpu_build import launch
+from natural_langevin._internal.gpu_build import build, launch
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -24,7 +24,7 @@ from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.execution.kernels.native.trace import LinearSpec
 from natural_langevin.execution.kernels.step import layer_task
 from natural_langevin.execution.kernels.triton_linear import dot_precision
-from natural_langevin.execution.kernels.whole_steps.kernel import steps_kernel
+from natural_langevin.execution.kernels.whole_steps.triton_kernel import steps_kernel
 
 #: The widest layer, the most layers and the largest minibatch.
 MOST_UNITS, MOST_LAYERS, MOST_SAMPLES = 64, 3, 1024
@@ -99,12 +99,18 @@ class WholeSteps:
         state.step.fill_(start)
         return Info(self._loss.clone(), state.diverged >= 0)
 
-    def _launch(self, state: State, start: int, count: int) -> None:
+    def build(self, state: State) -> None:
+        """Compiles the kernel; nothing runs (see ``gpu_build``)."""
+        self._bind(state)
+        self._ordered(int(state.step))
+        self._launch(state, int(state.step), 1, build)
+
+    def _launch(self, state: State, start: int, count: int, run: Any = launch) -> None:
         """One launch."""
         stream, size = self.stream, self.stream.batch_size
         share = 0.0 if self.rates.kind(start).explores else self._share
         shape = self.shape
-        launch(
+        run(
             steps_kernel, (state.chains,), self._x, self._y, self._order, self._table,
             self._temperature, self.dynamics.noise, state.diverged, self._loss,
             state.likelihood.get("variance", self._loss), *self._buffers, *self._sizes,

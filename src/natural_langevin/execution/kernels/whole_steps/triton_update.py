@@ -1,9 +1,9 @@
 """What a step does with the sums over its batch: metric, drift, noise, update and running mean.
 
-The formulas are those of ``triton_linear``, for a whole layer at once and with its biases. ``rates``
-are eta, sqrt(2 h eta T / N), gamma, mu, 1 / N and the kept share of the momentum; METRIC is 0 for
-none, 1 for RMSProp, 2 for the diagonal and 3 for the quasi-diagonal Fisher metric; SCHEME is 0
-without momentum, 1 for Euler's and 2 for BAOAB's.
+The formulas are those of ``triton_linear``, for a whole layer at once and with its biases. The
+``rates`` are eta, sqrt(2 h eta T / N), gamma, mu, 1 / N and the kept share of the momentum. METRIC:
+0 is none, 1 RMSProp, 2 the diagonal and 3 the quasi-diagonal Fisher metric. SCHEME: 0 has no
+momentum, 1 is Euler's, 2 BAOAB's.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def move_layer(
         )
     tl.debug_barrier()
     _store(moved, weight, mean, momentum, at, live, HAS_MEAN, SCHEME)
-    if METRIC > 0:
+    if METRIC > 0:  # noqa: SIM102 - the compiler knows this, a step what follows
         if rates[2] > 0:
             tl.store(second + at, s, mask=live)
             if METRIC == 3 and HAS_BIAS:

@@ -14,17 +14,16 @@ import triton
 import triton.language as tl
 
 from natural_langevin._internal.triton_random import key_at
-from natural_langevin.execution.kernels.whole_steps.network import (
+from natural_langevin.execution.kernels.whole_steps.triton_network import (
     activate,
-    add_product,
-    add_units,
+    add_sums,
     linear,
     of_bias,
     output_gradient,
     send_back,
     with_ones,
 )
-from natural_langevin.execution.kernels.whole_steps.update import mix, move_layer
+from natural_langevin.execution.kernels.whole_steps.triton_update import mix, move_layer
 
 #: Arguments that change from launch to launch: nothing is compiled anew for them.
 NUMBERS = (
@@ -84,13 +83,15 @@ def steps_kernel(
     B, targets, outputs, num_data, share, kept, variance, fresh,
     LAYERS: tl.constexpr, WIDTH: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr,
     H3: tl.constexpr, OUTPUTS: tl.constexpr, ACT1: tl.constexpr, ACT2: tl.constexpr,
-    ACT3: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BIAS1: tl.constexpr, BIAS2: tl.constexpr, BIAS3: tl.constexpr,
-    FREE1: tl.constexpr, FREE2: tl.constexpr, FREE3: tl.constexpr,
+    ACT3: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BIAS1: tl.constexpr,
+    BIAS2: tl.constexpr, BIAS3: tl.constexpr, FREE1: tl.constexpr, FREE2: tl.constexpr,
+    FREE3: tl.constexpr,
     LIKELIHOOD: tl.constexpr, LEARNS: tl.constexpr, METRIC: tl.constexpr, SCHEME: tl.constexpr,
     HAS_MEAN: tl.constexpr, PRECISION: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """``count`` steps from ``start`` on. H1 and H2 are the padded units of layers 1 and 2, WIDTH and
-    H3 the padded inputs of the network and of the last layer; ACT1 to ACT3 the activations."""
+    """``count`` steps from ``start`` on. WIDTH, H1, H2 and OUTPUTS are the padded inputs of the
+    network and units of its layers, H3 the padded inputs of the last; ACT1 to ACT3 the activations
+    and FIRST and SECOND their numbers; FREE1 to FREE3: whether inputs have a padded column."""
     chain = tl.program_id(0).to(tl.int64)
     stopped = tl.load(diverged + chain)
     heat, from_data = tl.load(temperature + chain), tl.load(origin + chain)
@@ -149,38 +150,22 @@ def steps_kernel(
             loss, d3 = output_gradient(f, labels, in_n, in_o, LIKELIHOOD)
             total += loss
             d3 = d3 * slope3
-            g_3, gb_3 = add_product(g_3, d3, a, PRECISION), add_units(gb_3, d3, FREE3)
-            if METRIC > 1:
-                if gamma > 0:
-                    q3 = d3 * d3
-                    s_3, sb_3 = add_product(s_3, q3, a * a, PRECISION), add_units(sb_3, q3, FREE3)
-                    if METRIC == 3 and BIAS3:
-                        x_3 = add_product(x_3, q3, a, PRECISION)
+            g_3, s_3, x_3, gb_3, sb_3 = add_sums(
+                g_3, s_3, x_3, gb_3, sb_3, d3, a, gamma, METRIC, BIAS3, FREE3, PRECISION
+            )
             if LAYERS > 1:
                 below = send_back(d3, w_3, PRECISION)
             if LAYERS > 2:
                 d2 = below * slope2
-                g_2, gb_2 = add_product(g_2, d2, a1, PRECISION), add_units(gb_2, d2, FREE2)
-                if METRIC > 1:
-                    if gamma > 0:
-                        q2 = d2 * d2
-                        s_2, sb_2 = (
-                            add_product(s_2, q2, a1 * a1, PRECISION),
-                            add_units(sb_2, q2, FREE2),
-                        )
-                        if METRIC == 3 and BIAS2:
-                            x_2 = add_product(x_2, q2, a1, PRECISION)
+                g_2, s_2, x_2, gb_2, sb_2 = add_sums(
+                    g_2, s_2, x_2, gb_2, sb_2, d2, a1, gamma, METRIC, BIAS2, FREE2, PRECISION
+                )
                 below = send_back(d2, w_2, PRECISION)
             if LAYERS > 1:
                 d1 = below * slope1
-                g_1, gb_1 = add_product(g_1, d1, inputs, PRECISION), add_units(gb_1, d1, FREE1)
-                if METRIC > 1:
-                    if gamma > 0:
-                        q1 = d1 * d1
-                        s_1 = add_product(s_1, q1, inputs * inputs, PRECISION)
-                        sb_1 = add_units(sb_1, q1, FREE1)
-                        if METRIC == 3 and BIAS1:
-                            x_1 = add_product(x_1, q1, inputs, PRECISION)
+                g_1, s_1, x_1, gb_1, sb_1 = add_sums(
+                    g_1, s_1, x_1, gb_1, sb_1, d1, inputs, gamma, METRIC, BIAS1, FREE1, PRECISION
+                )
         # From sums to means, and the likelihood's own width.
         per_sample = 1.0 / B.to(tl.float32)
         mean_loss, by = tl.sum(total, axis=0) * per_sample, 1.0
@@ -208,23 +193,24 @@ def steps_kernel(
         key0, key1 = key.to(tl.uint32), (key >> 32).to(tl.uint32)
         use_new = (fresh != 0) | (step == 0)
         move_layer(
-            g_3 * one, s_3 * two, x_3 * two, of_bias(g_3, gb_3, I3, FREE3) * one, of_bias(s_3, sb_3, I3, FREE3) * two,
-            w_3, b_3, w3, m3, j3, c3, r3, b3, bm3, bj3, br3, prior3, damping3, own, O3, I3,
-            start3, bias_start3, key0, key1, rates, keep, use_new, METRIC, BIAS3, HAS_MEAN, SCHEME,
+            g_3 * one, s_3 * two, x_3 * two, of_bias(g_3, gb_3, I3, FREE3) * one,
+            of_bias(s_3, sb_3, I3, FREE3) * two, w_3, b_3, w3, m3, j3, c3, r3, b3, bm3,
+            bj3, br3, prior3, damping3, own, O3, I3, start3, bias_start3, key0, key1, rates,
+            keep, use_new, METRIC, BIAS3, HAS_MEAN, SCHEME,
         )  # fmt: skip
         if LAYERS > 2:
             move_layer(
                 g_2 * one, s_2 * two, x_2 * two, of_bias(g_2, gb_2, O1, FREE2) * one,
-                of_bias(s_2, sb_2, O1, FREE2) * two, w_2, b_2, w2, m2, j2, c2, r2, b2, bm2, bj2, br2, prior2,
-                damping2, own, O2, O1, start2, bias_start2, key0, key1, rates, keep, use_new,
-                METRIC, BIAS2, HAS_MEAN, SCHEME,
+                of_bias(s_2, sb_2, O1, FREE2) * two, w_2, b_2, w2, m2, j2, c2, r2, b2, bm2,
+                bj2, br2, prior2, damping2, own, O2, O1, start2, bias_start2, key0, key1, rates,
+                keep, use_new, METRIC, BIAS2, HAS_MEAN, SCHEME,
             )  # fmt: skip
         if LAYERS > 1:
             move_layer(
                 g_1 * one, s_1 * two, x_1 * two, of_bias(g_1, gb_1, I, FREE1) * one,
-                of_bias(s_1, sb_1, I, FREE1) * two, w_1, b_1, w1, m1, j1, c1, r1, b1, bm1, bj1, br1, prior1,
-                damping1, own, O1, I, start1, bias_start1, key0, key1, rates, keep, use_new,
-                METRIC, BIAS1, HAS_MEAN, SCHEME,
+                of_bias(s_1, sb_1, I, FREE1) * two, w_1, b_1, w1, m1, j1, c1, r1, b1, bm1,
+                bj1, br1, prior1, damping1, own, O1, I, start1, bias_start1, key0, key1, rates,
+                keep, use_new, METRIC, BIAS1, HAS_MEAN, SCHEME,
             )  # fmt: skip
         # Other threads read in the next step what these have written.
         tl.debug_barrier()

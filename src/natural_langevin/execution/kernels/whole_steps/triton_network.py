@@ -71,11 +71,7 @@ def linear(a, w, b, PRECISION: tl.constexpr):
 @triton.jit
 def send_back(d, w, PRECISION: tl.constexpr):
     """d W, (sample, input), of output gradients (sample, unit)."""
-    if w.shape[0] == 1:
-        found = d * w
-    else:
-        found = tl.dot(d, w, input_precision=PRECISION)
-    return found
+    return d * w if w.shape[0] == 1 else tl.dot(d, w, input_precision=PRECISION)
 
 
 @triton.jit
@@ -98,11 +94,24 @@ def with_ones(a, I, FREE: tl.constexpr):
 
 
 @triton.jit
-def add_units(sums, d, FREE: tl.constexpr):
-    """Sums over samples, (unit,), for biases that have no column."""
+def add_sums(
+    g, s, x, g_b, s_b, d, a, gamma, METRIC: tl.constexpr, HAS_BIAS: tl.constexpr,
+    FREE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile's part of a layer's d^T a and, where the metric takes this batch in (gamma > 0), of
+    (d^2)^T a^2 and (d^2)^T a; and sums over samples for biases that have no column."""
+    g = add_product(g, d, a, PRECISION)
     if not FREE:
-        sums += tl.sum(d, axis=0)
-    return sums
+        g_b += tl.sum(d, axis=0)
+    if METRIC > 1:  # noqa: SIM102 - the compiler knows this, a step what follows
+        if gamma > 0:
+            squares = d * d
+            s = add_product(s, squares, a * a, PRECISION)
+            if METRIC == 3 and HAS_BIAS:
+                x = add_product(x, squares, a, PRECISION)
+            if not FREE:
+                s_b += tl.sum(squares, axis=0)
+    return g, s, x, g_b, s_b
 
 
 @triton.jit

@@ -115,7 +115,7 @@ class WholeSteps:
             self._temperature, self.dynamics.noise, state.diverged, self._loss,
             state.likelihood.get("variance", self._loss), *self._buffers, *self._sizes,
             state.chains, start, count, self.rates.start, self._epochs.start,
-            self._order[0].numel(), stream.num_data, stream.batches_per_epoch, size,
+            self._order.stride(0), stream.num_data, stream.batches_per_epoch, size,
             self._targets, float(self._sizes[3]), float(self.num_data), share, self._kept,
             self._variance, int(self.dynamics.preconditioner.fresh),
             METRIC=self._metric, HAS_MEAN=bool(state.mean), PRECISION=dot_precision(),

@@ -16,6 +16,7 @@ from natural_langevin._internal.triton_random import normal_at
 
 @triton.jit
 def mix(old, new, rate):
+    """(1 - rate) old + rate new."""
     return old + rate * (new - old)
 
 

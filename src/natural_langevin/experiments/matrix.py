@@ -51,7 +51,7 @@ from natural_langevin.execution import compiled, engine, executors
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.full_data import mean_loss
 from natural_langevin.execution.kernels.native.planner import plan_native
-from natural_langevin.execution.kernels.whole_steps.planner import plan_whole_steps
+from natural_langevin.execution.kernels.whole_steps import planner as whole_steps_planner
 from natural_langevin.experiments.origin import origin
 from natural_langevin.models import fan_in_init
 from natural_langevin.sampling import starts, warm_up
@@ -77,7 +77,10 @@ METRICS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
     "eigen-kronecker, refreshed": lambda: preconditioners.EigenKroneckerFisher(refresh=2),
 }
 #: Who takes whole steps, by way.
-PLANNERS: dict[str, executors.Planner] = {"native": plan_native, "whole": plan_whole_steps}
+PLANNERS: dict[str, executors.Planner] = {
+    "native": plan_native,
+    "whole": whole_steps_planner.plan_whole_steps,
+}
 #: Runs with something beside plain steps: their dynamics, and what ``Langevin`` is told.
 FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cyclical stages": (
@@ -237,6 +240,7 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
 def _prepared(way: Way) -> Iterator[None]:
     """The thresholds and choices under which a small network goes this way."""
     before = compiled.BACKEND, engine.FUSE_FROM, executors.PLANNERS[:]
+    gain, whole_steps_planner.LEAST_GAIN = whole_steps_planner.LEAST_GAIN, 0.0
     compiled.BACKEND = "eager" if way == "traced" else "inductor"
     engine.FUSE_FROM = 0
     executors.PLANNERS[:] = [PLANNERS[way]] if way in PLANNERS else []
@@ -247,6 +251,7 @@ def _prepared(way: Way) -> Iterator[None]:
     finally:
         torch.backends.cudnn.allow_tf32 = convolutions
         compiled.BACKEND, engine.FUSE_FROM, executors.PLANNERS[:] = before
+        whole_steps_planner.LEAST_GAIN = gain
 
 
 def reference(case: Case) -> State:

@@ -30,6 +30,12 @@ log = logging.getLogger("natural_langevin")
 DEVICES = ("cuda",)
 #: Steps of the proof.
 PROOF = 2
+#: Seconds that the kernel must save: about as many as building it takes. Whether it is in Triton's
+#: cache does not count, or the same run would be rounded otherwise the second time.
+LEAST_GAIN = 5.0
+#: What a step saves: launches, and for every chain (seen on an H200: 64 us to 10 for one chain of
+#: 13-50-1, 0.30 to 0.06 a chain for 4,096).
+SAVED_BY_STEP, SAVED_BY_CHAIN = 5e-5, 2.5e-7
 #: Dynamics, and the streams on which they have agreed with the reference.
 _PROVEN: WeakKeyDictionary[Dynamics, WeakSet[Any]] = WeakKeyDictionary()
 
@@ -42,6 +48,9 @@ def plan_whole_steps(
     if device.type not in DEVICES or "mlp" not in dynamics.kernels:
         return None
     if not isinstance(dynamics, LangevinDynamics) or not isinstance(stream, InMemory):
+        return None
+    if len(rates) * (SAVED_BY_STEP + SAVED_BY_CHAIN * state.chains) < LEAST_GAIN:
+        log.debug("not by whole steps: building the kernel would take longer than it saves")
         return None
     try:
         gpu_build.wait(device)

@@ -19,7 +19,6 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from natural_langevin._internal.allocator import keep_pages
 from natural_langevin._internal.gpu_kernels import plain
@@ -28,6 +27,7 @@ from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution import kernels
+from natural_langevin.execution.agreement import disagreement
 from natural_langevin.execution.compiled import Attempt, CompiledStep, compiled, known_steps
 from natural_langevin.execution.executors import Executor, plan_executor
 from natural_langevin.execution.full_data import Anchors, Pause
@@ -39,7 +39,6 @@ from natural_langevin.execution.stepping import (
     shape_of,
     step_in_place,
 )
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -56,20 +55,6 @@ def choose_mode(compile: bool | str) -> Mode:
     if compile == "auto":
         return "auto"
     return "compiled" if compile else "eager"
-
-
-def _disagreement(own: Params, expected: Params, before: Params) -> str:
-    """The parameters whose step differs from the general path's, or "". More than a fifth of a
-    tensor's numbers must be off: TF32 products, and a Schur complement that almost vanishes, move a
-    few elsewhere. Biases are judged together, since a layer may have a single one."""
-    near: dict[str, list[Tensor]] = {}
-    for k, p in before.items():
-        right = expected[k] - p
-        close = (own[k] - expected[k]).abs() <= 0.05 * right.abs() + 1e-2 * right.abs().mean()
-        name = k if p.ndim > 2 else "biases"
-        near.setdefault(name, []).append((close | ~right.isfinite()).flatten())
-    few = (name for name, c in near.items() if not torch.cat(c).float().mean() > 0.8)
-    return " and ".join(few)
 
 
 class Engine:
@@ -228,7 +213,7 @@ class Engine:
             step(*asked, own, batch, self.rates.kind(start))
             with plain():
                 expected, _ = pure_step(*asked, state, batch, self.rates.kind(start))
-            wrong = _disagreement(own.params, expected.params, state.params)
+            wrong = disagreement(own.params, expected.params, state.params)
             if not wrong:
                 return step
             reason = f"they disagree on {wrong}"

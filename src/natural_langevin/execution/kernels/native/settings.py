@@ -26,6 +26,14 @@ class UnsupportedError(Exception):
     """Something that the native engine does not take, in words."""
 
 
+def refuse_indirect(gradients: Any) -> None:
+    """Gradients must be a whole minibatch's own, in the precision of the network."""
+    if gradients.microbatch is not None or gradients.data_parallel is not None:
+        raise UnsupportedError("minibatches in pieces")
+    if gradients.clip is not None or gradients.network.dtype is not None:
+        raise UnsupportedError("clipped gradients or reduced precision")
+
+
 #: The metric's number, and the group of its state that holds J's diagonal.
 _METRICS = {
     "Euclidean": ("euclidean", None),

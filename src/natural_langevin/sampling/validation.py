@@ -57,7 +57,8 @@ def check_arguments(
         )
     _check_kind(
         "likelihood", likelihood, Likelihood, "one of natural_langevin.likelihoods",
-        "wrap a per-sample log-loss as likelihoods.LogLoss(fn)",
+        "give likelihoods.Categorical(), for example" if isinstance(likelihood, str)
+        else "wrap a per-sample log-loss as likelihoods.LogLoss(fn)",
     )  # fmt: skip
     _check_kind(
         "prior", prior, (Prior, Mapping), "one of natural_langevin.priors, or a dict of them",

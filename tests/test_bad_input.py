@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors, schedules
 from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.optim import NaturalLangevin
 from oracle import build
 
 X, Y = torch.linspace(-1, 1, 120).reshape(40, 3), torch.arange(40) % 3
@@ -260,6 +261,10 @@ CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]]
     "no names for a trained network": (
         lambda: Langevin.from_trained(build("bias"), likelihoods.Categorical(), parameters=None),
         TypeError, ['"last"', '"all"', "None"]),
+    "parameters for a model": (
+        lambda: NaturalLangevin(
+            build("bias").parameters(), likelihoods.Categorical(), num_data=40, lr=0.1),
+        TypeError, ["generator", "the model itself, not model.parameters()"]),
     "a class for a model": (
         lambda: construct(nn.Identity), TypeError, ["torch.nn.Module", "instance"]),
     "a word for a preconditioner": (

@@ -173,6 +173,13 @@ class Langevin:
         check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
+    def __repr__(self) -> str:
+        weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        return (
+            f"Langevin({self.chains} chains of {weights:,} weights of a "
+            f"{type(self.model).__name__}, {type(self.likelihood).__name__})"
+        )
+
     def _forget_runs(self) -> None:
         """What runs, and those who call them, leave in the sampler: nothing yet."""
         self._step_checked = 0  # batch size of the last check

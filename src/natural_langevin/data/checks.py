@@ -54,7 +54,7 @@ def shown_to_model(x: Tensor) -> Iterator[None]:
         remedy = ""
         if x.ndim < 2:
             remedy = "; rows of x are samples: x[:, None] for one number each, x[None] for one row"
-        elif "dtype" in str(error):
+        elif any(word in str(error) for word in ("dtype", "scalar type")):  # by torch's kernel
             remedy = f"; x is {x.dtype}: convert it, x.float() for a float32 model"
         raise ValueError(
             f"the model cannot take x of shape {tuple(x.shape)}: "

@@ -34,6 +34,7 @@ from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
     density,
     frozen_front,
+    notices,
     open_settings,
     preparation,
     recipe,
@@ -350,6 +351,8 @@ class Langevin:
         refuse_autocast(self.device)
         wanted = parse_until(until)
         data = in_tensors(self, data)
+        if progress and (checkpoint is None or not os.path.exists(checkpoint)):
+            notices.announce(self, progress if isinstance(progress, str) else "sampling")
         asked = run_settings.settle(
             self, data, steps=steps, seconds=seconds, until=until, wanted=wanted,
             batch_size=batch_size, burn_in=burn_in, thin=thin, keep=keep, store=store,

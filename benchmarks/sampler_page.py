@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sampler_cells import CHAINS, CORRECTED, DYNAMICS, METRICS, PROBLEMS, SMALLER
+from sampler_cells import CORRECTED, DYNAMICS, METRICS, SMALLER
+from sampler_problems import CHAINS, PROBLEMS
 
 from natural_langevin._internal.pages import markdown, with_part
 

@@ -16,7 +16,7 @@ The reference itself is held against NUTS (blackjax), whose predictions are in r
 are made by --folder cells --nuts moons, and --nuts wave (seconds a chain). After --merge,
 --folder cells --smaller adds how wide predictions are at smaller steps; --page is filled last.
 
-What is measured, and how: ``sampler_cells``; the page: ``sampler_page``.
+What is measured, and how: ``sampler_problems`` and ``sampler_cells``; the page: ``sampler_page``.
 """
 
 from __future__ import annotations
@@ -30,27 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sampler_cells import (
-    BURN_IN,
-    CHAINS,
-    CORRECTED,
-    DYNAMICS,
-    METRICS,
-    PARTS,
-    PROBLEMS,
-    ROOT,
-    SEED,
-    STEEPNESS,
-    STORED,
-    against_nuts,
-    cells,
-    finite,
-    nuts_file,
-    reference,
-    run_nuts,
-    smaller,
-)
+from sampler_cells import CORRECTED, DYNAMICS, METRICS, PARTS, cells, finite, smaller
+from sampler_nuts import ROOT, against_nuts, nuts_file, run_nuts
 from sampler_page import filled
+from sampler_problems import BURN_IN, CHAINS, PROBLEMS, SEED, STEEPNESS, STORED, reference
 
 from natural_langevin.experiments.origin import origin
 
@@ -102,8 +85,8 @@ def merged(folder: Path) -> dict[str, Any]:
     return known | {"nuts": [against_nuts(name) for name in exact_ones]}
 
 
-def main() -> None:
-    """Runs the cells that are missing, and fills the page."""
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "samplers.json")
     parser.add_argument("--metrics", nargs="*", default=METRICS)
@@ -121,6 +104,12 @@ def main() -> None:
     parser.add_argument("--chain", type=int, help="of NUTS: this one alone")
     parser.add_argument("--smaller", action="store_true", help="tries smaller steps on networks")
     parser.add_argument("--merge", action="store_true", help="makes --out of the pieces")
+    return parser
+
+
+def main() -> None:
+    """Runs the cells that are missing, and fills the page."""
+    parser = arguments()
     options = parser.parse_args()
     logging.getLogger("natural_langevin").setLevel(logging.ERROR)
     torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, Posterior, likelihoods
+from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
 from natural_langevin.sampling.collector import SampleCollector
 
 
@@ -39,6 +39,21 @@ def sample(steps: int = 12, **settings: Any) -> Posterior:
     run = {"batch_size": 20, "burn_in": 4, "thin": 1, "progress": False}
     of_sampler = settings.pop("sampler", {})
     return sampler(**of_sampler).sample(settings.pop("data", data()), steps, **(run | settings))
+
+
+def disagreeing(
+    network: nn.Module,
+    likelihood: likelihoods.Likelihood,
+    data: tuple[Tensor, Tensor],
+    steps: int = 12,
+    burn_in: int = 2,
+) -> Posterior:
+    """Large steps, so that the networks disagree; settings of one's own, so nothing is learned."""
+    sampler = Langevin(
+        network, likelihood, step_size=0.03, chains=2, init="fan_in",
+        preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-2),
+    )  # fmt: skip
+    return sampler.sample(data, steps, batch_size=8, burn_in=burn_in, thin=2, progress=False)
 
 
 def assert_same(one: Posterior, other: Posterior) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
-import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -14,30 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from natural_langevin import likelihoods, preconditioners, priors, random, schedules
+from natural_langevin import likelihoods, preconditioners, priors, schedules
 from natural_langevin._internal import gpu_build
-from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin.data.signature import Signature
-from natural_langevin.data.streams import Batch
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.distributed import run_settings, sampler_run
+from natural_langevin.distributed import run_description, run_settings, sampler_run
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.distributed.process_mesh import ProcessMesh, find_processes
 from natural_langevin.dynamics.base import Info, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.overdamped import Overdamped
-from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
+    assembly,
     density,
     frozen_front,
     notices,
     open_settings,
     preparation,
-    recipe,
     starts,
     step_size_search,
     temperature_probe,
@@ -45,10 +39,9 @@ from natural_langevin.sampling import (
 )
 from natural_langevin.sampling.footprint import check_step_memory
 from natural_langevin.sampling.look import Callback
-from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.pitfalls import refuse_autocast
 from natural_langevin.sampling.preparation import in_tensors
-from natural_langevin.sampling.step_size_checks import StepSize, known_step_size
+from natural_langevin.sampling.step_size_checks import StepSize
 from natural_langevin.sampling.until import parse as parse_until
 from natural_langevin.sampling.validation import (
     check_arguments,
@@ -60,8 +53,8 @@ from natural_langevin.sampling.validation import (
     device_of,
     to_device,
 )
-from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
-from natural_langevin.types import Params
+from natural_langevin.statistics import Network, check_hooks, plain_copy, prepare_model
+from natural_langevin.types import Batch, Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -69,7 +62,7 @@ THE_NETWORK = ("self", "model", "likelihood")  # arguments that are not options
 
 
 class Langevin:
-    """Natural Langevin dynamics on a network's weights (see ``langevin`` for the equation).
+    """Natural Langevin dynamics on a network's weights: Algorithm 1 is in ``dynamics.overdamped``.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
     >>> x, y = torch.rand(64, 2), torch.arange(64) % 3
@@ -139,6 +132,7 @@ class Langevin:
             model, likelihood, found.prior, self.preconditioner, self._start, self.dynamics
         )
         self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
+        check_hooks(model, log)
         self.model = plain_copy(model)  # the user's own is never touched
         prepare_model(self.model, log)
         trainable = check_parameters(self.model)
@@ -154,7 +148,7 @@ class Langevin:
         )  # fmt: skip
         choose_mode(compile)
         # Wrong rates fail here rather than at the first step.
-        self._rates_table(0, 1, 0.0 if self._auto else None)
+        assembly.rates_table(self, 0, 1, 0.0 if self._auto else None)
 
         self.chain_ids = torch.tensor(self.mesh.own, device=self.device)  # of the chains here
         self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
@@ -169,7 +163,9 @@ class Langevin:
         self._temperature = check_temperature(temperature, self.chains).to(
             dtype=trainable[0].dtype, device=self.device
         )
-        self._dynamics = self._make_dynamics(network, microbatch, clip, control_variates)
+        self._dynamics = assembly.dynamics(
+            self, network, microbatch=microbatch, clip=clip, control_variates=control_variates
+        )
         self._forget_runs()
         check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
         self.init()  # a model too large for its metric, or an improper prior, fails here
@@ -182,7 +178,7 @@ class Langevin:
         )
 
     def _forget_runs(self) -> None:
-        """What runs, and those who call them, leave in the sampler: nothing yet."""
+        """Sets to nothing what a run, or its caller, leaves in the sampler for the next one."""
         self._step_checked = 0  # batch size of the last check
         self._downhill = False  # whether chains go downhill before their burn-in
         self._downhill_pattern: Tensor | None = None  # which of them go for all (see warm_up)
@@ -192,34 +188,10 @@ class Langevin:
         self._settled: tuple[StepSize, int] | None = None
         self._noticed = False
         self._owner = self  # whose network the posterior's is
+        self._fingerprint: str | None = None  # of the owner's data, where it is another
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()
-
-    def _make_dynamics(
-        self,
-        network: Network,
-        microbatch: int | None,
-        clip: float | None,
-        control_variates: int | None,
-    ) -> LangevinDynamics:
-        """The chains here: their gradients, metric, prior, temperature and streams of noise."""
-        metric, chain = self.preconditioner, self.chain_ids
-        return LangevinDynamics(
-            self.dynamics,
-            gradients=Gradients(
-                network, self.likelihood,
-                requests=metric.requests, targets=metric.targets, sharing=metric.sharing,
-                microbatch=microbatch, clip=clip, data_parallel=self.mesh.data,
-            ),
-            preconditioner=metric,
-            prior=priors.of_chains(self._prior, chain),
-            temperature=self._temperature[chain],
-            noise=random.origin(self.seed, random.NOISE, chain),
-            labels=random.origin(self.seed, random.LABELS, chain),
-            keep_mean=self.mean_rate is not None,
-            control_variates=control_variates,
-        )  # fmt: skip
 
     @classmethod
     def from_trained(
@@ -362,41 +334,19 @@ class Langevin:
             self, data, asked, callback=callback, exchange=exchange, progress=progress
         )
 
-    def _set_prior(self, prior: priors.PriorLike) -> None:
-        trainable = self._dynamics.gradients.network.trainable()
-        self._prior = priors.resolve(prior, trainable, self.chains, device=self.device)
-        own = priors.of_chains(self._prior, self.chain_ids)
-        self._dynamics = dataclasses.replace(self._dynamics, prior=own)
-
-    def _set_friction(self, friction: float) -> None:
-        """Of the recipe's dynamics."""
-        self.dynamics = dataclasses.replace(recipe.dynamics(), friction=friction)
-        self._dynamics = dataclasses.replace(self._dynamics, integrator=self.dynamics)
-
     @data_in_one
     @exclusive
     @eager
     def choose_step_size(
         self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
-        """What ``step_size="auto"`` means for a run of ``steps`` steps (see ``pilot``).
+        """The step size that short runs choose for one of ``steps`` steps (``step_size_search``).
 
         ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
         step_size_search.refuse_loader(data)
         data = in_tensors(self, data)
         self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
-        setup = step_size_search.Setup(
-            # With several processes, each runs the pilot of all chains: the same choice everywhere.
-            dataclasses.replace(self._dynamics, prior=self._prior, temperature=self._temperature),
-            start=self._start_of,
-            # Candidates are scored by the second half of the pilot: the first is their burn-in.
-            rates=lambda etas, count: self._rates_table(
-                0, count, etas, len(etas), burn_in=count // 2
-            ),
-            num_data=self.num_data,
-            seed=self.seed,
-            compile=self.compile,
-        )
+        setup = assembly.pilot_setup(self)
         return step_size_search.choose(
             setup, data, steps=steps, batch_size=batch_size, splits=splits
         )
@@ -415,14 +365,8 @@ class Langevin:
         """
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
         if posterior is not None:
-            here = {k: posterior.shards.here(v) for k, v in posterior.learned.items()}
-            state = state._replace(params=posterior.last, likelihood=here or state.likelihood)
-        found = temperature_probe.summary(
-            state, temperature_probe.measure(engine, state, steps), self.mesh
-        )
-        if found is None:
-            raise DivergenceError("no chain is running: there is no step to measure")
-        return found
+            state = temperature_probe.at_end_of(posterior, state)
+        return temperature_probe.required(engine, state, steps, self.mesh)
 
     @exclusive
     @eager
@@ -455,51 +399,8 @@ class Langevin:
         n the rows of ``data``, N = n unless ``num_data`` says otherwise. ``weights``: {name:
         (*shape)} of all sampled parameters, for a number; with a leading axis, for one each. The
         prior is the first chain's. It can be differentiated."""
-        x, y = (t.to(self.device) for t in self.signature.split(data))
-        state = self.init()
-        first = {k: v[0] for k, v in state.likelihood.items()}
-        shapes = {k: p.shape[1:] for k, p in state.params.items()}
-        return density.log_density(
-            self._dynamics.gradients.network.call, self.likelihood, self._prior, shapes, weights,
-            (x, y), learned=first, share=(self.num_data or len(x)) / len(x),
-        )  # fmt: skip
+        return density.of_sampler(self, weights, data)
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
-        return {
-            "preconditioner": stable_repr(self.preconditioner),
-            **({} if self.dynamics == Overdamped() else {"dynamics": stable_repr(self.dynamics)}),
-            "prior": {name: stable_repr(p) for name, p in self._prior.items()},
-            "likelihood": stable_repr(self.likelihood),
-            "step_size": stable_repr(self.step_size),
-            "mean_rate": stable_repr(self.mean_rate),
-            "temperature": self._temperature.tolist(),
-            "alike": step_size_search.like_chains(self._temperature, self._prior),
-            "chains": self.chains,
-            "init": self._start,
-            "seed": self.seed,
-        } | self._training
-
-    def _rates_table(
-        self,
-        start: int,
-        stop: int,
-        step_size: StepSize | None = None,
-        chains: int | None = None,
-        burn_in: int = 0,
-    ) -> RatesTable:
-        """eta of all chains, gamma and mu. ``burn_in=0``: there is no burn-in to adapt in, and a
-        metric that never saw a batch would be none: it goes on adapting."""
-        trainable = next(p for p in self.model.parameters() if p.requires_grad)
-        return RatesTable.build(
-            known_step_size(self.step_size) if step_size is None else step_size,
-            self.preconditioner.ema_schedule(burn_in or math.inf),
-            self.mean_rate,
-            start=start,
-            stop=stop,
-            chains=chains or self.chains,
-            tuned=burn_in if self.dynamics.tunes else 0,
-            refresh_steps=self.preconditioner.refresh_steps,
-            dtype=trainable.dtype,
-            device=self.device,
-        )
+        return run_description.settings(self)

@@ -9,3 +9,6 @@ Params = dict[str, Tensor]
 
 #: A minibatch (x, y).
 Batch = tuple[Tensor, Tensor]
+
+#: For every bias, the weights of its units; for a weight whose units have none, ``{weight: ()}``.
+Units = dict[str, tuple[str, ...]]

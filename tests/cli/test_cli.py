@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from natural_langevin.cli.app import app
 from natural_langevin.experiments.table1.protocol import PRESETS
-from tables import TOY
+from tables import TOY, one_line
 
 
 @pytest.fixture
@@ -17,15 +17,6 @@ def command(monkeypatch):
     monkeypatch.setitem(PRESETS, "quick", TOY)
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *words: CliRunner().invoke(app, [str(w) for w in words])
-
-
-def one_line(result) -> str:
-    """The error, which must be one line that speaks for itself, with exit code 2."""
-    assert result.exit_code == 2, result.output
-    lines = result.output.strip().splitlines()
-    assert len(lines) == 1, result.output
-    assert lines[0].startswith("natural-langevin: ")
-    return lines[0]
 
 
 def test_reproduce_prints_the_table_and_leaves_its_files(command, tmp_path):

@@ -12,7 +12,13 @@ RUNS = ("quasi-diagonal", "rmsprop", "quasi-diagonal, model", "euclidean", "diag
 
 def main() -> None:
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+    from triton_interpreter import UNUSABLE, fault
+
+    if reason := fault():
+        print(UNUSABLE, reason)
+        return
 
     import torch
     from test_fused_step import (

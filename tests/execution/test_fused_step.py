@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,8 @@ from natural_langevin.dynamics import Kind, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, backend_for, plan
 from natural_langevin.execution.stepping import StepInputs, pure_step
+from natural_langevin.sampling.assembly import rates_table
+from triton_interpreter import UNUSABLE, run_script
 
 METRICS = {
     "euclidean": preconditioners.Euclidean(),
@@ -80,7 +80,7 @@ class Given:
 
     def inputs(self, state: State, batch: Any, kind: Kind) -> StepInputs:
         step = int(state.step)
-        rates = self.sampler._rates_table(step, step + 1, burn_in=BURN_IN).row(step)
+        rates = rates_table(self.sampler, step, step + 1, burn_in=BURN_IN).row(step)
         return StepInputs(self.batch, rates._replace(kind=kind), torch.tensor(50.0), False)
 
 
@@ -89,7 +89,7 @@ BURN_IN = 2
 
 
 def kind_of(sampler: Langevin, step: int) -> Kind:
-    return sampler._rates_table(step, step + 1, burn_in=BURN_IN).kind(step)
+    return rates_table(sampler, step, step + 1, burn_in=BURN_IN).kind(step)
 
 
 def assert_same_steps(one: Langevin, backend: Any, *, steps: int = 3, expected: list[str]) -> None:
@@ -389,15 +389,13 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
     ],
 )
 def test_the_triton_kernel_in_its_interpreter(which: str, count: int) -> None:
-    """Triton decides at import whether kernels are interpreted, so another process runs this."""
-    pytest.importorskip("triton", reason="Triton is not installed: its kernel is not tested")
     script = Path(__file__).with_name("interpreted.py")
-    ran = subprocess.run(
-        [sys.executable, str(script), which],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("agrees") == count
+    assert run_script(script, which).count("agrees") == count
+
+
+def test_where_the_interpreter_is_to_blame_the_reason_is_given(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: its kernels are not tested")
+    script = tmp_path / "script.py"
+    script.write_text(f"print({UNUSABLE!r}, 'Triton of old')")
+    with pytest.raises(pytest.skip.Exception, match=r"^Triton of old$"):
+        run_script(script)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 
 def norms() -> None:
@@ -92,8 +94,19 @@ def convolutions() -> None:
             assert error < 2 * torch.finfo(torch.float16).eps, error
 
 
-if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests
+def main() -> None:
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+    from triton_interpreter import UNUSABLE, fault
+
+    if reason := fault():
+        print(UNUSABLE, reason)
+        return
     norms()
     convolutions()
     print("agrees")
+
+
+if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests
+    main()

@@ -70,7 +70,7 @@ def test_the_matrix_is_whole() -> None:
     """Every integrator and metric of the registries, and each way the other machine has."""
     named = {type(one) for one in matrix.INTEGRATORS.values()}
     assert named == set(dynamics.REGISTRY.values())
-    for device, ways in (("cpu", {"kernels", "native"}), ("cuda", {"graph", "kernels"})):
+    for device, ways in (("cpu", {"kernels", "native"}), ("cuda", {"graph", "kernels", "whole"})):
         found = cases(device)
         assert {c.way for c in found} == ways | {"eager", "traced", "compiled"}
         way = "eager" if device == "cpu" else "graph"

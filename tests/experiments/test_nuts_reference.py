@@ -15,7 +15,13 @@ from torch import nn
 
 from natural_langevin import likelihoods
 from natural_langevin.diagnostics import ranks
-from natural_langevin.experiments.defaults import against_nuts, nuts, nuts_chains, small
+from natural_langevin.experiments.defaults import (
+    against_nuts,
+    nuts,
+    nuts_chains,
+    nuts_files,
+    small,
+)
 
 
 def line() -> small.Problem:
@@ -42,7 +48,7 @@ def test_chains_stop_go_on_merge_and_are_the_posterior(
 ) -> None:
     problem = line()
     monkeypatch.setattr(nuts_chains, "PROBLEMS", (lambda: problem,))
-    variances = against_nuts.variances(problem, 5.0)
+    variances = nuts_files.variances(problem, 5.0)
     whole = nuts_chains.chain(
         problem, variances, seed=0, start=0.1, warmup=150, draws=400, doublings=4
     )
@@ -59,7 +65,7 @@ def test_chains_stop_go_on_merge_and_are_the_posterior(
         assert kept["log"][150:, 1].sum() == 0  # nothing divergent
 
     call("--merge", str(tmp_path / "nuts"), "--most", "400")
-    assert against_nuts.stored_scale(problem, tmp_path / "nuts") == 5.0
+    assert nuts_files.stored_scale(problem, tmp_path / "nuts") == 5.0
     found = against_nuts.reference(problem, 5.0, tmp_path / "nuts")
     assert (int(found["chains"]), int(found["draws"]), int(found["thin"])) == (1, 400, 1)
     assert found["rhat_max"] < 1.05
@@ -94,7 +100,7 @@ def test_a_class_that_nobody_doubts_is_at_no_distance(
     problem = line()
     known = {"nll": 0.3, "nll_of_chains": [0.3], "seconds": 1.0, "rhat_max": 1.1}
     reference = {"mean": np.array([0.0, 0.5]), "sd": np.array([1e-12, 0.1])}
-    against_nuts.store(tmp_path / "line-5.npz", known | reference)
+    nuts_files.store(tmp_path / "line-5.npz", known | reference)
     recipe = {"step_size": 0.1, "way": "native", "prior_scale": None}
     posterior = SimpleNamespace(config={"recipe": recipe, "steps": 10})
     found = {"mean": torch.tensor([1e-6, 0.55]), "sd": torch.tensor([1e-9, 0.12])}

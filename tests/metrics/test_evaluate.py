@@ -6,22 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, Posterior, likelihoods, metrics, preconditioners
+from natural_langevin import likelihoods, metrics
+from small_run import disagreeing
 
 Data = tuple[Tensor, Tensor]
 
 
-def sample(network: nn.Module, likelihood: likelihoods.Likelihood, data: Data) -> Posterior:
-    sampler = Langevin(
-        network, likelihood, step_size=0.03, chains=2, init="fan_in",
-        preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-2),
-    )  # fmt: skip
-    return sampler.sample(data, 12, batch_size=8, burn_in=2, thin=2, progress=False)
-
-
 def test_classes(network: nn.Module, classes: Data) -> None:
     x, y = classes
-    posterior = sample(network, likelihoods.Categorical(), classes)
+    posterior = disagreeing(network, likelihoods.Categorical(), classes)
     found = posterior.evaluate(x, y, ood=10 * x + 5, batch_size=7)
     p = posterior.predict(x)
     assert found.count == 40
@@ -42,7 +35,7 @@ def test_classes(network: nn.Module, classes: Data) -> None:
 
 def test_binary_targets_are_samples_each(network: nn.Module, regression: Data) -> None:
     x, y = regression[0], (regression[1] > 0).float()
-    posterior = sample(network, likelihoods.Bernoulli(), (x, y))
+    posterior = disagreeing(network, likelihoods.Bernoulli(), (x, y))
     found = posterior.evaluate(x, y)
     p = posterior.predict(x).mean.double()
     expected = -torch.where(y == 1, p, 1 - p).log().mean()
@@ -53,7 +46,7 @@ def test_binary_targets_are_samples_each(network: nn.Module, regression: Data) -
 
 def test_regression(network: nn.Module, regression: Data) -> None:
     x, y = regression
-    posterior = sample(network, likelihoods.Gaussian(sigma=0.3), regression)
+    posterior = disagreeing(network, likelihoods.Gaussian(sigma=0.3), regression)
     found = posterior.evaluate(x, y, ood=10 * x)
     p = posterior.predict(x, quantiles=(0.05, 0.95))
     log_p = torch.distributions.Normal(p.samples.double(), 0.3).log_prob(y.double()).sum(2)
@@ -68,16 +61,16 @@ def test_regression(network: nn.Module, regression: Data) -> None:
 
 
 def test_estimates_differ(network: nn.Module, classes: Data) -> None:
-    posterior = sample(network, likelihoods.Categorical(), classes)
+    posterior = disagreeing(network, likelihoods.Categorical(), classes)
     scores = {e: posterior.evaluate(*classes, estimate=e).nll for e in ("ensemble", "mean", "last")}
     assert len(set(scores.values())) == 3
 
 
 def test_what_cannot_be_scored_is_refused(network: nn.Module, regression: Data) -> None:
     loss = likelihoods.LogLoss(lambda outputs, y: (outputs - y).square().sum(1))
-    posterior = sample(network, loss, regression)
+    posterior = disagreeing(network, loss, regression)
     with pytest.raises(TypeError, match="LogLoss knows no predictive distribution"):
         posterior.evaluate(*regression)
-    posterior = sample(network, likelihoods.Gaussian(sigma=0.3), regression)
+    posterior = disagreeing(network, likelihoods.Gaussian(sigma=0.3), regression)
     with pytest.raises(ValueError, match="they must agree"):
         posterior.evaluate(regression[0], regression[1][:, :2])

@@ -8,23 +8,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import small_run
-from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
+from natural_langevin import Langevin, Posterior, likelihoods
+from small_run import disagreeing
 
 Data = tuple[Tensor, Tensor]
 
 
-def sample(network: nn.Module, likelihood: likelihoods.Likelihood, data: Data) -> Posterior:
-    """Large steps, so that the networks disagree."""
-    sampler = Langevin(
-        network, likelihood, step_size=0.03, chains=2, init="fan_in",
-        preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-2),
-    )  # fmt: skip
-    return sampler.sample(data, 12, batch_size=8, burn_in=2, thin=2, progress=False)
-
-
 @pytest.fixture
 def posterior(network: nn.Module, classes: Data) -> Posterior:
-    return sample(network, likelihoods.Categorical(), classes)
+    return disagreeing(network, likelihoods.Categorical(), classes)
 
 
 @pytest.fixture
@@ -111,7 +103,7 @@ def test_frozen_parameters_and_buffers_come_along(classes: Data) -> None:
     model[1].running_mean.fill_(0.3)
     for p in model[1].parameters():
         p.requires_grad_(False)
-    posterior = sample(model, likelihoods.Categorical(), classes)
+    posterior = disagreeing(model, likelihoods.Categorical(), classes)
     one = posterior.network(0, 0)
     assert "1.weight" not in posterior.samples
     assert torch.equal(one[1].running_mean, model[1].running_mean)
@@ -122,7 +114,7 @@ def test_frozen_parameters_and_buffers_come_along(classes: Data) -> None:
 
 def test_bernoulli(network: nn.Module, regression: Data) -> None:
     x, y = regression[0], (regression[1] > 0).float()
-    p = sample(network, likelihoods.Bernoulli(), (x, y)).predict(x)
+    p = disagreeing(network, likelihoods.Bernoulli(), (x, y)).predict(x)
     assert p.mean.shape == p.total.shape == p.epistemic.shape == (40, 3)
     binary = torch.distributions.Bernoulli
     torch.testing.assert_close(p.total, binary(p.mean).entropy(), rtol=1e-4, atol=1e-5)
@@ -133,7 +125,7 @@ def test_bernoulli(network: nn.Module, regression: Data) -> None:
 
 def test_regression(network: nn.Module, regression: Data) -> None:
     """Variances add up: sigma^2 from the data, the rest from the disagreement of networks."""
-    posterior = sample(network, likelihoods.Gaussian(sigma=0.3), regression)
+    posterior = disagreeing(network, likelihoods.Gaussian(sigma=0.3), regression)
     p = posterior.predict(regression[0])
     torch.testing.assert_close(p.mean, p.samples.mean(0))
     torch.testing.assert_close(p.epistemic, p.samples.var(0, correction=0), rtol=1e-3, atol=1e-6)
@@ -144,7 +136,7 @@ def test_regression(network: nn.Module, regression: Data) -> None:
 
 def test_small_disagreement_around_a_large_mean(network: nn.Module, regression: Data) -> None:
     """Variance without cancellation: outputs near 1234 that differ by 0.01."""
-    posterior = sample(network, likelihoods.Gaussian(sigma=0.3), regression)
+    posterior = disagreeing(network, likelihoods.Gaussian(sigma=0.3), regression)
     offset = torch.linspace(-0.01, 0.01, posterior.draws)
     for k, s in posterior.samples.items():
         s.zero_()
@@ -221,7 +213,7 @@ LEVELS = (0.05, 0.5, 0.95)
 
 def test_quantiles_of_regression_include_the_noise(network: nn.Module, regression: Data) -> None:
     """Of the mixture over networks: its distribution function at the quantile is the level."""
-    posterior = sample(network, likelihoods.Gaussian(sigma=0.3), regression)
+    posterior = disagreeing(network, likelihoods.Gaussian(sigma=0.3), regression)
     p = posterior.predict(regression[0], quantiles=LEVELS, batch_size=7, sample_batch=3)
     assert p.quantiles.shape == (3, 40, 3)
     normal = torch.distributions.Normal(p.samples.double(), 0.3)
@@ -245,7 +237,7 @@ def test_quantiles_of_probabilities(posterior: Posterior, classes: Data) -> None
 
 def test_networks_keep_their_own_noise_level(network: nn.Module, regression: Data) -> None:
     """sigma="rmse" differs between chains: the mixture has wide and narrow components."""
-    posterior = sample(network, likelihoods.Gaussian(sigma="rmse"), regression)
+    posterior = disagreeing(network, likelihoods.Gaussian(sigma="rmse"), regression)
     posterior.learned = {"variance": torch.tensor([0.01, 4.0])}
     p = posterior.predict(regression[0], quantiles=[0.9])
     sigma = torch.tensor([0.1, 2.0]).double().repeat_interleave(posterior.draws)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical
 
-from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
+from natural_langevin import Posterior, likelihoods
 from natural_langevin._internal.checked_json import with_checksum
 from natural_langevin._internal.tensorfile import StorageError
 from natural_langevin.posterior import ensemble, monte_carlo
 from natural_langevin.posterior.export import Served
 from natural_langevin.posterior.sharpening import sharpened, sharper
+from small_run import disagreeing
 
 Data = tuple[Tensor, Tensor]
 
@@ -100,18 +101,9 @@ def test_binary_targets_are_two_classes() -> None:
     torch.testing.assert_close(binary.value, sharpened(log_p, Categorical, 1.4).value[..., 1])
 
 
-def sample(network: nn.Module, likelihood: likelihoods.Likelihood, data: Data) -> Posterior:
-    """Large steps, so that the networks disagree; settings of one's own, so nothing is learned."""
-    sampler = Langevin(
-        network, likelihood, step_size=0.03, chains=2, init="fan_in",
-        preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-2),
-    )  # fmt: skip
-    return sampler.sample(data, 40, batch_size=8, burn_in=8, thin=2, progress=False)
-
-
 @pytest.fixture
 def posterior(network: nn.Module, classes: Data) -> Posterior:
-    return sample(network, likelihoods.Categorical(), classes)
+    return disagreeing(network, likelihoods.Categorical(), classes, steps=40, burn_in=8)
 
 
 def test_one_is_the_plain_mixture(posterior: Posterior, classes: Data) -> None:
@@ -219,7 +211,7 @@ def test_arviz(posterior: Posterior, network: nn.Module, classes: Data, binary: 
     x, y = classes
     if binary:
         y = torch.nn.functional.one_hot(y, 3).float()
-        posterior = sample(network, likelihoods.Bernoulli(), (x, y))
+        posterior = disagreeing(network, likelihoods.Bernoulli(), (x, y), steps=40, burn_in=8)
     posterior.sharpness = 3.0
     found = posterior.to_arviz(x, data=(x, y))
     p = posterior.predict(x)
@@ -239,7 +231,9 @@ def test_refused(posterior: Posterior, network: nn.Module, classes: Data, tmp_pa
             posterior.predict(x, sharpness=wrong)
         with pytest.raises(ValueError, match="sharpness must be a positive number, got"):
             posterior.sharpness = wrong
-    numbers = sample(network, likelihoods.Gaussian(sigma=0.3), (x, x.new_zeros(len(x), 3)))
+    numbers = disagreeing(
+        network, likelihoods.Gaussian(sigma=0.3), (x, x.new_zeros(len(x), 3)), steps=40, burn_in=8
+    )
     with pytest.raises(TypeError, match=r"sharpness=1.5 is for class probabilities, and Gaussian"):
         numbers.predict(x, sharpness=1.5)
     posterior.save(tmp_path)

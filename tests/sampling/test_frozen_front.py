@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, likelihoods, priors
+from natural_langevin.data.signature import Signature
 from natural_langevin.sampling import frozen_front
+from natural_langevin.sampling.checkpoint import CheckpointError
+from small_run import sample_until
 
 OPTIONS = {"step_size": 1e-3, "prior": priors.Gaussian(1.0), "chains": 2, "init": "model"}
 
@@ -185,3 +190,39 @@ def test_widths_of_noise_are_learned_behind_a_frozen_front_too() -> None:
         (x, y), 600, progress=False
     )
     assert posterior.config["noise_widths"] is not None
+
+
+def rounded_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features as another machine, or another number of threads, computes them."""
+    features = frozen_front._features
+
+    def other(model: nn.Module, name: str, signature: Signature, x: Tensor) -> Tensor:
+        found = features(model, name, signature, x)
+        return torch.nextafter(found, torch.ones_like(found))
+
+    monkeypatch.setattr(frozen_front, "_features", other)
+
+
+def test_a_run_goes_on_where_features_are_rounded_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What makes it the same run are the user's data and network."""
+    x, y = rows()
+    torch.manual_seed(0)
+    net = fixed(in_a_row(), "0")
+    sampler = Langevin(net, likelihoods.Categorical(), **OPTIONS)  # type: ignore[arg-type]
+
+    def run(sampler: Langevin = sampler, x: Tensor = x) -> None:
+        sampler.sample((x, y), 9, batch_size=20, checkpoint=tmp_path, every=3, progress=False)
+
+    sample_until(monkeypatch, 5, run)
+    rounded_otherwise(monkeypatch)
+    with caplog.at_level(logging.INFO, "natural_langevin"):
+        run()
+    assert "resuming at step 3" in caplog.text
+    with pytest.raises(CheckpointError, match="data"):
+        run(x=x + 1)
+    other = copy.deepcopy(net)
+    other.get_submodule("0.0").get_parameter("bias").data.neg_()
+    with pytest.raises(CheckpointError, match="model"):
+        run(Langevin(other, likelihoods.Categorical(), **OPTIONS))  # type: ignore[arg-type]

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
 from natural_langevin.sampling import recipe
 from natural_langevin.sampling.curvature import steepest
-from natural_langevin.sampling.slowness import MOST_HEAT, Epochs, Pace, quickest, spectrum
+from natural_langevin.sampling.slowness import (
+    DAMPED,
+    HEAT,
+    MOST_HEAT,
+    Epochs,
+    Pace,
+    friction_of_network,
+    quickest,
+    spectrum,
+)
 
 ROWS, SIGMA, PRIOR = 120, 0.5, 100.0
 
@@ -193,3 +202,72 @@ def test_rmsprop_begins_at_the_identity_where_gradients_vanish() -> None:
     np.testing.assert_allclose(state["square"]["w"], 1e-4, rtol=1e-3)
     own = preconditioners.RMSProp(decay=0.1)
     assert recipe.averaged(own) is own
+
+
+@pytest.mark.parametrize(("eta", "heat"), [(1e-3, 0.0), (4e-4, 1e-3), (1e-3, 0.03), (0.02, 0.0)])
+def test_the_friction_of_a_network_damps_slow_directions_critically(
+    eta: float, heat: float
+) -> None:
+    """Where minibatches allow it: no friction on a fine grid lets the direction relax sooner."""
+    usual = Pace(eta, recipe.FRICTION)
+    chosen = friction_of_network(usual, heat)
+    assert chosen <= usual.friction
+    assert heat * usual.friction / chosen <= HEAT * (1 + 1e-9)
+    allowed = [a for a in np.geomspace(1e-3, 0.1, 200) if heat * usual.friction / a <= HEAT]
+    soonest = min(Pace(eta, a).relaxation(DAMPED) for a in allowed)
+    assert Pace(eta, chosen).relaxation(DAMPED) <= 1.001 * soonest
+
+
+def test_heat_of_minibatches_keeps_the_usual_friction() -> None:
+    assert friction_of_network(Pace(1e-4, 0.1), HEAT) == 0.1
+    assert friction_of_network(Pace(1e-4, 0.1), 2 * HEAT) == 0.1
+
+
+WIDTH, CORRELATION = 110, 0.95
+
+
+def correlated() -> tuple[Tensor, Tensor]:
+    """400 rows of inputs that all have most of their variance in common."""
+    generator = torch.Generator().manual_seed(0)
+    shared, own = (torch.randn(400, k, generator=generator) for k in (1, WIDTH))
+    x = CORRELATION**0.5 * shared + (1 - CORRELATION) ** 0.5 * own
+    return x, x[:, :1] + SIGMA * torch.randn(400, 1, generator=generator)
+
+
+def explored(posterior: Posterior) -> float:
+    """The share of the exact posterior's variance that a chain finds alone, in the mean of all
+    directions."""
+    x = torch.cat([correlated()[0], torch.ones(400, 1)], 1).double()
+    precision = x.T @ x / SIGMA**2 + torch.eye(WIDTH + 1)
+    draws = torch.cat([posterior.samples[k].flatten(2) for k in ("weight", "bias")], 2).double()
+    return float((draws @ torch.linalg.cholesky(precision)).var(1).mean())
+
+
+def wide_model(metric: preconditioners.Preconditioner) -> Langevin:
+    torch.manual_seed(0)
+    likelihood, prior = likelihoods.Gaussian(sigma=SIGMA), priors.Gaussian(1.0)
+    return Langevin(nn.Linear(WIDTH, 1), likelihood, prior=prior, preconditioner=metric)
+
+
+def test_more_weights_than_are_measured_one_by_one() -> None:
+    """All but one of 111 directions have a twentieth of the curvature that the metric takes them
+    to have. In 13,700 steps of friction .1 a chain explored .56 and .54 of their variance (two
+    seeds); in 7,900 of less friction .68 and .67. What four chains find has an error of .02."""
+    posterior = wide_model(preconditioners.DiagonalFisher()).sample(
+        correlated(), batch_size=400, progress=False
+    )
+    chosen = posterior.config["recipe"]
+    assert chosen["friction"] < 0.5 * recipe.FRICTION
+    assert f"friction={chosen['friction']}" in posterior.config["dynamics"]
+    assert "directions that are slow" in chosen["reason"]
+    steps = posterior.config["steps"] + posterior.config.get("steps_before", 0)
+    assert steps < 0.75 * recipe.RELAXATIONS * recipe.FRICTION / chosen["step_size"]
+    assert explored(posterior) > 0.68 - 3 * 0.02
+
+
+def test_a_metric_whose_scale_is_not_the_priors_keeps_the_usual_friction() -> None:
+    """RMSProp has no curvature that is known to be slow."""
+    posterior = wide_model(preconditioners.RMSProp()).sample(
+        correlated(), steps=100, batch_size=400, progress=False
+    )
+    assert posterior.config["recipe"]["friction"] == recipe.FRICTION

@@ -18,7 +18,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 @cache
 def keep_pages() -> bool:
-    """Once per process; whether the C library listened."""
+    """Tells the C library to keep freed memory, once per process. False where it cannot be told."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # not glibc
@@ -27,6 +27,8 @@ def keep_pages() -> bool:
 
 
 def keep_pages_before_torch() -> None:
-    """Heard only where torch is imported after this package. A choice made outside stays."""
+    """Tells the allocator inside torch to keep freed memory, by an environment variable: it is read
+    when torch is loaded, so nothing is done where torch is there already. A value that the user has
+    set stays."""
     if "torch" not in sys.modules:
         os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")

@@ -33,7 +33,7 @@ def staged(destination: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def output(destination: Path) -> Iterator[BinaryIO]:
-    """The same for a file that a user named, who may have made something of it before.
+    """Like ``staged``, for a file that a user named: a link perhaps, a pipe, or one there before.
 
     A link is followed, a device or a pipe is written to as it is, and a file that is there keeps
     its mode (and its owner, where that may be set): nothing becomes readable by being replaced.
@@ -60,7 +60,7 @@ def output(destination: Path) -> Iterator[BinaryIO]:
 
 
 def check_writable(folder: Path) -> None:
-    """OSError, now rather than after an hour's work, when no file can be made in this folder."""
+    """Raises OSError where no file can be made in this folder: now, not after an hour's work."""
     with (folder / f".{secrets.token_hex(8)}.part").open("xb") as handle:
         Path(handle.name).unlink()
 
@@ -72,7 +72,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder are on the disk."""
+    """Writes the names in a folder to the disk, so that they survive a crash."""
     # Windows cannot open a folder, and some network file systems cannot sync one: the file is
     # whole either way, only its name could be forgotten in a power cut.
     with contextlib.suppress(OSError):

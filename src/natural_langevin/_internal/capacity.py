@@ -1,4 +1,4 @@
-"""Room: how many bytes there are on a device, in the machine, and on a disk."""
+"""Capacity: how many bytes a GPU, the machine and a disk have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def in_memory(device: torch.device | None = None) -> int:
-    """All of the memory of a GPU, or of the machine, or of the container that this runs in."""
+    """Bytes of memory in all, free or not: of a GPU, else of the machine or of its container."""
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -21,7 +21,7 @@ def in_memory(device: torch.device | None = None) -> int:
 
 
 def _limit(path: str) -> int | None:
-    """None where there is no file, or no number in it ("max")."""
+    """The number in a file; None where there is no such file, or no number in it ("max")."""
     try:
         return int(Path(path).read_text())
     except (OSError, ValueError):
@@ -29,6 +29,6 @@ def _limit(path: str) -> int | None:
 
 
 def on_disk(folder: Path) -> int:
-    """What is free on the disk where this folder is, or will be made."""
+    """Free bytes on the disk where this folder is, or will be made."""
     existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     return shutil.disk_usage(existing).free

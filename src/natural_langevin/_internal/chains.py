@@ -19,8 +19,13 @@ def per_chain(value: float | Tensor, like: Tensor) -> Tensor:
 
 
 def number_or_chains(value: float | Tensor, like: Tensor) -> float | Tensor:
-    """The same where a plain number may stay one: an operation less than ``per_chain``."""
+    """Like ``per_chain``, but a plain number stays one, which saves an operation."""
     return per_chain(value, like) if isinstance(value, Tensor) else value
+
+
+def per_unit(value: Tensor, like: Tensor) -> Tensor:
+    """Values (n, unit), shaped to broadcast against ``like`` of (n, unit, ...)."""
+    return value.reshape(value.shape + (1,) * (like.ndim - value.ndim))
 
 
 def average(old: Tensor, new: Tensor, rate: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ MOST_BYTES = 1 << 28
 
 
 def read_json(path: Path) -> Any:
-    """What a plain file of bounded size holds; OSError or ValueError whatever else is there.
+    """The JSON in a plain file of bounded size; OSError or ValueError where there is anything else.
 
-    A pipe would be waited for, and a device read for ever."""
+    Pipes and devices are refused: one would be waited for, the other read for ever."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is not a plain file", str(path))
@@ -37,13 +37,13 @@ def checksum(fields: Mapping[str, Any]) -> str:
 
 
 def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is to be written. ValueError where it holds a NaN, which JSON cannot."""
+    """The fields with their checksum, ready to be written; ValueError if one is NaN or infinite."""
     plain = json.loads(json.dumps(fields, allow_nan=False))
     return {"checksum": checksum(plain), **plain}
 
 
 def without_checksum(fields: dict[str, Any]) -> dict[str, Any]:
-    """What was written; ValueError where it is not what is there now."""
+    """The fields without their checksum; ValueError where it does not fit them."""
     if fields.get("checksum") != checksum(fields):
         raise ValueError("it was changed after it was written: its checksum differs")
     return {key: value for key, value in fields.items() if key != "checksum"}

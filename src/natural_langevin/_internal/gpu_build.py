@@ -41,7 +41,7 @@ def start(device: torch.device) -> None:
 
 
 def wait(device: torch.device) -> None:
-    """Until ``start`` has done its part: what it loads is not made for two threads at a time."""
+    """Waits until ``start`` has done its part: Triton cannot be loaded by two threads at a time."""
     start(device)
     for loading in _LOADING:
         with suppress(TimeoutError):
@@ -49,7 +49,7 @@ def wait(device: torch.device) -> None:
 
 
 def _hash() -> None:
-    """Triton's hash of itself, 400 MB, which its cache begins with."""
+    """Has Triton hash its own 400 MB, which it does before it looks into its cache."""
     with suppress(Exception):
         from triton.runtime.cache import triton_key
 

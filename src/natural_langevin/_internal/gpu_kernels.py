@@ -13,7 +13,7 @@ _ALLOWED = [True]
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Inside, everything comes from plain operations: what kernels are compared with."""
+    """Inside this block no kernel is used: for results that kernels are compared with."""
     _ALLOWED.append(False)
     try:
         yield
@@ -22,8 +22,8 @@ def plain() -> Iterator[None]:
 
 
 def reachable(on: Tensor) -> bool:
-    """Whether a kernel that is launched now would find this tensor: it runs on the current device,
-    unlike torch's operations, which follow their tensors, and compiled code cannot see into it."""
+    """Whether a kernel may be launched now on this tensor: it runs on the current device, unlike
+    torch's operations, which follow their tensors, and torch.compile cannot see into it."""
     return (
         on.is_cuda
         and not torch.compiler.is_compiling()
@@ -32,6 +32,6 @@ def reachable(on: Tensor) -> bool:
 
 
 def usable(on: Tensor) -> bool:
-    """Whether a kernel may work on this tensor itself: torch.func's transformations have their own
-    ways; inside them, even what is new has no memory."""
+    """Whether a kernel may read this tensor's memory: inside torch.func's transformations (vmap,
+    grad) a tensor has none of its own."""
     return _ALLOWED[-1] and reachable(on) and torch._C._functorch.peek_interpreter_stack() is None

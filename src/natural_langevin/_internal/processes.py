@@ -41,13 +41,13 @@ class Processes(Protocol):
         """An error at every process unless all have the same settings."""
 
     def together(self, label: str) -> AbstractContextManager[None]:
-        """Around what succeeds at all processes or fails at all."""
+        """A block that succeeds at all processes or fails at all: what one raises, all raise."""
 
     def waiting(self, label: str) -> AbstractContextManager[None]:
-        """Around what may wait for the others: a process that does not arrive is named."""
+        """A block that may wait for other processes: the error names one that does not arrive."""
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
-        """Each flag, whether any process raised it."""
+        """For each flag, whether it is True at any process."""
 
     def gather_chains(self, values: Tensor) -> Tensor:
         """One row per own chain -> one row per chain."""

@@ -157,7 +157,7 @@ def specs_in(file: Any) -> dict[str, Spec]:
 
 
 def check_specs(path: Path, found: Mapping[str, Spec], expected: Mapping[str, Spec]) -> None:
-    """Names the first difference."""
+    """Raises StorageError where a file's names, dtypes and shapes are not the expected ones."""
     if set(found) != set(expected):
         missing = sorted(set(expected) - set(found))[:4]
         extra = sorted(set(found) - set(expected))[:4]

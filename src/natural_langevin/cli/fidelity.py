@@ -45,6 +45,9 @@ def fidelity(
     shift_page: Path | None = typer.Option(
         None, metavar="FILE", help="A page whose table of shifts to replace; with --shift."
     ),
+    shift_plot: Path | None = typer.Option(
+        None, metavar="FILE", help="Draw a picture of shifts (SVG, PNG); with --shift."
+    ),
     plot: Path | None = typer.Option(None, metavar="FILE", help="Draw a picture (SVG, PNG)."),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
 ) -> None:
@@ -73,7 +76,7 @@ def fidelity(
             say=lambda line: echo(line, err=True),
         )
         publish(table, results, page, plot)
-        publish(shifted, results, shift_page, None)
+        publish(shifted, results, shift_page, shift_plot)
     show(table.COLUMNS, table.rows(results))
     if shift:
         found = shifted.as_results(results)

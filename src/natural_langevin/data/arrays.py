@@ -27,7 +27,7 @@ def as_tensor(part: Any) -> Any:
 
 
 def refuse_text(part: Any) -> None:
-    """Columns that hold no numbers, by name; a list of words."""
+    """Refuses columns that hold no numbers, and names them; and lists of words."""
     if isinstance(part, list) and part and isinstance(part[0], str):
         wrong = [""]
     else:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin.data.arrays import as_tensor
-
-Batch = tuple[Tensor, Tensor]
+from natural_langevin.types import Batch
 
 
 def split_pair(item: Any) -> Batch:
@@ -45,7 +44,7 @@ def check_pair(x: Tensor, y: Tensor) -> None:
 
 @contextmanager
 def shown_to_model(x: Tensor) -> Iterator[None]:
-    """What torch says of inputs that the model cannot take, with their shape and a remedy."""
+    """Around a call of the model: torch's error about inputs becomes one that says what to do."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -54,7 +53,7 @@ def shown_to_model(x: Tensor) -> Iterator[None]:
         remedy = ""
         if x.ndim < 2:
             remedy = "; rows of x are samples: x[:, None] for one number each, x[None] for one row"
-        elif any(word in str(error) for word in ("dtype", "scalar type")):  # by torch's kernel
+        elif "dtype" in str(error) or "scalar type" in str(error):  # by the operation that refused
             remedy = f"; x is {x.dtype}: convert it, x.float() for a float32 model"
         raise ValueError(
             f"the model cannot take x of shape {tuple(x.shape)}: "

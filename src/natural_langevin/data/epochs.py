@@ -89,7 +89,7 @@ def _short(batches: BatchSampler, count: int, over: int) -> str:
 
 
 def _counted(sampler: Any, name: str, batches: BatchSampler | None = None) -> Epoch:
-    """By going through two epochs of indices, or of batches of them."""
+    """What a loader yields, counted by going through two epochs of its indices."""
     with _generators_kept(sampler):
         first, second = list(sampler), list(sampler)
     sizes = {len(batch) for batch in first} if batches is None else set()

@@ -10,7 +10,6 @@ the loader's own batches instead; iterable datasets and samplers of one's own al
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from natural_langevin import random
 from natural_langevin.data import epochs
-from natural_langevin.data.checks import Batch, check_pair, split_pair
-
-log = logging.getLogger("natural_langevin")
+from natural_langevin.data.checks import check_pair, split_pair
+from natural_langevin.types import Batch
 
 #: What a loader yields -> (x, y).
 Split = Callable[[Any], Batch]
@@ -39,24 +37,55 @@ class SharedBatches:
     loader: DataLoader[Any]
 
 
-class Loader:
+class _LoaderStream:
+    """What both streams below share. ``check(x, y)``, where given, sees every batch on its way and
+    may refuse it; ``split`` makes (x, y) of what the loader yields."""
+
+    def __init__(self, loader: DataLoader[Any], *, device: torch.device, split: Split) -> None:
+        self._loader, self._device, self._split = loader, device, split
+        self.check: Callable[[Tensor, Tensor], None] | None = None
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler of the user's loader: in which order its data come."""
+        return self._loader.sampler
+
+    @property
+    def targets(self) -> Tensor:
+        """The labels that can be checked beforehand: the first batch's."""
+        return self.example()[1]
+
+    def example(self) -> Batch:
+        """A batch without chain axis, for shapes and checks."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> None:
+        """Unknown: the data are never all there."""
+
+    def _pair(self, item: Any) -> Batch:
+        """A loader's item as a checked pair (x, y) on the device."""
+        x, y = self._split(item)
+        check_pair(x, y)
+        moved = x.to(self._device)
+        return moved, moved if y is x else y.to(self._device)
+
+
+class Loader(_LoaderStream):
     """A DataLoader of (x, y) or of y alone, started again whenever it ends.
 
-    ``check(x, y)``, where given, sees every batch on its way and may refuse it. ``num_data`` is N
-    as far as it can be told, otherwise ``unknown`` says why; ``wrong`` is why its batches do not
-    stand for the data. ``expected``: set it to the N that was inferred, and an epoch that yields
-    another number of rows is refused."""
+    ``num_data`` is N as far as it can be told, otherwise ``unknown`` says why; ``wrong`` is why its
+    batches do not stand for the data. ``expected``: set it to the N that was inferred, and an epoch
+    that yields another number of rows is refused."""
 
     chain_axis = False
 
     def __init__(
         self, loader: DataLoader[Any], *, device: torch.device, split: Split = split_pair
     ) -> None:
-        self._loader, self._device, self._split = loader, device, split
+        super().__init__(loader, device=device, split=split)
         self._iterator: Iterator[Any] = iter(())
         self._first: Batch | None = None
         self._rows, self._largest = 0, 0
-        self.check: Callable[[Tensor, Tensor], None] | None = None
         self.expected: float | None = None
         self.epoch = epochs.of_loader(loader)
 
@@ -75,24 +104,11 @@ class Loader:
         """Why its batches do not stand for the data, or ""."""
         return self.epoch.wrong
 
-    @property
-    def sampler(self) -> Any:
-        """In which order the data come."""
-        return self._loader.sampler
-
-    @property
-    def targets(self) -> Tensor:
-        """The labels that can be checked beforehand: the first batch's."""
-        return self.example()[1]
-
     def example(self) -> Batch:
         """The first batch, which ``batch`` hands out later."""
         if self._first is None:
             self._first = self._next()
         return self._first
-
-    def fingerprint(self) -> None:
-        """Unknown: the data are never all there."""
 
     def batch(self, step: int) -> Batch:
         """The next batch, for all chains; the loader's own order, so ``step`` is not used."""
@@ -109,7 +125,7 @@ class Loader:
             item = next(self._iterator, None)
             if item is None:
                 raise ValueError("the DataLoader gave no batch: is its dataset empty?")
-        x, y = on_device(item, self._device, self._split)
+        x, y = self._pair(item)
         self._rows, self._largest = self._rows + len(x), max(self._largest, len(x))
         if self.check is not None:
             self.check(x, y)
@@ -127,7 +143,7 @@ class Loader:
         self._rows = 0
 
 
-class OwnOrders:
+class OwnOrders(_LoaderStream):
     """The rows of an indexable dataset, in an order of its own for every chain.
 
     Batches are (chain, B, ...) and a pure function of (seed, chain, step), as in memory: chain c's
@@ -147,8 +163,8 @@ class OwnOrders:
     ) -> None:
         if not len(rows):
             raise ValueError("the DataLoader gave no batch: is its dataset empty?")
-        self._loader, self._device, self.chains = loader, device, len(chain)
-        self._split = split
+        super().__init__(loader, device=device, split=split)
+        self.chains = len(chain)
         self.rows, self.num_data = rows, len(rows)
         self.batch_size = min(int(loader.batch_sampler.batch_size), len(rows))  # type: ignore[union-attr]
         self.batches_per_epoch = len(rows) // self.batch_size
@@ -157,33 +173,19 @@ class OwnOrders:
         self._iterator: Iterator[Any] | None = None
         self._step = -1
         self._example: Batch | None = None
-        self.check: Callable[[Tensor, Tensor], None] | None = None
         self.unknown = self.wrong = ""
-
-    @property
-    def sampler(self) -> Any:
-        """The sampler of the user's loader."""
-        return self._loader.sampler
-
-    @property
-    def targets(self) -> Tensor:
-        """The labels that can be checked beforehand: the first batch's."""
-        return self.example()[1]
 
     def example(self) -> Batch:
         """The first rows of the dataset, without chain axis, for shapes and checks."""
         if self._example is None:
             indices = self.rows[: self.batch_size].tolist()
             item = next(self._read([indices], workers=False))
-            self._example = on_device(item, self._device, self._split)
+            self._example = self._pair(item)
         return self._example
 
     def whole(self) -> bool:
         """Whether ``collate_fn`` gives one row per sample, so that chains can be told apart."""
         return len(self.example()[0]) == self.batch_size
-
-    def fingerprint(self) -> None:
-        """Unknown: the data are never all there."""
 
     def indices(self, step: int) -> Tensor:
         """The rows of every chain's minibatch: (chain, B)."""
@@ -197,7 +199,7 @@ class OwnOrders:
         """x and y of this step, (chain, B, ...): every chain's own rows."""
         if self._iterator is None or step != self._step:
             self._iterator = self._read(_From(self, step))
-        x, y = on_device(next(self._iterator), self._device, self._split)
+        x, y = self._pair(next(self._iterator))
         self._step = step + 1
         if len(x) != self.chains * self.batch_size:
             raise ValueError(
@@ -264,11 +266,3 @@ def stream_of(
         if own.whole():
             return own
     return Loader(loader, device=device, split=split)
-
-
-def on_device(item: Any, device: torch.device, split: Split) -> Batch:
-    """A loader's item as a checked pair (x, y) on the device."""
-    x, y = split(item)
-    check_pair(x, y)
-    moved = x.to(device)
-    return moved, moved if y is x else y.to(device)

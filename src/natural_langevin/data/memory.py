@@ -10,7 +10,8 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin._internal.fingerprints import fingerprint
-from natural_langevin.data.checks import Batch, check_pair
+from natural_langevin.data.checks import check_pair
+from natural_langevin.types import Batch
 
 
 class InMemory:
@@ -108,6 +109,6 @@ class InMemory:
         return some
 
     def batch(self, step: int) -> Batch:
-        """The same, from the step's number alone."""
+        """x and y of this step, (chain, B, ...), from its number alone."""
         order = self.order(step // self.batches_per_epoch)
         return self.gather(order, torch.tensor(step, device=order.device))

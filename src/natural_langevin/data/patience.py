@@ -27,11 +27,11 @@ class Patience:
         self._renewed, self._done = threading.Event(), threading.Event()
 
     def renew(self) -> None:
-        """Something has arrived."""
+        """Says that something has arrived: the time starts anew."""
         self._renewed.set()
 
     def run(self, action: Callable[[], T]) -> T:
-        """What the action returns or raises; OutOfPatienceError."""
+        """What the action returns or raises; OutOfPatienceError if nothing arrives for too long."""
         found: list[T] = []
         raised: list[BaseException] = []
 

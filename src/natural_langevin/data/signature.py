@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin.data.arrays import as_tensor, refuse_text
-from natural_langevin.data.checks import Batch, check_pair, split_pair
+from natural_langevin.data.checks import check_pair, split_pair
+from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 
@@ -177,7 +178,7 @@ class Signature:
         return self.output(function(*self.arguments(x)))
 
     def adopt(self, other: Signature) -> None:
-        """Takes x as the other makes it."""
+        """Takes over how the other signature has put several inputs into one x."""
         self._layouts, self.several = dict(other._layouts), other.several
 
     @property

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin.data.checks import Batch, check_finite, split_pair
+from natural_langevin.data.checks import check_finite, split_pair
 from natural_langevin.data.loaders import Loader, OwnOrders, SharedBatches, Split, stream_of
 from natural_langevin.data.memory import InMemory
 from natural_langevin.data.sweeps import SymmetricOrder, SymmetricSweeps
+from natural_langevin.types import Batch
 
 __all__ = [
     "Batch",

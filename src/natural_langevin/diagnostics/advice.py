@@ -24,7 +24,7 @@ class Advice:
         return "recipe" in self.run or "pilot" in self.run
 
     def longer(self) -> str:
-        """For chains that have not mixed."""
+        """What to do about chains that have not mixed."""
         steps, missed = self.run.get("steps"), self.run.get("limit") in ("steps", "seconds")
         if "until" in self.run and missed:
             return f"raise the limit that ended the run ({self.run['limit']}=), at least threefold"
@@ -35,13 +35,13 @@ class Advice:
         return f'run longer, steps={3 * steps} or until="ess:400"'
 
     def faster(self) -> str:
-        """For draws that are correlated: longer, or further per step."""
+        """What to do about draws that are correlated: a longer run, or larger steps."""
         if self._auto:
             return self.longer()
         return f"{self.longer()}, or leave step_size out, so that it is chosen"
 
     def smaller(self) -> str:
-        """For a step that is too large: a number, where it is known."""
+        """What to do about a step that is too large, with the number to use where it is known."""
         eta = self.chosen
         if eta is not None:
             return f"give step_size={eta / 4:.2g}, a quarter of what was chosen"
@@ -50,7 +50,7 @@ class Advice:
         return "use a smaller step size"
 
     def larger_batch(self) -> str:
-        """For gradients that are too noisy."""
+        """What to do about gradients that are too noisy."""
         size, rows = self.run.get("batch_size"), self.run.get("num_data")
         if size is None or rows is None:
             return "a larger batch"

@@ -17,8 +17,8 @@ from torch.func import grad, vmap
 from natural_langevin._internal.light_autograd import light_autograd
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.priors import Prior
+from natural_langevin.types import Params
 
-Params = dict[str, Tensor]
 Call = Callable[[Params, Tensor], Any]
 
 
@@ -34,7 +34,8 @@ def energy_gradient(
     *,
     chain_axis: bool,
 ) -> Params:
-    """v of every chain, (chain, *shape), on one batch; ``learned`` is the likelihood's state."""
+    """The gradient of energy / N on one batch for every chain, {name: (chain, *shape)};
+    ``learned`` is the likelihood's state."""
 
     def mean_loss(p: Params, state: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return likelihood.log_loss(call(p, x), y, state).mean()

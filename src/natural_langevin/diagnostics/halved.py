@@ -47,7 +47,7 @@ class Halved(NamedTuple):
 
 
 def compare(full: Mapping[str, Tensor], half: Mapping[str, Tensor]) -> dict[str, Halved]:
-    """Of numbers (chain, draw, ...) by name, drawn at eta and at eta/2."""
+    """Compares numbers {name: (chain, draw, ...)} drawn at eta with those drawn at eta/2."""
     return {name: _compare(_array(full[name]), _array(half[name])) for name in full}
 
 

@@ -37,14 +37,13 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import per_chain
-from natural_langevin.diagnostics.energy import Params, energy_gradient
+from natural_langevin.diagnostics.energy import energy_gradient
 from natural_langevin.diagnostics.reading import Reading, jackknife
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor
-
-Batch = tuple[Tensor, Tensor]
+from natural_langevin.types import Batch, Params
 
 #: Squared draws of the noise that are averaged into the weights D.
 _WEIGHT_DRAWS = 16
@@ -121,7 +120,7 @@ class Replicates(NamedTuple):
 
 
 def nothing(names: list[str]) -> Replicates:
-    """No steps at all."""
+    """Replicates of no step at all, for a process without running chains."""
     none = torch.empty(0, len(names), _ROUNDING + 1, dtype=torch.float64)
     return Replicates(none, none, torch.zeros(1, dtype=torch.int64))
 

@@ -25,7 +25,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def rhat(values: Array) -> Array:
-    """The larger of that of the draws and that of their distances from the median."""
+    """R-hat: the larger of that of the draws and that of their distances from the median."""
     halves = _split(values)
     bulk = _rhat(_normal_scores(halves))
     tail = _rhat(_normal_scores(np.abs(halves - np.median(halves, axis=(0, 1)))))
@@ -33,7 +33,7 @@ def rhat(values: Array) -> Array:
 
 
 def ess(values: Array) -> Array:
-    """Independent draws that would say as much, of all chains together."""
+    """Bulk effective sample size: how many independent draws would say as much, over all chains."""
     return _ess(_normal_scores(_split(values)))
 
 

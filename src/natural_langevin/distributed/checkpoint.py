@@ -138,7 +138,7 @@ class ShardedCheckpoint:
             raise OSError(problem)
 
     def save(self, tree: Any) -> None:
-        """At every moment of this, one whole checkpoint is there."""
+        """Writes a checkpoint; at every moment of it, one whole checkpoint is in the folder."""
         self._number += 1
         path = self._folder / f"{SHARDED}{self._number:06d}"
         about = {"config": self._config, "ranks": self._group.world, "made_by": self._made_by}
@@ -291,7 +291,7 @@ def _generations(folder: Path) -> list[Path]:
 
 
 def _whole(folder: Path) -> list[Path]:
-    """Those that were written to the end."""
+    """The checkpoints that were written to the end."""
     return [path for path in _generations(folder) if (path / SHARDED_INDEX).exists()]
 
 

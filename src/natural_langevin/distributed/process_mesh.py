@@ -70,7 +70,7 @@ class ProcessMesh:
         self.writes = column == 0
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
-        """Each flag, whether any process raised it."""
+        """For each flag, whether it is True at any process."""
         found = torch.tensor(flags, dtype=torch.int32, device=self.device)
         with self.waiting("comparing notes between steps"):
             dist.all_reduce(found, op=dist.ReduceOp.MAX)

@@ -22,6 +22,6 @@ class _Rank(logging.Filter):
 
 
 def name_rank(rank: int) -> None:
-    """From now on; once is enough."""
+    """Adds the rank to every log record from now on; calling it again changes nothing."""
     if not any(isinstance(one, _Rank) for one in log.filters):
         log.addFilter(_Rank(rank))

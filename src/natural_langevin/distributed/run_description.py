@@ -12,14 +12,40 @@ from natural_langevin._internal.fingerprints import exact_settings, stable_repr
 from natural_langevin._internal.provenance import provenance
 from natural_langevin.distributed.run_settings import RunSettings
 from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.pooling import pooled_chains
 from natural_langevin.posterior.weighting import draw_weights
-from natural_langevin.sampling import recipe, rounding, step_size_search, temperature_probe
+from natural_langevin.sampling import (
+    assembly,
+    recipe,
+    rounding,
+    step_size_search,
+    temperature_probe,
+)
 from natural_langevin.sampling.step_size_checks import StepSize
 from natural_langevin.sampling.until import Target
 
 Choice = recipe.Choice | step_size_search.Choice
+
+
+def settings(sampler: Any) -> dict[str, Any]:
+    """The sampler's own settings in words (``Langevin.describe``)."""
+    moves = sampler.dynamics
+    found: dict[str, Any] = {
+        "preconditioner": stable_repr(sampler.preconditioner),
+        **({} if moves == Overdamped() else {"dynamics": stable_repr(moves)}),
+        "prior": {name: stable_repr(p) for name, p in sampler._prior.items()},
+        "likelihood": stable_repr(sampler.likelihood),
+        "step_size": stable_repr(sampler.step_size),
+        "mean_rate": stable_repr(sampler.mean_rate),
+        "temperature": sampler._temperature.tolist(),
+        "alike": step_size_search.like_chains(sampler._temperature, sampler._prior),
+        "chains": sampler.chains,
+        "init": sampler._start,
+        "seed": sampler.seed,
+    } | sampler._training
+    return found
 
 
 def described(
@@ -39,7 +65,7 @@ def described(
         "store": "folder" if isinstance(asked.where, Path) else asked.where,
         "sample_dtype": str(asked.dtype),
         "num_data": engine.num_data,
-        "data": stream.fingerprint(),
+        "data": sampler._fingerprint or stream.fingerprint(),
         "shared_batches": not stream.chain_axis,
         "adapting": engine.rates.kind(plan.steps - 1).adapts,
     }
@@ -63,24 +89,29 @@ def identity(
     config: dict[str, Any],
 ) -> dict[str, Any]:
     """What a run must have in common with the one that a folder or another process holds: its
-    description, and where there may be such a one, its exact settings."""
+    description, and where there may be such a one, its exact settings. Data and network are the
+    user's own, also where the layers in front are computed beforehand."""
     if asked.checkpoint is None and not isinstance(asked.where, Path) and sampler.mesh.world == 1:
         return config
-    table = sampler._rates_table(0, asked.plan.steps, step_size, burn_in=asked.plan.burn_in)
+    table = assembly.rates_table(
+        sampler, 0, asked.plan.steps, step_size, burn_in=asked.plan.burn_in
+    )
     mode = "compiled" if engine.mode == "compiled" else "eager"
-    return config | exact_settings(sampler._template, table.values, sampler._prior, mode)
+    return config | exact_settings(sampler._owner._template, table.values, sampler._prior, mode)
 
 
 def made_by(sampler: Any) -> dict[str, Any]:
-    """The code that the run's own classes are of."""
+    """Versions, and digests of the user's own classes in the run (see ``provenance``)."""
     return provenance(
-        sampler._template, likelihood=sampler.likelihood, preconditioner=sampler.preconditioner,
+        sampler._owner._template,
+        likelihood=sampler.likelihood, preconditioner=sampler.preconditioner,
         **{f"prior of {name}": p for name, p in sampler._prior.items()},
     )  # fmt: skip
 
 
 def refuse_different(until: str | None, config: dict[str, Any], chains: int) -> None:
-    """Chains of several posteriors have no effective sample size together, which ``until`` asks."""
+    """Refuses ``until`` for chains of different posteriors, which have no common effective sample
+    size."""
     if until is None:
         return
     pooled = pooled_chains(config, range(chains))
@@ -94,7 +125,7 @@ def refuse_different(until: str | None, config: dict[str, Any], chains: int) -> 
 def length_reached(
     asked: RunSettings, target: Target, state: State, interrupted: bool
 ) -> dict[str, Any]:
-    """How far the run went, and what ended it, which is said unless it was (``interrupted``)."""
+    """How far the run went, and what ended it; the log says so too, unless it was interrupted."""
     done = int(state.step)
     by_clock = asked.seconds is not None and asked.wanted is None
     limit = "interrupt" if interrupted else "seconds" if by_clock else target.reached
@@ -109,12 +140,12 @@ def length_reached(
 def measured(
     sampler: Any, asked: RunSettings, engine: Engine, state: State, step_size: StepSize | None
 ) -> dict[str, Any]:
-    """Of the steps that were taken: how they were run, weights, acceptance, rounding, heat."""
+    """What was measured: how steps were run, draws' weights, acceptance, rounding, temperature."""
     done, burn_in = int(state.step), asked.plan.burn_in
     found: dict[str, Any] = {"execution": engine.way}
     table = engine.rates  # of the chains that are here
     if sampler.mesh.world > 1:
-        table = sampler._rates_table(0, done, step_size, burn_in=burn_in)
+        table = assembly.rates_table(sampler, 0, done, step_size, burn_in=burn_in)
     sizes = table.step_size[:done]
     weights = draw_weights(sizes, burn_in, asked.plan.thin, asked.plan.explores)
     if weights is not None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,8 @@ def settle(
     every: int | None,
     exchange: int | None,
 ) -> RunSettings:
-    """The arguments of ``sample``, with nothing open; the recipe also sets the sampler's prior and
-    its start."""
+    """The arguments of ``sample`` with everything decided that they leave open. Where the recipe
+    decides, it also sets the sampler's prior and its start."""
     check_given(steps=steps, burn_in=burn_in, thin=thin, batch_size=batch_size)
     choice, runs, attempts = None, None, 0
     where = stores.location(store)
@@ -106,10 +106,28 @@ def settle(
             "the most that may be taken"
         )
     steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
-    explores, params = schedules.stages(sampler.step_size), sampler.init().params
-    dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
     if runs is None:
         runs = [recipe.Length(steps, burn_in, whole_number("thin", 1 if thin is None else thin))]
+    return _one_after_the_other(
+        sampler, runs, steps, keep, every, sample_dtype,
+        batch_size=batch_size, where=where, choice=choice, checkpoint=checkpoint,
+        seconds=seconds, until=until, wanted=wanted, attempts=attempts,
+    )  # fmt: skip
+
+
+def _one_after_the_other(
+    sampler: Any,
+    runs: Sequence[recipe.Length],
+    steps: int,
+    keep: int | None,
+    every: int | None,
+    sample_dtype: torch.dtype | None,
+    **shared: Any,
+) -> RunSettings:
+    """The first of these ``runs``, with those that may follow it; ``steps`` is the length of the
+    whole, ``shared`` what all of them have in common."""
+    explores, params = schedules.stages(sampler.step_size), sampler.init().params
+    dtype = check_sample_dtype(sample_dtype, next(iter(params.values())).dtype)
     found, spent = None, sum(run.steps for run in runs)
     for run in reversed(runs):
         thin, draws = check_thinning(run.steps, run.burn_in, run.thin, keep, explores)
@@ -123,19 +141,12 @@ def settle(
                 explores=explores,
                 look_every=LOOK_EVERY if found is None else recipe.looks_apart(run.steps),
             ),
-            batch_size=batch_size,
-            where=where,
             specs=networks.specs(params, draws, dtype),
             dtype=dtype,
-            choice=choice,
-            checkpoint=checkpoint,
-            seconds=seconds,
-            until=until,
-            wanted=wanted,
             then=found,
             spent=spent,
             part=spent == 0 and run.steps < steps,
-            attempts=attempts,
+            **shared,
         )
     assert found is not None
     return found

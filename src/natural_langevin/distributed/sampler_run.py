@@ -121,12 +121,11 @@ def _run_once(
         if saved is not None:
             closing.callback(saved.close)
         with mesh.together("the run"):
-            state = run(
+            state, interrupted = run(
                 plan, engine, state, collector, saved=saved, title=title,
                 progress=bool(progress), processes=mesh, watcher=watcher,
                 partial=saved is None and mesh.world == 1 and interrupts.may_end_early(),
             )  # fmt: skip
-        interrupted = int(state.step) < plan.steps and target.reached == "steps"
         # Chains that were lost are reported: another run would begin with them again.
         if asked.then is not None and not interrupted and bool((state.diverged < 0).all()):
             so_far = _posterior(sampler, sampler, collector.so_far, state, config)

@@ -40,7 +40,8 @@ from natural_langevin._internal.chains import average, per_chain
 from natural_langevin.dynamics.base import Conditions, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
-from natural_langevin.statistics import Evaluation, Params
+from natural_langevin.statistics import Evaluation
+from natural_langevin.types import Params
 
 #: The best rates of MALA and HMC in many dimensions (Roberts & Rosenthal 1998, Beskos et al. 2013).
 BEST_OF_ONE, BEST_OF_SEVERAL = 0.574, 0.651

@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin.dynamics.rates import Rates
-from natural_langevin.statistics import Evaluation, Params
+from natural_langevin.statistics import Evaluation
+from natural_langevin.types import Batch, Params
 
 if TYPE_CHECKING:
     from natural_langevin.dynamics.frame import LangevinDynamics
-
-Batch = tuple[Tensor, Tensor]
 
 
 class State(NamedTuple):

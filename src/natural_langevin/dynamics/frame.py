@@ -26,7 +26,6 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin.dynamics.base import (
-    Batch,
     Info,
     Integrator,
     State,
@@ -45,7 +44,8 @@ from natural_langevin.preconditioners import (
     resolve_damping,
 )
 from natural_langevin.priors import Prior
-from natural_langevin.statistics import Evaluation, Gradients, Params
+from natural_langevin.statistics import Evaluation, Gradients
+from natural_langevin.types import Batch, Params
 
 EVERY_BATCH = Kind()
 #: Normals that are made ahead, at most.

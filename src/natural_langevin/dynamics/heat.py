@@ -44,7 +44,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor, Preconditioner
 from natural_langevin.preconditioners.base import FisherPreconditioner
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -59,7 +59,7 @@ def corrected_noise(
     batch_size: int,
     share: float = 1.0,
 ) -> Params:
-    """What is injected in place of sqrt(2 ``share`` eta T / N) A z."""
+    """The noise to inject in place of sqrt(2 ``share`` eta T / N) A z: less, by the minibatch's."""
     theta, eta = state.params, rates.step_size
     total = 2 * share * eta * on.temperature_at(rates.kind) / num_data
     heat = torch.minimum(eta.square() * _inverse_size(batch_size, num_data), total)
@@ -74,12 +74,12 @@ def corrected_noise(
 
 
 def _inverse_size(batch_size: int, num_data: float | Tensor) -> Tensor | float:
-    """1/b: 0 for all data at once."""
+    """1 / b, with b the effective batch size of drawing without replacement: 0 for all data."""
     return (1 - (batch_size - 1) / (num_data - 1)) / batch_size
 
 
 def refuse_metric(preconditioner: Preconditioner) -> None:
-    """Only a Fisher metric knows the covariance of the gradients."""
+    """Refuses a metric that is no Fisher metric: it does not know the gradients' covariance."""
     if not isinstance(preconditioner, FisherPreconditioner):
         raise ValueError(
             "correct_heat=True needs the second moments of the gradients, which "

@@ -38,7 +38,8 @@ from natural_langevin._internal.chains import average, per_chain
 from natural_langevin.dynamics.base import Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
-from natural_langevin.statistics import Evaluation, Params
+from natural_langevin.statistics import Evaluation
+from natural_langevin.types import Params
 
 
 class Thermostat(NamedTuple):

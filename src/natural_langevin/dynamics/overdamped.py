@@ -24,7 +24,8 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.heat import corrected_noise, refuse_metric, warn_beyond_range
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor
-from natural_langevin.statistics import Evaluation, Params
+from natural_langevin.statistics import Evaluation
+from natural_langevin.types import Params
 
 
 @dataclass(frozen=True)

@@ -100,13 +100,13 @@ class RatesTable:
         return self.values[:, :-2]
 
     def remember(self, batches: float) -> None:
-        """Lets the metric at the start count for so many batches of the average's weight at first:
-        gamma / (1 + batches gamma) in the place of gamma."""
+        """Makes the metric's average forget its starting value more slowly, as if that were the
+        average of so many batches: gamma becomes gamma / (1 + batches gamma)."""
         decay = self.values[:, -2]
         decay /= 1 + batches * decay
 
     def of_chains(self, ids: Tensor) -> RatesTable:
-        """The same for these chains."""
+        """The table of these chains alone."""
         shared = self.values[:, -2:]
         values = torch.cat([self.step_size[:, ids], shared], dim=1)
         return RatesTable(
@@ -130,12 +130,12 @@ class RatesTable:
 
     @cached_property
     def _adapts(self) -> list[bool]:
-        """Asked of the device once for all steps."""
+        """Whether the metric adapts, step by step; read from the device once."""
         return (self.values[:, -2] > 0).tolist()
 
     @property
     def kinds(self) -> set[bool]:
-        """Whether steps adapt: of those of the table, what there is."""
+        """The answers, over all steps of the table, to whether the metric adapts in a step."""
         return set(self._adapts)
 
     def kind(self, step: int) -> Kind:
@@ -159,7 +159,8 @@ class RatesTable:
         return _read(self.values[step - self.start], self.kind(step))
 
     def at(self, step: Tensor, kind: Kind) -> Rates:
-        """The same where ``step`` is on the device and stays there; the table starts at 0."""
+        """Like ``row``, for a ``step`` that is on the device and stays there. The table starts at
+        step 0."""
         # index_select, because indexing with a 0-d tensor would wait for its value on the host.
         return _read(self.values.index_select(0, step.reshape(1))[0], kind)
 

@@ -49,7 +49,8 @@ from natural_langevin.dynamics.heat import refuse_metric, warn_beyond_range
 from natural_langevin.dynamics.overdamped import check_flag, increment, noise
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor
-from natural_langevin.statistics import Evaluation, Params
+from natural_langevin.statistics import Evaluation
+from natural_langevin.types import Params
 
 Scheme = Literal["euler", "baoab", "ubu"]
 

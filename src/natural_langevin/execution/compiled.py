@@ -18,9 +18,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.trees import copy_tree_
-from natural_langevin.dynamics.base import Batch, Dynamics, Info, State
+from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.stepping import InPlaceStep, StepData, step_in_place
+from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 
@@ -33,7 +34,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def known_steps(dynamics: Dynamics) -> dict[Any, Any]:
-    """What has been compiled for these dynamics, by shapes; a dictionary to add to."""
+    """The steps compiled so far for these dynamics, by shapes: a dictionary to be added to."""
     return _KNOWN.setdefault(dynamics, {})
 
 
@@ -113,7 +114,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _same_kernels() -> dict[str, Any]:
-    """Kernels chosen by rule, not by timing: another order of summation is another rounding."""
+    """Options by which the compiler chooses kernels by rule, not by timing them: two runs would
+    otherwise add up in different orders, and differ in their last digits."""
     known = "deterministic" in torch._inductor.list_options()
     return {"deterministic": True} if known else {}
 

@@ -19,7 +19,6 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from natural_langevin._internal.allocator import keep_pages
 from natural_langevin._internal.gpu_kernels import plain
@@ -28,6 +27,7 @@ from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution import kernels
+from natural_langevin.execution.agreement import disagreement
 from natural_langevin.execution.compiled import Attempt, CompiledStep, compiled, known_steps
 from natural_langevin.execution.executors import Executor, plan_executor
 from natural_langevin.execution.full_data import Anchors, Pause
@@ -39,7 +39,6 @@ from natural_langevin.execution.stepping import (
     shape_of,
     step_in_place,
 )
-from natural_langevin.statistics import Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -50,26 +49,12 @@ Mode = Literal["eager", "auto", "compiled"]
 
 
 def choose_mode(compile: bool | str) -> Mode:
-    """``compile`` as the user gave it."""
+    """The engine's mode for the argument ``compile``: True, False or "auto"."""
     if compile not in (True, False, "auto"):
         raise ValueError(f'compile must be True, False or "auto", got {compile!r}')
     if compile == "auto":
         return "auto"
     return "compiled" if compile else "eager"
-
-
-def _disagreement(own: Params, expected: Params, before: Params) -> str:
-    """Whose steps are not the general path's for most of their numbers: TF32 products, and a Schur
-    complement that almost vanishes, move a few of them elsewhere. Biases, of which there may be
-    one, are judged together."""
-    near: dict[str, list[Tensor]] = {}
-    for k, p in before.items():
-        right = expected[k] - p
-        close = (own[k] - expected[k]).abs() <= 0.05 * right.abs() + 1e-2 * right.abs().mean()
-        name = k if p.ndim > 2 else "biases"
-        near.setdefault(name, []).append((close | ~right.isfinite()).flatten())
-    few = (name for name, c in near.items() if not torch.cat(c).float().mean() > 0.8)
-    return " and ".join(few)
 
 
 class Engine:
@@ -126,7 +111,8 @@ class Engine:
         return 0 if self._graph is None else self._graph.recorded
 
     def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
-        """``count`` updates from ``state``, which has seen ``start``; not eagerly: in place."""
+        """The state after updates ``start`` to ``start + count - 1``, and the Info of the last.
+        Unless steps are eager, the given ``state`` is overwritten."""
         device = state.step.device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # for kernels
             return self._run(state, start, count)
@@ -147,7 +133,7 @@ class Engine:
         return state, info
 
     def _steps(self, state: State, start: int, count: int) -> tuple[State, Info]:
-        """The same without anything between steps."""
+        """``count`` steps without a pause between them."""
         if self._executor is not None:
             return state, self._executor.run(state, start, count)
         if self._graph is not None:
@@ -170,7 +156,7 @@ class Engine:
         return state, info
 
     def _plan(self, state: State) -> None:
-        """Decides how steps are taken."""
+        """Decides how steps are taken: by an executor, kernels, a graph, compiled, or eagerly."""
         if self.mode == "eager":
             return
         device = state.step.device
@@ -227,7 +213,7 @@ class Engine:
             step(*asked, own, batch, self.rates.kind(start))
             with plain():
                 expected, _ = pure_step(*asked, state, batch, self.rates.kind(start))
-            wrong = _disagreement(own.params, expected.params, state.params)
+            wrong = disagreement(own.params, expected.params, state.params)
             if not wrong:
                 return step
             reason = f"they disagree on {wrong}"
@@ -240,7 +226,7 @@ class Engine:
         return None
 
     def _compiled_step(self, state: State) -> InPlaceStep:
-        """Fused where a backend can, otherwise the general one; one that was compiled before."""
+        """The compiled step, fused where a backend can; one for the same dynamics and shapes."""
         in_memory = isinstance(self.stream, InMemory)
         known = known_steps(self.dynamics)
         example = self.stream.example()

@@ -13,6 +13,7 @@ from natural_langevin.data.streams import Stream
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native.planner import plan_native
+from natural_langevin.execution.kernels.whole_steps.planner import plan_whole_steps
 
 
 class Executor(Protocol):
@@ -27,7 +28,7 @@ class Executor(Protocol):
 
 Planner = Callable[[Dynamics, State, Stream, RatesTable, float], Executor | None]
 
-PLANNERS: list[Planner] = [plan_native]
+PLANNERS: list[Planner] = [plan_native, plan_whole_steps]
 
 
 def plan_executor(

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from natural_langevin.data.streams import InMemory
-from natural_langevin.dynamics.base import Batch, State
+from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.control_variates import Anchor
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.statistics import Params
+from natural_langevin.types import Batch, Params
 
 #: Rows of a piece, of all chains together.
 ROWS = 4096
@@ -75,7 +75,7 @@ class Anchors:
         self.every, self._dynamics, self._stream = every, dynamics, stream
 
     def __call__(self, state: State, step: int) -> State:
-        """One pass over all data."""
+        """Moves the anchor to the chains' weights, with the gradient of all data there."""
         here = {k: p.clone() for k, p in state.params.items()}
         gradient = mean_gradient(self._dynamics, state, self._stream)
         return state._replace(anchor=Anchor(here, gradient))

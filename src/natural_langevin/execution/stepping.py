@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.dynamics.base import Batch, Dynamics, Info, State
+from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind, Rates, RatesTable
+from natural_langevin.types import Batch
 
 
 class StepInputs(NamedTuple):
@@ -75,14 +76,14 @@ def pure_step(
 def step_in_place(
     dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
 ) -> Info:
-    """The same, written over the old state, which keeps every buffer where it is."""
+    """Like ``pure_step``, but the result is written over the old state, in the same memory."""
     new, info = pure_step(dynamics, data, state, batch, kind)
     overwrite(state, new)
     return info
 
 
 def overwrite(old: Any, new: Any) -> None:
-    """Tensors that a step has left alone are not copied onto themselves."""
+    """Copies a new tree of tensors over the old one, but for those that are the same object."""
     pytree.tree_map(lambda a, b: a if a is b else a.copy_(b), old, new)
 
 

@@ -10,6 +10,7 @@ are functions of their address, so all ways must end at the same numbers up to r
 - graph: the same recorded as a CUDA graph (on CUDA)
 - kernels: linear layers updated by our own kernels; on CUDA recorded as well
 - native: whole steps in C (on the CPU)
+- whole: whole steps in Triton (on CUDA)
 - traced: under ``torch.compile`` up to the compiler proper
 - compiled: compiled by inductor
 
@@ -24,10 +25,10 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -49,12 +50,14 @@ from natural_langevin.dynamics.dropout import PerceptronLoss
 from natural_langevin.execution import compiled, engine, executors
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.full_data import mean_loss
+from natural_langevin.execution.kernels.native.planner import plan_native
+from natural_langevin.execution.kernels.whole_steps import planner as whole_steps_planner
 from natural_langevin.experiments.origin import origin
 from natural_langevin.models import fan_in_init
 from natural_langevin.sampling import starts, warm_up
 from natural_langevin.sampling.exchange import ReplicaExchange
 
-Way = Literal["eager", "graph", "kernels", "native", "traced", "compiled"]
+Way = Literal["eager", "graph", "kernels", "native", "whole", "traced", "compiled"]
 
 INTEGRATORS: dict[str, Integrator] = {
     "overdamped": Overdamped(),
@@ -72,6 +75,11 @@ METRICS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
     **preconditioners.REGISTRY,
     "kronecker, refreshed": lambda: preconditioners.KroneckerFisher(refresh=2),
     "eigen-kronecker, refreshed": lambda: preconditioners.EigenKroneckerFisher(refresh=2),
+}
+#: Who takes whole steps, by way.
+PLANNERS: dict[str, executors.Planner] = {
+    "native": plan_native,
+    "whole": whole_steps_planner.plan_whole_steps,
 }
 #: Runs with something beside plain steps: their dynamics, and what ``Langevin`` is told.
 FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -134,6 +142,7 @@ def cases(device: str = "cpu") -> list[Case]:
         found += [Case("convolutions", m, c, "kernels") for m in KERNEL_METRICS for c in CHAINS]
         found += [Case("underdamped, euler", m, 3, "kernels") for m in KERNEL_METRICS]
         found += [Case("overdamped", m, max(CHAINS), "eager") for m in METRICS]
+        found += [Case(d, m, c, "whole") for d in WHOLE for m in KERNEL_METRICS for c in CHAINS]
     if "native" in own:
         found += [Case("overdamped", m, c, "native") for m in KERNEL_METRICS for c in CHAINS]
         found += [Case(d, "", c, "native") for d in DESCENTS for c in CHAINS]
@@ -146,6 +155,8 @@ def metrics_of(dynamics: str) -> list[str]:
     return HEAT_METRICS if "less heat" in dynamics else list(preconditioners.REGISTRY)
 
 
+#: The dynamics whose whole steps are a kernel.
+WHOLE = ("overdamped", "underdamped, euler", "underdamped, baoab")
 #: The metrics that our kernels know.
 KERNEL_METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal")
 
@@ -204,7 +215,7 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
         modes: dict[str, Any] = {"eager": "eager", "traced": "compiled", "compiled": "compiled"}
         one = Engine(
             dynamics, stream, rates, DATA,
-            mode=modes.get(case.way, "auto"), fuse=case.way in ("kernels", "native"),
+            mode=modes.get(case.way, "auto"), fuse=case.way in ("kernels", *PLANNERS),
         )  # fmt: skip
         if case.dynamics == "exchange":
             sampler = _sampler(case, dtype, device)
@@ -219,7 +230,8 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
         if expected not in one.way:
             raise RuntimeError(f"ran by {one.way!r} instead of {case.way!r}")
         adapting = case.metric not in ("", "euclidean") or "adjusted" in case.dynamics
-        if device == "cuda" and case.way != "eager" and one.recorded != 1 + adapting:
+        recorded = device == "cuda" and case.way not in ("eager", "whole")
+        if recorded and one.recorded != 1 + adapting:
             raise RuntimeError(f"{one.recorded} graphs recorded instead of {1 + adapting}")
     return state
 
@@ -228,10 +240,10 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
 def _prepared(way: Way) -> Iterator[None]:
     """The thresholds and choices under which a small network goes this way."""
     before = compiled.BACKEND, engine.FUSE_FROM, executors.PLANNERS[:]
+    gain, whole_steps_planner.LEAST_GAIN = whole_steps_planner.LEAST_GAIN, 0.0
     compiled.BACKEND = "eager" if way == "traced" else "inductor"
     engine.FUSE_FROM = 0
-    if way != "native":
-        executors.PLANNERS.clear()
+    executors.PLANNERS[:] = [PLANNERS[way]] if way in PLANNERS else []
     convolutions = torch.backends.cudnn.allow_tf32  # by default: rounding far above float32's
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -239,6 +251,7 @@ def _prepared(way: Way) -> Iterator[None]:
     finally:
         torch.backends.cudnn.allow_tf32 = convolutions
         compiled.BACKEND, engine.FUSE_FROM, executors.PLANNERS[:] = before
+        whole_steps_planner.LEAST_GAIN = gain
 
 
 def reference(case: Case) -> State:
@@ -294,11 +307,15 @@ def check_start(device: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_all(device: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Every case, references shared by the ways."""
+def run_all(
+    device: str, say: Callable[[str], None], ways: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Every case (of ``ways``, where some are named), references shared by the ways."""
     known: dict[Case, State] = {}
     rows = []
     for case in cases(device):
+        if ways and case.way not in ways:
+            continue
         key = case._replace(way="eager")
         if key not in known:
             known[key] = reference(case)
@@ -316,13 +333,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="natural_langevin.experiments.matrix")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--out", type=Path, help="a JSON file for the record")
+    parser.add_argument("--ways", nargs="*", default=(), choices=get_args(Way))
     asked = parser.parse_args(arguments)
     if asked.device == "cuda" and not torch.cuda.is_available():
         print("there is no CUDA device here: try --device cpu", file=sys.stderr)
         return 2
     logging.getLogger("natural_langevin").setLevel(logging.WARNING)
     started = time.monotonic()
-    rows = run_all(asked.device, lambda line: print(line, flush=True))
+    rows = run_all(asked.device, lambda line: print(line, flush=True), asked.ways)
     failed = sum(row["problem"] is not None for row in rows)
     seconds = time.monotonic() - started
     print(f"{len(rows) - failed} of {len(rows)} cases agree, in {seconds:.0f} s")

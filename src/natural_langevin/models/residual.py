@@ -16,6 +16,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from natural_langevin._internal.gpu_kernels import reachable
 
@@ -135,7 +136,18 @@ def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
 def _recorded(conv: nn.Module, norm: nn.Module) -> bool:
     """Whether somebody wants to see what passes between the two."""
     plain = type(conv) is nn.Conv2d and type(norm) is FilterResponseNorm
-    return not plain or any(m._forward_hooks or m._forward_pre_hooks for m in (conv, norm))
+    return not plain or _has_any_global_hook() or any(map(_has_hooks, (conv, norm)))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module is more than its class's ``forward``, or noticed by somebody."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
 
 
 class _Block(nn.Module):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -25,9 +24,7 @@ from natural_langevin.distributed.group import GroupError, differences, said
 from natural_langevin.distributed.join import join
 from natural_langevin.optim import shards
 from natural_langevin.sampling.loop import DivergenceError
-from natural_langevin.statistics import Params
-
-log = logging.getLogger("natural_langevin")
+from natural_langevin.types import Params
 
 #: Steps between two comparisons of the parameters themselves.
 EVERY = 100
@@ -48,9 +45,10 @@ class Local(NamedTuple):
 
 
 class Agreement:
-    """Beside an optimizer. ``settings()``: what defines its run, in words; read once.
+    """Compares the ranks' optimizers before every step, one beside each of them.
 
-    ``changing()``: what may change from step to step, in numbers."""
+    ``settings()``: what defines the run, in words; read once. ``changing()``: what may change from
+    step to step, in numbers."""
 
     def __init__(
         self, settings: Callable[[], Mapping[str, Any]], changing: Callable[[], Mapping[str, Any]]

@@ -18,7 +18,8 @@ from natural_langevin.dynamics.rates import Rates, RatesTable
 from natural_langevin.optim import shards
 from natural_langevin.optim.groups import common_settings
 from natural_langevin.optim.noise import LocalDynamics
-from natural_langevin.statistics import Basis, Evaluation, Params, Statistics
+from natural_langevin.statistics import Basis, Evaluation, Statistics
+from natural_langevin.types import Params
 
 if TYPE_CHECKING:
     from natural_langevin.optim.optimizer import NaturalLangevin

@@ -18,9 +18,7 @@ from natural_langevin.optim.capture import Pass, Record
 from natural_langevin.optim.network_copy import NetworkCopy
 from natural_langevin.statistics import vectorised
 from natural_langevin.statistics.plan import Plan
-from natural_langevin.statistics.tape import CallKey, Tape, is_real
-
-Tensors = dict[CallKey, list[Tensor]]
+from natural_langevin.statistics.tape import Tape, Tensors, is_real
 
 
 @dataclass(frozen=True)

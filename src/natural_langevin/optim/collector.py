@@ -15,7 +15,8 @@ from natural_langevin.sampling.collector import is_kept
 from natural_langevin.sampling.kept_draws import check_kept, check_sample_dtype
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.validation import whole_number
-from natural_langevin.statistics import Params, plain_copy, prepare_model
+from natural_langevin.statistics import plain_copy, prepare_model
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

@@ -23,28 +23,21 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
-from natural_langevin.optim.call_reader import CallReader, Tensors
+from natural_langevin.optim.call_reader import CallReader
 from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
 from natural_langevin.preconditioners import Preconditioner
-from natural_langevin.statistics import (
-    Basis,
-    Gradients,
-    Group,
-    Params,
-    Statistics,
-    grouped,
-    prepare_model,
-)
+from natural_langevin.statistics import Basis, Gradients, Group, Statistics, grouped, prepare_model
 from natural_langevin.statistics import samples as per_sample
 from natural_langevin.statistics.moments import CHUNK_NUMBERS, Moments
 from natural_langevin.statistics.plan import Plan, make_plan
-from natural_langevin.statistics.rules import Units
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
+from natural_langevin.statistics.tape import Tensors
 from natural_langevin.statistics.vectorised import is_untransformable, why_untransformable
+from natural_langevin.types import Params, Units
 
 log = logging.getLogger("natural_langevin")
 

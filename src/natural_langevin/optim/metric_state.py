@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin.preconditioners import Metric, Preconditioner
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 Path = tuple[str, ...]
 

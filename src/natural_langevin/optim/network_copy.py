@@ -22,9 +22,10 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
-from natural_langevin.statistics import Network, Params, vectorised
+from natural_langevin.statistics import Network, vectorised
 from natural_langevin.statistics.prepare import refuse_model
 from natural_langevin.statistics.tape import is_real
+from natural_langevin.types import Params
 
 
 class Arguments(NamedTuple):

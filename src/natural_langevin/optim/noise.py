@@ -9,7 +9,7 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,7 @@ from natural_langevin.optim.reading import local_gradient, not_finite
 from natural_langevin.optim.scaling import Scale, Scaling
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.validation import check_arguments, check_counts, check_parameters
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from natural_langevin.optim import shards
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 
 def not_finite(gradient: Params) -> list[str]:

@@ -22,7 +22,6 @@ from natural_langevin.optim import shards
 from natural_langevin.optim.capture import Pass
 from natural_langevin.optim.fisher import Fisher
 from natural_langevin.optim.network_copy import Arguments
-from natural_langevin.statistics import Params
 from natural_langevin.statistics.moments import (
     CHUNK_NUMBERS,
     Moments,
@@ -32,6 +31,7 @@ from natural_langevin.statistics.moments import (
 )
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.statistics import Recorded, ruled_gradients
+from natural_langevin.types import Params
 
 
 class ShardedFisher(Fisher):

@@ -34,7 +34,7 @@ class ChainShards:
         return len(self.processes.own) == self.processes.chains
 
     def rows(self, chains: Sequence[int]) -> list[int]:
-        """Those of the chains that are here, as rows."""
+        """The rows, in tensors of the chains here, of those of ``chains`` that are here."""
         own = self.processes.own
         return [chain - own.start for chain in chains if chain in own]
 

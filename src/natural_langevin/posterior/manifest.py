@@ -38,7 +38,7 @@ class File:
     tensors: dict[str, Spec]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the manifest."""
+        """The entry of this file in the manifest."""
         tensors = {k: [str(dtype), list(shape)] for k, (dtype, shape) in self.tensors.items()}
         return {"name": self.name, "sha256": self.sha256, "tensors": tensors}
 
@@ -52,7 +52,7 @@ class Manifest:
     rest: File
 
     def text(self) -> str:
-        """As it is written. ValueError when the configuration holds a NaN, which JSON cannot."""
+        """The manifest as JSON; ValueError when the configuration holds a NaN."""
         fields = {
             "format": FORMAT,
             "version": __version__,

@@ -47,7 +47,8 @@ def write(
     likelihood: likelihoods.Likelihood,
     config: dict[str, Any],
 ) -> None:
-    """``groups`` are dicts of tensors ("mean", "last", ...), stored as "group/name"."""
+    """Writes a posterior into a folder, in the place of any that it holds. ``groups`` are dicts of
+    tensors ("mean", "last", ...), stored as "group/name"."""
     rest = {f"{group}/{name}": v for group, values in groups.items() for name, v in values.items()}
     token = secrets.token_hex(8)
     with write_errors(folder), _removed_on_failure(token, folder), save_lock(folder):
@@ -67,13 +68,13 @@ PATIENCE, RETRIES = 10.0, 20
 
 
 def save_lock(folder: Path) -> FolderLock:
-    """The folder, made if need be, for this save alone."""
+    """A lock on the folder for this save, which makes the folder where there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     return FolderLock(folder, "saving a posterior", wait=PATIENCE)
 
 
 def write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """What cannot be written, said with what is left."""
+    """Around writing: an error of the disk becomes one that says what the folder holds now."""
 
     def state() -> str:
         there = (folder / manifest.NAME).exists()
@@ -113,7 +114,7 @@ def written(path: Path, tensors: Mapping[str, Spec]) -> File:
 
 @contextlib.contextmanager
 def _removed_on_failure(token: str, folder: Path) -> Iterator[None]:
-    """A full disk is not to be left fuller."""
+    """Around writing: removes the new files where it fails, so that a full disk gets no fuller."""
     try:
         yield
     except BaseException:
@@ -157,7 +158,7 @@ def _remove_others(folder: Path, belonging: set[str]) -> None:
 
 
 def forget(draws: Path) -> None:
-    """A posterior saved over these draws is none any more once they are drawn again."""
+    """Removes a posterior that was saved with these draws, which are about to be drawn again."""
     try:
         saved = manifest.read(draws.parent)
     except StorageError:

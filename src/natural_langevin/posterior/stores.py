@@ -244,12 +244,12 @@ class InFolder:
 
 
 def _check(digest: Any) -> int:
-    """63 bits of a SHA-256, and never 0."""
+    """63 bits of a SHA-256 as a positive int64; 0 would mean that there is no sum."""
     return int.from_bytes(digest.digest()[:8], "little") >> 1 or 1
 
 
 def write_all(file: int, data: memoryview, at: int) -> None:
-    """``os.pwrite`` may write a part."""
+    """Writes all of ``data`` at this offset; one ``os.pwrite`` may write only a part of it."""
     while data:
         written = os.pwrite(file, data, at)
         data, at = data[written:], at + written

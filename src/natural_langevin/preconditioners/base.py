@@ -20,12 +20,11 @@ from torch import Tensor
 
 from natural_langevin import schedules
 from natural_langevin._internal.chains import number_or_chains
-from natural_langevin.statistics import Basis, Params, Requests, Sharing, Statistics
+from natural_langevin.statistics import Basis, Requests, Sharing, Statistics
+from natural_langevin.types import Params, Units
 
 #: A tree of tensors by parameter name; what is in it is each metric's own business.
 Metric = dict[str, Any]
-#: For every bias, the weights of its units; for a weight whose units have none, ``{weight: ()}``.
-Units = dict[str, tuple[str, ...]]
 Targets = Literal["data", "model"]
 Rate = float | schedules.Schedule
 #: epsilon of every parameter tensor: a number, or one value per chain (see ``damping``).

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import per_chain
-from natural_langevin.preconditioners.base import Damping, Metric, Units
+from natural_langevin.preconditioners.base import Damping, Metric
 from natural_langevin.preconditioners.factored import (
     Eigenbasis,
     FactoredPreconditioner,
@@ -41,7 +41,8 @@ from natural_langevin.preconditioners.factored import (
     eigen,
 )
 from natural_langevin.preconditioners.unit import nested
-from natural_langevin.statistics import Basis, Group, Params, Statistics
+from natural_langevin.statistics import Basis, Group, Statistics
+from natural_langevin.types import Params, Units
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner, Units
-from natural_langevin.statistics import Params, Statistics
+from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner
+from natural_langevin.statistics import Statistics
+from natural_langevin.types import Params, Units
 
 
 class Euclidean(Preconditioner):

@@ -29,19 +29,11 @@ from natural_langevin.preconditioners.base import (
     Factor,
     FisherPreconditioner,
     Metric,
-    Units,
     damped,
 )
 from natural_langevin.preconditioners.unit import by_group, identity, nested
-from natural_langevin.statistics import (
-    Group,
-    Params,
-    Sharing,
-    Statistics,
-    grouped,
-    split_rows,
-    unit_rows,
-)
+from natural_langevin.statistics import Group, Sharing, Statistics, grouped, split_rows, unit_rows
+from natural_langevin.types import Params, Units
 
 
 class Root(Protocol):

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import per_chain
-from natural_langevin.preconditioners.base import Damping, Metric, Units
+from natural_langevin.preconditioners.base import Damping, Metric
 from natural_langevin.preconditioners.factored import (
     Eigenbasis,
     FactoredPreconditioner,
@@ -46,7 +46,8 @@ from natural_langevin.preconditioners.factored import (
     eigen,
 )
 from natural_langevin.preconditioners.unit import nested
-from natural_langevin.statistics import Group, Params
+from natural_langevin.statistics import Group
+from natural_langevin.types import Params, Units
 
 
 class Cholesky(NamedTuple):

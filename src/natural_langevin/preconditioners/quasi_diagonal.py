@@ -21,16 +21,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average
+from natural_langevin._internal.chains import average, per_unit
 from natural_langevin.preconditioners.base import (
     Damping,
     Factor,
     FisherPreconditioner,
     Metric,
-    Units,
     damped,
 )
-from natural_langevin.statistics import Params, Statistics
+from natural_langevin.statistics import Statistics
+from natural_langevin.types import Params, Units
 
 
 class UnitFactor(NamedTuple):
@@ -45,20 +45,15 @@ class UnitFactor(NamedTuple):
 
     def from_bias(self, v: Tensor) -> Tensor:
         """In A^T v the bias (chain, unit) feeds the weights."""
-        return self.row * _spread(v, self.row)
+        return self.row * per_unit(v, self.row)
 
 
 def unit_factor(a_00: Tensor, j_0i: Tensor, j_ii: Tensor, damping: float | Tensor) -> UnitFactor:
     """Algorithm 4 for a layer: a_00 (chain, unit), j_0i and j_ii (chain, unit, ...)."""
-    a_00 = _spread(a_00, j_ii)
+    a_00 = per_unit(a_00, j_ii)
     schur = (j_ii - (a_00 * j_0i).square()).clamp_min(0)
     a_ii = damped(schur, damping).rsqrt()
     return UnitFactor(row=-a_00.square() * a_ii * j_0i, diagonal=a_ii)
-
-
-def _spread(bias: Tensor, weight: Tensor) -> Tensor:
-    """(chain, unit), shaped to broadcast against (chain, unit, ...)."""
-    return bias.reshape(bias.shape + (1,) * (weight.ndim - bias.ndim))
 
 
 class QuasiDiagonalFisher(FisherPreconditioner):

@@ -14,11 +14,11 @@ from natural_langevin.preconditioners.base import (
     Damping,
     Factor,
     Metric,
-    Units,
     damped,
     diagonal_factor,
 )
-from natural_langevin.statistics import Params, Statistics
+from natural_langevin.statistics import Statistics
+from natural_langevin.types import Params, Units
 
 
 class RMSProp(AveragedPreconditioner):

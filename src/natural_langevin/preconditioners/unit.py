@@ -29,17 +29,10 @@ from natural_langevin.preconditioners.base import (
     Factor,
     FisherPreconditioner,
     Metric,
-    Units,
     damped,
 )
-from natural_langevin.statistics import (
-    Group,
-    Params,
-    Statistics,
-    grouped,
-    split_rows,
-    unit_rows,
-)
+from natural_langevin.statistics import Group, Statistics, grouped, split_rows, unit_rows
+from natural_langevin.types import Params, Units
 
 
 def nested(group: Group, value: Any) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class RunCheckpoint:
             remove_leftovers(folder)
 
     def save(self, tree: Any) -> None:
-        """At every moment of this, one whole checkpoint is there, and two where there were any.
+        """Writes a checkpoint; at every moment a whole one is there, and two where there were any.
 
         A damaged file never takes the name of the good one before it."""
         about = {"config": json.dumps(self._config), "made_by": json.dumps(self._made_by)}

@@ -21,7 +21,7 @@ from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.stores import Store
 from natural_langevin.sampling import trials
 from natural_langevin.schedules import Stages
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

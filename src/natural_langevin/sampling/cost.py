@@ -69,7 +69,7 @@ def multiplications(sampler: Any, x: Tensor) -> float:
 
 
 def _of_call(module: nn.Module, inputs: Any, output: Any) -> float:
-    """The layer's own matrices, once for every position (pixel, token) of what came out."""
+    """Multiply-adds of a layer's call: the sizes of its matrices times its positions (pixels)."""
     matrices = [p for p in module.parameters(recurse=False) if p.ndim > 1]
     out = output[0] if isinstance(output, tuple) else output
     if not matrices or not isinstance(out, Tensor):

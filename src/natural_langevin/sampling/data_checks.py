@@ -16,9 +16,10 @@ from natural_langevin.data.checks import shown_to_model
 from natural_langevin.data.streams import Loader, Stream
 from natural_langevin.dynamics import State
 from natural_langevin.sampling.pitfalls import check_attached
-from natural_langevin.statistics import Gradients, Network, Params
+from natural_langevin.statistics import Gradients, Network
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.vectorised import why_untransformable
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

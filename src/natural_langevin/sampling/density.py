@@ -13,6 +13,18 @@ from natural_langevin.likelihoods import Likelihood, State
 from natural_langevin.types import Params
 
 
+def of_sampler(sampler: Any, weights: Mapping[str, Tensor], data: Any) -> Tensor:
+    """See ``Langevin.log_density``; ``sampler`` is one, whose own module imports this one."""
+    x, y = (t.to(sampler.device) for t in sampler.signature.split(data))
+    state = sampler.init()
+    first = {k: v[0] for k, v in state.likelihood.items()}
+    shapes = {k: p.shape[1:] for k, p in state.params.items()}
+    return log_density(
+        sampler._dynamics.gradients.network.call, sampler.likelihood, sampler._prior, shapes,
+        weights, (x, y), learned=first, share=(sampler.num_data or len(x)) / len(x),
+    )  # fmt: skip
+
+
 def log_density(
     call: Callable[[Params, Tensor], Any],
     likelihood: Likelihood,

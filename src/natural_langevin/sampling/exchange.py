@@ -43,7 +43,7 @@ from natural_langevin.execution.full_data import mean_gradient, mean_loss
 from natural_langevin.priors import Prior
 from natural_langevin.sampling.step_size_search import like_chains
 from natural_langevin.sampling.validation import whole_number
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

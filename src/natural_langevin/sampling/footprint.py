@@ -25,7 +25,7 @@ ON_CPU = 5
 
 
 def state_bytes(dynamics: LangevinDynamics, params: Params, chains: int) -> int:
-    """Of the state of so many chains, which is made on ``meta``: shapes without numbers.
+    """Bytes of the state of so many chains, found by making it on ``meta``: shapes without numbers.
 
     ``params``: of one chain."""
     shapes = {

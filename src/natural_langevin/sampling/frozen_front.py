@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.data.signature import Signature
 from natural_langevin.sampling.preparation import ORDERED, in_tensors
 
@@ -159,6 +160,8 @@ def sampled_apart(sampler: Any, data: Any) -> tuple[Any, Any] | None:
         return None
     inner = type(sampler)(found[0], sampler.likelihood, **sampler._options)
     inner._owner = sampler
+    # Features are rounded as machine and threads have it: the rows themselves tell runs apart.
+    inner._fingerprint = fingerprint({"x": x, "y": y})
     if sampler.held_out is not None:
         x_out, y_out = sampler.held_out
         again = split_off(sampler.model, sampler.signature, x_out.to(sampler.device))

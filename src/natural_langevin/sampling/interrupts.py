@@ -58,7 +58,7 @@ def deferred(saved: bool, ready: Callable[[], bool]) -> Iterator[list[int]]:
 
 
 def end(number: int) -> NoReturn:
-    """As the signal would have ended it, with everything closed properly."""
+    """Ends the program as the signal would have, but closes everything properly first."""
     if number == signal.SIGTERM:
         raise SystemExit(128 + number)
     raise KeyboardInterrupt

@@ -15,7 +15,7 @@ from natural_langevin.sampling.validation import whole_number
 
 
 def check_kept(burn_in: Any, thin: Any) -> tuple[int, int]:
-    """Which iterates are kept: burn_in + thin, burn_in + 2 thin, ..."""
+    """Checks the two numbers by which iterates burn_in + thin, burn_in + 2 thin, ... are kept."""
     burn_in, thin = whole_number("burn_in", burn_in), whole_number("thin", thin)
     if burn_in < 0 or thin < 1:
         raise ValueError(f"burn_in must be >= 0 and thin >= 1, got {burn_in} and {thin}")
@@ -23,7 +23,7 @@ def check_kept(burn_in: Any, thin: Any) -> tuple[int, int]:
 
 
 def check_run(steps: int, burn_in: int, thin: int) -> int:
-    """How many iterates will be kept."""
+    """How many iterates will be kept; ValueError where there would be none."""
     check_kept(burn_in, thin)
     if steps <= burn_in:
         raise ValueError(

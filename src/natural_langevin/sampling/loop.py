@@ -106,10 +106,10 @@ def run(
     processes: Processes | None = None,
     watcher: Watcher | None = None,
     partial: bool = False,
-) -> Any:
-    """All steps after those that ``state`` (or the checkpoint's) has seen; the last state. A
-    ``watcher`` sees every look, and may end the run there; ``partial``: so may Ctrl-C, at any step
-    after the first draw.
+) -> tuple[Any, bool]:
+    """All steps after those that ``state`` (or the checkpoint's) has seen; the last state, and
+    whether Ctrl-C came. A ``watcher`` sees every look, and may end the run there; ``partial``: so
+    may Ctrl-C, at any step after the first draw.
 
     Several ``processes`` compare notes whenever losses are looked at: whether anybody was
     interrupted, it is time for a checkpoint, or any chain is running."""
@@ -126,13 +126,14 @@ def run(
     def ready() -> bool:
         return partial and collector.kept > 0
 
+    stopped = False
     ended = found is not None and watcher is not None and watcher.ends(state, done, collector.kept)
     with (
         Progress(title, plan.steps, shown=progress and processes.first) as bar,
         interrupts.deferred(saved is not None, ready) as interrupted,
     ):
         engine.notify = bar.say
-        while done < plan.steps and not ended:
+        while done < plan.steps and not ended and not stopped:
             stop = plan.stop(done)
             with processes.waiting(f"the steps up to {stop}"):
                 state, info = engine.run(state, done, stop - done)
@@ -155,16 +156,26 @@ def run(
             if saved is not None and (stopped or ended or plan.saves(done, late)):
                 saved.save({"state": state, "collector": collector.tree()})
                 written = time.monotonic()
-            if stopped and saved is None:
-                log.warning(
-                    "interrupted at step %d of %d: the posterior has the %d draws of every chain "
-                    "that were kept so far", done, plan.steps, collector.kept,
-                )  # fmt: skip
-                break
-            if stopped:
-                log.warning("interrupted at step %d: run the same again to go on from there", done)
-                interrupts.end(interrupted[0] if interrupted else signal.SIGINT)
-    return state
+        if not stopped and interrupted:  # it came after the last piece had asked
+            stopped = True
+            if saved is not None and processes.world == 1:
+                saved.save({"state": state, "collector": collector.tree()})
+        if stopped:
+            _say_interrupted(done, plan.steps, collector.kept, saved is not None)
+        if stopped and saved is not None:
+            interrupts.end(interrupted[0] if interrupted else signal.SIGINT)
+    return state, stopped
+
+
+def _say_interrupted(done: int, steps: int, kept: int, saved: bool) -> None:
+    """What is there, and how to go on."""
+    if saved:
+        log.warning("interrupted at step %d: run the same again to go on from there", done)
+        return
+    log.warning(
+        "interrupted at step %d of %d: the posterior has the %d draws of every chain that were "
+        "kept so far", done, steps, kept,
+    )  # fmt: skip
 
 
 def _check_divergence(state: Any, running: bool) -> None:

@@ -45,7 +45,7 @@ def settle(
     step_size: StepSize | Literal["auto"],
     init: str | None,
 ) -> Settings:
-    """What was given, and the usual in the place of every None. Nothing is checked here."""
+    """The arguments that were given, and the default in the place of every None. Unchecked."""
     auto = isinstance(step_size, str) and step_size == "auto"
     if auto and isinstance(dynamics, Integrator) and dynamics.tunes:
         step_size, auto = TUNED_FROM, False

@@ -24,6 +24,7 @@ from natural_langevin.execution.engine import choose_mode
 from natural_langevin.likelihoods import Bernoulli, Categorical
 from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.sampling import cost, prior_scale, recipe, starts, step_size_search, trials
+from natural_langevin.sampling.assembly import all_chains, rates_table, set_friction, set_prior
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.until import MOST, thinning
 from natural_langevin.types import Params
@@ -65,12 +66,12 @@ def plan(
         # A run to go on with has been downhill.
         sampler._downhill = downhill and known is None and sampler.mesh.data is None
     choice = known
-    sampler._set_friction(recipe.FRICTION)
+    set_friction(sampler, recipe.FRICTION)
     if known is None and sampler._scale_open and isinstance(data, tuple | list | TensorDataset):
         choice = _prior_scale(sampler, (x, y), batch_size, price)
     scale = choice.prior_scale if choice else None
     if sampler._scale_open:
-        sampler._set_prior(recipe.prior(scale.value if scale else 1.0))
+        set_prior(sampler, recipe.prior(scale.value if scale else 1.0))
     if choice is None or (known is None and len(x) > prior_scale.MOST_ROWS):
         shuffled = not isinstance(data, DataLoader | SharedBatches)
         pilot = _pilot(sampler, (x, y), num_data, batch_size, price, shuffled=shuffled)
@@ -78,7 +79,7 @@ def plan(
         sharpness = choice.sharpness if choice else None
         choice = dataclasses.replace(found, prior_scale=scale, sharpness=sharpness)
     log.info("step_size=%s", choice.reason)
-    sampler._set_friction(choice.friction)
+    set_friction(sampler, choice.friction)
     if steps is None and seconds is not None and not until:
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
     work = price * sampler.chains * batch_size
@@ -138,14 +139,11 @@ def _pilot(
     shuffled: bool = True,
 ) -> list[recipe.Choice]:
     ids = torch.arange(min(chains, sampler.chains), device=sampler.device)
-    whole = dataclasses.replace(
-        sampler._dynamics, prior=sampler._prior, temperature=sampler._temperature
-    )
-    moves = step_size_search.for_chains(whole, ids, sampler.seed)
+    moves = step_size_search.for_chains(all_chains(sampler), ids, sampler.seed)
     dear = cost.is_dear(sampler, data[0])
     return recipe.choose(
         moves, sampler._start_of(moves, ids), data,
-        lambda eta, start, stop: sampler._rates_table(start, stop, eta, chains=len(ids)),
+        lambda eta, start, stop: rates_table(sampler, start, stop, eta, chains=len(ids)),
         num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
         mode=choose_mode(sampler.compile), downhill=sampler._downhill,
         pattern=sampler._downhill_pattern if dear else None, shuffled=shuffled,

@@ -27,7 +27,7 @@ from natural_langevin.dynamics.base import Conditions, Info, State
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.sampling import planning
+from natural_langevin.sampling import assembly, planning
 from natural_langevin.sampling.data_checks import batch_check, check_data, number_of_data
 from natural_langevin.sampling.step_size_checks import (
     StepSize,
@@ -84,7 +84,7 @@ def engine(
     steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
     state = sampler.init()
     stream, num_data = _stream(sampler, data, batch_size, state)
-    rates = sampler._rates_table(0, steps, step_size, burn_in=burn_in)
+    rates = assembly.rates_table(sampler, 0, steps, step_size, burn_in=burn_in)
     _check_rates(sampler, stream, rates, num_data, kept_from=min(burn_in, steps - 1))
     own = rates.of_chains(sampler.chain_ids)
     mode = choose_mode(sampler.compile)
@@ -151,7 +151,7 @@ def single_step(
     size: StepSize | None = None
     if sampler._auto:  # nothing is searched for one step
         size = sampler._settled[0] if sampler._settled else DEFAULT_STEP_SIZE
-    table = sampler._rates_table(done, done + 1, size, burn_in=burn_in)
+    table = assembly.rates_table(sampler, done, done + 1, size, burn_in=burn_in)
     rates = table.of_chains(sampler.chain_ids).row(done)
     if sampler._step_checked != len(one[0]):
         adapts = rates.kind.adapts and not burn_in

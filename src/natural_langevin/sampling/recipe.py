@@ -1,6 +1,7 @@
 """The recipe: everything that ``Langevin(model, likelihood).sample(data)`` leaves open.
 
-Dynamics. Underdamped, integrator BAOAB, friction 0.1: its bias is of second order in the step.
+Dynamics. Underdamped, integrator BAOAB, friction 0.1, or less where steps are small (see
+``slowness``): its bias is of second order in the step.
 Metric. Quasi-diagonal; of at most ``FEW_WEIGHTS`` weights the full Fisher matrix, or its blocks of
 a unit's weights where all layers are linear (the same for a linear model), since correlated inputs
 slow a diagonal metric down; or the user's. A Fisher metric whose rate is open is averaged with
@@ -21,16 +22,17 @@ the first for the integrator (it is stable up to 4 / lambda, and lambda grows wh
 under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of heat. The first
 fifth of burn-in goes up to four times eta, to travel, and rises to it while the metric has seen few
 batches. After it eta is constant: longer is better.
-Steps. 150 relaxation times a / eta of the directions that only the prior sees, a third of it
-burn-in; at least 2,000, and at most what ``MOST_WORK`` operations allow (50 of them, and less work,
-where steps have no engine on a CPU: see ``cost``). Where the posterior of few weights has
-directions so slow that this is less than 60 of their relaxation times, it is run with less
-friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept. A quarter
-of the steps, as a run of its own, is all where its loss does not fall any more from its middle
-third to its last (``falls_by``), and its chains agree (``disagreement``). Otherwise it was burn-in,
-and the rest of them begins where it ended, with its metric at first; and as many again if the loss
-falls even then, twice at most, within the same operations, and not with more weights than rows,
-whose own loss falls long after predictions have stopped to gain.
+Steps. 150 relaxation times 0.1 / eta of the directions that only the prior sees, a third of it
+burn-in, by the root of a / 0.1 fewer with less friction a; at least 2,000, and at most what
+``MOST_WORK`` operations allow (50 of them, and less work, where steps have no engine on a CPU: see
+``cost``). Where the posterior of few weights has directions so slow that this is less than 60 of
+their relaxation times, it is run with less friction, and for these 60 (see ``slowness``). About 200
+draws of every chain are kept. A quarter of the steps, as a run of its own, is all where its loss
+does not fall any more from its middle third to its last (``falls_by``), and its chains agree
+(``disagreement``). Otherwise it was burn-in, and the rest of them begins where it ended, with its
+metric at first; and as many again if the loss falls even then, twice at most, within the same
+operations, and not with more weights than rows, whose own loss falls long after predictions have
+stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 Prior and sharpness. The prior's scale, and of classes how sharply the mixture is predicted, by
@@ -73,6 +75,8 @@ PILOT_CHAINS, PILOT_STEPS = 2, (1, 50, 150, 500)
 #: Rows on which curvature is measured.
 ROWS, LOADER_ROWS = 1000, 2000
 RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e11
+#: The power of friction with which the length of a run falls.
+SHORTER = 0.5
 #: Where every step is a few milliseconds of operator calls, whatever the network's size.
 MOST_EAGER_STEPS = 4_000
 DRAWS = 200
@@ -257,7 +261,7 @@ def length(
     if steps is None:
         budget, fewest = (cost.MOST_WORK, cost.FEWEST_STEPS) if dear else (MOST_WORK, FEWEST_STEPS)
         affordable = max(fewest, int(budget / max(work, 1.0) / 100) * 100)
-        wanted = _usual_steps(choice.step_size, choice.way, dear=dear)
+        wanted = _usual_steps(choice.step_size, choice.way, choice.friction, dear=dear)
         if choice.relaxation is not None:
             wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
             affordable = min(affordable, MOST_STEPS)
@@ -322,10 +326,14 @@ def disagreement(density: Tensor, weights: Tensor | None = None) -> float:
     return float(cost.mean()) / (2 * len(density))
 
 
-def _usual_steps(step_size: float, way: str, *, dear: bool = False) -> int:
-    """By the directions that only the prior sees."""
+def _usual_steps(
+    step_size: float, way: str, friction: float = FRICTION, *, dear: bool = False
+) -> int:
+    """By the directions that only the prior sees; fewer where less friction lets them relax sooner,
+    but not as many times fewer: the metric and the steep directions gain nothing by it."""
     times = cost.RELAXATIONS if dear else RELAXATIONS
-    wanted = math.ceil(times * FRICTION / step_size / 100) * 100
+    usual = times * FRICTION / step_size * (friction / FRICTION) ** SHORTER
+    wanted = math.ceil(usual / 100) * 100
     most = MOST_EAGER_STEPS if way.startswith("eager") else MOST_STEPS
     return min(max(FEWEST_STEPS, wanted), most)
 
@@ -386,14 +394,26 @@ def choose(
     choices = [
         _choice(float(lam[c]), float(heat[c]), batch, num_data, engine.way) for c in range(len(ids))
     ]
-    weights = sum(p[0].numel() for p in state.params.values())
-    if weights > slowness.MOST_WEIGHTS or not bool(torch.isfinite(lam).all()):
+    if not bool(torch.isfinite(lam).all()):
         return choices
+    if sum(p[0].numel() for p in state.params.values()) > slowness.MOST_WEIGHTS:
+        fisher = isinstance(moves.preconditioner, FisherPreconditioner)
+        return [_less_friction(c) for c in choices] if fisher else choices
     found = slowness.spectrum(moves, state, (some[0], some[1]), num_data)
     if not bool((found > 0).all()):  # also of what is not finite
         return choices
     epochs = slowness.Epochs(num_data, batch, shuffled)
     return [_paced(c, k.tolist(), epochs) for c, k in zip(choices, found, strict=True)]
+
+
+def _less_friction(usual: Choice) -> Choice:
+    """The same choice of a network, whose curvatures are not known one by one."""
+    pace = slowness.Pace(usual.step_size, usual.friction)
+    a = float(f"{slowness.friction_of_network(pace, usual.heat):.2g}")
+    if a >= usual.friction:
+        return usual
+    why = f"{usual.reason}; friction {a:.2g}, for the directions that are slow with such steps"
+    return replace(usual, friction=a, heat=usual.heat * usual.friction / a, reason=why)
 
 
 def _paced(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> Choice:

@@ -22,8 +22,16 @@ it at m = 4, below it at m = 20). It is kept below ``HEAT`` in the mean over all
 below ``MOST_HEAT`` in the steepest.
 
 Asked for are the eigenvalues of the posterior's curvature in the metric, which are measured up to
-``MOST_WEIGHTS`` weights and mean something where all of them are positive. A network's are not; it
-is sampled with the usual friction.
+``MOST_WEIGHTS`` weights and mean something where all of them are positive. A network's are not, and
+its slowest direction is unknown. But in a Fisher metric, damped by the prior, what only the prior
+sees has the curvature 1, and the directions that the metric's missing correlations make slow are
+below it. Its friction is that which damps the curvature ``DAMPED`` critically,
+
+    a = 2 sqrt(eta DAMPED),
+
+where minibatches heat it by no more than ``HEAT`` then, and never more than the usual one: the
+smaller the step that lambda allows, the less friction, so that slow directions do not have to wait
+for as many more steps.
 """
 
 from __future__ import annotations
@@ -44,6 +52,8 @@ from natural_langevin.types import Params
 MOST_WEIGHTS = 100
 #: eta lambda, and the temperature that minibatches add: in the mean, and in the steepest direction.
 STEEPNESS, HEAT, MOST_HEAT = 0.1, 0.04, 0.1
+#: Of networks: the curvature that is damped critically, and the least friction.
+DAMPED, LEAST_FRICTION = 0.25, 0.01
 #: Relaxation times of the slowest direction in a run, a third of them burn-in.
 RELAXATIONS = 60
 #: Frictions that are compared: from the usual one down, in factors of 2^(-1/2).
@@ -107,6 +117,17 @@ def quickest(usual: Pace, curvatures: Sequence[float], epochs: Epochs) -> Pace:
     step each allows, and the usual one."""
     compared = [Pace(epochs.largest_step(curvatures, a), a) for a in FRICTIONS]
     return min([usual, *compared], key=lambda p: p.relaxation(min(curvatures)))
+
+
+def friction_of_network(usual: Pace, heat: float) -> float:
+    """Of a network that ``usual``, whose minibatches heat it by ``heat``, would leave slow.
+
+    >>> [round(friction_of_network(Pace(eta, 0.1), 1e-3), 3) for eta in (1e-4, 4e-4, 0.04)]
+    [0.01, 0.02, 0.1]
+    """
+    critical = 2 * math.sqrt(usual.step_size * DAMPED)
+    cool = usual.friction * heat / HEAT  # heat is in proportion to 1 / friction
+    return min(usual.friction, max(critical, cool, LEAST_FRICTION))
 
 
 def spectrum(

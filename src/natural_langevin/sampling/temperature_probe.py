@@ -11,7 +11,9 @@ from natural_langevin.diagnostics import kinetic
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import trials
+from natural_langevin.sampling.loop import DivergenceError
 
 log = logging.getLogger("natural_langevin")
 
@@ -51,10 +53,24 @@ def after_run(
     return None if found is None else found.as_dict()
 
 
+def at_end_of(posterior: Posterior, state: State) -> State:
+    """The state with the weights at which the chains of ``posterior`` ended."""
+    learned = {k: posterior.shards.here(v) for k, v in posterior.learned.items()}
+    return state._replace(params=posterior.last, likelihood=learned or state.likelihood)
+
+
+def required(engine: Engine, state: State, steps: int, processes: Processes) -> kinetic.Kinetic:
+    """The kinetic temperature of ``steps`` steps from ``state``; an error if no chain runs."""
+    found = summary(state, measure(engine, state, steps), processes)
+    if found is None:
+        raise DivergenceError("no chain is running: there is no step to measure")
+    return found
+
+
 def summary(
     state: State, found: kinetic.Replicates, processes: Processes
 ) -> kinetic.Kinetic | None:
-    """Of the steps of all chains; None if none was running."""
+    """The kinetic temperature from the steps of all chains; None if no chain was running."""
     gathered = kinetic.Replicates(*map(processes.all_rows, found))
     return kinetic.summarise(gathered, list(state.params))
 

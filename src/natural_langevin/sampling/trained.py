@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natural_langevin.sampling import recipe
+from natural_langevin.sampling import assembly, recipe
 
 log = logging.getLogger("natural_langevin")
 
@@ -69,7 +69,7 @@ def set_scale(sampler: Any) -> None:
         return
     prior = recipe.prior(size(sampler.init().params))
     sampler._options["prior"], sampler._scale_open = prior, False
-    sampler._set_prior(prior)
+    assembly.set_prior(sampler, prior)
     log.info(
         "the prior's variance is that of the trained weights: rows that the fixed weights "
         "were trained on cannot choose it. Give held_out=(x, y), rows they have not seen"

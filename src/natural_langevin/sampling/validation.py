@@ -87,7 +87,7 @@ def _check_kind(name: str, value: Any, kind: Any, allowed: str, remedy: str) -> 
 
 
 def check_counts(chains: Any, num_data: Any, seed: Any) -> tuple[int, float | None, int]:
-    """The numbers, as Python's own."""
+    """Checks the sampler's whole numbers, and returns them as Python's own ints."""
     chains, seed = whole_number("chains", chains), whole_number("seed", seed)
     if chains < 1:
         raise ValueError(f"chains must be a positive integer, got {chains!r}")

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
 from natural_langevin.data.table import Table, from_frame, need_pandas, short
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sklearn import pickles
 from natural_langevin.sklearn.frames import OUTPUTS, Array, answer, is_frame, name_of
 from natural_langevin.tabular.explain import (
     Importance,
@@ -110,6 +112,20 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.allow_nan = True
         return tags
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickles.reduced(self, super().__getstate__())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        version = state.pop(pickles.VERSION, None)
+        super().__setstate__(state)
+        pickles.checked(self, version)
+
+    def _check_fitted(self) -> None:
+        """Also not fitted is what another version has learned, where it is of no use here."""
+        if (reason := vars(self).get("_unreadable")) is not None:
+            raise NotFittedError(reason)
+        check_is_fitted(self, "learned_")
+
     def set_output(self, *, predict: str = "default") -> Any:
         """What answers are: arrays, as scikit-learn's own estimators give ("default"); columns of
         the kind of frame that ``X`` is, with its index ("same"); or always "pandas" or "polars"
@@ -131,6 +147,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
 
     #: What ``task`` may be; the first is "auto".
     _tasks: tuple[str, ...] = ()
+    _target_names: list[Any] = []  # noqa: RUF012 - of estimators that were pickled without
 
     def _learn(
         self, table: Table, y: Tensor, weight: Array | None, *, classes: int = 0, task: str = ""
@@ -154,6 +171,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             device=self.device,
             progress=sys.stderr.isatty() if self.verbose is None else self.verbose,
         )
+        self.__dict__.pop("_unreadable", None)
         self.posteriors_ = self.learned_.posteriors
         self.weights_ = self.learned_.weights.numpy()
         self.scale_, self.n_iter_ = self.learned_.scale, self.learned_.settings.updates
@@ -195,7 +213,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     @property
     def posterior_(self) -> Posterior:
         """The posterior of the largest weight."""
-        check_is_fitted(self, "learned_")
+        self._check_fitted()
         return self.learned_.best
 
     def _checked(
@@ -229,7 +247,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _table(self, X: Any) -> Table:
         """New rows, as scikit-learn checks them."""
-        check_is_fitted(self, "learned_")
+        self._check_fitted()
         if is_frame(X):
             return from_frame(X)
         with _frames_take_words():

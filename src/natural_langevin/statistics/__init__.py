@@ -6,12 +6,17 @@ This is the only backward pass of the library: ``gradients`` has the equations, 
 statistics that may be asked for, ``rules`` one file for every kind of layer.
 """
 
-from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import DataParallel, Part
 from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Statistics
 from natural_langevin.statistics.gradients import Gradients
 from natural_langevin.statistics.moments import Sharing, split_rows, unit_rows
-from natural_langevin.statistics.prepare import plain_copy, prepare_model, with_parameters
+from natural_langevin.statistics.prepare import (
+    check_hooks,
+    plain_copy,
+    prepare_model,
+    with_parameters,
+)
 from natural_langevin.statistics.requests import Basis, Group, Request, Requests, grouped
 from natural_langevin.statistics.rules import (
     RULES,
@@ -29,6 +34,7 @@ from natural_langevin.statistics.rules import (
     row_units,
 )
 from natural_langevin.statistics.vectorised import vectorised
+from natural_langevin.types import Params
 
 __all__ = [
     "RULES",
@@ -52,6 +58,7 @@ __all__ = [
     "Stacked",
     "Statistics",
     "Sum",
+    "check_hooks",
     "grouped",
     "own_units",
     "plain_copy",

@@ -13,12 +13,11 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from natural_langevin.data.signature import Signature
-from natural_langevin.statistics.rules import RULES, Rule, Units, own_units
+from natural_langevin.statistics.rules import RULES, Rule, own_units
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
-from natural_langevin.statistics.tape import CallKey, Epsilons, Tape, is_real
+from natural_langevin.statistics.tape import Tape, Tensors, is_real
 from natural_langevin.statistics.vectorised import vectorised
-
-Params = dict[str, Tensor]
+from natural_langevin.types import Params, Units
 
 
 class ParameterSlots:
@@ -135,9 +134,7 @@ class Network:
         finally:
             self._tape = None
 
-    def recorded_call(
-        self, params: Params, epsilons: Epsilons, x: Tensor
-    ) -> tuple[Any, dict[CallKey, list[Tensor]]]:
+    def recorded_call(self, params: Params, epsilons: Tensors, x: Tensor) -> tuple[Any, Tensors]:
         """Outputs, and the tensors that went into every recorded call. Without epsilons there is
         nothing to record, and layers may take their quickest way."""
         if not epsilons:

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.accumulation import clipped
-from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import DataParallel, Part, at_its_rows
 from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Settled, Statistics
 from natural_langevin.statistics.moments import (
@@ -40,6 +40,7 @@ from natural_langevin.statistics.requests import (
     check_requests,
     grouped,
 )
+from natural_langevin.types import Params
 
 
 def _without_axis(function: Any, axes: tuple[int | None, ...], *values: Any) -> Any:

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import per_unit
 from natural_langevin.statistics.requests import Basis, Group
 from natural_langevin.statistics.rules import Outer, SampleGradient, Scatter, Stacked, Sum
+from natural_langevin.types import Params
 
 Sharing = Literal["exact", "expand", "reduce"]
-Params = dict[str, Tensor]
 #: By the fields of ``Statistics``.
 Moments = dict[str, dict[str, Any]]
 
@@ -62,7 +63,7 @@ def layer_moments(
 
 
 def merge(result: Moments, found: Moments) -> None:
-    """Adds the statistics of other parameters."""
+    """Adds ``found``, the statistics of other parameters, to ``result``."""
     for field, values in found.items():
         result.setdefault(field, {}).update(values)
 
@@ -144,7 +145,7 @@ def _reduced(group: Group, found: Params, basis: Basis) -> Moments:
         result["second"] = {k: found[k].square().sum(0) for k in group.names}
     if "cross" in group.requests:
         bias = found[group.name]
-        row = {w: (_spread(bias, found[w]) * found[w]).sum(0) for w in group.weights}
+        row = {w: (per_unit(bias, found[w]) * found[w]).sum(0) for w in group.weights}
         result["cross"] = {group.name: row}
     if group.requests & {"unit_blocks", "kronecker", "rotated"}:
         rows = unit_rows(group, found)
@@ -261,8 +262,3 @@ def parts(gradient: SampleGradient) -> Sequence[SampleGradient]:
 def _total(terms: Iterable[Tensor]) -> Tensor:
     """Their sum, without a zero to begin with (a number, which would make a copy)."""
     return reduce(operator.add, terms)
-
-
-def _spread(bias: Tensor, weight: Tensor) -> Tensor:
-    """(n, unit), shaped to broadcast against (n, unit, ...)."""
-    return bias.reshape(bias.shape + (1,) * (weight.ndim - bias.ndim))

@@ -20,13 +20,14 @@ from torch.utils import _pytree as pytree
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.accumulation import accumulated, joined
-from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import Part, at_its_rows
 from natural_langevin.statistics.evaluation import Settled
 from natural_langevin.statistics.moments import Moments, Sharing, dense_moments
 from natural_langevin.statistics.plan import Plan
 from natural_langevin.statistics.requests import Basis, Group, Requests
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
+from natural_langevin.types import Params
 
 Deferred = dict[str, tuple[Tensor, ...]]  # a, delta, and delta of drawn labels where they differ
 

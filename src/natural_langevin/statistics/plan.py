@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.rules import Call
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
-from natural_langevin.statistics.tape import CallKey, Tape, Trace, is_real
+from natural_langevin.statistics.tape import CallKey, Tape, Tensors, Trace, is_real
+from natural_langevin.types import Params
 
 _ZEROS: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
@@ -68,7 +69,7 @@ class Plan:
     replayed: tuple[str, ...]
     whole: frozenset[str]  # full names of parameters
 
-    def epsilons(self, device: torch.device) -> dict[CallKey, list[Tensor]]:
+    def epsilons(self, device: torch.device) -> Tensors:
         """Zeros added to every call's outputs, whose gradients are the deltas: nobody writes to
         them, so one number is all of them."""
         return {

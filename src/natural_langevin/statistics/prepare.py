@@ -84,6 +84,27 @@ def _quantised(name: str) -> str:
     )
 
 
+def check_hooks(model: nn.Module, log: Any) -> None:
+    """Refuses backward hooks of a user's layers and mentions those of parameters: gradients are
+    torch.func's, which calls none of them, and what they return is the gradient of no density."""
+    layers = [n for n, m in model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
+    if layers:
+        raise ValueError(
+            f"layers {layers[:4]} have backward hooks, which a run cannot call, and gradients that "
+            "they change belong to no posterior. Take them off (handle.remove()), or sample in a "
+            "loop of your own with natural_langevin.optim.NaturalLangevin, where they work; "
+            "forward hooks may stay"
+        )
+    names = [name for name, p in model.named_parameters() if p._backward_hooks]
+    if names:
+        log.warning(
+            "parameters %s have gradient hooks, which a run does not call: weights that they hold "
+            "are sampled like all others. Freeze a tensor with requires_grad_(False), and apply a "
+            "mask in the forward pass (torch.nn.utils.parametrize)",
+            names[:4],
+        )
+
+
 def prepare_model(model: nn.Module, log: Any) -> None:
     """Makes a private copy's forward pass deterministic, or refuses what cannot be."""
     for name, module in model.named_modules():

@@ -21,9 +21,10 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from natural_langevin.types import Units
+
 Request = Literal["second", "cross", "unit_blocks", "kronecker", "rotated", "samples"]
 Requests = frozenset[Request]
-Units = dict[str, tuple[str, ...]]
 #: U_A (chain, F, F) and U_G (chain, O, O) by a group's matrix; without chain axis for one chain.
 Basis = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 _OF_UNITS: Requests = frozenset({"unit_blocks", "kronecker", "rotated"})
@@ -31,7 +32,7 @@ _OF_MATRICES: Requests = frozenset({"kronecker", "rotated"})
 
 
 def check_requests(requests: Collection[Request]) -> Requests:
-    """As a set; unknown names are refused."""
+    """The requests as a set; unknown names are refused."""
     unknown = set(requests) - set(get_args(Request))
     if isinstance(requests, str) or unknown:
         raise ValueError(f"requests are some of {get_args(Request)}, got {requests!r}")

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.func import functional_call, grad, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.plan import Plan
-from natural_langevin.statistics.tape import CallKey, is_real
+from natural_langevin.statistics.tape import Tensors, is_real
 from natural_langevin.statistics.vectorised import vectorised
+from natural_langevin.types import Params
 
 Dense = Callable[[slice], Params]
 
@@ -29,8 +30,8 @@ def replayed(
     plan: Plan,
     name: str,
     params: Params,
-    inputs: dict[CallKey, list[Tensor]],
-    deltas: dict[CallKey, list[Tensor]],
+    inputs: Tensors,
+    deltas: Tensors,
 ) -> tuple[Dense, int]:
     """G_n of one layer's own parameters, and how many numbers one sample takes."""
     module = network.model.get_submodule(name)

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.func import grad
 
 from natural_langevin.likelihoods import State as LikelihoodState
-from natural_langevin.statistics import Evaluation, Gradients, Network, Params
+from natural_langevin.statistics import Evaluation, Gradients, Network
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

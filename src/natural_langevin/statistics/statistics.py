@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from natural_langevin.statistics import samples
-from natural_langevin.statistics.capture import Network, Params
+from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.moments import (
     Moments,
     Sharing,
@@ -19,9 +19,8 @@ from natural_langevin.statistics.moments import (
 from natural_langevin.statistics.plan import Axis, Plan
 from natural_langevin.statistics.requests import Basis, Group
 from natural_langevin.statistics.rules import Call, SampleGradient
-from natural_langevin.statistics.tape import CallKey, is_real
-
-Tensors = dict[CallKey, list[Tensor]]
+from natural_langevin.statistics.tape import Tensors, is_real
+from natural_langevin.types import Params
 
 
 class Recorded(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 CallKey = tuple[str, int]  # (module name, how many calls of it came before)
-Epsilons = dict[CallKey, list[Tensor]]
+Tensors = dict[CallKey, list[Tensor]]  # some of every call: inputs, epsilons or deltas
 
 
 class Trace(NamedTuple):
@@ -39,9 +39,9 @@ class Trace(NamedTuple):
 class Tape:
     """Records one forward pass. Without epsilons it is a rehearsal, which learns the shapes."""
 
-    def __init__(self, epsilons: Epsilons | None = None) -> None:
+    def __init__(self, epsilons: Tensors | None = None) -> None:
         self.epsilons = epsilons
-        self.inputs: dict[CallKey, list[Tensor]] = {}
+        self.inputs: Tensors = {}
         self.traces: dict[CallKey, Trace] = {}
         self._calls: dict[str, int] = {}
 

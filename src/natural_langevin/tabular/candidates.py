@@ -53,13 +53,13 @@ class Candidate:
     automatic: bool
 
     def variance_of(self, parameter: Tensor) -> float:
-        """Of a Gaussian prior."""
+        """The variance of a Gaussian prior for this parameter: a number, or one by its fan-in."""
         if not isinstance(self.variance, str):
             return float(self.variance)
         return FAN_IN[self.variance] / (parameter.shape[1] if parameter.ndim > 1 else 1)
 
     def smaller(self) -> Candidate:
-        """With the next smaller step size."""
+        """The same candidate with the next smaller step size."""
         return replace(self, step_size=float(f"{SMALLER * self.step_size:.2g}"))
 
     def __str__(self) -> str:

@@ -83,7 +83,7 @@ class Problem:
         return self.outcome.network(self.x.shape[1], self.settings)
 
     def posterior(self, candidate: Candidate, chains: int) -> Posterior:
-        """All data, so many chains."""
+        """A posterior of all data, of so many chains."""
         rows = self._repeated
         title = f"learning from all rows ({candidate})"
         data = (self.x[rows], self.y[rows])

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from natural_langevin.data.errors import DataError
@@ -16,9 +15,8 @@ from natural_langevin.data.table import Table, need_pandas
 from natural_langevin.likelihoods.mixtures import check_level
 from natural_langevin.tabular.columns import Number
 from natural_langevin.tabular.features import Features
+from natural_langevin.tabular.predictive import Array
 from natural_langevin.tabular.recipe import Learned
-
-Array = NDArray[Any]
 
 
 class PartialDependence(NamedTuple):

@@ -78,7 +78,7 @@ class Outcome:
         return self.classes or len(self.mean) * (2 if twice else 1)
 
     def network(self, inputs: int, settings: Settings) -> nn.Module:
-        """Untrained."""
+        """A new, untrained network for so many inputs."""
         check_size([inputs, *settings.layers, self.outputs])
         found = models.mlp(
             inputs, self.outputs, settings.layers, activation=settings.function,

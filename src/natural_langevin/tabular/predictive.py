@@ -38,7 +38,7 @@ class Networks:
     variance: Tensor | None
 
     def of(self, numbers: Tensor) -> Networks:
-        """Some of them."""
+        """Some of the networks, by their numbers."""
         return Networks(
             self.outputs[numbers], None if self.variance is None else self.variance[numbers]
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -256,17 +256,7 @@ def learn(
             views.append(view(offered[0], plain, replace(settings, hidden=(UNITS,))))
         chosen, every, weighed, reason = _best_network(views, rows, y)
     else:
-        for outcome in offered:
-            trials.run(view(outcome, plain))
-        drawn_in = fit_inputs(seen, settings.dtype)
-        if str(drawn_in):
-            trials.run(view(trials.best.outcome, drawn_in))
-        decorrelated = trials.best.inputs.decorrelated(seen)
-        if decorrelated is not None:
-            trials.run(view(trials.best.outcome, decorrelated))
-        if settings.activation == AUTO:
-            smooth = replace(settings, activation="tanh")
-            trials.run(view(trials.best.outcome, trials.best.inputs, smooth))
+        _try_views(trials, view, offered, seen, plain, settings)
         chosen, held_out, every = trials.rest(every, view(offered[0], plain))
         weighed, reason = weigh(held_out, chosen.outcome, y, len(every)), trials.reason
     outcome = chosen.outcome
@@ -276,6 +266,30 @@ def learn(
         above = "" if outcome.upper is None else f" or above {outcome.upper:g}"
         reason += f"; no prediction is below 0{above}, since no target is"
     return replace(learned, reason=reason)
+
+
+def _try_views(
+    trials: Trials,
+    view: Callable[..., View],
+    offered: Sequence[Outcome],
+    seen: Tensor,
+    plain: Inputs,
+    settings: Settings,
+) -> None:
+    """Of numbers: one after the other, kinds of noise, far inputs drawn in, decorrelated inputs and
+    a smooth activation are tried on the folds; each is kept where it is better than the best so
+    far."""
+    for outcome in offered:
+        trials.run(view(outcome, plain))
+    drawn_in = fit_inputs(seen, settings.dtype)
+    if str(drawn_in):
+        trials.run(view(trials.best.outcome, drawn_in))
+    decorrelated = trials.best.inputs.decorrelated(seen)
+    if decorrelated is not None:
+        trials.run(view(trials.best.outcome, decorrelated))
+    if settings.activation == AUTO:
+        smooth = replace(settings, activation="tanh")
+        trials.run(view(trials.best.outcome, trials.best.inputs, smooth))
 
 
 def _best_network(

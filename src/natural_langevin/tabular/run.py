@@ -93,7 +93,7 @@ def is_started(folder: Path) -> bool:
 
 
 def is_finished(folder: Path) -> bool:
-    """quality.json is the last thing that train writes."""
+    """Whether a run is finished: quality.json is the last thing that train writes."""
     return (folder / "quality.json").is_file()
 
 

@@ -53,7 +53,7 @@ class ClassScores:
         self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows more: inputs and labels. Returns which answers are right, and how sure it was."""
+        """Adds rows, inputs and labels. Returns which answers are right, and how sure it was."""
         p, epistemic = self._predictor.uncertainty(x)
         self._rows.append((p, y, epistemic))
         confidence, predicted = p.max(1)

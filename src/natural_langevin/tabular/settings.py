@@ -162,7 +162,7 @@ class Settings:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of networks and inputs."""
+        """The precision of networks and inputs."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
     @property

@@ -37,7 +37,7 @@ class ColumnSlices:
         self._sums = torch.zeros(len(self._slices), 4, dtype=torch.float64)
 
     def add(self, x: Tensor, hit: Tensor, said: Tensor) -> None:
-        """Rows more: inputs (n, width), whether the truth was hit (n,), and its probability."""
+        """Adds rows: inputs (n, width), whether the truth was hit (n,), and its probability."""
         if not self._slices:
             return
         _, place, sign = zip(*self._slices, strict=True)

@@ -52,7 +52,7 @@ class Trials:
         self._done: list[Trial] = []
 
     def run(self, view: View) -> None:
-        """A view more; one that diverges at every step size is left out."""
+        """Tries one more view on the folds; one that diverges at every step size is left out."""
         try:
             held_out, (candidate,) = view.problem.held_out(
                 [self._candidate], self._folds, str(view)
@@ -91,7 +91,7 @@ class Trials:
 
     @property
     def reason(self) -> str:
-        """In words; nothing where there was no choice."""
+        """Why the best view is the best, in words; "" where there was no choice."""
         if not self._done:
             return ""
         best = self._best
@@ -100,7 +100,7 @@ class Trials:
 
 
 def describe(outcome: Outcome) -> str:
-    """In words.
+    """An outcome in words.
 
     >>> describe(Outcome("regression", "varying", log=True))
     'noise that depends on the inputs, logarithm of the target'

@@ -74,7 +74,8 @@ class Weighed:
 
 
 def weigh(held_out: HeldOut, outcome: Outcome, targets: Tensor, count: int) -> Weighed:
-    """Of ``count`` candidates; ``targets`` of all rows, in their own units."""
+    """Weights of ``count`` candidates from what they say of held-out rows; ``targets`` are those of
+    all rows, in their own units."""
     y = targets[held_out.rows]
     if outcome.classes:
         return _weigh_classes(held_out, outcome, y, count)

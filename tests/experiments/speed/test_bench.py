@@ -286,7 +286,7 @@ def test_exponent_of_a_known_law():
                              "microseconds_per_chain_step": {"median": 3.0 * s**1.5}}}
         for s in (1, 2, 8)
     ]  # fmt: skip
-    assert growth.exponent("width", rows) == pytest.approx(1.5)
+    assert growth.exponent(rows) == pytest.approx(1.5)
 
 
 def test_latency_in_fresh_interpreters():

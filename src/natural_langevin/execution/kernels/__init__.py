@@ -4,8 +4,8 @@ Imports data, likelihoods, priors, statistics, preconditioners and dynamics; pos
 it.
 
 ``step.FusedStep`` is the step, ``layer`` says what a backend is given, and a backend is one file:
-``triton_linear`` on CUDA, ``cpu_linear`` on the CPU. Where there is none, or no layer qualifies,
-the general path serves.
+``triton_linear`` on CUDA (its kernels in ``triton_linear_kernels``), ``cpu_linear`` on the CPU.
+Where there is none, or no layer qualifies, the general path serves.
 """
 
 from __future__ import annotations

@@ -8,66 +8,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
+
+#include "native/random_bits.h"
 
 namespace {
 
-inline uint32_t bits(uint32_t index, uint32_t key0, uint32_t key1) {
-    uint32_t x = index + key0;
-    x = (x ^ (x >> 17)) * 0xED5AD4BBu;
-    x = (x ^ (x >> 11)) + key1;
-    x = x * 0xAC4C1B51u;
-    x = (x ^ (x >> 15)) * 0x31848BABu;
-    return x ^ (x >> 14);
-}
-
-// ln(u) for a positive, normal u: exponent, and ln(1 + t) / t as a polynomial (interpolated at
-// Chebyshev nodes, relative error 4e-7) for t = m - 1, m in [0.75, 1.5).
-inline float log_positive(float u) {
-    int32_t word;
-    std::memcpy(&word, &u, 4);
-    const int32_t shifted = word - 0x3F400000;  // puts 0.75 at an exponent's beginning
-    const float exponent = static_cast<float>(shifted >> 23);
-    const int32_t mantissa = (shifted & 0x7FFFFF) + 0x3F400000;
-    float m;
-    std::memcpy(&m, &mantissa, 4);
-    const float t = m - 1.0f;
-    float p = -0.0650838147219571f;
-    p = p * t + 0.1400688175105198f;
-    p = p * t - 0.173574057323999f;
-    p = p * t + 0.20119603069912806f;
-    p = p * t - 0.24978826540437807f;
-    p = p * t + 0.333294737572879f;
-    p = p * t - 0.500001774431273f;
-    p = p * t + 1.0000001601623723f;
-    return exponent * 0.6931471805599453f + t * p;
-}
-
-// cos of word / 2^32 turns.
-inline float cos_turns(uint32_t word) {
-    const float turns = static_cast<float>(static_cast<int32_t>(word)) * 2.3283064365386963e-10f;
-    const float s = turns * turns;
-    float c = 6.527706146240234f;
-    c = c * s - 25.96688461303711f;
-    c = c * s + 60.16743087768555f;
-    c = c * s - 85.45011138916016f;
-    c = c * s + 64.93911743164062f;
-    c = c * s - 19.73920440673828f;
-    return c * s + 1.0f;
-}
-
 // Normals number first ... first + 32 blocks of a stream; first is a multiple of 32.
-inline void normals(uint32_t first, int64_t blocks, uint32_t key0, uint32_t key1, float* out) {
+inline void normals(uint32_t first, int64_t blocks, Key key, float* out) {
     for (int64_t block = 0; block < blocks; ++block) {
         const uint32_t base = first + 32 * static_cast<uint32_t>(block);
         float* const here = out + 32 * block;
 #pragma GCC ivdep
         for (uint32_t k = 0; k < 16; ++k) {
-            const uint32_t radius_word = bits(base + k, key0, key1) & 0x7FFFFFFFu;
-            const uint32_t angle_word = bits(base + 16 + k, key0, key1);
-            const float low = static_cast<float>(static_cast<int32_t>(radius_word));
-            const float u = (low + 0.5f) * 4.656612873077393e-10f;
+            const float u = open_unit(random_bits(base + k, key));
+            const uint32_t angle_word = random_bits(base + 16 + k, key);
             const float radius = std::sqrt(std::max(-2.0f * log_positive(u), 0.0f));
             here[k] = radius * cos_turns(angle_word);
             here[k + 16] = radius * cos_turns(angle_word - (1u << 30));
@@ -106,7 +61,7 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
     const float kept = number[6];
     const float* prior = l.prior + 4 * chain;
     const float precision = prior[0] * number[4], centre = prior[1];
-    const uint32_t key0 = l.keys[2 * chain], key1 = l.keys[2 * chain + 1];
+    const Key key = {uint32_t(l.keys[2 * chain]), uint32_t(l.keys[2 * chain + 1])};
     const int64_t unit = chain * l.outputs + o, n = l.inputs;
     const float damping = l.damping[2 * chain], share = l.share;
 
@@ -123,7 +78,7 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
 
     const uint32_t element = static_cast<uint32_t>(l.weight_start + o * n);
     const uint32_t skip = element % 32;
-    normals(element - skip, (skip + n + 31) / 32, key0, key1, z);
+    normals(element - skip, (skip + n + 31) / 32, key, z);
     const float* __restrict noise = z + skip;
     const float* __restrict g = l.gradient + unit * n;
     const float* __restrict s2 =
@@ -176,7 +131,7 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
 
     if (BIAS) {
         const uint32_t place = static_cast<uint32_t>(l.bias_start + o), over = place % 32;
-        normals(place - over, 1, key0, key1, z);
+        normals(place - over, 1, key, z);
         const float z_b = z[over];
         float change;
         if (KIND == 0) {
@@ -231,5 +186,5 @@ extern "C" void linear_update(int kind, int bias, const Layer* l) {
 }
 
 extern "C" void linear_noise(uint32_t first, int64_t blocks, int32_t key0, int32_t key1, float* out) {
-    normals(first, blocks, key0, key1, out);
+    normals(first, blocks, {uint32_t(key0), uint32_t(key1)}, out);
 }

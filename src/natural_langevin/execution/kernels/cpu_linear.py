@@ -47,7 +47,11 @@ def library() -> Any:
     """The compiled library. Raises where there is no C++ compiler."""
     from torch._inductor.codecache import CppCodeCache
 
-    source = Path(__file__).with_name("cpu_linear.cpp").read_text()
+    here = Path(__file__).parent
+    source = (here / "cpu_linear.cpp").read_text()
+    # Put in by hand: torch's cache knows a library by its source alone, not by what it includes.
+    shared = (here / "native" / "random_bits.h").read_text()
+    source = source.replace('#include "native/random_bits.h"', shared)
     found = CppCodeCache.load(source, extra_flags=_FLAGS)
     found.linear_update.restype = found.linear_noise.restype = None
     return found

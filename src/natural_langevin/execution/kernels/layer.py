@@ -27,7 +27,8 @@ from natural_langevin.preconditioners import (
     RMSProp,
 )
 from natural_langevin.priors import Flat, Gaussian, Prior
-from natural_langevin.statistics import DeferredCall, Evaluation, Params
+from natural_langevin.statistics import DeferredCall, Evaluation
+from natural_langevin.types import Params
 
 Kind = Literal["euclidean", "rmsprop", "diagonal", "quasi-diagonal"]
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin.dynamics.base import (
-    Batch,
     Dynamics,
     Info,
     State,
@@ -41,6 +40,7 @@ from natural_langevin.execution.kernels.layer import (
 from natural_langevin.execution.stepping import StepData, overwrite
 from natural_langevin.preconditioners import Damping
 from natural_langevin.statistics import Evaluation
+from natural_langevin.types import Batch
 
 #: Streams over which the updates of layers are spread.
 MOST_STREAMS = 4
@@ -207,13 +207,13 @@ def plan(
     for name in dynamics.gradients.deferrable(state.params, batch[0]):
         weight, bias = parameter_names(name)
         names = (weight, bias)[: 1 + (model.get_submodule(name).bias is not None)]
-        layers[name] = _task(dynamics, name, names, kind, trainable, damping)
+        layers[name] = layer_task(dynamics, name, names, kind, trainable, damping)
     found = {name: task for name, task in layers.items() if task is not None}
     tasks = [found[name] for name in _with_true_gradient(dynamics, state, batch, list(found))]
     if given:
         taken = {name for task in tasks for name in task.parameters}
         for own in _units(state, taken):
-            task = _task(dynamics, own[0], own, kind, trainable, damping, given=True)
+            task = layer_task(dynamics, own[0], own, kind, trainable, damping, given=True)
             tasks += [task] if task is not None else []
     return tasks
 
@@ -236,7 +236,7 @@ def _units(state: State, taken: set[str]) -> list[tuple[str, ...]]:
     return [own for own in units if all(state.params[n].is_contiguous() for n in own)]
 
 
-def _task(
+def layer_task(
     dynamics: LangevinDynamics,
     name: str,
     names: tuple[str, ...],
@@ -246,6 +246,7 @@ def _task(
     *,
     given: bool = False,
 ) -> LayerTask | None:
+    """The parameters ``names``, a weight and perhaps its bias, as kernels see them; or None."""
     weight = names[0]
     if any(n not in trainable or trainable[n].dtype != torch.float32 for n in names):
         return None

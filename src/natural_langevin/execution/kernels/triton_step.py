@@ -20,13 +20,14 @@ from torch import Tensor
 from natural_langevin._internal.gpu_build import build, launch, side_by_side
 from natural_langevin._internal.triton_random import key_at
 from natural_langevin.data.streams import InMemory
-from natural_langevin.dynamics.base import Batch, State
+from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.kernels.layer import Given, LayerInputs, LayerTask
 from natural_langevin.execution.kernels.triton_linear import update_
 from natural_langevin.execution.stepping import StepData
 from natural_langevin.statistics import DeferredCall
+from natural_langevin.types import Batch
 
 
 @triton.jit

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from natural_langevin._internal.atomic import staged
 from natural_langevin._internal.pages import markdown
 from natural_langevin.data import Dataset
 from natural_langevin.experiments.beyond.parts import PARTS
 from natural_langevin.experiments.beyond.protocol import Protocol
 from natural_langevin.experiments.beyond.sampling import Bench
 from natural_langevin.experiments.origin import origin
+from natural_langevin.experiments.results_file import write_results
 
 FORMAT = 1
 
@@ -82,7 +82,7 @@ def run(
             results["rows"] = [
                 row for part in results["parts"].values() for row in part.get("rows", [])
             ]
-            _write(out, results)
+            write_results(out, results)
             say(f"{name}: {time.monotonic() - started:.1f} s in all, written to {out}")
     finally:
         torch.set_float32_matmul_precision(before)
@@ -129,11 +129,6 @@ def _finite(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return [_finite(v) for v in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
-
-
-def _write(out: Path, results: dict[str, Any]) -> None:
-    with staged(out) as handle:
-        handle.write((json.dumps(results, indent=1, allow_nan=False) + "\n").encode())
 
 
 def table(results: dict[str, Any]) -> str:

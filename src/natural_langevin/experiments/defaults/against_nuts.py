@@ -20,7 +20,7 @@ import torch
 
 from natural_langevin import Langevin, Posterior
 from natural_langevin._internal.pages import markdown
-from natural_langevin.experiments.defaults import record
+from natural_langevin.experiments.defaults import nuts_files, record
 from natural_langevin.experiments.defaults.small import PROBLEMS, Problem
 from natural_langevin.sampling import recipe
 from natural_langevin.sampling.interrupts import whole_runs
@@ -36,18 +36,6 @@ def ours(problem: Problem, seed: int, scale: float | None) -> tuple[Posterior, f
     sampler = Langevin(problem.network(), problem.likelihood, prior=prior, seed=seed)
     posterior = sampler.sample((problem.x, problem.y), progress=False)
     return posterior, time.perf_counter() - began
-
-
-def stored_scale(problem: Problem, folder: Path) -> float | None:
-    """The scale of the prior under which NUTS has been run."""
-    name = stem(problem)
-    found = [float(file.stem.removeprefix(name)) for file in folder.glob(f"{name}*.npz")]
-    return min(found, default=None)
-
-
-def stem(problem: Problem) -> str:
-    """How the names of a problem's references begin; the scale of the prior follows."""
-    return f"{problem.name.replace(' ', '-')}-"
 
 
 def score(problem: Problem, posterior: Posterior) -> dict[str, Any]:
@@ -68,36 +56,23 @@ def score(problem: Problem, posterior: Posterior) -> dict[str, Any]:
     }
 
 
-def variances(problem: Problem, scale: float) -> dict[str, float]:
-    """Of the prior N(0, 2 scale / fan-in), that of every tensor; biases have a fan-in of 1."""
-    named = problem.network().named_parameters()
-    return {k: 2 * scale / (p[0].numel() if p.ndim > 1 else 1) for k, p in named}
-
-
-def store(file: Path, found: dict[str, Any]) -> None:
-    """A reference, predictions in float32."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    small = {k: np.asarray(found[k], np.float32) for k in ("mean", "sd")}
-    np.savez_compressed(file, **{**found, **small})
-
-
 def reference(problem: Problem, scale: float, folder: Path, **lengths: int) -> dict[str, Any]:
     """NUTS under the prior N(0, 2 scale / fan-in), from the folder if it has been run before."""
-    file = folder / f"{stem(problem)}{scale:g}.npz"
+    file = folder / f"{nuts_files.stem(problem)}{scale:g}.npz"
     if not file.exists():
         from natural_langevin.experiments.defaults import nuts, nuts_chains  # with blackjax
 
         began = time.perf_counter()
-        drawn = nuts_chains.sample(problem, variances(problem, scale), **lengths)
+        drawn = nuts_chains.sample(problem, nuts_files.variances(problem, scale), **lengths)
         found = nuts.summary(problem, drawn)
-        store(file, found | {"seconds": time.perf_counter() - began, **lengths})
+        nuts_files.store(file, found | {"seconds": time.perf_counter() - began, **lengths})
     with np.load(file) as stored:
         return {k: stored[k] for k in stored.files}
 
 
 def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[str, Any]:
     """One run of ours against NUTS."""
-    given = stored_scale(problem, folder)
+    given = nuts_files.stored_scale(problem, folder)
     posterior, seconds = ours(problem, seed, given)
     choice = posterior.config["recipe"]
     scale = given or (choice["prior_scale"] or {"value": 1.0})["value"]

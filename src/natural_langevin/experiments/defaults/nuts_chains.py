@@ -27,7 +27,7 @@ from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 from blackjax.adaptation.window_adaptation import build_schedule
 
-from natural_langevin.experiments.defaults import against_nuts, nuts
+from natural_langevin.experiments.defaults import nuts, nuts_files
 from natural_langevin.experiments.defaults.small import PROBLEMS, Problem
 
 #: Deviations of the prior at which chains begin, by turns: a network that says little, and one
@@ -103,6 +103,20 @@ def _adapt(slow: Any, ends: Any, of_size: Any, of_mass: Any, state: Any, info: A
     )
 
 
+def _resumed(
+    file: Path | None, leaves: list[Any]
+) -> tuple[list[Any], list[tuple[float, ...]], list[np.ndarray], float]:
+    """What the file of a chain that was stopped holds, or the beginning from ``leaves``: its state,
+    a log of every step (gradients, divergent, log density), draws, and the seconds so far."""
+    if file is None or not file.exists():
+        return leaves, [], [], 0.0
+    with np.load(file) as kept:
+        return (
+            [jnp.asarray(kept[f"leaf{k}"]) for k in range(len(leaves))],
+            [tuple(row) for row in kept["log"]], list(kept["drawn"]), float(kept["seconds"]),
+        )  # fmt: skip
+
+
 def _chain(
     problem: Problem, variances: Mapping[str, float], *, key: Any, warmup: int, draws: int,
     start: float, doublings: int, seconds: float, file: Path | None,
@@ -112,14 +126,7 @@ def _chain(
     position = start * jax.random.normal(jax.random.fold_in(key, 2**31), (count,))
     adapted = SIZE[0](0.1), MASS[0](count)
     leaves, tree = jax.tree.flatten((position, *adapted))
-    log: list[tuple[float, ...]] = []  # of every step: gradients, divergent, log density
-    drawn: list[np.ndarray] = []
-    before = 0.0
-    if file is not None and file.exists():
-        with np.load(file) as kept:
-            leaves = [jnp.asarray(kept[f"leaf{k}"]) for k in range(len(leaves))]
-            log, drawn = [tuple(row) for row in kept["log"]], list(kept["drawn"])
-            before = float(kept["seconds"])
+    leaves, log, drawn, before = _resumed(file, leaves)
     position, *adapted = jax.tree.unflatten(tree, leaves)
     state = blackjax.nuts.init(position, log_density)
 
@@ -198,13 +205,13 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=250, help="draws of a chain that are merged")
     options = parser.parse_args()
     problem = PROBLEMS[options.problem]()
-    variances = against_nuts.variances(problem, options.scale)
-    stem = against_nuts.stem(problem)
+    variances = nuts_files.variances(problem, options.scale)
+    stem = nuts_files.stem(problem)
     if options.merge:
         files = sorted(options.folder.glob(f"{stem}{options.scale:g}-chain*.npz"))
         files = [file for file in files if ".part" not in file.name]
         found = merge(problem, variances, files, options.most)
-        against_nuts.store(options.merge / f"{stem}{options.scale:g}.npz", found)
+        nuts_files.store(options.merge / f"{stem}{options.scale:g}.npz", found)
         print(problem.name, {k: v for k, v in found.items() if k not in ("mean", "sd")})
         return
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -105,6 +106,15 @@ def predicted(
     with torch.no_grad(), autocast:
         parts = [functional_call(network, params, (part,)) for part in x.split(2500)]
     return torch.cat(parts).float().softmax(-1)
+
+
+@contextlib.contextmanager
+def seeded(settings: Settings) -> Iterator[None]:
+    """Masks that follow from the seed; torch's own random numbers stay where they were."""
+    on_gpu = settings.device.startswith("cuda")
+    with torch.random.fork_rng([torch.device(settings.device)] if on_gpu else []):
+        torch.manual_seed(settings.seed)
+        yield
 
 
 def start(contender: Contender, settings: Settings, member: int = 0) -> nn.Module:

@@ -7,7 +7,6 @@ are new at every replay.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 
@@ -24,6 +23,7 @@ from natural_langevin.experiments.fidelity.chain import (
     now,
     predicted,
     reduced_precision,
+    seeded,
     start,
 )
 from natural_langevin.experiments.fidelity.contenders import Contender
@@ -92,7 +92,7 @@ class Descent:
 def pace(contender: Contender, problem: Problem, settings: Settings) -> float:
     """Seconds of a step, once everything is warm."""
     kind = torch.device(settings.device).type
-    with _seeded(settings):
+    with seeded(settings):
         descent = Descent(contender, problem, settings)
         descent.warm_up([0.0] * WARM_UP[kind])
         began = now(settings.device)
@@ -121,7 +121,7 @@ def follow(
     schedule = contender.schedule(eta, planned)
     rates = [float(schedule(step)) for step in range(planned)]
     first = min(WARM_UP[torch.device(settings.device).type], planned)
-    with _seeded(settings):
+    with seeded(settings):
         descent = Descent(contender, problem, settings)
         descent.warm_up(rates[:first])  # with what is set up once: counted at the pace
         began = now(settings.device)
@@ -138,12 +138,3 @@ def follow(
         draws += [params] * MASKS
     epochs = planned / (len(problem.y) // settings.batch_size)
     yield {"seconds": pool.seconds, "epochs": epochs, "draws": MASKS, "chain": 1}, pool
-
-
-@contextlib.contextmanager
-def _seeded(settings: Settings) -> Iterator[None]:
-    """Masks that follow from the seed; torch's own random numbers stay where they were."""
-    on_gpu = settings.device.startswith("cuda")
-    with torch.random.fork_rng([torch.device(settings.device)] if on_gpu else []):
-        torch.manual_seed(settings.seed)
-        yield

@@ -6,9 +6,9 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -128,7 +128,30 @@ def _contend(
         )
 
 
-def _way(contender: Contender) -> Any:
+class Way(Protocol):
+    """How a contender comes to its predictions: the modules ``chain`` and ``dropout``."""
+
+    def pace(self, contender: Contender, problem: Problem, settings: Settings) -> float:
+        """Seconds of a step, once everything is warm."""
+
+    def follow(
+        self,
+        contender: Contender,
+        problem: Problem,
+        settings: Settings,
+        eta: float,
+        *,
+        seconds: float,
+        step_seconds: float,
+        looks: int,
+        pool: Pool | None = None,
+        draws: list[Params] | None = None,
+        say: Callable[[str], None] = ...,
+    ) -> Iterator[tuple[dict[str, float], Pool]]:
+        """After every look: what was spent, and what the networks have come to."""
+
+
+def _way(contender: Contender) -> Way:
     """Whose ``pace`` and ``follow`` a contender takes."""
     return dropout if contender.dropout else chain
 

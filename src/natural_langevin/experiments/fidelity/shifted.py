@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from natural_langevin.experiments.fidelity.chain import Settings, predicted, start
+from natural_langevin.experiments.fidelity.chain import Settings, predicted, seeded, start
 from natural_langevin.experiments.fidelity.contenders import Contender
 from natural_langevin.experiments.fidelity.problem import Problem, normalised, pixels
 from natural_langevin.experiments.shift import table
@@ -30,7 +31,8 @@ def shifted(
 
     def members(images: Tensor) -> Tensor:
         here = normalised(images).to(problem.test_x.device)
-        return torch.stack([predicted(network, own, here, settings).cpu() for own in some])
+        with seeded(settings):  # the same masks on all images, whatever was looked at before
+            return torch.stack([predicted(network, own, here, settings).cpu() for own in some])
 
     order = torch.randperm(x[0, ..., 0].numel(), generator=torch.Generator().manual_seed(0))
     shuffled = x.flatten(1, 2)[:, order].reshape(x.shape)
@@ -56,3 +58,8 @@ def as_results(results: Mapping[str, Any]) -> dict[str, Any]:
 def with_table(page: str, results: Mapping[str, Any]) -> str:
     """The page's text with the table of a fidelity run's shifts in its place."""
     return table.with_table(page, as_results(results), "shift-cifar")
+
+
+def plot(results: Mapping[str, Any], path: Path) -> None:
+    """NLL and calibration error against the strength of every shift."""
+    table.plot(as_results(results), path)

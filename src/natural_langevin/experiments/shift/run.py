@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor
 
 from natural_langevin import metrics
-from natural_langevin._internal.atomic import staged
 from natural_langevin.data import Dataset, cifar10, fashion_mnist
 from natural_langevin.experiments.origin import origin
+from natural_langevin.experiments.results_file import open_results, write_results
 from natural_langevin.experiments.shift.corruptions import STRENGTHS, corrupted
 from natural_langevin.experiments.shift.methods import METHODS, Members, Settings, timed
 
@@ -42,12 +41,7 @@ def run(
         if name not in METHODS:
             raise ShiftError(f"there is no method {name!r}: choose from {', '.join(METHODS)}")
     described = dataclasses.asdict(settings) | {"data": data.name, "foreign": list(foreign)}
-    described = json.loads(json.dumps(described))
-    results: dict[str, Any] = {"settings": described, "rows": {}}
-    if out.exists():
-        results = json.loads(out.read_text(encoding="utf-8"))
-        if results["settings"] != described:
-            raise ShiftError(f"{out} holds results of other settings: give another --out")
+    results = open_results(out, described, {}, ShiftError)
     x, y = data.test_x[: settings.images], data.test_y[: settings.images]
     train_x, train_y = data.train_x.to(device), data.train_y.to(device)
     others = {name: foreign_images(name, x, data_dir) for name in foreign}
@@ -59,8 +53,7 @@ def run(
         row |= looked_at(members, x, y, others)
         results["rows"][name] = row
         results |= origin(device)
-        with staged(out) as handle:
-            handle.write(json.dumps(results, indent=1, allow_nan=False).encode())
+        write_results(out, results)
         say(
             f"{row['title']}: {seconds:.0f} s, NLL {row['clean']['nll']:.4f}, "
             + ", ".join(f"AUROC {k} {v['epistemic']:.3f}" for k, v in row["foreign"].items())

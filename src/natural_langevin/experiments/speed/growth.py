@@ -59,7 +59,7 @@ def section(settings: Settings, say: Say) -> dict[str, Any]:
             if point not in measured:
                 measured[point] = _measure(settings, point, sizes, say)
             rows.append({"size": size, **measured[point]})
-        found[axis] = {"points": rows, "exponent": exponent(axis, rows)}
+        found[axis] = {"points": rows, "exponent": exponent(rows)}
     return {"method": __doc__, "base": base._asdict(), "axes": found}
 
 
@@ -91,8 +91,8 @@ def _measure(settings: Settings, point: Point, sizes: dict[str, Any], say: Say) 
     return result
 
 
-def exponent(axis: str, rows: list[dict[str, Any]]) -> float | None:
-    """Of the time of a step of all chains."""
+def exponent(rows: list[dict[str, Any]]) -> float | None:
+    """p where the time of a step of all chains grows as size^p, fitted on logarithmic axes."""
     known = [row for row in rows if row["qdop"]["status"] == "measured"]
     if len(known) < 2:
         return None

@@ -2,7 +2,8 @@
 
 One posterior for everybody: a ReLU network on the first training images, prior N(0, 0.1), T = 1,
 minibatches of 100, four chains. All start at the same four draws, which a long run of ours with a
-small step has left behind. Followed are the log-probabilities of all classes at some test images.
+small step, and then the reference, have left behind. Followed are the log-probabilities of all
+classes at some test images.
 
 Bias. Every step size heats a sampler a little, and buys speed. The measure is the mean log-loss on
 some training images along the run, against that of the reference (the sampler that made the starts,
@@ -26,7 +27,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from natural_langevin import Langevin, data, dynamics, likelihoods, models, preconditioners, priors
+from natural_langevin import (
+    Langevin,
+    data,
+    dynamics,
+    likelihoods,
+    models,
+    preconditioners,
+    priors,
+    schedules,
+)
 from natural_langevin.experiments.speed import peers
 from natural_langevin.experiments.speed.contender import Ready, Unavailable
 from natural_langevin.experiments.speed.measure import Say, synchronise
@@ -111,10 +121,15 @@ def ours(
     task: Problem, chains: int, *, step_size: float, start: Layers | None, moves: Any, metric: Any,
     burn_in: int = 500, steps: int = 100_000,
 ) -> Ready:  # fmt: skip
-    """The metric learns in the first ``burn_in`` steps, which do not count, and then stands."""
+    """The metric learns in the first ``burn_in`` steps, which do not count, and then stands. From
+    a start that fits the data its first estimates are close to nothing, and a whole step in them
+    would lead away from it: the step size rises from 0 meanwhile."""
+    rate = step_size if start is None else schedules.warm_start(
+        step_size, factor=1.0, steps=burn_in, rise=burn_in
+    )  # fmt: skip
     sampler = Langevin(
         task.build(), likelihoods.Categorical(), prior=priors.Gaussian(PRIOR_VARIANCE),
-        preconditioner=metric, dynamics=moves, step_size=step_size, chains=chains, seed=task.seed,
+        preconditioner=metric, dynamics=moves, step_size=rate, chains=chains, seed=task.seed,
         device=task.device, init="fan_in", mean_rate=None,
     )  # fmt: skip
     engine, state = sampler.prepare(
@@ -153,8 +168,9 @@ def reference(
         task, CHAINS, step_size=START_STEP, start=None, burn_in=count // 2, steps=count, **settings
     )
     long.advance(count - count // 2)
-    start = long.layers()
-    small = ours(task, CHAINS, step_size=START_STEP / 4, start=start, **settings)
+    small = ours(task, CHAINS, step_size=START_STEP / 4, start=long.layers(), **settings)
+    small.advance(count // 2)  # until what the larger step has heated is as cool as the reference
+    start = small.layers()
     losses, _ = follow(task, small, sizes["steps"], sizes["thin"], test)[:2]
     return start, float(losses.mean()), time.perf_counter() - began
 

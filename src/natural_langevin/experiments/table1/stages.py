@@ -30,6 +30,7 @@ from natural_langevin.experiments.table1.scores import (
 )
 from natural_langevin.experiments.table1.training import DivergedError, Outcome, train
 from natural_langevin.langevin import Langevin
+from natural_langevin.types import Params
 
 SELECT_SEED, FINAL_SEED = 1, 2
 TRIES = 4
@@ -227,6 +228,7 @@ def first_to_survive(
 
 
 def _final(bench: Bench, method: Method, chosen: dict[str, Any], rank: int) -> Result:
+    """Sampling with the ``chosen`` settings on all training data, and the rows of the table."""
     preset, data = bench.preset, bench.data
     group = preset.pooled if method.pools else 1
     chains = preset.seeds * group
@@ -245,7 +247,6 @@ def _final(bench: Bench, method: Method, chosen: dict[str, Any], rank: int) -> R
     )  # fmt: skip
     singles = slice(0, chains, group)  # the first chain of every seed's group
     scored = bench.scored
-    mean = {name: m[singles] for name, m in outcome.state.mean.items()}
     settings = {
         "step_size": chosen["step_size"],
         "schedule": chosen["schedule"],
@@ -253,16 +254,11 @@ def _final(bench: Bench, method: Method, chosen: dict[str, Any], rank: int) -> R
         "temperature": float(sampler._dynamics.temperature[0]),
         "draws": int(ensemble.kept),
     }
-    estimates: dict[str, Callable[[str], Tensor]] = {
-        "ensemble": lambda name: ensemble.mean(name)[singles],
-        "mean": lambda name: ensemble.scorer.probabilities(mean, scored[name][0]),
-    }
-    if group > 1:
-        estimates["pooled"] = lambda name: ensemble.mean(name).unflatten(0, (-1, group)).mean(1)
+    mean = {name: m[singles] for name, m in outcome.state.mean.items()}
     seconds = outcome.seconds / chains
     rows = [
         _row(method, estimate, predict, scored, settings, seconds, group)
-        for estimate, predict in estimates.items()
+        for estimate, predict in _estimates(ensemble, mean, scored, group).items()
     ]
     test, probes = ensemble.mean("test"), ensemble.probes[:, singles]
     result: Result = {
@@ -281,6 +277,20 @@ def _final(bench: Bench, method: Method, chosen: dict[str, Any], rank: int) -> R
         x, y = scored["test"]
         result["uncertain"] = uncertain_inputs(test[:group].mean(0), entropy, x, y)
     return result
+
+
+def _estimates(
+    ensemble: Ensemble, mean: Params, scored: dict[str, tuple[Tensor, Tensor]], group: int
+) -> dict[str, Callable[[str], Tensor]]:
+    """What a row of the table is of: class probabilities (seed, input, class) on a scored set, by
+    its name. ``group``: how many chains are pooled into one ensemble of a seed."""
+    found: dict[str, Callable[[str], Tensor]] = {
+        "ensemble": lambda name: ensemble.mean(name)[::group],
+        "mean": lambda name: ensemble.scorer.probabilities(mean, scored[name][0]),
+    }
+    if group > 1:
+        found["pooled"] = lambda name: ensemble.mean(name).unflatten(0, (-1, group)).mean(1)
+    return found
 
 
 def _train(

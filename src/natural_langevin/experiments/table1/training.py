@@ -124,7 +124,7 @@ def train(
     timed, chains = TimedEngine(engine), len(next(iter(state.params.values())))
     collector = StageCollector(plan.looks, chains, timed.clock, ensemble, strict=stop_if_diverged)
     with contextlib.closing(RunCheckpoint(checkpoint, config, {"versions": versions()})) as saved:
-        state = run(plan, timed, state, collector, saved=saved, title=title, progress=progress)
+        state, _ = run(plan, timed, state, collector, saved=saved, title=title, progress=progress)
     looks = [int(step) for step in collector.trace.seen[:, 0]]
     seconds = steps * float(timed.clock[0] / timed.clock[1].clamp_min(1))
     return Outcome(state, looks, collector.trace.seen[:, 1:].float(), seconds)

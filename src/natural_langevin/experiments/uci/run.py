@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from natural_langevin._internal.atomic import output
-from natural_langevin._internal.checked_json import read_json
 from natural_langevin.data.table import Table, need_pandas
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.parts import join_parts
+from natural_langevin.experiments.results_file import open_results, write_results
 from natural_langevin.experiments.uci.data import TABLES, load, split
 from natural_langevin.tabular.recipe import CHUNK, learn
 from natural_langevin.tabular.settings import Settings
@@ -42,12 +40,7 @@ def run(
     first so many of each table; ``only``: these, counted from 0."""
     settings = settings or Settings()
     wanted = pieces(names, splits=splits, only=only)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"settings": settings.to_json(), "rows": []}
-    if out.exists():
-        results = read_results(out)
-        if results.get("settings") != json.loads(json.dumps(settings.to_json())):
-            raise UciError(f"{out} holds results of other settings: give another --out")
+    results = open_results(out, settings.to_json(), [], UciError)
     done = {(row["table"], row["split"]) for row in results["rows"]}
     for name, own in itertools.groupby(wanted, key=lambda piece: piece[0]):
         arrays, count = load(name), TABLES[name].splits
@@ -58,8 +51,7 @@ def run(
             row = {"table": name, "split": number} | row
             results["rows"].append(row)
             results |= origin(device or "cpu")
-            with output(out) as handle:
-                handle.write(json.dumps(results, indent=1, allow_nan=False).encode())
+            write_results(out, results)
             say(
                 f"{name} {number + 1}/{count}: log-likelihood {row['log_likelihood']:.3f}, RMSE "
                 f"{row['rmse']:.4g}, {row['seconds']:.1f} s"
@@ -82,16 +74,6 @@ def pieces(
     return found
 
 
-def read_results(path: Path) -> dict[str, Any]:
-    """What ``run`` wrote."""
-    try:
-        results: dict[str, Any] = read_json(path)
-        [(row["table"], row["split"]) for row in results["rows"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UciError(f"{path} holds no results ({error}): give another --out") from None
-    return results
-
-
 def merge(folder: Path, out: Path) -> dict[str, Any]:
     """The files of ``folder``, each some of the fits, as one in ``out``: fits of one setting, on
     one version of the code."""
@@ -100,8 +82,7 @@ def merge(folder: Path, out: Path) -> dict[str, Any]:
         same=("settings",),
         place=lambda row: (list(TABLES).index(row["table"]), row["split"]),
     )
-    with output(out) as handle:
-        handle.write(json.dumps(results, indent=1, allow_nan=False).encode())
+    write_results(out, results)
     return results
 
 

@@ -16,7 +16,6 @@ from natural_langevin.statistics.rules.base import (
     Scatter,
     Stacked,
     Sum,
-    Units,
     own_units,
     positions,
     row_units,
@@ -62,7 +61,7 @@ from natural_langevin.statistics.rules.rewritten import (
 )
 
 __all__ = [
-    "RULES", "Call", "Outer", "Rule", "SampleGradient", "Scatter", "Stacked", "Sum", "Units",
+    "RULES", "Call", "Outer", "Rule", "SampleGradient", "Scatter", "Stacked", "Sum",
     "own_units", "positions", "register_rule", "restore_layers", "rewrite_layers", "row_units",
 ]  # fmt: skip
 

@@ -22,6 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from natural_langevin.types import Units
+
 
 class Call(NamedTuple):
     """One call of a layer: what went in, and the gradient of what came out.
@@ -233,9 +235,6 @@ class Stacked(SampleGradient):
 
     def folded(self, repeat: int) -> Stacked:
         return Stacked(tuple(p.folded(repeat) for p in self.parts))
-
-
-Units = dict[str, tuple[str, ...]]
 
 
 class Rule(NamedTuple):

@@ -41,7 +41,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 def library_at_hand(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The same, for whom it is not worth building: None where it would have to be."""
+    """Like ``library``, but None where it would have to be built first."""
     try:
         there = _prebuilt(dtype) is not None or (_cache_folder() / _name(dtype)).exists()
     except (NoLibraryError, OSError):

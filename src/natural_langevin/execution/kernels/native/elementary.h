@@ -8,40 +8,9 @@
 #define NATURAL_LANGEVIN_ELEMENTARY_H
 
 #include <math.h>
-#include <string.h>
 
 #include "layout.h"
-
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE float float_of(int32_t word) {
-    float value;
-    memcpy(&value, &word, 4);
-    return value;
-}
-
-INLINE int32_t word_of(float value) {
-    int32_t word;
-    memcpy(&word, &value, 4);
-    return word;
-}
-
-// ln(u) for a positive, normal u: exponent, and ln(1 + t) / t as a polynomial for t = m - 1, m in
-// [0.75, 1.5).
-INLINE float log_positive(float u) {
-    const int32_t shifted = word_of(u) - 0x3F400000;  // puts 0.75 at an exponent's beginning
-    const float exponent = (float)(shifted >> 23);
-    const float t = float_of((shifted & 0x7FFFFF) + 0x3F400000) - 1.0f;
-    float p = -0.0650838147219571f;
-    p = p * t + 0.1400688175105198f;
-    p = p * t - 0.173574057323999f;
-    p = p * t + 0.20119603069912806f;
-    p = p * t - 0.24978826540437807f;
-    p = p * t + 0.333294737572879f;
-    p = p * t - 0.500001774431273f;
-    p = p * t + 1.0000001601623723f;
-    return exponent * 0.6931471805599453f + t * p;
-}
+#include "random_bits.h"
 
 // 1 / sqrt(x). Where division and roots are slow: a guess from the exponent, and Newton's method.
 INLINE float rsqrt_single(float x) {

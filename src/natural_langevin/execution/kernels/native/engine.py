@@ -58,8 +58,8 @@ class NativeMLP:
         self.num_data, self.dtype = num_data, first.dtype
         self._check_settings()
         x = stream.example()[0]
-        self._fixed = _fixed_tensors(dynamics, state)
-        self.specs = _specs(dynamics, state, self._fixed, x)
+        self._fixed = fixed_tensors(dynamics, state)
+        self.specs = specs_of(dynamics, state, self._fixed, x)
         found = library(self.dtype)
         if found is None:
             raise UnsupportedError("there is no library")
@@ -103,13 +103,14 @@ class NativeMLP:
         return Info(self._loss.clone(), state.diverged >= 0)
 
     def _several(self, wanted: int) -> int:
-        """Steps of the next call; the first is for measuring."""
+        """How many steps the next call takes: one until their time is known, then what fits into
+        ``SECONDS_PER_CALL``, so that Ctrl-C is heard."""
         if not self._step_seconds or not isinstance(self.stream, InMemory):
             return 1
         return max(1, min(wanted, int(SECONDS_PER_CALL / self._step_seconds)))
 
     def call(self, start: int, count: int) -> None:
-        """``count`` steps of the state at hand; its counter is for the caller."""
+        """Takes ``count`` steps of the state that ``_bind`` points at; the caller counts them."""
         run, size = self._run, self.dtype.itemsize
         row = self._rates.data_ptr() + (start - self.rates.start) * self._rates.stride(0) * size
         run.start, run.count, run.step_size = start, count, row
@@ -127,10 +128,7 @@ class NativeMLP:
 
     def _check_settings(self) -> None:
         gradients = self.dynamics.gradients
-        if gradients.microbatch is not None or gradients.data_parallel is not None:
-            raise UnsupportedError("minibatches in pieces")
-        if gradients.clip is not None or gradients.network.dtype is not None:
-            raise UnsupportedError("clipped gradients or reduced precision")
+        settings.refuse_indirect(gradients)
         self._metric, self._second = settings.metric(self.dynamics.preconditioner)
         drawn = self.dynamics.preconditioner.targets == "model"
         self._likelihood = settings.likelihood(gradients.likelihood, drawn=drawn)
@@ -285,16 +283,17 @@ def _block(state: State, spec: LinearSpec) -> Tensor:
     return found
 
 
-def _fixed_tensors(dynamics: LangevinDynamics, state: State) -> dict[str, Tensor]:
+def fixed_tensors(dynamics: LangevinDynamics, state: State) -> dict[str, Tensor]:
     """Frozen parameters and buffers of the network."""
     model = dynamics.gradients.network.model
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor.detach() for name, tensor in named.items() if name not in state.params}
 
 
-def _specs(
+def specs_of(
     dynamics: LangevinDynamics, state: State, fixed: Mapping[str, Tensor], x: Tensor
 ) -> list[LinearSpec]:
+    """The network's layers, found by a call on a batch like ``x``."""
     network = dynamics.gradients.network
     first = {name: p[0].detach() for name, p in state.params.items()}
     named = {**fixed, **first}

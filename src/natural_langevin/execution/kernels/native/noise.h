@@ -5,10 +5,6 @@
 
 #include "elementary.h"
 
-typedef struct {
-    uint32_t first, second;
-} Key;
-
 INLINE uint64_t mix64(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -20,32 +16,6 @@ INLINE Key stream_key(int64_t origin, int64_t step) {
     const uint64_t z = mix64((uint64_t)origin + ((uint64_t)step + 1) * 0x9E3779B97F4A7C15u);
     const Key key = {(uint32_t)z, (uint32_t)(z >> 32)};
     return key;
-}
-
-INLINE uint32_t random_bits(uint32_t index, Key key) {
-    uint32_t x = index + key.first;
-    x = (x ^ (x >> 17)) * 0xED5AD4BBu;
-    x = (x ^ (x >> 11)) + key.second;
-    x = x * 0xAC4C1B51u;
-    x = (x ^ (x >> 15)) * 0x31848BABu;
-    return x ^ (x >> 14);
-}
-
-INLINE float open_unit(uint32_t word) {
-    return ((float)(int32_t)(word & 0x7FFFFFFFu) + 0.5f) * 4.656612873077393e-10f;
-}
-
-// cos of word / 2^32 turns.
-INLINE float cos_turns(uint32_t word) {
-    const float turns = (float)(int32_t)word * 2.3283064365386963e-10f;
-    const float s = turns * turns;
-    float c = 6.527706146240234f;
-    c = c * s - 25.96688461303711f;
-    c = c * s + 60.16743087768555f;
-    c = c * s - 85.45011138916016f;
-    c = c * s + 64.93911743164062f;
-    c = c * s - 19.73920440673828f;
-    return c * s + 1.0f;
 }
 
 // Blocks of normals that are made together where there are so many.

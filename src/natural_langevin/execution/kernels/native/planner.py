@@ -33,7 +33,8 @@ from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.likelihoods import Categorical
 from natural_langevin.preconditioners import Euclidean
 from natural_langevin.priors import Flat
-from natural_langevin.statistics import Gradients, Network, Params
+from natural_langevin.statistics import Gradients, Network
+from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

@@ -26,6 +26,14 @@ class UnsupportedError(Exception):
     """Something that the native engine does not take, in words."""
 
 
+def refuse_indirect(gradients: Any) -> None:
+    """Gradients must be a whole minibatch's own, in the precision of the network."""
+    if gradients.microbatch is not None or gradients.data_parallel is not None:
+        raise UnsupportedError("minibatches in pieces")
+    if gradients.clip is not None or gradients.network.dtype is not None:
+        raise UnsupportedError("clipped gradients or reduced precision")
+
+
 #: The metric's number, and the group of its state that holds J's diagonal.
 _METRICS = {
     "Euclidean": ("euclidean", None),
@@ -43,7 +51,7 @@ def _known_as(one: Any, module: Any) -> str:
 
 
 def metric(preconditioner: Any) -> tuple[int, str | None]:
-    """Its number, and where its state keeps the diagonal of J."""
+    """The metric's number in layout.h, and the field of its state that holds the diagonal of J."""
     found = _METRICS.get(_known_as(preconditioner, preconditioners))
     if found is None:
         raise UnsupportedError(f"the metric {preconditioner!r}")
@@ -81,7 +89,7 @@ _PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
 
 
 def prior(one: Any, chains: int, dtype: torch.dtype) -> tuple[int, Tensor]:
-    """Its number, and (chain, PRIOR_NUMBERS)."""
+    """The prior's number in layout.h, and its settings as numbers: (chain, PRIOR_NUMBERS)."""
     found = _PRIORS.get(_known_as(one, priors))
     if found is None:
         raise UnsupportedError(f"the prior {one!r}")
@@ -115,8 +123,8 @@ _NOT_DRAWN = {"Poisson", "NegativeBinomial", "Ordinal"}
 
 
 def likelihood(one: Any, *, drawn: bool) -> tuple[int, float]:
-    """Its number, and the variance of a Gaussian whose sigma is known, or how many levels Ordinal
-    has. ``drawn``: whether labels are drawn from it."""
+    """The likelihood's number in layout.h, and one setting: the variance of a Gaussian whose sigma
+    is known, or how many levels Ordinal has. ``drawn``: whether labels are drawn from it."""
     name = _known_as(one, likelihoods)
     weighted = getattr(one, "class_weights", None) or getattr(one, "ignore_index", None) is not None
     if name not in _LIKELIHOODS or (drawn and (weighted or name in _NOT_DRAWN)):

@@ -1,0 +1,22 @@
+"""Whether a step by kernels is the general one: what a run asks before it relies on them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from natural_langevin.statistics import Params
+
+
+def disagreement(own: Params, expected: Params, before: Params) -> str:
+    """Whose steps are not the general path's for most of their numbers: TF32 products, and a Schur
+    complement that almost vanishes, move a few of them elsewhere. Biases, of which there may be
+    one, are judged together."""
+    near: dict[str, list[Tensor]] = {}
+    for k, p in before.items():
+        right = expected[k] - p
+        close = (own[k] - expected[k]).abs() <= 0.05 * right.abs() + 1e-2 * right.abs().mean()
+        name = k if p.ndim > 2 else "biases"
+        near.setdefault(name, []).append((close | ~right.isfinite()).flatten())
+    few = (name for name, c in near.items() if not torch.cat(c).float().mean() > 0.8)
+    return " and ".join(few)

@@ -1,0 +1,322 @@
+"""Triton kernels of a linear layer's update: its weights, from a batch or from a given gradient,
+and its biases. ``triton_linear`` launches them.
+
+A program owns a tile of weights, BLOCK_O units by BLOCK_I inputs. It forms the three products over
+the batch in registers and applies metric, drift, noise and running mean to them at once: gradient
+and statistics never reach memory, and what remains is the traffic of the state, each buffer read
+and written once. The weights' pull on their unit's bias (the row A_0i) is summed per tile; a second
+kernel adds these sums up and moves the biases.
+
+The noise is that of ``random.normal``, recomputed here from its address. Flags that change nothing
+but a few instructions are numbers, not constants: every variant takes half a second to build.
+
+KIND is the metric (``layer.KIND_NUMBER``): 0 the identity, 1 RMSProp, 2 diagonal, 3 quasi-diagonal.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from natural_langevin._internal.triton_random import normal_at, normal_rows
+
+
+@triton.jit
+def _mix(old, new, rate):
+    return old + rate * (new - old)
+
+
+@triton.jit
+def _units(tile_o, BLOCK_O: tl.constexpr, STEP: tl.constexpr):
+    """The units of a tile. With STEP 2 the even ones or the odd ones of twice as many: where rows
+    are an odd number of half blocks of noise, blocks then lie alike in all rows of a tile."""
+    return (tile_o // STEP) * (BLOCK_O * STEP) + tl.arange(0, BLOCK_O) * STEP + tile_o % STEP
+
+
+@triton.jit
+def _rates(numbers, chain):
+    """A chain's eta, noise scale, gamma, mu, 1 / N, whether it goes on, and kept momentum."""
+    at = numbers + chain * 7
+    return (
+        tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4),
+        tl.load(at + 5), tl.load(at + 6),
+    )  # fmt: skip
+
+
+@triton.jit
+def _bias_terms(
+    gradient, square, bias, bias_second, prior, damping, rates, o, O, chain, fresh,
+    ADAPTS: tl.constexpr,
+):  # fmt: skip
+    """Of the biases of units: v, and (J_00 + epsilon)^{-1/2} as this step applies it."""
+    in_o = o < O
+    b = tl.load(bias + chain * O + o, mask=in_o, other=0.0)
+    precision = tl.load(prior + chain * 4 + 2) * rates[4]
+    v = gradient + precision * (b - tl.load(prior + chain * 4 + 3))
+    corner = tl.load(bias_second + chain * O + o, mask=in_o, other=1.0)
+    if ADAPTS:
+        corner = tl.where(fresh != 0, _mix(corner, square, rates[2]), corner)
+    return v, tl.rsqrt(corner + tl.load(damping + chain * 2 + 1))
+
+
+@triton.jit
+def _unit_terms(
+    deltas, deltas2, share, first, unit_sums, unit_squares, bias, bias_second, prior, damping,
+    rates, o, O, chain, fresh, KIND: tl.constexpr, ADAPTS: tl.constexpr,
+):  # fmt: skip
+    """What weights need of their units' biases, from delta and delta~^2 (unit, sample), added up
+    over blocks of the batch; the units' ``first`` program keeps both sums for the bias kernel."""
+    gradient, square = tl.sum(deltas, axis=1) * share, tl.sum(deltas2, axis=1) * share
+    if first:
+        tl.store(unit_sums + chain * O + o, gradient, mask=o < O)
+        tl.store(unit_squares + chain * O + o, square, mask=o < O)
+    v, corner = tl.zeros_like(gradient), tl.zeros_like(gradient)
+    if KIND == 3:
+        v, corner = _bias_terms(
+            gradient, square, bias, bias_second, prior, damping, rates, o, O, chain, fresh, ADAPTS
+        )
+    return v, corner
+
+
+@triton.jit
+def _squared_fisher(d, fisher, at, mask, SAME: tl.constexpr):
+    if not SAME:
+        d = tl.load(fisher + at, mask=mask, other=0.0)
+    return d * d
+
+
+@triton.jit(do_not_specialize=["B", "tiles_i", "parts", "fresh"])
+def linear_kernel(
+    a, delta, fisher, theta, mean, second, cross, bias, bias_second, momentum, prior, damping,
+    numbers, keys, unit_sums, unit_squares, row_sums, B, I, O, a_chain, tiles_i, parts,
+    start, fresh, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr,
+    MOVES: tl.constexpr, ADAPTS: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
+    WALKS: tl.constexpr, STEP: tl.constexpr, PAIRED: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """Weights from a batch: a (chain, B, I), delta and fisher (chain, B, O). A program has a tile
+    of one chain's units, and walks along WALKS tiles of their inputs."""
+    chain = tl.program_id(1).to(tl.int64)
+    tile_o, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    o = _units(tile_o, BLOCK_O, STEP)
+    in_o = o < O
+    a += chain * a_chain
+    delta += chain * B * O
+    fisher += chain * B * O
+    share, rates = 1.0 / B, _rates(numbers, chain)
+    bias_v, corner = tl.zeros([BLOCK_O], tl.float32), tl.zeros([BLOCK_O], tl.float32)
+    first_tile, last_tile = part * WALKS, part + 1
+    if WALKS > 1:  # along a row of tiles: what concerns units is formed once
+        last_tile = tl.minimum(first_tile + WALKS, tiles_i)
+        # Added up over samples at the end: a sum in the loop would have warps wait for each other.
+        deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+        deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+        if HAS_BIAS:
+            for first in range(0, B, BLOCK_B):
+                n = first + tl.arange(0, BLOCK_B)
+                at, d_mask = n[None, :] * O + o[:, None], (n < B)[None, :] & in_o[:, None]
+                d = tl.load(delta + at, mask=d_mask, other=0.0)
+                deltas += d
+                if KIND >= 2 and ADAPTS:
+                    deltas2 += _squared_fisher(d, fisher, at, d_mask, SAME)
+            bias_v, corner = _unit_terms(
+                deltas, deltas2, share, part == 0, unit_sums, unit_squares, bias, bias_second,
+                prior, damping, rates, o, O, chain, fresh, KIND, ADAPTS,
+            )  # fmt: skip
+    pulls = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    for tile_i in range(first_tile, last_tile):
+        i = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
+        in_i = i < I
+        if STEP == 2:
+            i -= (tile_o % 2) * 16
+            in_i = (i >= 0) & (i < I)
+        # The products over the batch, and the sums of delta and delta~^2 for the units' biases.
+        gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+        squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+        crosses = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+        deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+        deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+        for first in range(0, B, BLOCK_B):
+            n = first + tl.arange(0, BLOCK_B)
+            in_n = n < B
+            x_mask, d_mask = in_n[:, None] & in_i[None, :], in_n[None, :] & in_o[:, None]
+            at = n[None, :] * O + o[:, None]
+            x = tl.load(a + n[:, None] * I + i[None, :], mask=x_mask, other=0.0)
+            d = tl.load(delta + at, mask=d_mask, other=0.0)
+            gradient += tl.dot(d, x, input_precision=PRECISION)
+            if WALKS == 1:
+                deltas += d
+            if KIND >= 2 and ADAPTS:
+                f2 = _squared_fisher(d, fisher, at, d_mask, SAME)
+                if WALKS == 1:
+                    deltas2 += f2
+                squares += tl.dot(f2, x * x, input_precision=PRECISION)
+                if KIND == 3 and HAS_BIAS:
+                    crosses += tl.dot(f2, x, input_precision=PRECISION)
+        if HAS_BIAS and WALKS == 1:
+            bias_v, corner = _unit_terms(
+                deltas, deltas2, share, tile_i == 0, unit_sums, unit_squares, bias, bias_second,
+                prior, damping, rates, o, O, chain, fresh, KIND, ADAPTS,
+            )  # fmt: skip
+        pulls += _move_weights(
+            gradient * share, squares * share, crosses * share, bias_v, corner, theta, mean, second,
+            cross, momentum, prior, damping, rates, keys, o, i, in_i, I, O, chain, start, fresh,
+            KIND, HAS_BIAS, HAS_MEAN, MOVES, ADAPTS, PAIRED, BLOCK_O, BLOCK_I,
+        )  # fmt: skip
+    if KIND == 3 and HAS_BIAS:
+        tl.store(row_sums + (chain * parts + part) * O + o, tl.sum(pulls, axis=1), mask=in_o)
+
+
+@triton.jit(do_not_specialize=["tiles_i", "fresh"])
+def given_kernel(
+    gradient, squares, crosses, bias_gradient, bias_square, theta, mean, second, cross, bias,
+    bias_second, momentum, prior, damping, numbers, keys, row_sums, I, O, tiles_i, start, fresh,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr,
+    ADAPTS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """Weights whose gradient and statistics somebody else has formed: convolutions, norms, ..."""
+    chain = tl.program_id(1).to(tl.int64)
+    tile_o, tile_i = tl.program_id(0) // tiles_i, tl.program_id(0) % tiles_i
+    o, i = _units(tile_o, BLOCK_O, 1), tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
+    in_o, rates = o < O, _rates(numbers, chain)
+    mask = in_o[:, None] & (i < I)[None, :]
+    at = chain * O * I + o[:, None] * I + i[None, :]
+    g = tl.load(gradient + at, mask=mask, other=0.0)
+    g2, gx = g, g
+    bias_v, corner = tl.zeros([BLOCK_O], tl.float32), tl.zeros([BLOCK_O], tl.float32)
+    if KIND >= 2 and ADAPTS:
+        g2 = tl.load(squares + at, mask=mask, other=0.0)
+    if KIND == 3 and HAS_BIAS:
+        g_b, g2_b = tl.load(bias_gradient + chain * O + o, mask=in_o, other=0.0), corner
+        if ADAPTS:
+            gx = tl.load(crosses + at, mask=mask, other=0.0)
+            g2_b = tl.load(bias_square + chain * O + o, mask=in_o, other=0.0)
+        bias_v, corner = _bias_terms(
+            g_b, g2_b, bias, bias_second, prior, damping, rates, o, O, chain, fresh, ADAPTS
+        )
+    pulls = _move_weights(
+        g, g2, gx, bias_v, corner, theta, mean, second, cross, momentum, prior, damping, rates,
+        keys, o, i, i < I, I, O, chain, start, fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, ADAPTS,
+        False, BLOCK_O, BLOCK_I,
+    )  # fmt: skip
+    if KIND == 3 and HAS_BIAS:
+        tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, tl.sum(pulls, axis=1), mask=in_o)
+
+
+@triton.jit
+def _move_weights(
+    gradient, squares, crosses, bias_v, corner, theta, mean, second, cross, momentum, prior,
+    damping, rates, keys, o, i, in_i, I, O, chain, start, fresh, KIND: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr, ADAPTS: tl.constexpr,
+    PAIRED: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """Metric, drift, noise and mean of a tile of weights, from its batch's gradient (BLOCK_O,
+    BLOCK_I) and statistics; returns what the weights add to their biases."""
+    eta, scale, gamma, mu, per_datum, keep, kept = rates
+    live_o = o < tl.where(keep > 0, O, 0)  # stopped chains stand still
+    key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
+    key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
+    mask, live = (o < O)[:, None] & in_i[None, :], live_o[:, None] & in_i[None, :]
+    at = o[:, None] * I + i[None, :]
+    theta += chain * O * I
+    mean += chain * O * I
+    second += chain * O * I
+    cross += chain * O * I
+    w = tl.load(theta + at, mask=mask, other=0.0)
+    if PAIRED:
+        z = normal_rows(o * I + tl.min(i, axis=0) + start, key0, key1, BLOCK_O, BLOCK_I)
+    else:
+        z = normal_at(at + start, key0, key1)
+    v = gradient + tl.load(prior + chain * 4) * per_datum * (w - tl.load(prior + chain * 4 + 1))
+    pulls = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    if KIND == 0:
+        change = scale * z - eta * v
+    else:
+        epsilon = tl.load(damping + chain * 2)
+        j = tl.load(second + at, mask=mask, other=1.0)  # as this step applies it
+        if ADAPTS:
+            new_j = _mix(j, gradient * gradient if KIND == 1 else squares, gamma)
+            tl.store(second + at, new_j, mask=live)
+            j = tl.where(fresh != 0, new_j, j)
+        if KIND == 3 and HAS_BIAS:
+            c = tl.load(cross + at, mask=mask, other=0.0)
+            if ADAPTS:
+                new_c = _mix(c, crosses, gamma)
+                tl.store(cross + at, new_c, mask=live)
+                c = tl.where(fresh != 0, new_c, c)
+            scaled = corner[:, None] * c
+            diagonal = tl.rsqrt(tl.maximum(j - scaled * scaled, 0.0) + epsilon)
+            row = -corner[:, None] * diagonal * scaled
+            pulled = row * bias_v[:, None] + diagonal * v  # A^T v
+            push = scale * z - eta * pulled
+            change = diagonal * push
+            pulls = tl.where(mask, row * push, 0.0)
+        else:
+            root = tl.rsqrt(j + epsilon)  # C for RMSProp, C^{1/2} for the diagonal Fisher metric
+            if KIND == 1:
+                change = scale * tl.sqrt(root) * z - eta * root * v
+            else:
+                change = root * (scale * z - eta * root * v)
+    if MOVES:  # theta follows the momentum, r <- kept r + change
+        r = momentum + chain * O * I + at
+        change += kept * tl.load(r, mask=mask, other=0.0)
+        tl.store(r, change, mask=live)
+    moved = w + change
+    tl.store(theta + at, moved, mask=live)
+    if HAS_MEAN:
+        average = tl.load(mean + at, mask=mask, other=0.0)
+        tl.store(mean + at, _mix(average, moved, mu), mask=live)
+    return pulls
+
+
+@triton.jit(do_not_specialize=["O", "tiles_i", "start", "fresh"])
+def bias_kernel(
+    bias, mean, second, momentum, prior, damping, numbers, keys, sums, squares, row_sums, O,
+    tiles_i, start, fresh, KIND: tl.constexpr, HAS_MEAN: tl.constexpr,
+    MOVES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Biases, with the pull of their weights (``row_sums``). One kernel for steps with and without
+    statistics: without, gamma is 0."""
+    chain = tl.program_id(1).to(tl.int64)
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = o < O
+    live = o < tl.where(tl.load(numbers + chain * 7 + 5) > 0, O, 0)
+    eta = tl.load(numbers + chain * 7)
+    scale = tl.load(numbers + chain * 7 + 1)
+    gamma = tl.load(numbers + chain * 7 + 2)
+    at = chain * O + o
+    gradient = tl.load(sums + at, mask=mask, other=0.0)
+    b = tl.load(bias + at, mask=mask, other=0.0)
+    precision = tl.load(prior + chain * 4 + 2) * tl.load(numbers + chain * 7 + 4)
+    v = gradient + precision * (b - tl.load(prior + chain * 4 + 3))
+    key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
+    key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
+    z = normal_at(o + start, key0, key1)
+    if KIND == 0:
+        change = scale * z - eta * v
+    else:
+        j = tl.load(second + at, mask=mask, other=1.0)
+        square = gradient * gradient
+        if KIND > 1:
+            square = tl.load(squares + at, mask=mask, other=0.0)
+        new_j = tl.where(gamma > 0, _mix(j, square, gamma), j)
+        tl.store(second + at, new_j, mask=live)
+        j = tl.where(fresh != 0, new_j, j)
+        root = tl.rsqrt(j + tl.load(damping + chain * 2 + 1))
+        if KIND == 1:
+            change = scale * tl.sqrt(root) * z - eta * root * v
+        else:
+            change = root * (scale * z - eta * root * v)
+        if KIND == 3:
+            for tile in range(0, tiles_i):
+                part = row_sums + (chain * tiles_i + tile) * O + o
+                change += tl.load(part, mask=mask, other=0.0)
+    if MOVES:
+        kept = tl.load(numbers + chain * 7 + 6)
+        change += kept * tl.load(momentum + at, mask=mask, other=0.0)
+        tl.store(momentum + at, change, mask=live)
+    moved = b + change
+    tl.store(bias + at, moved, mask=live)
+    if HAS_MEAN:
+        average = tl.load(mean + at, mask=mask, other=0.0)
+        tl.store(mean + at, _mix(average, moved, tl.load(numbers + chain * 7 + 3)), mask=live)

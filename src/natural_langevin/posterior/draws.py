@@ -1,0 +1,165 @@
+"""The draws that a run has kept, as tensors and as networks: what a posterior is made of."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from natural_langevin._internal.processes import SingleProcess
+from natural_langevin.data.signature import Signature
+from natural_langevin.execution.kernels.native.forward import NativeOutputs
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.posterior import pooling, weighting
+from natural_langevin.posterior.chain_shards import ChainShards
+from natural_langevin.posterior.pooling import Chains
+from natural_langevin.posterior.prediction import one_tensor
+from natural_langevin.priors import Prior
+from natural_langevin.statistics import vectorised, with_parameters
+from natural_langevin.statistics.capture import ParameterSlots
+from natural_langevin.statistics.vectorised import MODEL_LOCK
+from natural_langevin.types import Params
+
+
+class Draws:
+    """The samples of all chains and the model that they are weights of (see ``Posterior``)."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        likelihood: Likelihood,
+        samples: Params,
+        mean: Params,
+        last: Params,
+        diverged: Tensor,
+        learned: dict[str, Tensor] | None = None,
+        trace: Tensor | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self.likelihood, self.samples, self.mean, self.last = likelihood, samples, mean, last
+        self.diverged = diverged  # (chain,) the step at which a chain was stopped, or -1
+        self.learned = learned or {}  # the likelihood's own state, one value per chain
+        self.trace = trace if trace is not None else torch.empty(0, len(diverged) + 1)
+        self.config = config or {}
+        self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
+        self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
+        self._model, self._slots = model, ParameterSlots(model)
+        #: Outputs of many networks in C, where it knows the model.
+        self._native = NativeOutputs(model)
+        self.signature = Signature(
+            model, discrete=likelihood.discrete, raw=likelihood.raw_outputs,
+            several=self.config.get("inputs", 0),
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        weights = sum(p[0].numel() for p in self.last.values())
+        lost = self.chains - len(self.healthy)
+        return (
+            f"Posterior({self.chains} chains x {self.draws} draws of {weights:,} weights of a "
+            f"{type(self._model).__name__}, {type(self.likelihood).__name__}"
+            + (f", {lost} of the chains diverged)" if lost else ")")
+        )
+
+    @property
+    def chains(self) -> int:
+        """How many chains there are, diverged ones included."""
+        return len(self.diverged)
+
+    @property
+    def draws(self) -> int:
+        """How many draws of every chain are kept."""
+        return next(iter(self.samples.values())).shape[1]
+
+    @property
+    def healthy(self) -> list[int]:
+        """The chains that never diverged."""
+        return (self.diverged < 0).nonzero().flatten().tolist()
+
+    @property
+    def sample_mean(self) -> Params:
+        """The mean over every chain's kept draws, {name: (chain, *shape)}: the estimate of the
+        posterior's mean. It has less variance than ``mean``, which averages late iterates alone."""
+        like = self.last
+        return {k: s.double().mean(1).to(like[k]) for k, s in self.samples.items()}
+
+    @property
+    def sigma(self) -> Tensor | None:
+        """A regression's noise level at the end of the run, one value per chain."""
+        variance = self.likelihood.noise_variance(self.learned)
+        return None if variance is None else variance.sqrt().expand(self.chains)
+
+    def network(self, chain: int, draw: int) -> nn.Module:
+        """The network of one sample, as a plain nn.Module."""
+        params = self._row_of({name: s[:, draw] for name, s in self.samples.items()}, chain)
+        if not all(torch.isfinite(p).all() for p in params.values()):
+            raise ValueError(
+                f"chain {chain} diverged at step {int(self.diverged[chain])}, before draw {draw}"
+            )
+        return self._as_module(params)
+
+    def mean_network(
+        self,
+        chain: int | None = None,
+        *,
+        average: Literal["running", "samples"] = "running",
+        chains: Chains = None,
+    ) -> nn.Module:
+        """The network at the running mean of one chain, or at the average over healthy chains;
+        with ``average="samples"``, at the mean of kept draws (see ``mean``, ``sample_mean``)."""
+        if average not in ("running", "samples"):
+            raise ValueError(f'average must be "running" or "samples", got {average!r}')
+        means = self.mean if average == "running" else self.sample_mean
+        if chain is not None:
+            return self._as_module(self._row_of(means, chain))
+        pooled = self.chosen(chains)
+        return self._as_module({k: self.shards.mean(m, pooled) for k, m in means.items()})
+
+    def weighted_by_step_size(self) -> Self:
+        """The same number of draws, resampled in proportion to the time each stands for, the sum
+        of eta since the draw before (see ``weighting``); as it is where eta was constant."""
+        weights = self.config.get("draw_weights")
+        if weights is None:
+            return self
+        index = weighting.systematic(torch.tensor(weights).expand(self.chains, -1))
+        found = copy.copy(self)
+        found.config = {k: v for k, v in self.config.items() if k != "draw_weights"}
+        found.samples = weighting.resampled(self.samples, self.shards.here(index))
+        return found
+
+    def chosen(self, chains: Chains) -> list[int]:
+        """The healthy ones among ``chains``: None for all of them, if they have one temperature
+        and one prior. Others sample different distributions: pooling them must be asked for. Of a
+        run with ``exchange``, None means the chains at temperature 1."""
+        return pooling.chosen(chains, self.healthy, self.chains, self.config)
+
+    def _row_of(self, values: Params, chain: int) -> Params:
+        """One chain's part of ``mean`` or ``last``."""
+        return self.shards.one(chain, lambda row: {k: v[row] for k, v in values.items()})
+
+    def outputs(self, params: Params, x: Tensor) -> Tensor:
+        """Outputs of several networks: (network, B, ...)."""
+        found = self._native(self._call, params, x)
+        return vmap(lambda p: one_tensor(self._call(p, x)))(params) if found is None else found
+
+    def _call(self, params: Params, x: Tensor) -> Any:
+        with vectorised(x):
+            return self.signature.call(partial(self._slots.call, params), x)
+
+    def _one_input(self, x: Any, what: str) -> Tensor:
+        found = self.signature.inputs(x)
+        if self.signature.packed:
+            raise TypeError(
+                f"{what} takes networks of one input tensor, and this one has several: wrap it in "
+                "a module that takes one and splits it"
+            )
+        return found
+
+    def _as_module(self, params: Params) -> nn.Module:
+        with MODEL_LOCK:  # another thread may have parameters of its own in the model
+            return with_parameters(self._model, params)

@@ -1,0 +1,55 @@
+"""Triton's interpreter, which runs kernels on the CPU: scripts in it, and whether it works at all.
+
+Triton decides at import whether kernels are interpreted, so every script is a process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: How a script begins its only line where the interpreter is to blame.
+UNUSABLE = "unusable:"
+tl: Any = None  # triton.language, where a kernel looks for it
+
+
+def fault() -> str:
+    """Why nothing can be said about kernels here, if so. Triton before the fix of its issue 9171
+    turns arrays of one number into a Python number as numpy 2.4 no longer allows."""
+    global tl
+    import numpy as np
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def count(n: int) -> None:
+        for _ in range(tl.program_id(0) + n):
+            pass
+
+    try:
+        count[(1,)](2)
+    except Exception as error:
+        if "only 0-dimensional arrays can be converted" not in str(error):
+            raise
+        return (
+            f"the interpreter of Triton {triton.__version__} fails under numpy {np.__version__} "
+            "(triton-lang/triton#9171): use a later Triton, or numpy below 2.4"
+        )
+    return ""
+
+
+def run_script(script: Path, *arguments: str) -> str:
+    """What it prints. Skips the test where the script finds the interpreter unusable."""
+    pytest.importorskip("triton", reason="Triton is not installed: its kernels are not tested")
+    ran = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    if ran.returncode == 0 and ran.stdout.startswith(UNUSABLE):
+        pytest.skip(ran.stdout.removeprefix(UNUSABLE).strip())
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors, schedules
 from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.optim import NaturalLangevin
 from oracle import build
 
 X, Y = torch.linspace(-1, 1, 120).reshape(40, 3), torch.arange(40) % 3
@@ -134,6 +135,13 @@ DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "arrays of text": (
         lambda: sample((X.numpy().astype(str), Y.numpy())),
         TypeError, ["ndarray", "number its classes"]),
+    "a list of words": (
+        lambda: sample((X, ["red", "blue"] * 20)),
+        TypeError, ["list of texts", "number its classes", "numpy.unique(y, return_inverse=True)"]),
+    "classes of pixels on torch's axis": (
+        lambda: sample((torch.rand(40, 1, 5, 6), torch.zeros(40, 5, 6).long()),
+                       model=nn.Conv2d(1, 3, 1)),
+        ValueError, ["(40, 5, 6)", "(batch, 3, 5, 6)", "last axis", "outputs.movedim(1, -1)"]),
     "dictionary": (lambda: sample({"x": X}), TypeError, ["dict", "(x, y)"]),
     "functional dropout": (
         lambda: sample((X, Y), model=Random(lambda x: F.dropout(x, training=True))),
@@ -237,6 +245,26 @@ CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]]
         TypeError, ["likelihood", "Categorical", "an instance of it, Categorical(...)"]),
     "a function for a model": (
         lambda: construct(torch.tanh), TypeError, ["torch.nn.Module", "builtin_function"]),
+    "parameters on the meta device": (
+        lambda: construct(nn.Linear(3, 3, device="meta")),
+        ValueError, ["'weight'", "meta device", 'model.to_empty(device="cpu")']),
+    "a wrapper for several GPUs": (
+        lambda: construct(nn.DataParallel(build("bias"))),
+        TypeError, ["DataParallel", "model.module"]),
+    "a word for a likelihood": (
+        lambda: construct(likelihood="categorical"),
+        TypeError, ["'categorical'", "likelihoods.Categorical()"]),
+    "no noise": (lambda: likelihoods.Gaussian(), TypeError, ["sigma", "0.3", '"rmse"', "learn"]),
+    "a layer's name for a trained network": (
+        lambda: Langevin.from_trained(build("bias"), likelihoods.Categorical(), parameters="0"),
+        ValueError, ["'0'", "matches none", "'0.*'"]),
+    "no names for a trained network": (
+        lambda: Langevin.from_trained(build("bias"), likelihoods.Categorical(), parameters=None),
+        TypeError, ['"last"', '"all"', "None"]),
+    "parameters for a model": (
+        lambda: NaturalLangevin(
+            build("bias").parameters(), likelihoods.Categorical(), num_data=40, lr=0.1),
+        TypeError, ["generator", "the model itself, not model.parameters()"]),
     "a class for a model": (
         lambda: construct(nn.Identity), TypeError, ["torch.nn.Module", "instance"]),
     "a word for a preconditioner": (

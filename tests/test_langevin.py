@@ -339,3 +339,8 @@ def test_few_rows_are_one_batch() -> None:
     sampler = Langevin(nn.Linear(2, 2), likelihoods.Categorical(), step_size=1e-3)
     found = sampler.sample((x, (x.sum(1) > 1).long()), steps=5, progress=False)
     assert found.config["batch_size"] == 30
+
+
+def test_a_sampler_says_what_it_samples() -> None:
+    sampler = Langevin(nn.Linear(3, 2), likelihoods.Categorical(), chains=2)
+    assert repr(sampler) == "Langevin(2 chains of 8 weights of a Linear, Categorical)"

@@ -29,6 +29,7 @@ from natural_langevin.sampling import (
     assembly,
     density,
     frozen_front,
+    notices,
     open_settings,
     preparation,
     starts,
@@ -168,6 +169,13 @@ class Langevin:
         self._forget_runs()
         check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
         self.init()  # a model too large for its metric, or an improper prior, fails here
+
+    def __repr__(self) -> str:
+        weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        return (
+            f"Langevin({self.chains} chains of {weights:,} weights of a "
+            f"{type(self.model).__name__}, {type(self.likelihood).__name__})"
+        )
 
     def _forget_runs(self) -> None:
         """Sets to nothing what a run, or its caller, leaves in the sampler for the next one."""
@@ -315,6 +323,8 @@ class Langevin:
         refuse_autocast(self.device)
         wanted = parse_until(until)
         data = in_tensors(self, data)
+        if progress and (checkpoint is None or not os.path.exists(checkpoint)):
+            notices.announce(self, progress if isinstance(progress, str) else "sampling")
         asked = run_settings.settle(
             self, data, steps=steps, seconds=seconds, until=until, wanted=wanted,
             batch_size=batch_size, burn_in=burn_in, thin=thin, keep=keep, store=store,

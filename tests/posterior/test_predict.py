@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import small_run
 from natural_langevin import Langevin, Posterior, likelihoods
 from small_run import disagreeing
 
@@ -315,3 +316,15 @@ def test_targets_that_are_all_the_same_have_no_blind_guess(
     assert scores.blind_nll is None
     assert "blind guess" not in str(scores)
     assert posterior.evaluate(x, y).blind_nll is not None
+
+
+def test_a_prediction_prints_what_is_asked_for_and_not_every_network() -> None:
+    """Hundreds of networks' answers before a prompt hide the three that are wanted."""
+    posterior = small_run.sample(100)
+    p = posterior.predict(small_run.data()[0][:2], quantiles=(0.1, 0.9))
+    assert p.samples is not None
+    assert p.quantiles is not None
+    shown = str(p)
+    assert f"mean={p.mean}" in shown
+    assert f"samples=tensor of shape {tuple(p.samples.shape)}" in shown
+    assert f"quantiles={p.quantiles}" in shown

@@ -128,6 +128,14 @@ def test_another_run_is_refused_with_the_difference_named(finished, changes, nam
         run(finished, **changes)
 
 
+def test_a_network_made_anew_says_that_its_weights_are_others(finished):
+    """Whoever starts a killed script again without a seed meets this."""
+    with pytest.raises(CheckpointError, match=r"weights.*torch\.manual_seed\(0\) before"):
+        run(finished, sampler={"model": other_values("0.weight")})
+    with pytest.raises(CheckpointError, match=r"same settings and data$"):
+        run(finished, steps=13)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")

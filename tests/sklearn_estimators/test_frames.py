@@ -149,3 +149,23 @@ def test_weights_that_sum_to_one_are_relative(frame):
     estimator = NaturalLangevinClassifier(**TINY | {"steps": 200})
     boosted = AdaBoostClassifier(estimator, n_estimators=2, random_state=0).fit(X, y)
     assert boosted.score(X, y) > 0.75  # which raises where a fit is no better than chance
+
+
+def test_cells_that_training_never_saw_are_said_once_for_a_column(frame, caplog):
+    """A column that was mixed up would otherwise be answered as if all its cells were missing."""
+    model = NaturalLangevinClassifier(**TINY).fit(frame, ["b", "a"] * (COUNT // 2))
+    caplog.clear()
+    model.predict(frame)
+    model.predict(frame.assign(gap=None))  # missing cells were in the training rows, too
+    assert not caplog.records
+    other = frame[:3].assign(a=["low", 2.0, "high"], town=["Rome", "Kyiv", "Lima"])
+    model.predict(other)
+    assert [r.message for r in caplog.records] == [
+        "'a': 2 of 3 cells are no number (first: 'low', row 0), taken as missing",
+        "'town': 2 of 3 cells were not seen in training (first: 'Kyiv', row 1), taken as (other)",
+    ]
+
+
+def test_words_in_an_array_say_that_a_frame_takes_them(frame):
+    with pytest.raises(ValueError, match=r"could not convert.*give X as a pandas frame"):
+        NaturalLangevinClassifier(**TINY).fit(frame.to_numpy(), ["b", "a"] * (COUNT // 2))

@@ -27,8 +27,11 @@ def as_tensor(part: Any) -> Any:
 
 
 def refuse_text(part: Any) -> None:
-    """Refuses columns that hold no numbers, and names them."""
-    wrong = [str(name) for name, kind in _kinds(part).items() if kind not in "fiub"]
+    """Refuses columns that hold no numbers, and names them; and lists of words."""
+    if isinstance(part, list) and part and isinstance(part[0], str):
+        wrong = [""]
+    else:
+        wrong = [str(name) for name, kind in _kinds(part).items() if kind not in "fiub"]
     if wrong and hasattr(part, "columns"):
         raise TypeError(
             f"the columns {wrong[:5]} hold no numbers: encode them first (pandas.get_dummies), or "

@@ -88,6 +88,18 @@ class Categorical(Likelihood):
                 f"(batch, {', '.join(map(str, outputs.shape[1:]))}): give one class index each, "
                 "y.argmax(-1) of one-hot targets, y.squeeze(-1) of a column"
             )
+        channels_first = outputs.movedim(1, -1).shape
+        if (
+            y.ndim > 1
+            and y.shape[1:] != outputs.shape[1:-1]
+            and y.shape[1:] == channels_first[1:-1]
+        ):
+            raise ValueError(
+                f"Categorical targets of shape {tuple(y.shape)} and logits of shape "
+                f"(batch, {', '.join(map(str, outputs.shape[1:]))}): classes are the last axis "
+                "here, not the second as in torch's cross_entropy. Let the network end with "
+                "outputs.movedim(1, -1)"
+            )
         check_labels("Categorical", y, classes, self.ignore_index)
 
 

@@ -30,9 +30,14 @@ class Gaussian(Likelihood):
     first practical remark).
     """
 
-    sigma: float | str
+    sigma: float | str = ""
 
     def __post_init__(self) -> None:
+        if self.sigma == "":
+            raise TypeError(
+                "Gaussian needs sigma, the size of the noise in y: a number such as "
+                'Gaussian(sigma=0.3), or Gaussian("rmse"), which learns it'
+            )
         check_scale("sigma", self.sigma, "rmse")
 
     @property

@@ -25,9 +25,10 @@ def chosen(chains: Chains, healthy: list[int], count: int, config: Mapping[str, 
         kinds = sorted({alike[c] for c in wanted})
         if chains is None and len(kinds) > 1:
             groups = [[c for c in wanted if alike[c] == kind] for kind in kinds]
+            others = ", ".join(map(str, groups[1:4])) + (", ..." if len(groups) > 4 else "")
             raise ValueError(
                 f"the chains have {len(kinds)} temperatures or priors, and so as many "
-                f"posteriors: choose with chains={groups[0]} (the others are {groups[1:]}), or "
+                f"posteriors: choose with chains={groups[0]} (the others are {others}), or "
                 'pool them all the same with chains="all"'
             )
     else:

@@ -43,6 +43,14 @@ class Prediction(NamedTuple):
     quantiles: Tensor | None = None  # (level, B, ...)
     error: Tensor | None = None  # of the shape of ``mean``
 
+    def __repr__(self) -> str:
+        """Of ``samples`` the shape: hundreds of networks would hide what they say together."""
+        shown = {
+            k: f"tensor of shape {tuple(v.shape)}" if k == "samples" and v is not None else v
+            for k, v in self._asdict().items()
+        }
+        return f"Prediction({', '.join(f'{k}={v}' for k, v in shown.items())})"
+
 
 class Averager:
     """Takes the networks' outputs chunk by chunk, and says what they predict together.

@@ -15,7 +15,7 @@ from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import check_writable, remove_leftovers, staged
 from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.provenance import check_provenance
-from natural_langevin._internal.same_run import check_same_run
+from natural_langevin._internal.same_run import check_same_run, differing
 from natural_langevin._internal.tensorfile import StorageError, spec
 from natural_langevin.sampling.version_0_1 import as_noted_today
 
@@ -172,10 +172,16 @@ About = tuple[dict[str, Any], dict[str, Any]]
 def check_checkpoint_of(folder: Path, there: About, here: About) -> None:
     """Refuses a checkpoint of another run, and says in which arguments or code the two differ."""
     (config, made_by), (ours, our_code) = there, here
+    theirs = config if made_by else as_noted_today(config, ours)
+    remedy = "Use another folder, or the same settings and data"
+    if "model" in differing(ours, theirs):
+        remedy = (
+            "The network is another one, or has other weights: make it with the same ones, by "
+            "torch.manual_seed(0) before it is made or load_state_dict, or use another folder"
+        )
     check_same_run(
-        folder, config if made_by else as_noted_today(config, ours), ours,
-        what="a checkpoint of another run", error=OtherRunError,
-        remedy="Use another folder, or the same settings and data",
+        folder, theirs, ours, what="a checkpoint of another run", error=OtherRunError,
+        remedy=remedy,
     )  # fmt: skip
     check_provenance(folder, made_by, our_code, error=OtherRunError)
 

@@ -40,8 +40,13 @@ def is_dear(sampler: Any, x: Tensor) -> bool:
     weights = sum(p.numel() for p in sampler.model.parameters() if p.requires_grad)
     if sampler.device.type != "cpu" or weights <= slowness.MOST_WEIGHTS:
         return False
-    layers = [m for m in sampler.model.modules() if len(list(m.parameters(recurse=False)))]
-    return x.ndim > 2 or not all(isinstance(m, nn.Linear) for m in layers)
+    return x.ndim > 2 or not only_linear(sampler.model)
+
+
+def only_linear(model: nn.Module) -> bool:
+    """Whether all layers with parameters are linear, as the engines on a CPU take them."""
+    layers = [m for m in model.modules() if len(list(m.parameters(recurse=False)))]
+    return all(isinstance(m, nn.Linear) for m in layers)
 
 
 def multiplications(sampler: Any, x: Tensor) -> float:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from natural_langevin import likelihoods
+from natural_langevin._internal.progress import Progress
 from natural_langevin.data.signature import Signature
-from natural_langevin.sampling import trials
+from natural_langevin.sampling import cost, trials
 
 log = logging.getLogger("natural_langevin")
 
@@ -43,6 +44,16 @@ def notice(
         found += [*_of_inputs(model, signature, x), *_of_targets(likelihood, y)]
     for text in found:
         log.log(trials.level(), "%s", text)
+
+
+def announce(sampler: Any, title: str) -> None:
+    """Says what a run by the recipe does before its first step, where that takes a while: else
+    nothing is heard until then."""
+    if sampler._by_recipe and sampler.mesh.first and not cost.only_linear(sampler.model):
+        Progress(title, None).say(
+            "first the prior's width, a step size and a start are chosen from the data, which may "
+            "take as long as the run; prior= and step_size= of your own leave that out"
+        )
 
 
 def _of_network(model: nn.Module) -> Iterator[str]:

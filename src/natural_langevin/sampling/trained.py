@@ -29,6 +29,10 @@ def last_layer(model: nn.Module) -> str:
 
 def chosen(model: nn.Module, parameters: str | Iterable[str]) -> nn.Module:
     """A copy in which those parameters alone are trainable: "last", "all", or name patterns."""
+    if not isinstance(parameters, Iterable):
+        raise TypeError(
+            f'parameters must be "last", "all" or patterns of parameter names, got {parameters!r}'
+        )
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)
     if patterns == ["last"]:
         name = last_layer(model)
@@ -39,9 +43,11 @@ def chosen(model: nn.Module, parameters: str | Iterable[str]) -> nn.Module:
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
+            layer = any(name.startswith(f"{pattern}.") for name in names)
             raise ValueError(
                 f'parameters must be "last", "all" or patterns of parameter names, got '
                 f"{pattern!r}, which matches none of {names}"
+                + (f": {pattern + '.*'!r} is all of that layer" if layer else "")
             )
     for name, p in model.named_parameters():
         p.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -52,12 +52,15 @@ def check_arguments(
 ) -> None:
     """The kinds of the sampler's parts; their values are checked where they are made."""
     if not isinstance(model, nn.Module):
+        parameters = isinstance(model, Iterator)
+        remedy = "the model itself, not model.parameters()" if parameters else "an instance of one"
         raise TypeError(
-            f"model must be a torch.nn.Module, got {type(model).__name__}: give an instance of one"
+            f"model must be a torch.nn.Module, got {type(model).__name__}: give {remedy}"
         )
     _check_kind(
         "likelihood", likelihood, Likelihood, "one of natural_langevin.likelihoods",
-        "wrap a per-sample log-loss as likelihoods.LogLoss(fn)",
+        "give likelihoods.Categorical(), for example" if isinstance(likelihood, str)
+        else "wrap a per-sample log-loss as likelihoods.LogLoss(fn)",
     )  # fmt: skip
     _check_kind(
         "prior", prior, (Prior, Mapping), "one of natural_langevin.priors, or a dict of them",

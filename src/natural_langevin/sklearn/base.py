@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -233,10 +234,11 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             if len(y) != len(table):
                 raise ValueError(f"X has {len(table)} rows and y {len(y)}: give one target per row")
         else:
-            X, y = validate_data(
-                self, X, y, accept_sparse="csr", dtype=np.float64, ensure_all_finite="allow-nan",
-                **options,
-            )  # fmt: skip
+            with _frames_take_words():
+                X, y = validate_data(
+                    self, X, y, accept_sparse="csr", dtype=np.float64,
+                    ensure_all_finite="allow-nan", **options,
+                )  # fmt: skip
             table = self._numbers(X)
         if sample_weight is None:
             return table, y, None
@@ -248,15 +250,18 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         if is_frame(X):
             return from_frame(X)
-        X = validate_data(
-            self, X, reset=False, accept_sparse="csr", dtype=np.float64,
-            ensure_all_finite="allow-nan",
-        )  # fmt: skip
+        with _frames_take_words():
+            X = validate_data(
+                self, X, reset=False, accept_sparse="csr", dtype=np.float64,
+                ensure_all_finite="allow-nan",
+            )  # fmt: skip
         return self._numbers(X)
 
     def _inputs(self, X: Any) -> Tensor:
         table = self._table(X)
         encoded = self.features_.encode(table)
+        for sentence in encoded.strange:
+            log.warning("%s", sentence)
         bad = np.flatnonzero(~encoded.usable)
         for row in bad[:5]:
             log.warning("row %d: %s; the answer is that of an average row", row, encoded.notes[row])
@@ -280,6 +285,19 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         X = X.toarray() if hasattr(X, "toarray") else X
         names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(X.shape[1])])
         return Table("X", need_pandas().DataFrame(X, columns=list(names)), "row")
+
+
+@contextmanager
+def _frames_take_words() -> Iterator[None]:
+    """What scikit-learn says of words in an array, with the remedy."""
+    try:
+        yield
+    except ValueError as error:
+        if "could not convert string to float" not in str(error):
+            raise
+        raise ValueError(
+            f"{error}: give X as a pandas frame with named columns, which may hold words and dates"
+        ) from error
 
 
 def _check_targets(y: Any, *, numeric: bool) -> None:

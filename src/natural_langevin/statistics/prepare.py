@@ -47,7 +47,18 @@ def refuse_model(model: nn.Module) -> None:
             f"{type(model).__name__} is compiled by torch.jit, which hides its parameters: give "
             "the nn.Module it was made from"
         )
+    if isinstance(model, nn.DataParallel):
+        raise TypeError(
+            "the model is wrapped in DataParallel, which no chain can be run through: give "
+            "model.module, the network in it"
+        )
     for name, p in (*model.named_parameters(), *model.named_buffers()):
+        if p.is_meta:
+            raise ValueError(
+                f"{name!r} is on the meta device, where tensors have a shape and no values: load "
+                'its weights first, or make room for them with model.to_empty(device="cpu") and '
+                "initialise them"
+            )
         if is_lazy(p):
             raise ValueError(
                 f"parameter {name!r} of a lazy module has no shape yet: call the model once on a "

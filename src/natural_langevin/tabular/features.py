@@ -31,12 +31,13 @@ FARTHEST = 1e3
 
 
 class Encoded(NamedTuple):
-    """Inputs (rows, width); whether each row can be predicted; and what was done to it, in words
-    ("" for most)."""
+    """Inputs (rows, width); whether each row can be predicted; what was done to it, in words (""
+    for most); and a sentence for every column with cells that no training row is an example of."""
 
     x: Tensor
     usable: NDArray[np.bool_]
     notes: list[str]
+    strange: list[str]
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,13 @@ class Features:
         """float64 inputs. No row is refused: what cannot be used is said in ``notes``."""
         self.check_columns(table.label, table.names)
         usable, notes = np.ones(len(table), dtype=bool), [""] * len(table)
+        strange: list[str] = []
         read: dict[Any, Any] = {}
         empty = np.ones(len(table), dtype=bool)
         for part in self.parts:
             cells = table.frame[part.name]
             found = part.read(cells)
-            _note(part, cells, found, notes)
+            strange += _note(part, cells, found, notes)
             if isinstance(part, Category):
                 read[part.name] = found
                 empty &= (found == MISSING_LEVEL).to_numpy()
@@ -123,7 +125,8 @@ class Features:
         usable &= ~empty
         x = self._matrix(read, len(table))
         x[~usable] = 0.0
-        return Encoded(torch.from_numpy(x), usable, [note.removesuffix("; ") for note in notes])
+        notes = [note.removesuffix("; ") for note in notes]
+        return Encoded(torch.from_numpy(x), usable, notes, strange)
 
     def _matrix(self, read: Mapping[Any, Any], rows: int) -> NDArray[np.float64]:
         """(rows, width): numbers and phases, then what is missing, then categories."""
@@ -169,18 +172,29 @@ def _statistics(part: Number | Date) -> dict[Any, tuple[float, float]]:
     return {None: (part.mean, part.scale)} if isinstance(part, Number) else dict(part.parts)
 
 
-def _note(part: Column, cells: pd.Series, found: pd.Series, notes: list[str]) -> None:
-    """Writes down, row by row, what is missing, unreadable or new."""
+def _note(part: Column, cells: pd.Series, found: pd.Series, notes: list[str]) -> list[str]:
+    """Writes down, row by row, what is missing, unreadable or new. Returns a sentence where the
+    training rows had nothing like it, or where most cells are so, as in a column mixed up."""
     missing = cells.isna().to_numpy()
     if isinstance(part, Category):
         strange = (found == OTHER).to_numpy() & ~(columns.words(cells) == OTHER).to_numpy()
-        what = "was not seen in training" if OTHER not in part.levels else "is rare or new"
-        remedy = f"{what}, taken as {OTHER}"
+        known = OTHER in part.levels
+        what, end = "is rare or new" if known else "was not seen in training", f"taken as {OTHER}"
         missing = missing & (MISSING_LEVEL not in part.levels)
     else:
         strange = found.isna().to_numpy() & ~missing
-        remedy = f"is no {type(part).__name__.lower()}, taken as missing"
+        known = part.missing and 2 * strange.sum() <= len(cells)
+        what, end = f"is no {type(part).__name__.lower()}", "taken as missing"
     for row in np.flatnonzero(missing):
         notes[row] += f"{part.name!r} is missing; "
     for row in np.flatnonzero(strange):
-        notes[row] += f"{part.name!r} {short(str(cells.iloc[row]))} {remedy}; "
+        notes[row] += f"{part.name!r} {short(str(cells.iloc[row]))} {what}, {end}; "
+    if known or not strange.any():
+        return []
+    first, count = int(strange.argmax()), int(strange.sum())
+    if count > 1:
+        what = what.replace("is ", "are ", 1).replace("was ", "were ", 1)
+    return [
+        f"{part.name!r}: {count:,} of {len(cells):,} cells {what} (first: "
+        f"{short(str(cells.iloc[first]))}, row {first}), {end}"
+    ]

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
+class NoPlaceError(ValueError):
+    """A page without the markers between which a table goes."""
+
+
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A title and cells in every row.
 
@@ -24,5 +28,7 @@ def with_part(page: str, name: str, content: str) -> str:
     'a <!-- x:begin -->\\nnew\\n<!-- x:end --> b'
     """
     begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+    if page.count(begin) != 1 or end not in page.split(begin)[1]:
+        raise NoPlaceError(f"has no place for the table: add a line {begin.strip()}, and {end}")
     before, rest = page.split(begin)
     return f"{before}{begin}{content}\n{end}{rest.split(end)[1]}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -34,6 +36,12 @@ EXPECTED = (
 )  # fmt: skip
 
 
+def check_positive(option: str, value: float) -> None:
+    """Refuses 0, negative numbers, infinity and what is no number."""
+    if not 0 < value < math.inf:
+        raise UsageError(f"{option} must be positive and finite, got {value:g}")
+
+
 @contextlib.contextmanager
 def one_line_errors(
     *more: type[Exception],
@@ -53,7 +61,8 @@ def one_line_errors(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
     except OSError as error:
-        _stop(f"{_reason(error)}. {remedy}")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        _stop(f"{_reason(error)}. {remedy if full else remedy.replace('make room or ', '')}")
 
 
 def _reason(error: OSError) -> str:
@@ -61,6 +70,13 @@ def _reason(error: OSError) -> str:
     if error.strerror is None or not error.filename:
         return str(error)
     path = Path(os.fsdecode(error.filename))
+    if isinstance(error, IsADirectoryError):
+        return f"{path} is a folder: give the name of a file"
+    above = [p for p in (path, *path.parents) if p.is_file()]
+    if isinstance(error, NotADirectoryError | FileExistsError) and above:
+        return f"{above[-1]} is a file, where a folder should be"
+    if isinstance(error, FileNotFoundError) and path.suffix == ".part":
+        return f"there is no folder {path.parent}: make it first"
     return f"{error.strerror}: {path.parent if path.suffix == '.part' else path}"
 
 

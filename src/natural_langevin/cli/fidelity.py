@@ -8,7 +8,7 @@ import typer
 
 from natural_langevin.cli.console import echo
 from natural_langevin.cli.device import choose_device
-from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.cli.errors import UsageError, check_positive, one_line_errors
 from natural_langevin.cli.figures import publish, show
 from natural_langevin.data import DataError
 from natural_langevin.experiments.fidelity import shifted, table
@@ -30,14 +30,22 @@ def fidelity(
     ),
     out: Path = typer.Option(Path("fidelity.json"), metavar="FILE", help="Results; it goes on."),
     seconds: float = typer.Option(Settings.seconds, help="Time of every sampler."),
-    pilot: float = typer.Option(Settings.pilot, help="Time of every step size that is tried."),
-    chains: int = typer.Option(Settings.chains, help="Of every sampler, each with its share."),
-    batch_size: int = typer.Option(Settings.batch_size, help="Images of a minibatch."),
-    looks: int = typer.Option(Settings.looks, help="Times that predictions are made."),
+    pilot: float = typer.Option(
+        Settings.pilot, min=0, help="Time of every step size that is tried."
+    ),
+    chains: int = typer.Option(
+        Settings.chains, min=1, help="Of every sampler, each with its share."
+    ),
+    batch_size: int = typer.Option(Settings.batch_size, min=1, help="Images of a minibatch."),
+    looks: int = typer.Option(Settings.looks, min=1, help="Times that predictions are made."),
     depth: int = typer.Option(Settings.depth, help="Of the network: 20 is HMC's."),
-    width: int = typer.Option(Settings.width, help="Of the network: 16 is HMC's."),
-    seed: int = typer.Option(Settings.seed, help="Of starting points, minibatches and noise."),
-    shift: int = typer.Option(Settings.shift, help="Test images to look at shifted as well."),
+    width: int = typer.Option(Settings.width, min=1, help="Of the network: 16 is HMC's."),
+    seed: int = typer.Option(
+        Settings.seed, min=0, help="Of starting points, minibatches and noise."
+    ),
+    shift: int = typer.Option(
+        Settings.shift, min=0, help="Test images to look at shifted as well."
+    ),
     foreign: list[str] = typer.Option(
         [], metavar="NAME", help="With --shift: mnist or fashion-mnist; may be repeated."
     ),
@@ -62,12 +70,17 @@ def fidelity(
         natural-langevin fidelity rmsprop --data synthetic --depth 8 --width 2 \\
         --seconds 1 --pilot 0 --looks 3 --batch-size 50 --out fidelity.json
     """
-    settings = Settings(
-        seconds=seconds, pilot=pilot, chains=chains, batch_size=batch_size, looks=looks,
-        depth=depth, width=width, seed=seed, shift=shift,
-        device=choose_device(device) or "cpu",
-    )  # fmt: skip
     with one_line_errors(FidelityError, DataError):
+        check_positive("--seconds", seconds)
+        if pilot:
+            check_positive("--pilot", pilot)
+        if depth < 8 or depth % 6 != 2:
+            raise UsageError(f"--depth must be 6 n + 2 (8, 14, 20, ...), got {depth}")
+        settings = Settings(
+            seconds=seconds, pilot=pilot, chains=chains, batch_size=batch_size, looks=looks,
+            depth=depth, width=width, seed=seed, shift=shift,
+            device=choose_device(device) or "cpu",
+        )  # fmt: skip
         results = run(
             synthetic() if data == "synthetic" else cifar(data or None, foreign=foreign),
             out,

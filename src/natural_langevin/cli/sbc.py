@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from natural_langevin.cli.errors import UsageError, one_line_errors
+from natural_langevin.cli.errors import UsageError, check_positive, one_line_errors
 from natural_langevin.preconditioners import REGISTRY as METRICS
 
 
@@ -12,15 +12,17 @@ def sbc(
     metric: str = typer.Option("quasi-diagonal", help=f"{', '.join(METRICS)}."),
     likelihood: str = typer.Option("gaussian", help="gaussian, bernoulli or poisson."),
     step_size: float = typer.Option(0.05, help="η."),
-    inputs: int = typer.Option(2, help="Inputs of the network."),
-    hidden: int = typer.Option(0, help="Hidden tanh units; 0 is a linear model."),
-    rows: int = typer.Option(40, help="Data of each simulation."),
-    batch_size: int = typer.Option(0, help="Minibatch [default: all rows]."),
-    simulations: int = typer.Option(200, help="Data sets; each is a chain."),
-    draws: int = typer.Option(15, help="Posterior draws that each is ranked among."),
-    burn_in: int = typer.Option(200, help="Steps before the first draw."),
-    thin: int = typer.Option(50, help="Steps between draws: enough to make them independent."),
-    seed: int = typer.Option(0, help="Of everything."),
+    inputs: int = typer.Option(2, min=1, help="Inputs of the network."),
+    hidden: int = typer.Option(0, min=0, help="Hidden tanh units; 0 is a linear model."),
+    rows: int = typer.Option(40, min=1, help="Data of each simulation."),
+    batch_size: int = typer.Option(0, min=0, help="Minibatch [default: all rows]."),
+    simulations: int = typer.Option(200, min=1, help="Data sets; each is a chain."),
+    draws: int = typer.Option(15, min=1, help="Posterior draws that each is ranked among."),
+    burn_in: int = typer.Option(200, min=0, help="Steps before the first draw."),
+    thin: int = typer.Option(
+        50, min=1, help="Steps between draws: enough to make them independent."
+    ),
+    seed: int = typer.Option(0, min=0, help="Of everything."),
 ) -> None:
     """Simulation-based calibration: ranks of the truth among posterior draws must be uniform.
 
@@ -47,6 +49,11 @@ def sbc(
             raise UsageError(
                 f"--metric must be one of {', '.join(METRICS)} and --likelihood one of "
                 f"{', '.join(kinds)}, got {metric!r} and {likelihood!r}"
+            )
+        check_positive("--step-size", step_size)
+        if batch_size > rows:
+            raise UsageError(
+                f"--batch-size is {batch_size}, and there are {rows} rows: use more --rows"
             )
         layers = [nn.Linear(inputs, hidden), nn.Tanh()] if hidden else []
         generator = torch.Generator().manual_seed(seed)

@@ -26,11 +26,13 @@ def shift(
         ["shuffled"], help="Other data: fashion-mnist, cifar10, shuffled; repeatable."
     ),
     out: Path = typer.Option(Path("shift.json"), metavar="FILE", help="Results; it goes on."),
-    steps: int = typer.Option(Settings.steps, help="Updates of every chain."),
-    chains: int = typer.Option(Settings.chains, help="Chains, and networks of the ensemble."),
-    hidden: list[int] = typer.Option([400, 400], help="Units of hidden layers, repeatable."),
-    images: int = typer.Option(Settings.images, help="Test images that are looked at."),
-    seed: int = typer.Option(Settings.seed, help="Of everything drawn."),
+    steps: int = typer.Option(Settings.steps, min=1, help="Updates of every chain."),
+    chains: int = typer.Option(
+        Settings.chains, min=1, help="Chains, and networks of the ensemble."
+    ),
+    hidden: list[int] = typer.Option([400, 400], min=1, help="Units of hidden layers, repeatable."),
+    images: int = typer.Option(Settings.images, min=1, help="Test images that are looked at."),
+    seed: int = typer.Option(Settings.seed, min=0, help="Of everything drawn."),
     page: Path | None = typer.Option(None, metavar="FILE", help="A page whose table to replace."),
     plot: Path | None = typer.Option(None, metavar="FILE", help="Draw a picture (SVG, PNG)."),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),

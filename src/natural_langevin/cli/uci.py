@@ -23,7 +23,7 @@ def uci(
     ),
     out: Path = typer.Option(Path("uci.json"), metavar="FILE", help="The results; it goes on."),
     splits: int | None = typer.Option(
-        None, metavar="N", help="The first so many of every table [default: all, 20 or 5]."
+        None, min=1, metavar="N", help="The first so many of every table [default: all, 20 or 5]."
     ),
     split: list[int] = typer.Option(
         [], metavar="K", help="This one alone, counted from 0; repeatable."
@@ -31,7 +31,7 @@ def uci(
     merged: Path | None = typer.Option(
         None, "--merge", metavar="FOLDER", help="Run nothing: join its files into --out."
     ),
-    steps: int | None = typer.Option(None, metavar="N", help="Updates of every run."),
+    steps: int | None = typer.Option(None, min=8, metavar="N", help="Updates of every run."),
     page: Path | None = typer.Option(None, metavar="FILE", help="A page whose table to replace."),
     plot: Path | None = typer.Option(None, metavar="FILE", help="Draw a picture (SVG, PNG)."),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),

@@ -27,6 +27,8 @@ def open_binary(path: str | os.PathLike[str], label: str) -> BinaryIO:
         if isinstance(error, DataError):
             raise
         reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, IsADirectoryError):
+            raise DataError(f"{label} is a folder: give the file itself") from None
         raise DataError(f"cannot read {label}: {reason}: check the name") from None
 
 

@@ -108,7 +108,10 @@ def load_results(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         results = read_json(Path(path))
     except (OSError, ValueError) as error:  # no file, not UTF-8, or not JSON
-        raise ResultsError(f"{name} is not JSON ({error}). {REMEDY}") from error
+        raise ResultsError(
+            f"{name} is not JSON ({error}): give a folder of train --out or Posterior.save, or a "
+            f"results.json. {REMEDY}"
+        ) from error
     return check(results, name=name)
 
 

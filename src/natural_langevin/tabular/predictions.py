@@ -12,6 +12,7 @@ from torch import Tensor
 
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Source, Table
+from natural_langevin.data.tables import did_you_mean
 from natural_langevin.tabular.columns import parse_number
 from natural_langevin.tabular.recipe import Learned
 from natural_langevin.tabular.run import Run
@@ -66,7 +67,10 @@ def write_predictions(
     run.features.check_columns(source.label, source.names)
     for name in keep:
         if name not in source.names:
-            raise DataError(f"{source.label} has no column {name!r} to keep")
+            raise DataError(
+                f"{source.label} has no column {name!r} to keep"
+                f"{did_you_mean(name, tuple(source.names))}"
+            )
     writer, shown = csv.writer(out, lineterminator="\n"), str if formulas else escaped
     header = columns(run, interval)
     writer.writerow(map(shown, [*keep, *header]))

@@ -108,6 +108,10 @@ def write_run(folder: Path, run: Run) -> None:
     write_json(folder / "run.json", with_checksum(run.to_json()))
 
 
+#: The remedy for a file that is there and no JSON.
+DAMAGED = "; it is damaged: copy the folder again, or train again"
+
+
 def write_quality(folder: Path, quality: Mapping[str, Any]) -> None:
     """quality.json, the last thing that a run writes, with a checksum."""
     write_json(folder / "quality.json", with_checksum(quality))
@@ -119,7 +123,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = checked_json.read_json(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise RunFolderError(f"cannot read {path}: {reason}") from None
+        remedy = DAMAGED if isinstance(error, ValueError) else ""
+        raise RunFolderError(f"cannot read {path}: {reason}{remedy}") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise RunFolderError(
             f"{path} is not of this version (format {FORMAT}): train again, or use the version of "
@@ -150,7 +155,7 @@ def read_quality(folder: Path) -> dict[str, Any]:
     try:
         return without_checksum(read_json(path))
     except ValueError as error:
-        reason = str(error).removeprefix(f"cannot read {path}: ")
+        reason = str(error).removeprefix(f"cannot read {path}: ").removesuffix(DAMAGED)
         raise RunFolderError(
             f"{path} is damaged ({reason}): remove it and run the same train command with --resume"
         ) from None

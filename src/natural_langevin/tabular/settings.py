@@ -109,7 +109,7 @@ class Settings:
                 _positive_or("step_size", size, AUTO)
             except SettingError:
                 raise SettingError(
-                    "step_size", f'must be "auto", a number or a schedule, got {size!r}'
+                    "step_size", f'must be "auto", a positive number or a schedule, got {size!r}'
                 ) from None
         for name in ("steps", "chains", "batch_size", "draws", "chains_per_fold", "held_out"):
             value = getattr(self, name)

@@ -10,6 +10,7 @@ import numpy as np
 
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table, short
+from natural_langevin.data.tables import did_you_mean
 from natural_langevin.tabular import columns
 from natural_langevin.tabular.columns import (
     ALL_DIFFERENT,
@@ -51,7 +52,10 @@ def fit_features(
     without names (``named=False``) no column is taken for an identifier. Where nothing is left,
     that is an error or, with ``at_least_one``, the first column all the same."""
     for name in sorted(categorical - set(table.names)):
-        raise DataError(f"{table.label} has no column {name!r} to take as a category")
+        raise DataError(
+            f"{table.label} has no column {name!r} to take as a category"
+            f"{did_you_mean(name, tuple(table.names))}"
+        )
     survey = _Survey(table, decimal_comma, standardise, named)
     parts: list[Column] = []
     for name in table.names:
@@ -63,7 +67,7 @@ def fit_features(
     if not parts:
         raise DataError(
             f"{table.label} has no column to predict {', '.join(targets)!r} from: every other one "
-            "is constant, names rows or was left out"
+            "is constant, names rows or was left out; add a column, or drop fewer"
         )
     return Features(tuple(parts), tuple(survey.notices))
 

@@ -32,6 +32,7 @@ from natural_langevin.sampling import (
     notices,
     open_settings,
     preparation,
+    standard_units,
     starts,
     step_size_search,
     temperature_probe,
@@ -189,6 +190,9 @@ class Langevin:
         self._noticed = False
         self._owner = self  # whose network the posterior's is
         self._fingerprint: str | None = None  # of the owner's data, where it is another
+        #: The sampler of the last run's data in standard units, where they are of unusual size.
+        self._standard: standard_units.Standard | None = None
+        self._in_standard_units = False  # whether this is such a sampler
         #: Rows (x, y) that choose the prior's scale in place of folds of the data.
         self.held_out: Batch | None = None
         self._busy = OneAtATime()
@@ -315,6 +319,8 @@ class Langevin:
         Ctrl-C ends the run with the draws that were kept so far (before the first, it raises).
         """
         arguments = {k: v for k, v in locals().items() if k not in ("self", "data")}
+        if (found := standard_units.sampled(self, data, arguments)) is not None:
+            return found
         if (apart := frozen_front.sampled_apart(self, data)) is not None:
             inner, features = apart
             posterior: Posterior = inner.sample(features, **arguments)
@@ -363,6 +369,8 @@ class Langevin:
         with the step size and the batch size of the sampler's last run where they were chosen.
         ``sample`` takes a few at the end of a run too, for ``posterior.diagnose``.
         """
+        if self._standard is not None:
+            return self._standard.effective_temperature(data, posterior, steps, batch_size)
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
         if posterior is not None:
             state = temperature_probe.at_end_of(posterior, state)
@@ -399,6 +407,8 @@ class Langevin:
         n the rows of ``data``, N = n unless ``num_data`` says otherwise. ``weights``: {name:
         (*shape)} of all sampled parameters, for a number; with a leading axis, for one each. The
         prior is the first chain's. It can be differentiated."""
+        if self._standard is not None:
+            return self._standard.log_density(weights, data)
         return density.of_sampler(self, weights, data)
 
     def describe(self) -> dict[str, Any]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from natural_langevin import Langevin, likelihoods, models, priors
+from natural_langevin._internal.processes import SingleProcess
+from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.sampling import planning, prior_scale, recipe
+from natural_langevin.sampling.until import Target
+from natural_langevin.sampling.watching import ExplosionError, Watching
 
 
 def wave(count: int = 120) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,6 +66,26 @@ def test_a_length_of_ones_own_is_run_as_it_is(
     with caplog.at_level("INFO", logger="natural_langevin"), pytest.raises(RuntimeError):
         sampler().sample(wave(), 200, progress=False)
     assert "begun anew" not in caplog.text
+
+
+@pytest.mark.parametrize("numbers", [1, 100])
+def test_a_loss_may_rise_by_as_much_for_every_number_of_a_target(numbers: int) -> None:
+    """Of 100 numbers that are each .1 nats worse off, none has exploded."""
+    data = torch.zeros(4, 2), torch.zeros(4, numbers)
+    stream = InMemory(*data, batch_size=4, chain=torch.arange(2), seed=0, device="cpu")
+    engine: Any = SimpleNamespace(stream=stream)
+    watching = Watching(
+        engine, SingleProcess(2), Target(None, None, None), steps=9, breaks_off=True
+    )
+
+    def see(*losses: float) -> None:
+        info: Any = SimpleNamespace(loss=torch.tensor(losses), diverged=torch.zeros(2).bool())
+        watching.look(None, info, 1, 0)
+
+    see(1.0 * numbers, 1.5 * numbers)
+    see(1.6 * numbers, 6.4 * numbers)
+    with pytest.raises(ExplosionError):
+        see(1.0 * numbers, 6.6 * numbers)
 
 
 def test_the_metric_of_a_run_before_fades() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from natural_langevin.distributed import sampler_run
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
-from natural_langevin.sampling import prior_scale, recipe, warm_up
+from natural_langevin.sampling import planning, prior_scale, recipe, warm_up
 from natural_langevin.sampling.curvature import steepest
 
 
@@ -190,6 +190,31 @@ def test_outliers_do_not_choose_the_prior() -> None:
     scores[1, 3] = math.inf
     assert prior_scale.means(scores)[1] == math.inf
     assert prior_scale.means(torch.full((2, 3), math.inf)) == [math.inf] * 2
+
+
+def test_a_row_without_a_density_is_an_outlier_and_no_verdict_on_a_scale() -> None:
+    """Rows of which networks say nothing, -inf or NaN, in the scale that is otherwise the best."""
+    usual = torch.linspace(0.0, 1.0, 50).double()
+    scores = torch.stack([usual + 0.5, usual, usual + 1.0])
+    scores[1, 3] = math.nan
+    found = prior_scale.means(scores)
+    assert found.index(min(found)) == 1
+    assert found[1] == pytest.approx(0.5 + prior_scale.MOST_ABOVE / 50, abs=0.02)
+    assert prior_scale.in_question(scores) == [0, 1]
+    assert prior_scale.means(torch.full((2, 3), math.nan)) == [math.inf] * 2
+
+    class Found:
+        healthy: ClassVar = [0, 1]
+
+        def log_likelihood(self, x: torch.Tensor, y: torch.Tensor, chains: list[int]) -> Any:
+            of_row = torch.tensor([-1.0, -math.inf, math.nan, math.inf])
+            return of_row.expand(len(chains), 2, 4)
+
+    rows, data = torch.arange(4).expand(3, 4), (torch.zeros(4, 1), torch.zeros(4, 1))
+    table = planning._held_out_nll(Found(), data, rows, 1)
+    assert table[:2, 0].tolist() == [1.0, 1.0]
+    assert bool(table[:2, 1:].isnan().all())
+    assert bool((table[2] == math.inf).all()), "a chain that was lost is one"
 
 
 def _trace(losses: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,15 @@ from natural_langevin.likelihoods import Bernoulli, Categorical
 from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.posterior import noise_widths, stores
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling import interrupts, notices, recipe, step_size_search, trials, warm_up
+from natural_langevin.sampling import (
+    interrupts,
+    noise_floor,
+    notices,
+    recipe,
+    step_size_search,
+    trials,
+    warm_up,
+)
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.data_checks import outputs_of_few
 from natural_langevin.sampling.exchange import ReplicaExchange
@@ -139,6 +147,7 @@ def _run_once(
         config |= run_description.measured(sampler, asked, engine, state, step_size)
         if _noise_is_open(sampler, data):  # by this sampler's network, whose inputs the data are
             x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
+            state = state._replace(likelihood=noise_floor.raised(state.likelihood, y))
             own = _posterior(sampler, sampler, collector.so_far, state, config)
             noise_widths.learn(own, x, y)
             config |= {k: v for k, v in own.config.items() if k == "noise_widths"}

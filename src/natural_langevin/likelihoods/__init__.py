@@ -15,6 +15,7 @@ from natural_langevin.likelihoods.log_loss import LogLoss
 from natural_langevin.likelihoods.negative_binomial import NegativeBinomial
 from natural_langevin.likelihoods.ordinal import Ordinal
 from natural_langevin.likelihoods.poisson import Poisson
+from natural_langevin.likelihoods.scaled import Scaled
 from natural_langevin.likelihoods.student_t import StudentT
 
 #: Those that are known by name and numbers alone, so that a file can hold them.
@@ -37,6 +38,7 @@ __all__ = [
     "NegativeBinomial",
     "Ordinal",
     "Poisson",
+    "Scaled",
     "State",
     "StudentT",
 ]

@@ -63,7 +63,8 @@ def said(likelihood: Likelihood, outputs: Tensor, state: State) -> Said:
         value, spread = law.probs, law.entropy()
         classes: type[Distribution] | None = type(law)
     else:
-        value, spread, classes = law.mean, law.variance, None
+        # In memory of its own: torch.export cannot tell the rows of an expanded view apart.
+        value, spread, classes = law.mean + 0, law.variance, None
     return Said(value.unflatten(0, (count, batch)), spread.unflatten(0, (count, batch)), classes)
 
 

@@ -22,6 +22,7 @@ from natural_langevin.likelihoods import Bernoulli
 from natural_langevin.likelihoods.categorical import draw_classes
 from natural_langevin.posterior import networks
 from natural_langevin.posterior.ensemble import learned_by
+from natural_langevin.posterior.units import in_standard_units
 
 if TYPE_CHECKING:
     from natural_langevin.posterior.posterior import Posterior
@@ -93,11 +94,13 @@ def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
 
 
 def log_prior(posterior: Posterior, chains: list[int]) -> Tensor:
-    """ln alpha(theta) of every draw, in nats and float64: (chain, draw)."""
+    """ln alpha(theta) of every draw, in nats and float64: (chain, draw). Of the weights as they
+    were sampled, which is what the prior is of."""
     assert posterior.prior is not None
+    posterior, _ = in_standard_units(posterior)
     total = torch.zeros(posterior.chains, posterior.draws, dtype=torch.float64)
     for draw in range(posterior.draws):
-        for name, one in posterior.prior.items():
+        for name, one in (posterior.prior or {}).items():
             theta = posterior.samples[name][:, draw].to(posterior.last[name])
             total[:, draw] += one.log_density(theta).double().cpu()
     return total[chains]

@@ -12,6 +12,7 @@ from torch import Tensor
 from natural_langevin import diagnostics
 from natural_langevin.diagnostics.kinetic import left_by_epochs
 from natural_langevin.posterior.pooling import Chains
+from natural_langevin.posterior.units import in_standard_units
 from natural_langevin.priors import PriorLike, resolve
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def _temperatures(posterior: Posterior) -> Tensor:
 def _configurational(
     posterior: Posterior, data: Any, prior: PriorLike | None, batch_size: int, max_draws: int
 ) -> diagnostics.Configurational | None:
-    """The temperature of the samples; None where no chain has one."""
+    """The temperature of the samples, as they were sampled; None where no chain has one."""
+    posterior, units = in_standard_units(posterior)
     shards, chains = posterior.shards, posterior.chains
     like = {name: value[0] for name, value in posterior.last.items()}
     device = next(iter(like.values())).device
@@ -114,7 +116,7 @@ def _configurational(
     if not warm:
         return None
     here = {name: shards.here(value) for name, value in posterior.learned.items()}
-    x, y = (t.to(device) for t in posterior.signature.split(data))
+    x, y = (t.to(device) for t in units.data(*posterior.signature.split(data)))
     return diagnostics.configurational.measure(
         posterior._call, posterior.likelihood, known, posterior.samples, here, temperature,
         (x, y), like=next(iter(posterior.last.values())), chosen_chains=warm,

@@ -90,9 +90,12 @@ class Draws:
 
     @property
     def sigma(self) -> Tensor | None:
-        """A regression's noise level at the end of the run, one value per chain."""
+        """A regression's noise level at the end of the run, one value per chain, (chain,); of
+        targets whose numbers have noise of different sizes (``likelihoods.Scaled``), (chain, D)."""
         variance = self.likelihood.noise_variance(self.learned)
-        return None if variance is None else variance.sqrt().expand(self.chains)
+        if variance is None:
+            return None
+        return variance.sqrt().expand(self.chains, *variance.shape[1:])
 
     def network(self, chain: int, draw: int) -> nn.Module:
         """The network of one sample, as a plain nn.Module."""

@@ -77,7 +77,8 @@ def fit(outputs: Tensor, y: Tensor, variance: Tensor) -> Fitted | None:
     ``variance`` (network,); None where that gains less than ``LEAST_GAIN``, or asks for noise that
     is larger in all: where networks fit their rows closely, few draws have all of the weight, and a
     row left out by them seems further away than it is."""
-    residuals = (y.double().reshape(outputs.shape[1:]) - outputs.double()).flatten(2)
+    residuals = y.double().reshape(outputs.shape[1:]) - outputs.double()
+    residuals = residuals.reshape(*residuals.shape[:2], -1)  # targets may be numbers, (row,)
     numbers, size = residuals.shape[2], variance.double().reshape(-1, 1)
     squares = residuals.square().sum(2) / size
     plain = -0.5 * (squares + numbers * torch.log(2 * math.pi * size))  # ln N at width 1

@@ -65,6 +65,8 @@ def write(
 #: Seconds that a save waits for another one to the same folder, and how often a reader whose files
 #: were replaced under its eyes begins again.
 PATIENCE, RETRIES = 10.0, 20
+#: A likelihood around another one.
+SCALED = likelihoods.Scaled.__name__
 
 
 def save_lock(folder: Path) -> FolderLock:
@@ -263,6 +265,9 @@ def _check_shapes(saved: Manifest, parameters: dict[str, Tensor]) -> None:
 
 def _describe_likelihood(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
     name = type(likelihood).__name__
+    if isinstance(likelihood, likelihoods.Scaled):
+        own = _describe_likelihood(likelihood.likelihood)
+        return {"name": name, "arguments": {"likelihood": own, "scale": list(likelihood.scale)}}
     if name not in likelihoods.REGISTRY:
         return {"name": name}  # a LogLoss holds functions: they must be given again when loading
     return {"name": name, "arguments": asdict(likelihood)}  # type: ignore[call-overload]
@@ -278,12 +283,16 @@ def _likelihood(
                 f"the posterior was sampled with the likelihood {name!r}, not with {given!r}"
             )
         return given
-    if not isinstance(name, str) or name not in likelihoods.REGISTRY:
+    if not isinstance(name, str) or name not in {SCALED, *likelihoods.REGISTRY}:
         raise StorageError(
             f"the likelihood {name!r:.80} cannot be restored from a file: give it again, "
             "Posterior.load(folder, model, likelihood=...)"
         )
+    arguments = fields.get("arguments", {})
     try:
-        return likelihoods.REGISTRY[name](**fields.get("arguments", {}))
-    except (TypeError, ValueError, OverflowError) as error:
+        if name == SCALED:
+            own = _likelihood(dict(arguments["likelihood"]), None)
+            return likelihoods.Scaled(own, arguments["scale"])  # type: ignore[arg-type]
+        return likelihoods.REGISTRY[name](**arguments)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StorageError(f"the saved likelihood {name} is malformed: {error}") from error

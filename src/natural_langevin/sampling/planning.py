@@ -384,12 +384,14 @@ def _sharpness(
 
 def _held_out_nll(found: Any, data: tuple[Tensor, Tensor], outside: Tensor, chains: int) -> Tensor:
     """-ln of the density that ``chains`` chains together give to every row held out of them, (fold
-    of a scale, row); infinite where most of them were lost. ``outside``: (chain, row)."""
+    of a scale, row); infinite where most of them were lost, and NaN for a row whose density is 0,
+    infinite or no number: one such row is no verdict on a scale. ``outside``: (chain, row)."""
     (x, y), each = data, outside[::chains]
     table = torch.full(each.shape, math.inf, dtype=torch.float64)
     for line, rows in enumerate(each.to(x.device)):
         own = _pooled(found, line, chains)
         if own:
             density = found.log_likelihood(x[rows], y[rows], chains=own).flatten(0, 1)
-            table[line] = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
+            nll = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
+            table[line] = nll.masked_fill(~nll.isfinite(), math.nan)
     return table

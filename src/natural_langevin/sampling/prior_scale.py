@@ -99,12 +99,14 @@ def folds(
 def bounded(scores: Tensor) -> Tensor:
     """-ln density (scale, row) of rows held out, each at most ``MOST_ABOVE`` nats above the median
     of all: a few outliers, which no network predicts, would otherwise choose a prior under which
-    none predicts anything. Infinite where chains were lost."""
-    known = scores.isfinite()
+    none predicts anything. A row of which nothing is known (NaN) counts as such an outlier. A scale
+    with an infinite entry, whose chains were lost, is infinite altogether."""
+    known, lost = scores.isfinite(), scores.isinf()
     if not bool(known.any()):
         return torch.full_like(scores, math.inf)
-    limited = scores.clamp_max(float(scores[known].median()) + MOST_ABOVE)
-    return limited.masked_fill(~known.all(1, keepdim=True), math.inf)
+    most = float(scores[known].median()) + MOST_ABOVE
+    limited = scores.nan_to_num(nan=most, posinf=most).clamp_max(most)
+    return limited.masked_fill(lost.any(1, keepdim=True), math.inf)
 
 
 def means(scores: Tensor) -> list[float]:

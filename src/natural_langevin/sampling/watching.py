@@ -12,7 +12,8 @@ from natural_langevin.sampling import temperature_probe
 from natural_langevin.sampling.look import Callback, Look
 from natural_langevin.sampling.until import Target
 
-#: Nats per sample by which a chain's loss may rise above the worst one of the first look.
+#: Nats per sample, for every number of its target, by which a chain's loss may rise above the worst
+#: one of the first look: the loss is a sum over these numbers, and so is what it rises by.
 MOST_RISE = 5.0
 
 
@@ -43,6 +44,7 @@ class Watching:
         self._steps, self._callback = steps, callback
         self._breaks_off = breaks_off
         self._first_loss: float | None = None
+        self._most_rise = MOST_RISE * max(1, engine.stream.example()[1][:1].numel())
 
     def look(self, state: Any, info: Info, done: int, kept: int) -> None:
         """Shows it to the callback."""
@@ -72,7 +74,7 @@ class Watching:
         worst = float(info.loss.max())
         if self._first_loss is None:
             self._first_loss = worst
-        if bool(info.diverged.any()) or not worst - self._first_loss <= MOST_RISE:
+        if bool(info.diverged.any()) or not worst - self._first_loss <= self._most_rise:
             before = self._first_loss
             raise ExplosionError(f"a loss of {worst:.2g} nats per sample after {before:.2g}")
 

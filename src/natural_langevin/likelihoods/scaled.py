@@ -1,0 +1,85 @@
+"""Regression of several numbers whose noise is of different sizes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, distributions
+
+from natural_langevin.likelihoods.base import Likelihood, State
+from natural_langevin.likelihoods.distributions import StudentT as StudentTLaw
+from natural_langevin.likelihoods.gaussian import Gaussian
+from natural_langevin.likelihoods.student_t import StudentT
+
+
+@dataclass(frozen=True)
+class Scaled(Likelihood):
+    """``likelihood`` of targets and outputs (B, D) in units of ``scale``, one number for every
+    component of a target:
+
+        p(y | outputs) = p_likelihood(y / scale | outputs / scale) / prod(scale).
+
+    With a ``Gaussian`` or a ``StudentT`` whose width is learned, component d has noise of the size
+    scale_d sigma: one sigma is learned, for numbers whose sizes differ. A run by the recipe makes
+    one of such a likelihood where it finds the targets' sizes far from one.
+
+    >>> law = Scaled(Gaussian(0.1), (1.0, 1000.0)).distribution(torch.zeros(1, 2), {})
+    >>> law.scale.tolist()
+    [[0.10000000149011612, 100.0]]
+    """
+
+    likelihood: Gaussian | StudentT
+    scale: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.likelihood, Gaussian | StudentT):
+            raise TypeError(
+                "Scaled takes a Gaussian or a StudentT likelihood, whose noise is of one size, got "
+                f"{self.likelihood!r}"
+            )
+        if not self.scale or not all(math.isfinite(s) and s > 0 for s in self.scale):
+            raise ValueError(f"scale must hold positive numbers, got {self.scale!r}")
+        object.__setattr__(self, "scale", tuple(float(s) for s in self.scale))
+
+    def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
+        return self.likelihood.init(chains, dtype=dtype, device=device)
+
+    def update(self, state: State, outputs: Tensor, y: Tensor, rate: Tensor) -> State:
+        size = self._sizes(outputs)
+        own = y.to(outputs.dtype).reshape(outputs.shape) / size
+        return self.likelihood.update(state, outputs / size, own, rate)
+
+    def distribution(self, outputs: Tensor, state: State) -> distributions.Distribution:
+        size = self._sizes(outputs)
+        law = self.likelihood.distribution(outputs / size, state)
+        if isinstance(law, StudentTLaw):
+            return StudentTLaw(law.df, outputs, law.scale * size, validate_args=False)
+        return distributions.Normal(outputs, law.scale * size, validate_args=False)
+
+    def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:
+        size = self._sizes(outputs)
+        own = y.to(outputs.dtype).reshape(outputs.shape) / size
+        shift = sum(math.log(s) for s in self.scale)
+        return self.likelihood.log_loss(outputs / size, own, state) + shift
+
+    def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:
+        size = self._sizes(outputs)
+        return size * self.likelihood.sample(outputs / size, key, state)
+
+    def noise_variance(self, state: State) -> Tensor | None:
+        """(chain, D), or (1, D) where it is known."""
+        own = cast(Tensor, self.likelihood.noise_variance(state)).reshape(-1, 1)
+        return own * own.new_tensor(self.scale).square()
+
+    def check(self, outputs: Tensor, y: Tensor) -> None:
+        self.likelihood.check(outputs, y)
+        if outputs[0].numel() != len(self.scale):
+            raise ValueError(
+                f"scale has {len(self.scale)} numbers, and a target has {outputs[0].numel()}"
+            )
+
+    def _sizes(self, outputs: Tensor) -> Tensor:
+        return outputs.new_tensor(self.scale).reshape(outputs.shape[1:])

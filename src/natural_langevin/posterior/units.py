@@ -1,0 +1,219 @@
+"""Units: a run in standard ones, and its draws in the user's.
+
+The recipe's prior, start and step sizes are made for numbers of mean 0 and size 1. Data of other
+sizes are sampled from as
+
+    x~ = (x - a) / b        y~ = (y - m) / s        (a, b, m, s: one number for every column)
+
+and the draws are brought back through the weights: those of the layer that sees x, and those of the
+layer that says y,
+
+    W~ x~ + c~ = (W~ / b) x + c~ - (W~ / b) a        s (W~ h + c~) + m = (s W~) h + s c~ + m.
+
+What is handed on, networks and predictions, files and scores, is then in the user's units and
+needs to know nothing of them. The prior is one of the weights in standard units: what asks for it
+(``in_standard_units``) looks at them there. ``config["units"]`` has the numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from natural_langevin.likelihoods import (
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Scaled,
+    StudentT,
+)
+from natural_langevin.types import Params
+
+if TYPE_CHECKING:
+    from natural_langevin.posterior.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where the columns of x or y lie and how large they are, (value - location) / scale, and the
+    ``layer`` that sees or says them. One number stands for all columns."""
+
+    layer: str
+    location: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    def standard(self, values: Tensor) -> Tensor:
+        """Rows of these columns in standard units."""
+        location, scale = (self._like(values, v) for v in (self.location, self.scale))
+        return ((values.double() - location) / scale).to(values.dtype)
+
+    def given(self, values: Tensor) -> Tensor:
+        """The same the other way round."""
+        location, scale = (self._like(values, v) for v in (self.location, self.scale))
+        return (values.double() * scale + location).to(values.dtype)
+
+    @staticmethod
+    def _like(values: Tensor, numbers: tuple[float, ...]) -> Tensor:
+        found = torch.tensor(numbers, dtype=torch.float64, device=values.device)
+        return found if len(numbers) == 1 else found.reshape(values.shape[1:])
+
+
+@dataclass(frozen=True)
+class Units:
+    """Of the inputs, of the targets, or of both. ``spread``: the second half of the outputs are the
+    logarithms of variances."""
+
+    x: Columns | None = None
+    y: Columns | None = None
+    spread: bool = False
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any]) -> Units | None:
+        """The units of a posterior with this configuration, if they are not its data's own."""
+        found = config.get("units")
+        if found is None:
+            return None
+        try:
+            x, y = (found[k] and Columns(**_tuples(found[k])) for k in ("x", "y"))
+            return Units(x, y, bool(found["spread"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"units must be those of a run, got {found!r:.80}") from error
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers and words, for ``config["units"]``."""
+        return asdict(self)
+
+    @property
+    def shift(self) -> float:
+        """What a target's -ln p is larger in its own units, in nats."""
+        return 0.0 if self.y is None else sum(math.log(s) for s in self.y.scale)
+
+    def data(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows in standard units."""
+        return (
+            x if self.x is None else self.x.standard(x),
+            y if self.y is None else self.y.standard(y),
+        )
+
+    def given(self, params: Mapping[str, Tensor]) -> Params:
+        """Weights {name: (..., *shape)} of standard units as the user's data need them."""
+        found = dict(params)
+        if self.x is not None:
+            _see(found, self.x, back=False)
+        if self.y is not None:
+            _say(found, self.y, self.spread, back=False)
+        return found
+
+    def standard(self, params: Mapping[str, Tensor]) -> Params:
+        """The same the other way round."""
+        found = dict(params)
+        if self.y is not None:
+            _say(found, self.y, self.spread, back=True)
+        if self.x is not None:
+            _see(found, self.x, back=True)
+        return found
+
+    def standard_likelihood(self, likelihood: Likelihood) -> Likelihood:
+        """Of targets in standard units. A width that was given is one number for all columns, and
+        so is then their scale."""
+        if self.y is None:
+            return likelihood
+        if isinstance(likelihood, Scaled):
+            return likelihood.likelihood
+        size = self.y.scale[0]
+        if isinstance(likelihood, Gaussian) and not isinstance(likelihood.sigma, str):
+            return Gaussian(likelihood.sigma / size)
+        if isinstance(likelihood, StudentT) and not isinstance(likelihood.scale, str):
+            return replace(likelihood, scale=likelihood.scale / size)
+        return likelihood
+
+    def given_likelihood(self, likelihood: Likelihood) -> Likelihood:
+        """``likelihood``, the user's own, as it says what was sampled: noise that was learned by
+        the columns' sizes is of different size in each."""
+        if self.y is None or len(set(self.y.scale)) == 1:
+            return likelihood
+        if isinstance(likelihood, HeteroscedasticGaussian):
+            return likelihood
+        assert isinstance(likelihood, Gaussian | StudentT)
+        return Scaled(likelihood, self.y.scale)
+
+    def learned_factor(self) -> float:
+        """What a learned squared width is multiplied by: of columns of one size alone."""
+        if self.y is None or len(set(self.y.scale)) > 1:
+            return 1.0
+        return self.y.scale[0] ** 2
+
+    def hand_back(self, posterior: Posterior, likelihood: Likelihood) -> None:
+        """A posterior that was sampled in standard units, in the user's: ``likelihood`` is his."""
+        for name in ("samples", "mean", "last"):
+            setattr(posterior, name, self.given(getattr(posterior, name)))
+        factor = self.learned_factor()
+        posterior.learned = {k: v * factor for k, v in posterior.learned.items()}
+        posterior.trace = posterior.trace.clone()
+        posterior.trace[:, 1:] += self.shift
+        posterior.likelihood = self.given_likelihood(likelihood)
+        posterior.config = posterior.config | {
+            "likelihood": repr(posterior.likelihood), "units": self.as_dict(),
+        }  # fmt: skip
+
+
+def in_standard_units(posterior: Posterior) -> tuple[Posterior, Units]:
+    """A posterior as it was sampled, and the units that data have there; itself where these are
+    the data's own."""
+    units = Units.from_config(posterior.config)
+    if units is None:
+        return posterior, Units()
+    found = copy.copy(posterior)
+    for name in ("samples", "mean", "last"):
+        setattr(found, name, units.standard(getattr(posterior, name)))
+    factor = units.learned_factor()
+    found.learned = {k: v / factor for k, v in posterior.learned.items()}
+    found.likelihood = units.standard_likelihood(posterior.likelihood)
+    found.config = {k: v for k, v in posterior.config.items() if k != "units"}
+    return found, units
+
+
+def _see(params: Params, columns: Columns, *, back: bool) -> None:
+    """Weights of the layer that sees x, (..., out, in, *kernel), and its bias if any."""
+    weight, bias = f"{columns.layer}.weight".lstrip("."), f"{columns.layer}.bias".lstrip(".")
+    w = params[weight]
+    location, scale = (
+        torch.tensor(v, dtype=torch.float64, device=w.device)
+        for v in (columns.location, columns.scale)
+    )
+    here = w.double()
+    standard, given = (here, here / scale) if not back else (here * scale, here)
+    params[weight] = (standard if back else given).to(w.dtype)
+    if any(columns.location):
+        moved = (given * location).sum(-1)
+        b = params[bias]
+        params[bias] = (b.double() + (moved if back else -moved)).to(b.dtype)
+
+
+def _say(params: Params, columns: Columns, spread: bool, *, back: bool) -> None:
+    """Weights of the layer that says y, (..., out, in), and its bias."""
+    weight, bias = f"{columns.layer}.weight".lstrip("."), f"{columns.layer}.bias".lstrip(".")
+    w, b = params[weight], params[bias]
+    location, scale = (
+        torch.tensor(v, dtype=torch.float64, device=w.device)
+        for v in (columns.location, columns.scale)
+    )
+    if spread:  # of ln variances
+        location = torch.cat([location, 2 * scale.log()])
+        scale = torch.cat([scale, torch.ones_like(scale)])
+    if back:
+        params[weight] = (w.double() / scale[:, None]).to(w.dtype)
+        params[bias] = ((b.double() - location) / scale).to(b.dtype)
+    else:
+        params[weight] = (w.double() * scale[:, None]).to(w.dtype)
+        params[bias] = (b.double() * scale + location).to(b.dtype)
+
+
+def _tuples(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in found.items()}

@@ -1,0 +1,270 @@
+"""Data of any size: a run that leaves everything open has them in standard units.
+
+House prices of 500,000, or inputs of which one column is in thousands, are out of reach of the
+recipe's prior, N(0, 2 / fan_in), and of its start. Where inputs or targets are of such a size, the
+run sees them with mean 0 and standard deviation 1, by column, and its draws are handed back in the
+user's units (``posterior.units``). Within the usual sizes nothing is changed.
+
+It is done where it is exact and nobody has said anything about the weights: under the recipe's own
+prior, from a start that is open, for data in memory and draws kept there, through layers that are
+found to see x, and to say y, at any weights.
+
+``sampler`` is a ``Langevin``, whose own module imports this one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from natural_langevin.diagnostics import Kinetic
+from natural_langevin.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
+from natural_langevin.posterior import stores
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.units import Columns, Units, in_standard_units
+from natural_langevin.sampling import recipe, starts, trials
+from natural_langevin.sampling.look import Callback
+from natural_langevin.sampling.notices import LARGE, SMALL
+from natural_langevin.sampling.preparation import ORDERED, in_tensors
+
+log = logging.getLogger("natural_langevin")
+
+#: Rows by which sizes are measured, and by which layers are held against the network; what is added
+#: to its weights then, and how far outputs may be apart, as a part of their size.
+MOST_ROWS, FEW, ADDED, APART = 100_000, 16, (0.0, 0.1, 1.0), 1e-2
+#: A column varies if it does by this part of its size: less is rounding.
+VARIES = 1e-6
+#: A network has learned from targets as they are if it leaves at most this part of their variance.
+LEFT = 0.9
+_WIDE = (Gaussian, HeteroscedasticGaussian, StudentT)
+
+
+class Standard(NamedTuple):
+    """A sampler of data in standard units, and what these are; asked in the user's."""
+
+    sampler: Any
+    units: Units
+
+    def rows(self, data: Any) -> tuple[Tensor, Tensor]:
+        """Data in standard units."""
+        return self.units.data(*self.sampler.signature.split(data))
+
+    def effective_temperature(
+        self, data: Any, posterior: Posterior | None, steps: int, batch_size: int | None
+    ) -> Kinetic:
+        """See ``Langevin.effective_temperature``."""
+        inside = None if posterior is None else in_standard_units(posterior)[0]
+        found: Kinetic = self.sampler.effective_temperature(
+            self.rows(data), posterior=inside, steps=steps, batch_size=batch_size
+        )
+        return found
+
+    def log_density(self, weights: Mapping[str, Tensor], data: Any) -> Tensor:
+        """See ``Langevin.log_density``; the prior's is that of the weights in standard units."""
+        x, y = self.rows(data)
+        inside: Tensor = self.sampler.log_density(self.units.standard(weights), (x, y))
+        return inside - (self.sampler.num_data or len(x)) * self.units.shift
+
+
+def sampled(sampler: Any, data: Any, arguments: dict[str, Any]) -> Posterior | None:
+    """The posterior of data of unusual size, by a sampler of them in standard units; None where
+    they are of a usual size, or the user's units cannot be had back. ``arguments``: those of
+    ``Langevin.sample``."""
+    sampler._standard = None
+    if not _is_open(sampler, data, arguments):
+        return None
+    x, y = in_tensors(sampler, data)
+    if not (_is_finite(x) and _is_finite(y)):
+        return None  # refused elsewhere, by name
+    units = find(sampler, x, y)
+    if units is None or _has_learned(sampler, x, y):
+        return None
+    inner = type(sampler)(
+        sampler._template, units.standard_likelihood(sampler.likelihood), **sampler._options
+    )
+    inner.signature.adopt(sampler.signature)
+    inner._in_standard_units = True
+    for name, one in (("inputs x", units.x), ("targets y", units.y)):
+        if one is not None:
+            log.info(
+                "the %s are sampled from in units of their own mean and size, by column; what "
+                'comes of it is in the given ones (posterior.config["units"])', name
+            )  # fmt: skip
+    callback = _shifted(arguments["callback"], units)
+    found: Posterior = inner.sample(units.data(x, y), **arguments | {"callback": callback})
+    units.hand_back(found, sampler.likelihood)
+    sampler._standard = Standard(inner, units)
+    return found
+
+
+def _shifted(callback: Callback | None, units: Units) -> Callback | None:
+    """The callback, shown losses in the user's units."""
+    if callback is None or not callable(callback):
+        return callback  # refused elsewhere, by name
+    return lambda look: callback(dataclasses.replace(look, loss=look.loss + units.shift))
+
+
+def _is_open(sampler: Any, data: Any, arguments: dict[str, Any]) -> bool:
+    """Whether everything is left open, data and draws are in memory, in the network's precision."""
+    ours = sampler._scale_open and sampler._options["init"] is None and sampler.held_out is None
+    free = all(p.requires_grad for p in sampler.model.parameters())
+    alone = sampler.mesh.world == 1 and not sampler._in_standard_units and not trials.under_way()
+    place, dtype = stores.location(arguments["store"]), arguments["sample_dtype"]
+    kept = not isinstance(place, Path) and dtype is None
+    return ours and free and alone and kept and not isinstance(data, ORDERED)
+
+
+def _is_finite(values: Tensor) -> bool:
+    return isinstance(values, Tensor) and len(values) > 0 and bool(values.isfinite().all())
+
+
+def find(sampler: Any, x: Tensor, y: Tensor) -> Units | None:
+    """The units in which data of unusual size are of a usual one, where the layers allow it."""
+    model, likelihood = sampler._template, sampler.likelihood
+    few = x[:: max(1, len(x) // FEW)][:FEW].to(sampler.device)
+    found = Units(spread=isinstance(likelihood, HeteroscedasticGaussian))
+    if not sampler.signature.packed and x.is_floating_point():
+        wanted = _of_inputs(model, x)
+        for one in wanted:
+            if _agrees(sampler, few, Units(x=one)):
+                found = dataclasses.replace(found, x=one)
+                break
+    if isinstance(likelihood, _WIDE) and y.is_floating_point():
+        for one in _of_targets(model, likelihood, y):
+            if _agrees(sampler, few, Units(y=one, spread=found.spread)):
+                found = dataclasses.replace(found, y=one)
+                break
+    return None if found.x is None and found.y is None else found
+
+
+def _of_inputs(model: nn.Module, x: Tensor) -> Iterator[Columns]:
+    """Columns of inputs that are not of size about one, for every layer that may see them. Of
+    pixels the whole matters, and zeros beyond the edges stay zeros."""
+    first = next((m for m in model.modules() if not [*m.children()]), None)
+    if isinstance(first, _BatchNorm | nn.LayerNorm | nn.GroupNorm):
+        return  # which scales them itself
+    rows = _some(x)
+    flat = rows.ndim == 2
+    size = rows.square().mean(0).sqrt() if flat else rows.square().mean().sqrt().reshape(1)
+    location, scale = _mean_and_size(rows) if flat else (torch.zeros_like(size), size)
+    reach = (rows - location).abs().amax(0) if flat else size
+    small = (reach < SMALL) & (reach > VARIES * size)
+    if not bool((size > LARGE).any() | small.any()):
+        return
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and flat and layer.in_features == rows.shape[1]:
+            if layer._parameters.get("bias") is not None:
+                yield Columns(name, tuple(location.tolist()), tuple(scale.tolist()))
+            else:  # nothing takes up a location
+                usable = torch.where(size > 0, size, 1.0)
+                yield Columns(name, (0.0,) * len(size), tuple(usable.tolist()))
+        elif not flat and isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            yield Columns(name, (0.0,), tuple(scale.tolist()))
+
+
+def _of_targets(
+    model: nn.Module, likelihood: Gaussian | HeteroscedasticGaussian | StudentT, y: Tensor
+) -> Iterator[Columns]:
+    """Columns of targets that are not of size about one, for every layer that may say them."""
+    rows = _some(y).flatten(1) if y.ndim > 1 else _some(y)[:, None]
+    location, scale = _mean_and_size(rows, robust=isinstance(likelihood, StudentT))
+    size, spread = rows.square().mean(0).sqrt(), rows.std(0, correction=0)
+    if not bool(((size > LARGE) | ((spread < SMALL) & (spread > VARIES * size))).any()):
+        return
+    known = [getattr(likelihood, name, "") for name in ("sigma", "scale")]
+    if any(not isinstance(width, str) for width in known):  # one width, for all columns
+        scale = scale.square().mean().sqrt().expand_as(scale)
+    outputs = rows.shape[1] * (2 if isinstance(likelihood, HeteroscedasticGaussian) else 1)
+    for name, layer in reversed([*model.named_modules()]):
+        fits = isinstance(layer, nn.Linear) and layer.out_features == outputs
+        if fits and layer.bias is not None:
+            yield Columns(name, tuple(location.tolist()), tuple(scale.tolist()))
+
+
+def _some(values: Tensor) -> Tensor:
+    """Rows to measure by, in float64."""
+    return values[:: max(1, len(values) // MOST_ROWS)].double().cpu()
+
+
+def _mean_and_size(rows: Tensor, *, robust: bool = False) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of every column, (column,) each; ``robust``: the median and the
+    distance of the quartiles, for a likelihood that expects outliers. A column that does not vary
+    is of the size of its mean, or 1."""
+    location, scale = rows.mean(0), rows.std(0, correction=0)
+    if robust:
+        quarters = rows.quantile(torch.tensor([0.25, 0.5, 0.75]).to(rows), dim=0)
+        between = (quarters[2] - quarters[0]) / 1.349
+        usable = between > VARIES * quarters.abs().amax(0)
+        location = torch.where(usable, quarters[1], location)
+        scale = torch.where(usable, between, scale)
+    constant = scale <= VARIES * rows.abs().amax(0)
+    return location, torch.where(constant, location.abs().clamp_min(1.0), scale)
+
+
+def _agrees(sampler: Any, x: Tensor, units: Units) -> bool:
+    """Whether the network with weights in the user's units says of inputs in these what it says in
+    standard units: at its own weights, and at others."""
+    model = sampler._template
+    generator = torch.Generator().manual_seed(0)
+    own = {k: p.detach() for k, p in model.named_parameters()}
+    try:
+        for added in ADDED:
+            params = {
+                k: p + added * torch.randn(p.shape, generator=generator).to(p)
+                for k, p in own.items()
+            }
+            inside = _outputs(sampler, params, units.data(x, x)[0] if units.x else x)
+            outside = _outputs(sampler, units.given(params), x)
+            if units.y is not None:
+                outside = _standard_outputs(units, outside)
+            apart = float((outside - inside).abs().max())
+            if not apart <= APART * float(inside.abs().max()):
+                return False
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        log.debug("units cannot be had back: %s", error)
+        return False
+    return True
+
+
+def _standard_outputs(units: Units, outputs: Tensor) -> Tensor:
+    assert units.y is not None
+    flat = outputs.double().flatten(1) if outputs.ndim > 1 else outputs.double()[:, None]
+    if not units.spread:
+        return units.y.standard(flat).reshape(outputs.shape)
+    mean, log_variance = flat.chunk(2, -1)
+    shift = 2 * torch.tensor(units.y.scale, dtype=torch.float64, device=flat.device).log()
+    return torch.cat([units.y.standard(mean), log_variance - shift], -1).reshape(outputs.shape)
+
+
+def _outputs(sampler: Any, params: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Of the network with these parameters, in float64."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return functional_call(sampler._template, params, args, kwargs)
+
+    with torch.no_grad():
+        found: Tensor = sampler.signature.call(call, x.clone())
+    return found.double()
+
+
+def _has_learned(sampler: Any, x: Tensor, y: Tensor) -> bool:
+    """Whether the network predicts the data as they are: it is where chains will start."""
+    rows = tuple(t[: recipe.ROWS].to(sampler.device) for t in (x, y))
+    if not isinstance(sampler.likelihood, _WIDE):
+        return not starts.better(sampler, (rows[0], rows[1]))[1]
+    said = _outputs(
+        sampler, {k: p.detach() for k, p in sampler._template.named_parameters()}, rows[0]
+    )
+    if isinstance(sampler.likelihood, HeteroscedasticGaussian):
+        said = said.chunk(2, -1)[0]
+    targets = rows[1].double().reshape(len(said), -1)
+    left = (targets - said.reshape(len(said), -1)).square().mean(0)
+    return bool((left <= LEFT * targets.var(0, correction=0)).all())

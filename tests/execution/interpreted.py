@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -11,8 +10,10 @@ RUNS = ("quasi-diagonal", "rmsprop", "quasi-diagonal, model", "euclidean", "diag
 
 
 def main() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    import triton_interpreter
+
+    triton_interpreter.start()  # before triton is imported
 
     import torch
     from test_fused_step import (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import sys
+from pathlib import Path
 
 
 def norms() -> None:
@@ -97,7 +98,10 @@ def convolutions() -> None:
 
 
 if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import triton_interpreter
+
+    triton_interpreter.start()  # before triton is imported
     norms()
     convolutions()
     print("agrees")

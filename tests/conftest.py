@@ -28,6 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: min(order.get(p, len(order)) for p in item.path.parts))
 
 
+def pytest_sessionstart() -> None:
+    """Collections of garbage that nobody asks for, after every 700 new objects, are rarer."""
+    gc.set_threshold(20_000)
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: collections of garbage, which many tests ask for, pass over it."""
     gc.collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -11,11 +10,11 @@ RUNS = ("quasi-diagonal", "rmsprop", "quasi-diagonal, model", "euclidean", "diag
 
 
 def main() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-    from triton_interpreter import UNUSABLE, fault
+    from triton_interpreter import UNUSABLE, fault, start
 
+    start()  # before triton is imported
     if reason := fault():
         print(UNUSABLE, reason)
         return

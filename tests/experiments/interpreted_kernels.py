@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -75,7 +74,9 @@ def convolutions() -> None:
 
     assert narrow_conv.works(torch.device("cpu"), torch.float16)
     generator = torch.Generator().manual_seed(0)
-    for samples, inputs, outputs, height, width in ((5, 3, 16, 8, 8), (2, 16, 32, 6, 4)):
+    # A layer of images, and one whose outputs are more than a tile of 16: the interpreter takes
+    # milliseconds for every eight weights.
+    for samples, inputs, outputs, height, width in ((5, 3, 16, 8, 8), (2, 16, 17, 6, 4)):
         x = torch.randn(samples, inputs, height, width, generator=generator).half()
         weight = torch.randn(outputs, inputs, 3, 3, generator=generator).half()
         cotangent = torch.randn(samples, outputs, height, width, generator=generator).half()
@@ -83,10 +84,12 @@ def convolutions() -> None:
         expected, pull_expected = torch.func.vjp(
             lambda x, weight: F.conv2d(x, weight, padding=1), x.double(), weight.double()
         )
-        # Nobody asks for the first layer's gradient with respect to its images.
-        _, pull_weight = torch.func.vjp(lambda w, x=x: narrow_conv.NarrowConv.apply(x, w), weight)
         dx, dw = pull(cotangent)
-        assert torch.equal(pull_weight(cotangent)[0], dw)
+        if inputs == 3:  # nobody asks for the first layer's gradient with respect to its images
+            _, pull_weight = torch.func.vjp(
+                lambda w, x=x: narrow_conv.NarrowConv.apply(x, w), weight
+            )
+            assert torch.equal(pull_weight(cotangent)[0], dw)
         for one, two in zip(
             (found, dx, dw), (expected, *pull_expected(cotangent.double())), strict=True
         ):
@@ -95,11 +98,11 @@ def convolutions() -> None:
 
 
 def main() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-    from triton_interpreter import UNUSABLE, fault
+    from triton_interpreter import UNUSABLE, fault, start
 
+    start()  # before triton is imported
     if reason := fault():
         print(UNUSABLE, reason)
         return

@@ -1,4 +1,6 @@
-"""References by NUTS: the posterior in JAX is torch's, chains go on where they were stopped."""
+"""References by NUTS: the posterior in JAX is torch's, chains go on where they were stopped.
+
+JAX is imported by the tests: it takes seconds, in every process that only collects them."""
 
 from __future__ import annotations
 
@@ -6,8 +8,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -15,13 +15,7 @@ from torch import nn
 
 from natural_langevin import likelihoods
 from natural_langevin.diagnostics import ranks
-from natural_langevin.experiments.defaults import (
-    against_nuts,
-    nuts,
-    nuts_chains,
-    nuts_files,
-    small,
-)
+from natural_langevin.experiments.defaults import against_nuts, nuts_files, small
 
 
 def line() -> small.Problem:
@@ -33,6 +27,11 @@ def line() -> small.Problem:
 
 
 def test_the_networks_are_those_of_torch() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    from natural_langevin.experiments.defaults import nuts
+
     for make in small.PROBLEMS:
         problem = make()
         network = problem.network().double()
@@ -46,6 +45,8 @@ def test_the_networks_are_those_of_torch() -> None:
 def test_chains_stop_go_on_merge_and_are_the_posterior(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from natural_langevin.experiments.defaults import nuts_chains
+
     problem = line()
     monkeypatch.setattr(nuts_chains, "PROBLEMS", (lambda: problem,))
     variances = nuts_files.variances(problem, 5.0)
@@ -83,6 +84,8 @@ def test_chains_stop_go_on_merge_and_are_the_posterior(
 
 
 def test_chains_that_disagree_are_seen() -> None:
+    from natural_langevin.experiments.defaults import nuts
+
     problem = line()
     rng = np.random.default_rng(0)
     outputs = rng.normal(size=(4, 50, 5, 1))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from natural_langevin.report import charts, reliability
 
 PAPER = {  # train NLL, train accuracy, test NLL, test accuracy: the paper's Table 1
     ("sgd", "point", "SGD"): (0.0003, 100.00, 0.0584, 98.24),
@@ -25,6 +28,27 @@ NAMES = {"euclidean": "Euclidean", "rmsprop": "RMSProp", "dop": "DOP", "qdop": "
 COST = {"sgd": 1.0, "dropout": 1.07, "euclidean": 1.31, "rmsprop": 1.52, "dop": 1.61, "qdop": 1.94}
 
 FACTOR = {"sgd": 1.1, "dropout": 1.0, "euclidean": 0.96, "rmsprop": 1.02, "dop": 0.93, "qdop": 0.9}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def drawings() -> Iterator[dict[str, Any]]:
+    """What was drawn, by its numbers and words: most tests change the table and leave the charts,
+    on which matplotlib would spend nearly all of their time. ``clear`` it to have them drawn."""
+    kept: dict[str, Any] = {}
+
+    def once(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def drawn(*given: Any, **words: Any) -> Any:
+            key = repr((draw.__name__, given, words))
+            if key not in kept:
+                kept[key] = draw(*given, **words)
+            return kept[key]
+
+        return drawn
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(charts, "_lines", once(charts._lines))
+        patch.setattr(reliability, "_diagram", once(reliability._diagram))
+        yield kept
 
 
 @pytest.fixture

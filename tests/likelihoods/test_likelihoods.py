@@ -95,6 +95,14 @@ CASES = {
         likelihoods.StudentT(df=5.0), (2,), lambda o: stats.t(5, o, 0.5), 0,
         {"squared_scale": QUARTER},
     ),
+    "scaled": Case(
+        likelihoods.Scaled(likelihoods.Gaussian("rmse"), (3.0, 0.2)), (2,),
+        lambda o: stats.norm(o, 0.5 * np.array([3.0, 0.2])), 0, {"variance": QUARTER},
+    ),
+    "scaled student-t": Case(
+        likelihoods.Scaled(likelihoods.StudentT(df=3, scale=0.7), (3.0, 0.2)), (2,),
+        lambda o: stats.t(3, o, 0.7 * np.array([3.0, 0.2])),
+    ),
     "poisson": Case(likelihoods.Poisson(), (2,), lambda o: stats.poisson(np.exp(o))),
     "poisson scalar": Case(likelihoods.Poisson(), (), lambda o: stats.poisson(np.exp(o))),
     "negative binomial": Case(
@@ -411,6 +419,7 @@ def test_sigma_must_make_sense(sigma: object) -> None:
         (lambda: likelihoods.NegativeBinomial("auto"), "dispersion must be"),
         (lambda: likelihoods.Ordinal(1), "levels must be an integer of at least 2, got 1"),
         (lambda: likelihoods.Categorical((1.0, -1.0)), "class_weights must be positive"),
+        (lambda: likelihoods.Scaled(likelihoods.Gaussian(1.0), (1.0, 0.0)), "scale must hold pos"),
         (lambda: likelihoods.LogLoss(None), "a function of .* or a distribution"),
     ],
 )

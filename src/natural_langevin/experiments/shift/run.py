@@ -45,8 +45,12 @@ def run(
     described = json.loads(json.dumps(described))
     results: dict[str, Any] = {"settings": described, "rows": {}}
     if out.exists():
-        results = json.loads(out.read_text(encoding="utf-8"))
-        if results["settings"] != described:
+        try:
+            results = json.loads(out.read_text(encoding="utf-8"))
+            same = results["settings"] == described
+        except (ValueError, KeyError, TypeError):
+            raise ShiftError(f"{out} holds no results: give another --out") from None
+        if not same:
             raise ShiftError(f"{out} holds results of other settings: give another --out")
     x, y = data.test_x[: settings.images], data.test_y[: settings.images]
     train_x, train_y = data.train_x.to(device), data.train_y.to(device)

@@ -177,7 +177,7 @@ def test_bad_data_and_folders_are_one_line(tmp_path):
     assert (tmp_path / "full" / "mine.txt").read_text() == "keep me"
     (tmp_path / "file").write_text("")
     result = run("train", good, "--target", "y", "--out", tmp_path / "file" / "run")
-    assert "Not a directory" in one_line(result)
+    assert "is a file, where a folder should be" in one_line(result)
 
 
 def test_chains_that_all_diverge_are_one_line(tmp_path):

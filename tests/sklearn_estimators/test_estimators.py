@@ -200,7 +200,7 @@ def test_without_folds_a_pilot_chooses_the_step_size(blobs):
             "wide",
             '"learned" or "fan_in" or "unit_fan_in" or "wide_fan_in", got .wide.',
         ),
-        ("step_size", "Auto", 'must be "auto", a number or a schedule, got .Auto.'),
+        ("step_size", "Auto", 'must be "auto", a positive number or a schedule, got .Auto.'),
         ("hidden_layer_sizes", None, "positive integers .* got None"),
         ("hidden_layer_sizes", (True,), "positive integers .* got "),
         ("temperature", 0.0, 'positive number or "auto", got 0.0'),

@@ -9,11 +9,13 @@ import typer
 from natural_langevin import data as datasets
 from natural_langevin.cli.console import echo
 from natural_langevin.cli.device import choose_device
-from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.cli.errors import UsageError, one_line_errors
 from natural_langevin.cli.figures import publish, show
 from natural_langevin.experiments.shift import table
 from natural_langevin.experiments.shift.methods import METHODS, Settings
 from natural_langevin.experiments.shift.run import ShiftError, run
+
+DATA = ("mnist", "fashion-mnist", "digits")
 
 
 def shift(
@@ -26,7 +28,7 @@ def shift(
         ["shuffled"], help="Other data: fashion-mnist, cifar10, shuffled; repeatable."
     ),
     out: Path = typer.Option(Path("shift.json"), metavar="FILE", help="Results; it goes on."),
-    steps: int = typer.Option(Settings.steps, min=1, help="Updates of every chain."),
+    steps: int = typer.Option(Settings.steps, min=20, help="Updates of every chain."),
     chains: int = typer.Option(
         Settings.chains, min=1, help="Chains, and networks of the ensemble."
     ),
@@ -48,6 +50,8 @@ def shift(
     """
     settings = Settings(steps=steps, chains=chains, hidden=tuple(hidden), images=images, seed=seed)
     with one_line_errors(ShiftError):
+        if data not in DATA:
+            raise UsageError(f"there are no data {data!r}: choose from {', '.join(DATA)}")
         results = run(
             datasets.load(data, data_dir=data_dir or None),
             out,

@@ -60,8 +60,12 @@ def run(
         described["foreign"] = list(problem.foreign)
     results: dict[str, Any] = {"settings": described, "rows": {}}
     if out.exists():
-        results = json.loads(out.read_text(encoding="utf-8"))
-        if results["settings"] != described:
+        try:
+            results = json.loads(out.read_text(encoding="utf-8"))
+            same = results["settings"] == described
+        except (ValueError, KeyError, TypeError):
+            raise FidelityError(f"{out} holds no results: give another --out") from None
+        if not same:
             raise FidelityError(f"{out} holds results of other settings: give another --out")
     results |= origin(settings.device)
     results["reference"] = scores(problem.reference, problem)

@@ -128,8 +128,9 @@ def spread(bias: Tensor, weight: Tensor) -> Tensor:
 def assert_exact(evaluation: Evaluation, chain: int, samples: Params) -> None:
     """Gradient, second moments and bias rows from per-sample gradients (B, *shape) in float64.
 
-    Errors are relative to the norm: a few hundred roundings."""
-    tolerance = 1e-5 if evaluation.loss.dtype == torch.float32 else 1e-12
+    Errors are relative to the norm: a few hundred roundings (1.1e-5 were seen on an x86 core where
+    an Arm core stays below 1e-5)."""
+    tolerance = 1.5e-5 if evaluation.loss.dtype == torch.float32 else 1e-12
     statistics = evaluation.statistics
     assert evaluation.gradient.keys() == statistics.second.keys() == samples.keys()
     pairs = {}

@@ -83,10 +83,7 @@ def test_chains_are_the_same_wherever_they_run(processes, own, request):
     found = values(request.getfixturevalue(processes)["spread_chains"])
     assert [one["own"] for one in found] == own
     for one in found:
-        if processes == "two":
-            assert one["bits"]
-        else:  # R-hat goes by ranks: probabilities that are equal but for rounding may swap
-            del one["answers"]["rhat"]
+        del one["answers"]["rhat"]  # by ranks: probabilities equal but for rounding may swap
         assert one["draws"] < 1e-12
         assert one["heat"] == (processes == "two")
         assert max(one["answers"].values()) < 1e-9, one["answers"]
@@ -104,20 +101,25 @@ def test_what_processes_save_one_process_loads(processes, request):
 
 def test_samples_on_the_disk_and_a_likelihood_that_learns(two):
     for one in values(two["chains_in_a_folder"]):
-        assert one["same"]
-        assert one["sigma"][0] == one["sigma"][1] == one["sigma"][2]
+        assert one["draws"] < 1e-12
+        spread, alone, loaded = one["sigma"]
+        assert spread == loaded == pytest.approx(alone, rel=1e-12)
 
 
 def test_a_run_goes_on_from_its_checkpoint(two):
-    assert values(two["a_checkpoint"]) == [True, True]
+    for one in values(two["a_checkpoint"]):
+        assert one["bits"]
+        assert one["draws"] < 1e-12
 
 
 def test_the_step_size_is_chosen_as_in_one_process(two):
     """By a pilot of the first two chains at every process, and once per run."""
     for one in values(two["auto_step_size"]):
         alone, spread, again = one["choices"]
-        assert alone == spread == again
-        assert one["same"] == [True, True]
+        assert alone == pytest.approx(spread, rel=1e-9)
+        assert spread == again
+        assert one["bits"]
+        assert one["draws"] < 1e-9  # grown from the choice's rounding
         assert one["shared minibatches"][0] == one["shared minibatches"][1]
 
 

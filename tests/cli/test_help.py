@@ -6,6 +6,7 @@ are added at the end of the line (the last one counts); everything else runs as 
 
 import json
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -122,3 +123,11 @@ def test_a_line_too_long_for_the_terminal_is_noticed(empty_folder, monkeypatch):
     (rest,) = [line for line in shown("report") if not line.startswith("natural-langevin ")]
     with pytest.raises(AssertionError):
         paste(rest)
+
+
+def test_the_package_runs_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["natural_langevin", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("natural_langevin", run_name="__main__")
+    assert ended.value.code == 0
+    assert "reproduce" in capsys.readouterr().out

@@ -28,6 +28,25 @@ def test_every_use_of_a_weight_counts() -> None:
     assert cost.multiplications(table, x[:, 0, 0]) == (4 + 1) * 3 + (3 + 1) * 2
 
 
+def test_few_weights_are_dear_where_a_network_uses_them_many_times() -> None:
+    """Which is not so of a model of one's own with a handful of numbers."""
+    layers = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 2)
+    )
+    small = Langevin(layers, likelihoods.Categorical())
+    assert cost.is_dear(small, torch.rand(5, 1, 8, 8))
+
+    class Line(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.slope * x
+
+    assert not cost.is_dear(Langevin(Line(), likelihoods.Gaussian(1.0)), torch.rand(5, 1))
+
+
 def test_a_small_matrix_at_many_positions_counts_as_a_larger_one() -> None:
     layers = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Flatten(), nn.Linear(60, 2))
     tokens = Langevin(layers, likelihoods.Categorical())

@@ -27,6 +27,8 @@ FEWEST_STEPS, FEWEST_PILOT_STEPS, MOST_PILOT_STEPS = 300, 50, 150
 RELAXATIONS = 50
 #: A small matrix at many positions (tokens) takes torch as long as one of so many weights.
 SMALLEST = 4_000
+#: Layers that use a weight at many places of a sample.
+REUSES = (_ConvNd, nn.RNNBase, nn.MultiheadAttention)
 #: Rows of a minibatch, and rows on which curvature is measured.
 BATCH, ROWS = 100, 250
 
@@ -34,11 +36,16 @@ BATCH, ROWS = 100, 250
 def is_dear(sampler: Any, x: Tensor) -> bool:
     """Whether steps go by torch's operations on a CPU, and cost more than their calls: the network
     is more than linear layers one after the other, or its inputs are more than rows of numbers.
-    Not of so few weights that their curvatures are measured: these are asked for their posterior.
+    Not a model of few numbers, whose curvatures are measured, unless it is a network with layers
+    that use them many times: such a model is asked for its posterior.
 
     ``sampler`` is a ``Langevin``."""
-    weights = sum(p.numel() for p in sampler.model.parameters() if p.requires_grad)
-    if sampler.device.type != "cpu" or weights <= slowness.MOST_WEIGHTS:
+    model = sampler.model
+    weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    few = weights <= slowness.MOST_WEIGHTS and not any(
+        isinstance(m, REUSES) for m in model.modules()
+    )
+    if sampler.device.type != "cpu" or few:
         return False
     return x.ndim > 2 or not only_linear(sampler.model)
 

@@ -181,7 +181,7 @@ def test_what_is_odd_about_a_row_is_said_in_its_row(classes, tmp_path):
         ("size,weight", "1,2", (), "lacks the column 'colour'"),
         ("size,weight,colour", "1,2,red", ("--keep", "id"), "no column 'id' to keep"),
         ("size,weight,colour", "1,2,red", ("--device", "warp"), "unknown device"),
-        ("size,weight,colour", "1,2,red", ("--out", "no/such/folder.csv"), "No such file"),
+        ("size,weight,colour", "1,2,red", ("--out", "no/such/folder.csv"), "make it first"),
     ],
 )
 def test_bad_input_is_one_line(classes, tmp_path, header, row, options, part):

@@ -156,7 +156,7 @@ def test_frames_become_tables(frame):
 def test_a_missing_file_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.csv"):
         CsvFile(tmp_path / "nowhere.csv")
-    with pytest.raises(DataError, match="directory"):
+    with pytest.raises(DataError, match="is a folder"):
         CsvFile(tmp_path)
 
 

@@ -72,7 +72,8 @@ def _reason(error: OSError) -> str:
     path = Path(os.fsdecode(error.filename))
     if isinstance(error, IsADirectoryError):
         return f"{path} is a folder: give the name of a file"
-    above = [p for p in (path, *path.parents) if p.is_file()]
+    # Not ``Path.is_file``, which raises where a name is too long to be asked about.
+    above = [p for p in (path, *path.parents) if os.path.isfile(p)]
     if isinstance(error, NotADirectoryError | FileExistsError) and above:
         return f"{above[-1]} is a file, where a folder should be"
     if isinstance(error, FileNotFoundError) and path.suffix == ".part":

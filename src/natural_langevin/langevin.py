@@ -325,6 +325,7 @@ class Langevin:
             inner, features = apart
             posterior: Posterior = inner.sample(features, **arguments)
             frozen_front.adopt(self, inner)
+            self._standard = None
             return posterior
         refuse_autocast(self.device)
         wanted = parse_until(until)
@@ -336,9 +337,11 @@ class Langevin:
             batch_size=batch_size, burn_in=burn_in, thin=thin, keep=keep, store=store,
             sample_dtype=sample_dtype, checkpoint=checkpoint, every=every, exchange=exchange,
         )  # fmt: skip
-        return sampler_run.carry_out(
+        posterior = sampler_run.carry_out(
             self, data, asked, callback=callback, exchange=exchange, progress=progress
         )
+        self._standard = None  # of a run before
+        return posterior
 
     @data_in_one
     @exclusive

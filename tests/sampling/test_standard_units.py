@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
-from natural_langevin.sampling import recipe, warm_up
+from natural_langevin.sampling import recipe, standard_units, warm_up
 
 RUN: dict[str, Any] = {"steps": 40, "burn_in": 8, "thin": 4, "progress": False}
 
@@ -71,7 +71,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_run_is_that_of_data_standardised_by_hand(kind: str) -> None:
     """Inputs and targets of strange sizes: the draws are those of the standardised data, and what
-    they say is in the given units."""
+    they say is in the given units. A column of usual size stays as it is."""
     own, twin, numbers, outputs = KINDS[kind]
     x, y = rows(numbers=numbers)
     wide_x = x * torch.tensor([1.0, 1e3, 1e-3]) + torch.tensor([0.0, 5e3, 0.0])
@@ -79,25 +79,26 @@ def test_the_run_is_that_of_data_standardised_by_hand(kind: str) -> None:
     scale = wide_y.double().std(0, correction=0)
     location = wide_y.double().mean(0)
     _, found = sampled(wide_x, wide_y, own, network(outputs))
-    _, plain = sampled(standard(wide_x), standard(wide_y), twin(float(scale[0])), network(outputs))
+    by_hand = torch.cat([wide_x[:, :1], standard(wide_x)[:, 1:]], 1)
+    _, plain = sampled(by_hand, standard(wide_y), twin(float(scale[0])), network(outputs))
     assert "units" in found.config
     assert "units" not in plain.config
     inside = in_standard_units(found)[0]
     for name, value in plain.samples.items():
         torch.testing.assert_close(inside.samples[name], value, atol=2e-3, rtol=2e-3)
-    expected = plain.predict(standard(wide_x)).mean.double() * scale + location
+    expected = plain.predict(by_hand).mean.double() * scale + location
     apart = (found.predict(wide_x).mean - expected) / scale
     assert float(apart.abs().max()) < 5e-3
     # A network that is handed out is one of the given units, by itself.
-    one, other = found.network(1, 3)(wide_x), plain.network(1, 3)(standard(wide_x))
+    one, other = found.network(1, 3)(wide_x), plain.network(1, 3)(by_hand)
     apart = (one[:, :numbers] - location - scale * other[:, :numbers]) / scale
     assert float(apart.detach().abs().max()) < 5e-3
     shift = float(scale.log().sum())
-    scores = found.evaluate(wide_x, wide_y), plain.evaluate(standard(wide_x), standard(wide_y))
+    scores = found.evaluate(wide_x, wide_y), plain.evaluate(by_hand, standard(wide_y))
     assert scores[0].nll == pytest.approx(scores[1].nll + shift, abs=5e-3)
     torch.testing.assert_close(
         found.log_likelihood(wide_x, wide_y),
-        plain.log_likelihood(standard(wide_x), standard(wide_y)) - shift,
+        plain.log_likelihood(by_hand, standard(wide_y)) - shift,
         atol=2e-2, rtol=1e-3,
     )  # fmt: skip
     torch.testing.assert_close(found.trace[:, 1:], plain.trace[:, 1:] + shift, atol=1e-2, rtol=1e-3)
@@ -314,3 +315,58 @@ def test_pure_defaults_beat_the_blind_guess(monkeypatch: pytest.MonkeyPatch) -> 
     found = Langevin(model, LEARNED, chains=2).sample((x[:200], y[:200]), progress=False)
     scores = found.evaluate(x[200:], y[200:])
     assert scores.nll < scores.blind_nll - 0.5  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_network_that_follows_a_large_column_by_chance_has_not_learned(seed: int) -> None:
+    x, y = rows()
+    x[:, 0] *= 100
+    sampler = Langevin(models.mlp(3, 1, (8,), activation=nn.Tanh, seed=seed), LEARNED, chains=2)
+    assert not standard_units._has_learned(sampler, x, y)
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0])
+def test_wrong_data_are_refused_by_name_whatever_their_size(size: float) -> None:
+    x, y = rows(count=60)
+    classes = Langevin(models.mlp(3, 3, (4,)), likelihoods.Categorical())
+    with pytest.raises(ValueError, match="class indices"):
+        classes.sample((size * x, torch.arange(60) % 3 + 1), **RUN)
+    with pytest.raises(ValueError, match="50"):
+        Langevin(network(), LEARNED).sample((size * x, y[:50]), **RUN)
+
+
+def test_a_rare_one_among_zeros_stays_a_one() -> None:
+    x, y = rows()
+    x[:, 0] = 0.0
+    x[7, 0] = 1.0
+    x[:, 1] *= 100
+    units = standard_units.find(Langevin(network(), LEARNED), x, y)
+    assert units is not None
+    assert units.x is not None
+    assert (units.x.location[0], units.x.scale[0]) == (0.0, 1.0)
+    assert units.x.scale[1] > 50
+
+
+def test_the_temperature_is_asked_of_a_dataset_too_and_a_refused_call_changes_nothing() -> None:
+    x, y = rows()
+    sampler, posterior = sampled(100 * x, y, LEARNED, network())
+    data = 100 * x, y
+    weights = {k: v[0, -1] for k, v in posterior.samples.items()}
+    density = sampler.log_density(weights, data)
+    one, other = (
+        sampler.effective_temperature(d, posterior=posterior, steps=20)
+        for d in (data, torch.utils.data.TensorDataset(*data))
+    )
+    assert one.temperature == other.temperature
+    with pytest.raises(ValueError, match="steps"):
+        sampler.sample(data, steps=-1)
+    assert sampler.log_density(weights, data) == density
+
+
+def test_several_targets_are_loaded_with_the_users_own_likelihood(tmp_path: Path) -> None:
+    x, y = rows(numbers=2)
+    _, posterior = sampled(x, y * torch.tensor([1e5, 1.0]), LEARNED, network(2))
+    posterior.save(tmp_path / "saved")
+    loaded = Posterior.load(tmp_path / "saved", network(2), likelihood=LEARNED)
+    assert loaded.sigma is not None
+    torch.testing.assert_close(loaded.sigma, posterior.sigma)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from natural_langevin.statistics import Params
+from natural_langevin.types import Params
 
 
 def disagreement(own: Params, expected: Params, before: Params) -> str:

@@ -278,6 +278,9 @@ def _likelihood(
 ) -> likelihoods.Likelihood:
     name = fields.get("name")
     if given is not None:
+        inside = fields.get("arguments", {}).get("likelihood", {}) if name == SCALED else {}
+        if inside and type(given).__name__ == inside.get("name"):  # what the user gave, scaled
+            return likelihoods.Scaled(given, fields["arguments"]["scale"])  # type: ignore[arg-type]
         if type(given).__name__ != name:
             raise StorageError(
                 f"the posterior was sampled with the likelihood {name!r}, not with {given!r}"

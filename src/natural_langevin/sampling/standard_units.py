@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
 from natural_langevin.posterior import stores
@@ -37,13 +38,16 @@ from natural_langevin.sampling.preparation import ORDERED, in_tensors
 
 log = logging.getLogger("natural_langevin")
 
-#: Rows by which sizes are measured, and by which layers are held against the network; what is added
-#: to its weights then, and how far outputs may be apart, as a part of their size.
-MOST_ROWS, FEW, ADDED, APART = 100_000, 16, (0.0, 0.1, 1.0), 1e-2
+#: Numbers by which sizes are measured, and rows of them at least.
+MOST_NUMBERS, FEWEST_ROWS = 2_000_000, 1_000
+#: Rows by which layers are held against the network; what is added to its weights then, and how far
+#: outputs may be apart, as a part of their size.
+FEW, ADDED, APART = 16, (0.0, 0.1, 1.0), 1e-2
 #: A column varies if it does by this part of its size: less is rounding.
 VARIES = 1e-6
-#: A network has learned from targets as they are if it leaves at most this part of their variance.
-LEFT = 0.9
+#: A network has learned from targets as they are if it leaves at most this part of their variance:
+#: random ones, whose outputs follow a large column, leave as little as nine tenths by chance.
+LEFT = 0.5
 _WIDE = (Gaussian, HeteroscedasticGaussian, StudentT)
 
 
@@ -55,7 +59,8 @@ class Standard(NamedTuple):
 
     def rows(self, data: Any) -> tuple[Tensor, Tensor]:
         """Data in standard units."""
-        return self.units.data(*self.sampler.signature.split(data))
+        x, y, _ = recipe.rows_of(data, None, self.sampler.signature.split)
+        return self.units.data(x, y)
 
     def effective_temperature(
         self, data: Any, posterior: Posterior | None, steps: int, batch_size: int | None
@@ -78,11 +83,10 @@ def sampled(sampler: Any, data: Any, arguments: dict[str, Any]) -> Posterior | N
     """The posterior of data of unusual size, by a sampler of them in standard units; None where
     they are of a usual size, or the user's units cannot be had back. ``arguments``: those of
     ``Langevin.sample``."""
-    sampler._standard = None
     if not _is_open(sampler, data, arguments):
         return None
     x, y = in_tensors(sampler, data)
-    if not (_is_finite(x) and _is_finite(y)):
+    if not (_is_finite(x) and _is_finite(y) and _fits(sampler, x, y)):
         return None  # refused elsewhere, by name
     units = find(sampler, x, y)
     if units is None or _has_learned(sampler, x, y):
@@ -92,11 +96,13 @@ def sampled(sampler: Any, data: Any, arguments: dict[str, Any]) -> Posterior | N
     )
     inner.signature.adopt(sampler.signature)
     inner._in_standard_units = True
+    inner._fingerprint = fingerprint({"x": x, "y": y})  # a run is known by the user's rows
     for name, one in (("inputs x", units.x), ("targets y", units.y)):
         if one is not None:
             log.info(
-                "the %s are sampled from in units of their own mean and size, by column; what "
-                'comes of it is in the given ones (posterior.config["units"])', name
+                "the %s are sampled from in units of their own mean and size, by column, as are losses "
+                "shown meanwhile; what comes of it is in the given ones "
+                '(posterior.config["units"])', name
             )  # fmt: skip
     callback = _shifted(arguments["callback"], units)
     found: Posterior = inner.sample(units.data(x, y), **arguments | {"callback": callback})
@@ -124,6 +130,16 @@ def _is_open(sampler: Any, data: Any, arguments: dict[str, Any]) -> bool:
 
 def _is_finite(values: Tensor) -> bool:
     return isinstance(values, Tensor) and len(values) > 0 and bool(values.isfinite().all())
+
+
+def _fits(sampler: Any, x: Tensor, y: Tensor) -> bool:
+    """Whether the targets are such as the likelihood takes, one for every row."""
+    own = {k: p.detach() for k, p in sampler._template.named_parameters()}
+    try:
+        sampler.likelihood.check(_outputs(sampler, own, x[:1].to(sampler.device)), y)
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return len(x) == len(y)
 
 
 def find(sampler: Any, x: Tensor, y: Tensor) -> Units | None:
@@ -157,14 +173,17 @@ def _of_inputs(model: nn.Module, x: Tensor) -> Iterator[Columns]:
     location, scale = _mean_and_size(rows) if flat else (torch.zeros_like(size), size)
     reach = (rows - location).abs().amax(0) if flat else size
     small = (reach < SMALL) & (reach > VARIES * size)
-    if not bool((size > LARGE).any() | small.any()):
+    unusual = (size > LARGE) | small
+    if not bool(unusual.any()):
         return
+    # A column of usual size stays as it is: a rare 1 among zeros would become a large number.
+    location, scale = location.where(unusual, 0.0), scale.where(unusual, 1.0)
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and flat and layer.in_features == rows.shape[1]:
             if layer._parameters.get("bias") is not None:
                 yield Columns(name, tuple(location.tolist()), tuple(scale.tolist()))
             else:  # nothing takes up a location
-                usable = torch.where(size > 0, size, 1.0)
+                usable = torch.where(unusual & (size > 0), size, 1.0)
                 yield Columns(name, (0.0,) * len(size), tuple(usable.tolist()))
         elif not flat and isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             yield Columns(name, (0.0,), tuple(scale.tolist()))
@@ -191,7 +210,8 @@ def _of_targets(
 
 def _some(values: Tensor) -> Tensor:
     """Rows to measure by, in float64."""
-    return values[:: max(1, len(values) // MOST_ROWS)].double().cpu()
+    rows = max(FEWEST_ROWS, MOST_NUMBERS // max(1, values[0].numel()))
+    return values[:: -(-len(values) // rows)].cpu().double()
 
 
 def _mean_and_size(rows: Tensor, *, robust: bool = False) -> tuple[Tensor, Tensor]:
@@ -228,7 +248,7 @@ def _agrees(sampler: Any, x: Tensor, units: Units) -> bool:
             apart = float((outside - inside).abs().max())
             if not apart <= APART * float(inside.abs().max()):
                 return False
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a network says to inputs it was not made for
         log.debug("units cannot be had back: %s", error)
         return False
     return True

@@ -100,8 +100,8 @@ def sampled(sampler: Any, data: Any, arguments: dict[str, Any]) -> Posterior | N
     for name, one in (("inputs x", units.x), ("targets y", units.y)):
         if one is not None:
             log.info(
-                "the %s are sampled from in units of their own mean and size, by column, as are losses "
-                "shown meanwhile; what comes of it is in the given ones "
+                "the %s are sampled from in units of their own mean and size, by column, and "
+                "losses are shown in these; what comes of it is in the given ones "
                 '(posterior.config["units"])', name
             )  # fmt: skip
     callback = _shifted(arguments["callback"], units)

@@ -34,7 +34,9 @@ def module_of(path: Path) -> str:
 
 
 def files() -> list[Path]:
-    return [p for p in sorted(ROOT.rglob("*.py")) if p != ROOT / "__init__.py"]
+    """All but the two doors: what ``import`` and ``python -m`` enter by is no room."""
+    doors = {ROOT / "__init__.py", ROOT / "__main__.py"}
+    return [p for p in sorted(ROOT.rglob("*.py")) if p not in doors]
 
 
 def dotted(path: Path) -> str:

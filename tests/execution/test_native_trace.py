@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natural_langevin.execution.kernels.native.trace import LinearSpec, trace
+from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
 
 
 class Custom(nn.Module):
@@ -25,8 +25,8 @@ class Custom(nn.Module):
         return self.given(self, x)
 
 
-HIDDEN = LinearSpec("w", "b", "tanh")
-LAST = LinearSpec("last.weight", "last.bias")
+HIDDEN = LayerSpec("w", "b", "tanh")
+LAST = LayerSpec("last.weight", "last.bias")
 
 CHAINS: dict[str, Callable[[Custom, Tensor], Tensor]] = {
     "functional": lambda m, x: m.last(torch.tanh(F.linear(x, m.w, m.b))),
@@ -61,7 +61,7 @@ def _first_column_zero(h: Tensor) -> Tensor:
     return h
 
 
-def layers_of(model: nn.Module, x: Tensor) -> list[LinearSpec] | None:
+def layers_of(model: nn.Module, x: Tensor) -> list[LayerSpec] | None:
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return trace(model, named, x)
 
@@ -82,9 +82,9 @@ def test_modules() -> None:
         nn.Linear(3, 3), nn.GELU(approximate="tanh"), nn.Linear(3, 1), nn.Softplus(beta=2),
     ).eval()  # fmt: skip
     assert layers_of(model, torch.randn(6, 2, 2)) == [
-        LinearSpec("1.weight", None, "leaky_relu", (0.3, 0.0)),
-        LinearSpec("4.weight", "4.bias", "gelu_tanh"),
-        LinearSpec("6.weight", "6.bias", "softplus", (2.0, 20.0)),
+        LayerSpec("1.weight", None, "leaky_relu", (0.3, 0.0)),
+        LayerSpec("4.weight", "4.bias", "gelu_tanh"),
+        LayerSpec("6.weight", "6.bias", "softplus", (2.0, 20.0)),
     ]
 
 
@@ -97,7 +97,7 @@ def test_a_subclass_counts_by_what_it_does() -> None:
         pass
 
     assert layers_of(Doubled(4, 2), torch.randn(6, 4)) is None
-    assert layers_of(Renamed(4, 2), torch.randn(6, 4)) == [LinearSpec("weight", "bias")]
+    assert layers_of(Renamed(4, 2), torch.randn(6, 4)) == [LayerSpec("weight", "bias")]
 
 
 @pytest.mark.parametrize(

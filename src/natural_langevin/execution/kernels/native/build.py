@@ -1,9 +1,10 @@
 """The library behind the native engine: found in the package, in a cache, or built in seconds.
 
-One library per dtype. It is built with the system's C compiler (``$CC``, else cc, gcc or clang) for
-the processor at hand, and kept in a cache folder under a name that depends on sources, compiler and
-processor: ``$NATURAL_LANGEVIN_CACHE``, else ``natural-langevin`` in the user's cache folder. Two
-processes may build at once. ``NATURAL_LANGEVIN_NATIVE=off`` switches the native engine off.
+One library per dtype, and one more where layers have places (convolutions and pools), so that who
+has none does not wait for them to be compiled. It is built with the system's C compiler (``$CC``,
+else cc, gcc or clang) for the processor at hand, and kept in a cache folder under a name that
+depends on sources, compiler and processor: ``$NATURAL_LANGEVIN_CACHE``, else ``natural-langevin`` in
+the user's cache folder. Two processes may build at once. ``NATURAL_LANGEVIN_NATIVE=off`` switches the native engine off.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 @cache
-def library(dtype: torch.dtype) -> ctypes.CDLL | None:
+def library(dtype: torch.dtype, *, places: bool = False) -> ctypes.CDLL | None:
     """The library for networks of this dtype; None where there is none, said once in the log."""
     if os.environ.get("NATURAL_LANGEVIN_NATIVE", "").lower() in ("0", "off", "no", "false"):
         return None
     try:
-        return _load(_prebuilt(dtype) or _built(dtype), dtype)
+        return _load(_prebuilt(dtype) or _built(dtype, places), dtype)
     except (NoLibraryError, OSError) as error:
         log.warning("no native engine (%s): the general step serves", error)
         return None
 
 
-def library_at_hand(dtype: torch.dtype) -> ctypes.CDLL | None:
+def library_at_hand(dtype: torch.dtype, *, places: bool = False) -> ctypes.CDLL | None:
     """Like ``library``, but None where it would have to be built first."""
     try:
-        there = _prebuilt(dtype) is not None or (_cache_folder() / _name(dtype)).exists()
+        there = _prebuilt(dtype) is not None or (_cache_folder() / _name(dtype, places)).exists()
     except (NoLibraryError, OSError):
         return None
-    return library(dtype) if there else None
+    return library(dtype, places=places) if there else None
 
 
 def _prebuilt(dtype: torch.dtype) -> Path | None:
@@ -57,24 +58,24 @@ def _prebuilt(dtype: torch.dtype) -> Path | None:
 
 
 @cache
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype: torch.dtype, places: bool) -> str:
     """What the library is called in a cache folder."""
     program = compiler.find_compiler().resolve()
     stat = program.stat()
     parts = [path.read_text() for path in sorted(compiler.HERE.glob("*.[ch]"))]
     parts += [*compiler.FLAGS, str(program), str(stat.st_mtime_ns), str(stat.st_size)]
     digest = hashlib.sha256("\0".join([*parts, _processor()]).encode()).hexdigest()[:20]
-    return f"native-{DTYPES[dtype]}-{digest}.so"
+    return f"native-{'places-' if places else ''}{DTYPES[dtype]}-{digest}.so"
 
 
-def _built(dtype: torch.dtype) -> Path:
+def _built(dtype: torch.dtype, places: bool) -> Path:
     """The library of the cache, built where it is not there yet."""
-    target = _cache_folder() / _name(dtype)
+    target = _cache_folder() / _name(dtype, places)
     if not target.exists():
         try:
-            compiler.build(target, DTYPES[dtype], tune=compiler.OWN)
+            compiler.build(target, DTYPES[dtype], tune=compiler.OWN, places=places)
         except NoLibraryError:  # a compiler that does not know this processor
-            compiler.build(target, DTYPES[dtype], tune=())
+            compiler.build(target, DTYPES[dtype], tune=(), places=places)
     return target
 
 

@@ -1,4 +1,4 @@
-// Whole Langevin steps of a chain of linear layers and activations, many steps per call.
+// Whole Langevin steps of a chain of layers and activations, many steps per call.
 //
 // A chain is advanced by one thread at a time, or by a team of threads where there are fewer chains
 // than threads. A team shares a step in two parts: everybody takes some of the samples forward and
@@ -9,8 +9,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "activation.h"
 #include "forward.h"
+#include "layer.h"
 #include "likelihood.h"
 #include "minibatch.h"
 #include "unit.h"
@@ -28,11 +28,11 @@
 
 // What a layer leaves behind on its way forward and backward.
 typedef struct {
-    real *a, *aa;     // inputs and their squares: (in, stride)
+    real *a, *aa;     // inputs and their squares: (inputs, stride)
     real *blocks;     // the inputs sample by sample, of a wide layer
-    real *z, *slope;  // outputs, and f'(z) where it is kept: (out, stride)
-    real *d, *dd;     // dl/dz, and its square
-    real *f;          // dl/dz of drawn labels, whose square dd then is
+    real *z, *slope;  // outputs, and f'(z) where it is kept: (outputs, stride)
+    real *d, *dd;     // dl/dz, and its square; of a convolution its sum over positions: (out, stride)
+    real *f;          // dl/dz of drawn labels, to which dd then belongs
 } Pass;
 
 typedef struct {
@@ -91,6 +91,13 @@ static int64_t stride_of(const Run *run) {
     return ((lanes + line - 1) / line | 1) * line;
 }
 
+// A layer's values, with the row of zeros that the patches of a convolution reach over the edge.
+static real *carve_values(Arena *arena, int64_t features, int64_t stride) {
+    real *const values = CARVE(arena, real, (features + 1) * stride);
+    if (arena->base) memset(values + features * stride, 0, stride * sizeof(real));
+    return values;
+}
+
 static int needs_moments(const Run *run) { return run->metric >= DIAGONAL; }
 
 static void carve_team(Arena *arena, Team *t, const Run *run, const Layer *layers) {
@@ -107,18 +114,19 @@ static void carve_team(Arena *arena, Team *t, const Run *run, const Layer *layer
     t->total = CARVE(arena, real, t->stride);
     t->parts = CARVE(arena, double, 2 * run->threads);
     while (t->first < run->layers - 1 && !trained(layers + t->first)) ++t->first;
-    real *a = CARVE(arena, real, layers[0].in * t->stride);
+    real *a = carve_values(arena, layers[0].inputs, t->stride);
     for (int64_t k = 0; k < run->layers; ++k) {
         const Layer *l = layers + k;
-        const int64_t in = l->in * t->stride, out = l->out * t->stride;
-        const int wide = l->in >= WIDE && run->metric != UNIT, moments = needs_moments(run);
+        const int64_t in = l->in * t->stride, out = l->outputs * t->stride;
+        const int linear = l->kind == LINEAR && run->metric != UNIT, moments = needs_moments(run);
+        const int wide = linear && l->in >= WIDE;
         Pass pass = {.a = a};
-        if (!wide && moments && run->metric != UNIT) pass.aa = CARVE(arena, real, in);
+        if (linear && !wide && moments) pass.aa = CARVE(arena, real, in);
         if (wide) pass.blocks = CARVE(arena, real, padded(l->in) * run->batch);
-        pass.z = CARVE(arena, real, out);
+        pass.z = carve_values(arena, l->outputs, t->stride);
         if (keeps_slope(l->activation)) pass.slope = CARVE(arena, real, out);
         pass.d = CARVE(arena, real, out);
-        if (moments) pass.dd = CARVE(arena, real, out);
+        if (moments) pass.dd = CARVE(arena, real, l->out * t->stride);
         if (moments && run->model_targets) pass.f = CARVE(arena, real, out);
         a = pass.z;
         if (arena->base) t->passes[k] = pass;
@@ -144,7 +152,7 @@ static void carve_scratch(Arena *arena, Scratch *s, const Run *run, const Layer 
         s->scaled = CARVE(arena, real, widest * stride_of(run));
     }
     if (run->model_targets)
-        s->draws = CARVE(arena, float, run->batch * layers[run->layers - 1].out + 512);
+        s->draws = CARVE(arena, float, run->batch * layers[run->layers - 1].outputs + 512);
     for (int k = 0; k < 3; ++k) s->sums[k] = CARVE(arena, real, sums);
     s->noise = CARVE(arena, float, sums + 512);
     s->bias_noise = CARVE(arena, float, units + 512);
@@ -236,7 +244,7 @@ static void keep_inputs(Team *t, int64_t k, int moments, int64_t from, int64_t t
 }
 
 static void gather(Team *t, int64_t from, int64_t to) {
-    const int64_t width = t->layers[0].in;
+    const int64_t width = t->layers[0].inputs;
     for (int64_t n = from; n < to; n += LANES) {
         const real *rows[LANES];
         for (int64_t j = 0; j < LANES; ++j) rows[j] = t->run->x + t->rows[n + j] * width;
@@ -271,13 +279,13 @@ static void send_back(Team *t, int drawn, int64_t v0, int64_t v1, real *pack) {
         real *const d = drawn ? p->f : p->d;
         if (k < last) {
             const Pass *above = p + 1;
-            backward_product(parameters(t, l + 1, WEIGHT), l[1].in, l[1].out,
-                             drawn ? above->f : above->d, d, stride, v0, v1, pack);
+            layer_backward(l + 1, parameters(t, l + 1, WEIGHT), above->a, drawn ? above->f : above->d,
+                           d, stride, v0, v1, pack);
         } else {
-            for (int64_t o = 0; o < l->out; ++o)
+            for (int64_t o = 0; o < l->outputs; ++o)
                 for (int64_t n = most(from, batch); n < to; ++n) d[o * stride + n] = 0;
         }
-        for (int64_t o = 0; o < l->out && l->activation != IDENTITY; ++o) {
+        for (int64_t o = 0; o < l->outputs && l->activation != IDENTITY; ++o) {
             const int64_t at = o * stride + from;
             differentiate(l->activation, d + at, p->z + at, offset(p->slope, at), to - from);
             if (t->run->mask_origin && k < last)  // a dropped unit is 0, where ReLU has no slope
@@ -298,15 +306,14 @@ static void evaluate(Team *t, int64_t member, Scratch *s, int64_t step, int mome
         const Layer *l = t->layers + k;
         const Pass *p = t->passes + k;
         if (back) keep_inputs(t, k, moments, from, to);
-        forward_product(parameters(t, l, WEIGHT), parameters(t, l, BIAS), l->in, l->out, p->a, p->z,
-                        stride, v0, v1);
-        for (int64_t o = 0; o < l->out && l->activation != IDENTITY; ++o)
+        layer_forward(l, parameters(t, l, WEIGHT), parameters(t, l, BIAS), p->a, p->z, stride, v0, v1);
+        for (int64_t o = 0; o < l->outputs && l->activation != IDENTITY; ++o)
             activate(l, p->z + o * stride + from, p->slope ? p->slope + o * stride + from : 0,
                      to - from);
         if (run->mask_origin && k < last) drop_units(t, k, step, from, to);
     }
     const Pass *p = t->passes + last;
-    const int64_t outputs = t->layers[last].out;
+    const int64_t outputs = t->layers[last].outputs;
     Outputs o = {.z = p->z, .d = p->d, .loss = t->loss, .largest = t->largest, .total = t->total,
                  .outputs = outputs, .stride = stride, .from = from, .to = least(to, run->batch),
                  .rows = t->rows, .variance = (real)run->variance};
@@ -330,8 +337,10 @@ static void evaluate(Team *t, int64_t member, Scratch *s, int64_t step, int mome
         send_back(t, 1, v0, v1, s->pack);
     }
     for (int64_t k = t->first; k <= last; ++k) {
+        const Layer *l = t->layers + k;
         p = t->passes + k;
-        squares_of(p->f ? p->f : p->d, p->dd, t->layers[k].out, stride, from, to);
+        if (l->kind == LINEAR) squares_of(p->f ? p->f : p->d, p->dd, l->out, stride, from, to);
+        if (l->kind == CONVOLUTION) over_positions(l, p->f ? p->f : p->d, p->dd, stride, from, to);
     }
 }
 
@@ -388,8 +397,18 @@ static void sums_of(const Team *t, int64_t k, int64_t unit, int64_t units, int n
     const Layer *l = t->layers + k;
     const Pass *p = t->passes + k;
     const int64_t at = unit * t->stride, batch = t->run->batch;
+    const Sums sums = {s->sums[0], s->sums[1], s->sums[2], padded(l->in)};
+    if (l->kind == CONVOLUTION) {
+        const real *const d = p->d + at * l->positions, *const f = offset(p->f, at * l->positions);
+        const real *const total = need ? p->dd + at : p->d;
+        if (f && need >= SECOND) {  // as below
+            convolution_sums(l, units, need, f, total, p->a, t->stride, t->vectors, sums);
+            need = GRADIENT;
+        }
+        convolution_sums(l, units, need, d, total, p->a, t->stride, t->vectors, sums);
+        return;
+    }
     if (!p->blocks) {
-        const Sums sums = {s->sums[0], s->sums[1], s->sums[2], padded(l->in)};
         inner_products(units, l->in, need, p->d + at, need ? p->dd + at : p->d, p->a,
                        need ? p->aa : p->a, t->stride, t->vectors, sums);
         return;
@@ -401,6 +420,17 @@ static void sums_of(const Team *t, int64_t k, int64_t unit, int64_t units, int n
     }
     list_active(p->d + at, t->stride, units, batch, s->active);
     wide_sums(t, k, units, need, s);
+}
+
+// The sums over the batch of a unit's bias: the gradient's, and (`second` not NULL) the square's.
+static void bias_sums(const Team *t, int64_t k, int64_t unit, real *gradient, real *second) {
+    const Pass *p = t->passes + k;
+    const int64_t stride = t->stride, positions = t->layers[k].positions;
+    for (int64_t j = 0; j < positions; ++j)
+        *gradient += row_sum(p->d + (unit * positions + j) * stride, t->vectors);
+    if (!second) return;
+    const real *const row = p->dd + unit * stride;
+    *second = t->layers[k].kind == CONVOLUTION ? square_sum(row, t->vectors) : row_sum(row, t->vectors);
 }
 
 // The units from ... to of layer k.
@@ -432,8 +462,7 @@ static void update_units(Team *t, int64_t k, int64_t from, int64_t to, const Rat
         if (l->trainable[WEIGHT]) sums_of(t, k, unit, units, need, s);
         for (int64_t u = 0; u < units; ++u) {
             real gradient = 0, second = 0;
-            if (l->trainable[BIAS]) gradient = row_sum(p->d + at + u * t->stride, t->vectors);
-            if (l->trainable[BIAS] && moments) second = row_sum(p->dd + at + u * t->stride, t->vectors);
+            if (l->trainable[BIAS]) bias_sums(t, k, unit + u, &gradient, moments ? &second : 0);
             const Sums own = {sums.gradient + u * width, sums.second + u * width,
                               sums.cross + u * width, width};
             const Sums of_bias = {&gradient, &second, 0, 1};
@@ -580,7 +609,8 @@ static void prepare(Arena *arena, Crew *crew, const Run *run, const Layer *layer
     }
     crew->common = crew->teams + run->threads;
     double work = 0;
-    for (int64_t k = 0; k < run->layers; ++k) work += (double)layers[k].in * layers[k].out;
+    for (int64_t k = 0; k < run->layers; ++k)
+        work += (double)layers[k].in * layers[k].outputs;
     crew->shared = work * run->batch >= SHARED_FROM;
 }
 

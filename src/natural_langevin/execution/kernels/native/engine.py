@@ -22,9 +22,10 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.build import DTYPES, library
-from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, METRICS, Layer, Run
+from natural_langevin.execution.kernels.native.describe import describe
+from natural_langevin.execution.kernels.native.layout import METRICS, Layer, Run
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
-from natural_langevin.execution.kernels.native.trace import LinearSpec, trace
+from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
 
 #: A call into the library lasts about so long: between calls Ctrl-C is noticed.
 SECONDS_PER_CALL = 0.2
@@ -60,7 +61,7 @@ class NativeMLP:
         x = stream.example()[0]
         self._fixed = fixed_tensors(dynamics, state)
         self.specs = specs_of(dynamics, state, self._fixed, x)
-        found = library(self.dtype)
+        found = library(self.dtype, places=any(spec.places for spec in self.specs))
         if found is None:
             raise UnsupportedError("there is no library")
         self._library = found
@@ -136,18 +137,19 @@ class NativeMLP:
     def _describe_layers(self, width: int) -> None:
         """Shapes, activations, priors and damping; ``width``: of an input."""
         dynamics, chains = self.dynamics, len(self.dynamics.temperature)
-        shapes = {
+        shapes: dict[str | None, tuple[int, ...]] = {
             name: tuple(t.shape) for name, t in dynamics.gradients.network.trainable().items()
         }
         shapes |= {name: tuple(t.shape) for name, t in self._fixed.items()}
         damping = dynamics.damping(dynamics.starts, self.num_data)
+        unitwise = METRICS[self._metric] == "unit"
         for layer, spec in zip(self._layers, self.specs, strict=True):
-            layer.outputs, layer.inputs = shapes[spec.weight]
-            if layer.inputs != width or (spec.bias and shapes[spec.bias] != (layer.outputs,)):
+            if unitwise and spec.kind == "convolution":
+                raise UnsupportedError("a unit-wise metric of convolutions")
+            describe(layer, spec, shapes.get(spec.weight))
+            if layer.inputs != width or (spec.bias and shapes[spec.bias] != (layer.units,)):
                 raise UnsupportedError("layers that do not fit")
             width = layer.outputs
-            layer.activation = ACTIVATIONS.index(spec.activation)
-            layer.parameter = (ctypes.c_double * 2)(*spec.parameters)
             for k, name in _tensors(spec):
                 layer.trainable[k] = name in dynamics.starts
                 if not layer.trainable[k]:
@@ -267,12 +269,12 @@ class NativeMLP:
         return momentum
 
 
-def _tensors(spec: LinearSpec) -> list[tuple[int, str]]:
+def _tensors(spec: LayerSpec) -> list[tuple[int, str]]:
     """The layer's tensors by their number: weight 0, bias 1."""
     return [(k, name) for k, name in enumerate((spec.weight, spec.bias)) if name is not None]
 
 
-def _block(state: State, spec: LinearSpec) -> Tensor:
+def _block(state: State, spec: LayerSpec) -> Tensor:
     """The unit-wise metric of a layer, whose parameters must all be in it."""
     names = [name for _, name in _tensors(spec) if name in state.params]
     found = state.metric["blocks"]
@@ -292,14 +294,14 @@ def fixed_tensors(dynamics: LangevinDynamics, state: State) -> dict[str, Tensor]
 
 def specs_of(
     dynamics: LangevinDynamics, state: State, fixed: Mapping[str, Tensor], x: Tensor
-) -> list[LinearSpec]:
+) -> list[LayerSpec]:
     """The network's layers, found by a call on a batch like ``x``."""
     network = dynamics.gradients.network
     first = {name: p[0].detach() for name, p in state.params.items()}
     named = {**fixed, **first}
     found = trace(lambda batch: network.call(named, batch), named, x[:3].clone())
     if found is None:
-        raise UnsupportedError("a network that is no chain of linear layers")
+        raise UnsupportedError("a network that is no chain of layers")
     return found
 
 

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "activation.h"
+#include "layer.h"
 #include "minibatch.h"
 
 // Samples that go through a network together.
@@ -21,18 +21,18 @@ typedef struct {
     atomic_llong next, threads;
 } Forward;
 
-// Of a thread's own memory: two layers' values and a row of slopes.
+// Of a thread's own memory: two layers' values, each with a row of zeros, and a row of slopes.
 static int64_t forward_numbers(const Run *run, const Layer *layers) {
-    int64_t widest = layers[0].in;
+    int64_t widest = layers[0].inputs;
     for (int64_t k = 0; k < run->layers; ++k)
-        if (layers[k].out > widest) widest = layers[k].out;
-    return (2 * widest + 1) * SPAN;
+        if (layers[k].outputs > widest) widest = layers[k].outputs;
+    return (2 * (widest + 1) + 1) * SPAN;
 }
 
 // Samples first ... first + SPAN of one network.
 static void forward_part(const Forward *f, int64_t network, int64_t first, real *memory) {
     const Run *run = f->run;
-    const int64_t count = least(SPAN, run->batch - first), width = f->layers[0].in;
+    const int64_t count = least(SPAN, run->batch - first), width = f->layers[0].inputs;
     const int64_t vectors = (count + LANES - 1) / LANES, half = (f->each - SPAN) / 2;
     const real *const x = run->x + (f->own ? network * run->batch : 0) * width;
     real *a = memory, *z = memory + half, *const slope = memory + 2 * half;
@@ -43,16 +43,16 @@ static void forward_part(const Forward *f, int64_t network, int64_t first, real 
     }
     const Layer *l = f->layers;
     for (int64_t k = 0; k < run->layers; ++k, ++l) {
-        const real *const w = l->theta[WEIGHT] + (l->trainable[WEIGHT] ? network * l->in * l->out : 0);
-        const real *const b = l->theta[BIAS];
-        forward_product(w, b && l->trainable[BIAS] ? b + network * l->out : b, l->in, l->out, a, z,
-                        SPAN, 0, vectors);
-        for (int64_t o = 0; o < l->out && l->activation != IDENTITY; ++o)
+        const real *const w = l->theta[WEIGHT], *const b = l->theta[BIAS];
+        memset(a + l->inputs * SPAN, 0, SPAN * sizeof(real));
+        layer_forward(l, w && l->trainable[WEIGHT] ? w + network * l->in * l->out : w,
+                      b && l->trainable[BIAS] ? b + network * l->out : b, a, z, SPAN, 0, vectors);
+        for (int64_t o = 0; o < l->outputs && l->activation != IDENTITY; ++o)
             activate(l, z + o * SPAN, slope, vectors * LANES);
         real *const other = a;
         a = z, z = other;
     }
-    const int64_t outputs = l[-1].out;
+    const int64_t outputs = l[-1].outputs;
     real *out = f->out + (network * run->batch + first) * outputs;
     for (int64_t n = 0; n < count; ++n)
         for (int64_t o = 0; o < outputs; ++o) *out++ = a[o * SPAN + n];

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin.execution.kernels.native.build import DTYPES, library_at_hand
-from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, Layer, Run
-from natural_langevin.execution.kernels.native.trace import LinearSpec, trace
+from natural_langevin.execution.kernels.native.describe import describe
+from natural_langevin.execution.kernels.native.layout import Layer, Run
+from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
 from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
@@ -26,8 +27,8 @@ Call = Callable[[Params, Tensor], Any]
 
 #: Inputs on which a network is watched and compared.
 FEW = 16
-#: Of a layer: products of wider ones are the BLAS's own ground, and operator calls no matter.
-MOST_WEIGHTS = 1 << 16
+#: Of a layer and a sample: more are the BLAS's own ground, and operator calls no matter.
+MOST_PRODUCTS = {"linear": 1 << 16, "convolution": 1 << 21}
 
 
 class NativeOutputs:
@@ -37,7 +38,7 @@ class NativeOutputs:
         self._model = model
         #: The layers of inputs of this shape and dtype, and the shape of an output; None: others
         #: serve.
-        self._known: dict[Any, tuple[list[LinearSpec], torch.Size] | None] = {}
+        self._known: dict[Any, tuple[list[LayerSpec], torch.Size] | None] = {}
 
     def __call__(
         self, call: Call, params: Params, x: Tensor, *, own: bool = False
@@ -52,22 +53,26 @@ class NativeOutputs:
         one = x[0] if own else x
         key = one.shape[1:], x.dtype
         if key not in self._known:
-            self._known[key] = self._recognised(call, params, x, own)
+            specs = self._traced(call, params, x, own)
+            if specs is not None and _library(specs, x.dtype) is None:
+                return None  # not built yet
+            self._known[key] = specs and self._recognised(specs, call, params, x, own)
         found = self._known[key]
         if found is None:
             return None
         specs, shape = found
         return self._computed(specs, params, x, own).reshape(first.shape[0], one.shape[0], *shape)
 
-    def _recognised(
-        self, call: Call, params: Params, x: Tensor, own: bool
-    ) -> tuple[list[LinearSpec], torch.Size] | None:
-        """What is known of such inputs: by the first network's outputs and the last one's."""
+    def _traced(self, call: Call, params: Params, x: Tensor, own: bool) -> list[LayerSpec] | None:
         named = self._fixed(params) | {name: p[0] for name, p in params.items()}
         some = (x[0] if own else x)[:FEW]
         specs = trace(lambda batch: call(named, batch), named, some.clone())
-        if specs is None or not _fit(specs, named, some):
-            return None
+        return specs if specs is not None and _fit(specs, named, some) else None
+
+    def _recognised(
+        self, specs: list[LayerSpec], call: Call, params: Params, x: Tensor, own: bool
+    ) -> tuple[list[LayerSpec], torch.Size] | None:
+        """What is known of such inputs: by the first network's outputs and the last one's."""
         shape = torch.Size()
         for network in (0, -1):
             some = (x[network] if own else x)[:FEW]
@@ -89,25 +94,24 @@ class NativeOutputs:
         named = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         return {name: tensor.detach() for name, tensor in named.items() if name not in params}
 
-    def _computed(self, specs: list[LinearSpec], params: Params, x: Tensor, own: bool) -> Tensor:
+    def _computed(self, specs: list[LayerSpec], params: Params, x: Tensor, own: bool) -> Tensor:
         """(network, B, output)."""
         count, batch = len(next(iter(params.values()))), x.shape[1] if own else len(x)
         named = self._fixed(params) | params
         run, layers, kept = Run(), (Layer * len(specs))(), [x.detach().contiguous()]
         for layer, spec in zip(layers, specs, strict=True):
-            layer.activation = ACTIVATIONS.index(spec.activation)
-            layer.parameter = (ctypes.c_double * 2)(*spec.parameters)
+            weight = None if spec.weight is None else named[spec.weight]
+            shape = None if weight is None else weight.shape[spec.weight in params :]
+            describe(layer, spec, shape)
             for k, name in enumerate((spec.weight, spec.bias)):
                 if name is None:
                     continue
                 kept.append(named[name].detach().contiguous())
                 layer.theta[k], layer.trainable[k] = kept[-1].data_ptr(), name in params
-                if k == 0:
-                    layer.outputs, layer.inputs = kept[-1].shape[-2:]
         outputs = torch.empty(count, batch, layers[len(specs) - 1].outputs, dtype=x.dtype)
         run.chains, run.layers, run.batch = count, len(specs), batch
         run.threads, run.x = torch.get_num_threads(), kept[0].data_ptr()
-        native = library_at_hand(x.dtype)
+        native = _library(specs, x.dtype)
         assert native is not None
         needed = native.forward_bytes(ctypes.byref(run), layers)
         workspace = torch.empty(needed, dtype=torch.uint8)
@@ -116,16 +120,20 @@ class NativeOutputs:
         return outputs
 
 
-def _fit(specs: list[LinearSpec], named: Params, x: Tensor) -> bool:
+def _fit(specs: list[LayerSpec], named: Params, x: Tensor) -> bool:
     """Whether every layer takes what the one before it gives, and none is wide."""
     width = x[0].numel()
     for spec in specs:
-        weight, bias = named[spec.weight], None if spec.bias is None else named[spec.bias]
-        if weight.shape[1] != width or weight.dtype != x.dtype or weight.numel() > MOST_WEIGHTS:
+        layer = Layer()
+        tensors = [named[name] for name in (spec.weight, spec.bias) if name is not None]
+        describe(layer, spec, tensors[0].shape if tensors else None)
+        if layer.inputs != width or any(tensor.dtype != x.dtype for tensor in tensors):
             return False
-        if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype):
+        if tensors and layer.unit_inputs * layer.outputs > MOST_PRODUCTS[spec.kind]:
             return False
-        width = weight.shape[0]
+        if spec.bias is not None and tensors[1].shape != (layer.units,):
+            return False
+        width = layer.outputs
     return True
 
 
@@ -137,5 +145,9 @@ def _readable(first: Tensor, x: Tensor) -> bool:
         and x.dtype in DTYPES
         and torch._C._functorch.peek_interpreter_stack() is None  # inside, tensors have no memory
         and not (torch.is_grad_enabled() and (x.requires_grad or first.requires_grad))
-        and library_at_hand(x.dtype) is not None
+        and any(library_at_hand(x.dtype, places=places) for places in (False, True))
     )
+
+
+def _library(specs: list[LayerSpec], dtype: torch.dtype) -> ctypes.CDLL | None:
+    return library_at_hand(dtype, places=any(spec.places for spec in specs))

@@ -14,6 +14,7 @@ typedef double real;
 typedef float real;
 #endif
 
+enum { LINEAR, CONVOLUTION, MAX_POOL, AVERAGE_POOL };
 enum { IDENTITY, RELU, LEAKY_RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU, SOFTPLUS };
 enum { EUCLIDEAN, RMSPROP, DIAGONAL, QUASI_DIAGONAL, UNIT };
 enum { FLAT, GAUSSIAN, NORMAL_INVERSE_GAMMA, STUDENT_T, LAPLACE, TWO_GAUSSIANS };
@@ -24,7 +25,12 @@ enum { WEIGHT, BIAS };
 #define PRIOR_NUMBERS 4
 
 typedef struct {
-    int64_t in, out;          // y = W x + b, W (out, in)
+    int64_t kind;
+    int64_t in, out;          // y = W x + b, W (out, in); of a pool: features of an output, outputs
+    int64_t inputs, outputs;  // all features of a sample: in and out, but for convolutions and pools
+    int64_t positions;        // of a convolution; elsewhere 1
+    const int32_t *table;     // (position, in), of a pool (out, in): which feature; `inputs`: none
+    double share;             // AVERAGE_POOL: one over the number of features
     int64_t activation;       // of this layer's outputs
     double parameter[2];      // LeakyReLU: slope; Softplus: beta, threshold
     real *theta[2];           // NULL: no bias

@@ -10,6 +10,7 @@ PAIR, POINTERS = c_int64 * 2, c_void_p * 2  # of a weight and its bias
 #: Numbers of a tensor's prior, one row per chain.
 PRIOR_NUMBERS = 4
 
+KINDS = ("linear", "convolution", "max_pool", "average_pool")
 ACTIVATIONS = (
     "identity", "relu", "leaky_relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "softplus",
 )  # fmt: skip
@@ -22,11 +23,17 @@ LIKELIHOODS = (
 
 
 class Layer(ctypes.Structure):
-    """One linear layer and the activation behind it."""
+    """One layer and the activation behind it."""
 
     _fields_ = [
+        ("kind", c_int64),
+        ("unit_inputs", c_int64),
+        ("units", c_int64),
         ("inputs", c_int64),
         ("outputs", c_int64),
+        ("positions", c_int64),
+        ("table", c_void_p),
+        ("share", c_double),
         ("activation", c_int64),
         ("parameter", c_double * 2),
         ("theta", POINTERS),

@@ -1,10 +1,10 @@
-"""Which networks are a chain of linear layers and activations: found out by watching one call.
+"""Which networks are a chain of layers and activations: found out by watching one call.
 
 The network is called on a few samples, and every torch function on the way is looked at: the tensor
-that carries the samples must go through nothing but products with parameters, biases, activations
-and changes of shape that keep the order. How the module is written does not matter, its types and
-hooks neither: what is on the way counts. What is found is proven on real batches afterwards (see
-``engine``); here it is enough to be careful.
+that carries the samples must go through nothing but products with parameters, convolutions, pools,
+biases, activations and changes of shape that keep the order. How the module is written does not
+matter, its types and hooks neither: what is on the way counts. What is found is proven on real
+batches afterwards (see ``planner``); here it is enough to be careful.
 """
 
 from __future__ import annotations
@@ -19,15 +19,32 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from natural_langevin.execution.kernels.native.places import (
+    Places,
+    UnknownPlacesError,
+    adaptive_pool,
+    convolution,
+    pool,
+    reduction,
+)
+
 
 @dataclass(frozen=True)
-class LinearSpec:
-    """y = f(W x + b): names of the parameters (of frozen ones, too), and the activation f."""
+class LayerSpec:
+    """y = f(W x + b): names of the parameters (of frozen ones, too), and the activation f.
 
-    weight: str
+    ``places``: of a convolution and of a pool, which has no parameters."""
+
+    weight: str | None
     bias: str | None
     activation: str = "identity"
     parameters: tuple[float, float] = (0.0, 0.0)
+    places: Places | None = None
+
+    @property
+    def kind(self) -> str:
+        """Of ``layout.KINDS``."""
+        return "linear" if self.places is None else self.places.kind
 
 
 class _NotAChainError(Exception):
@@ -36,7 +53,7 @@ class _NotAChainError(Exception):
 
 def trace(
     call: Callable[[Tensor], Any], named: Mapping[str, Tensor], x: Tensor
-) -> list[LinearSpec] | None:
+) -> list[LayerSpec] | None:
     """The layers of ``call`` on a batch ``x``, or None where it is no chain of them.
 
     ``named``: every parameter and buffer that ``call`` uses, as the tensors that it uses."""
@@ -53,7 +70,7 @@ def trace(
 class _Watch(TorchFunctionMode):
     named: Mapping[str, Tensor]
     x: Tensor
-    layers: list[LinearSpec] = field(default_factory=list)
+    layers: list[LayerSpec] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -61,17 +78,11 @@ class _Watch(TorchFunctionMode):
         self._carrier = self.x
         self._flipped: dict[int, tuple[str, Tensor]] = {}  # transposed weights
 
-    def finish(self, outputs: Any) -> list[LinearSpec]:
+    def finish(self, outputs: Any) -> list[LayerSpec]:
         used = [name for layer in self.layers for name in (layer.weight, layer.bias) if name]
         if outputs is not self._carrier or not self.layers or len(set(used)) != len(used):
             raise _NotAChainError
-        if any(layer.weight in self._flat for layer in self.layers):
-            raise _NotAChainError
         return self.layers
-
-    @property
-    def _flat(self) -> set[str]:
-        return {name for name, tensor in self.named.items() if tensor.ndim != 2}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -123,8 +134,49 @@ class _Watch(TorchFunctionMode):
                 raise _NotAChainError
         elif name in ACTIVATION_PARAMETERS:
             self._activation(name, args, kwargs)
+        elif name == "convolution":
+            self._convolution(before, *args, **kwargs)
+        elif name in POOLS and args and args[0] is before:
+            self._pool(name, before, result, args[1:], kwargs)
         else:
             raise _NotAChainError
+
+    def _convolution(
+        self,
+        before: Tensor,
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> None:
+        if input is not before:
+            raise _NotAChainError
+        names = self._name(weight, before.ndim), None if bias is None else self._name(bias, 1)
+        places = self._found(convolution, before, weight, stride, padding, dilation, groups)
+        self.layers.append(LayerSpec(*names, places=places))
+
+    def _pool(self, name: str, before: Tensor, result: Tensor, args: Any, kwargs: Any) -> None:
+        make, kind, arguments = POOLS[name]
+        given = dict(zip(arguments, args, strict=False)) | kwargs
+        for key, plain in PLAIN.items():
+            if given.pop(key, plain[0]) not in plain:
+                raise _NotAChainError
+        if len(args) > len(arguments) or len(result) != len(self.x):
+            raise _NotAChainError
+        places = self._found(make, kind, before, **given)
+        if len(places.table) * len(result) != result.numel():
+            raise _NotAChainError
+        self.layers.append(LayerSpec(None, None, places=places))
+
+    def _found(self, make: Callable[..., Places], *args: Any, **kwargs: Any) -> Places:
+        try:
+            with torch._C.DisableTorchFunction():
+                return make(*args, **kwargs)
+        except (UnknownPlacesError, TypeError):  # TypeError: an argument that is unknown here
+            raise _NotAChainError from None
 
     def _linear(self, before: Tensor, input: Any, weight: Any, bias: Any = None) -> None:
         if input is not before:
@@ -135,10 +187,11 @@ class _Watch(TorchFunctionMode):
     def _append(self, before: Tensor, weight: str, bias: str | None) -> None:
         if before.ndim != 2:
             raise _NotAChainError  # positions within a sample share the weights
-        self.layers.append(LinearSpec(weight, bias))
+        self.layers.append(LayerSpec(weight, bias))
 
     def _takes_bias(self) -> bool:
-        return bool(self.layers) and self.layers[-1] == LinearSpec(self.layers[-1].weight, None)
+        last = self.layers[-1] if self.layers else None
+        return last is not None and last.kind == "linear" and last == LayerSpec(last.weight, None)
 
     def _name(self, tensor: Any, ndim: int) -> str:
         if not isinstance(tensor, Tensor) or id(tensor) not in self._names or tensor.ndim != ndim:
@@ -206,4 +259,31 @@ FUNCTIONS: dict[Any, str] = {
     F.gelu: "gelu",
     F.silu: "silu",
     F.softplus: "softplus",
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), "convolution"),
+    **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d,
+                     torch.max_pool3d), "max_pool"),
+    **dict.fromkeys((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), "avg_pool"),
+    **dict.fromkeys((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
+                    "adaptive_avg_pool"),
+    **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),
+                    "adaptive_max_pool"),
+    **dict.fromkeys((torch.mean, Tensor.mean), "mean"),
+}  # fmt: skip
+
+#: How a pool's table is made, what it takes of a window, and its arguments in order.
+POOLS: dict[str, tuple[Callable[..., Places], str, tuple[str, ...]]] = {
+    "max_pool": (pool, "max_pool",
+                 ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")),
+    "avg_pool": (pool, "average_pool",
+                 ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad",
+                  "divisor_override")),
+    "adaptive_avg_pool": (adaptive_pool, "average_pool", ("output_size",)),
+    "adaptive_max_pool": (adaptive_pool, "max_pool", ("output_size", "return_indices")),
+    "mean": (reduction, "average_pool", ("dim", "keepdim")),
+}  # fmt: skip
+
+#: Arguments of pools that change nothing when they are so.
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "ceil_mode": (False,), "return_indices": (False,), "count_include_pad": (True,),
+    "divisor_override": (None,), "keepdim": (False, True), "dtype": (None,),
 }  # fmt: skip

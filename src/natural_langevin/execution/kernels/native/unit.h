@@ -22,6 +22,12 @@ static real row_sum(const real *row, int64_t vectors) {
     return lane_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
+static real square_sum(const real *row, int64_t vectors) {
+    vector sum = {0};
+    for (int64_t v = 0; v < vectors; ++v) sum += load(row + v * LANES) * load(row + v * LANES);
+    return lane_sum(sum);
+}
+
 // J moves towards the batch's own block; `scaled` holds delta^2 a, `gram` their products with a.
 static void move_block(const Rates *r, const UnitInputs *u, int bias, real *j, real *scaled,
                        real *gram) {

@@ -21,7 +21,7 @@ from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.engine import fixed_tensors, specs_of
 from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, LIKELIHOODS
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
-from natural_langevin.execution.kernels.native.trace import LinearSpec
+from natural_langevin.execution.kernels.native.trace import LayerSpec
 from natural_langevin.execution.kernels.step import layer_task
 from natural_langevin.execution.kernels.triton_linear import dot_precision
 from natural_langevin.execution.kernels.whole_steps.triton_kernel import steps_kernel
@@ -191,7 +191,7 @@ class WholeSteps:
         self._bound = state
 
 
-def _tasks(dynamics: LangevinDynamics, specs: list[LinearSpec], num_data: float) -> list[LayerTask]:
+def _tasks(dynamics: LangevinDynamics, specs: list[LayerSpec], num_data: float) -> list[LayerTask]:
     """What the kernel is told of every layer: metric, damping, prior, place in the noise."""
     kind = KINDS.get(type(dynamics.preconditioner))
     if kind is None or len(specs) > MOST_LAYERS:
@@ -200,6 +200,8 @@ def _tasks(dynamics: LangevinDynamics, specs: list[LinearSpec], num_data: float)
     damping = dynamics.damping(dynamics.prior, num_data)
     found = []
     for spec in specs:
+        if spec.weight is None or spec.kind != "linear":
+            raise UnsupportedError("convolutions and pools")
         names = (spec.weight,) if spec.bias is None else (spec.weight, spec.bias)
         if not set(names) <= set(trainable):
             raise UnsupportedError("frozen parameters")
@@ -224,7 +226,7 @@ def _padded(width: int) -> int:
     return next(size for size in (16, 32, MOST_UNITS) if width <= size)
 
 
-def _network_options(specs: list[LinearSpec], sizes: tuple[int, ...]) -> dict[str, Any]:
+def _network_options(specs: list[LayerSpec], sizes: tuple[int, ...]) -> dict[str, Any]:
     """The kernel's constants that describe the network."""
     inputs, one, two, outputs, last = sizes
     numbers = {spec.parameters for spec in specs if spec.parameters != (0.0, 0.0)}

@@ -1,0 +1,65 @@
+"""Pairs of engines for one run, the reference's and the native one, and how they are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from natural_langevin import Langevin, preconditioners, priors
+from natural_langevin.dynamics import State
+from natural_langevin.execution.engine import Engine
+
+METRICS: dict[str, Any] = {
+    "euclidean": preconditioners.Euclidean(),
+    "rmsprop": preconditioners.RMSProp(damping=0.1),
+    "diagonal": preconditioners.DiagonalFisher(damping=0.1),
+    "quasi-diagonal": preconditioners.QuasiDiagonalFisher(damping=0.1),
+    "paper": preconditioners.QuasiDiagonalFisher(damping=0.1, fresh=True, adapt="always"),
+    "prior": preconditioners.QuasiDiagonalFisher(),
+    "unit": preconditioners.UnitFisher(damping=0.1),
+    "unit, model": preconditioners.UnitFisher(damping=0.1, targets="model", fresh=True),
+    "model": preconditioners.QuasiDiagonalFisher(damping=0.1, targets="model"),
+    "every": preconditioners.QuasiDiagonalFisher(damping=0.1, every=3),
+}
+PRIORS: dict[str, Any] = {
+    "gaussian": priors.Gaussian(variance=0.2, mean=0.1),
+    "flat": priors.Flat(),
+    "normal-inverse-gamma": priors.NormalInverseGamma(alpha=0.6, beta=0.7, mean=0.1),
+    "student-t": priors.StudentT(scale=0.3, df=3.0),
+    "laplace": priors.Laplace(scale=0.4),
+    "mixture": priors.ScaleMixture(variances=(0.5, 0.01), weights=(0.3, 0.7)),
+    "fan-in": priors.FanIn(gain=1.5),
+    "per tensor": {"*.bias": priors.Gaussian(2.0), "*": priors.NormalInverseGamma()},
+}
+STEPS, BURN_IN = 9, 6
+
+
+def engines(model: nn.Module, likelihood: Any, given: Any, *, dtype: torch.dtype = torch.float64,
+            batch_size: int = 16, **options: Any) -> tuple[Engine, Engine, State]:  # fmt: skip
+    """The reference's engine, the native one, and a state to start from."""
+    options = {"chains": 3, "seed": 5, "step_size": 1e-2} | options
+    made = []
+    for compile in (False, "auto"):
+        sampler = Langevin(model.to(dtype), likelihood, compile=compile, **options)
+        made.append(sampler.prepare(given, steps=STEPS, batch_size=batch_size, burn_in=BURN_IN))
+    return made[0][0], made[1][0], made[1][1]
+
+
+def assert_same(reference: Engine, native: Engine, state: State, *, rtol: float) -> State:
+    """Both go ``STEPS`` steps; returns the native state."""
+    start = pytree.tree_map(torch.clone, state)
+    wanted, info = reference.run(start, 0, STEPS)
+    for first, count in ((0, 1), (1, 4), (5, STEPS - 5)):  # any cut of the run
+        state, found = native.run(state, first, count)
+    assert native.way == "native"
+    assert int(state.step) == STEPS
+    moved = max(float((wanted.params[k] - p).abs().max()) for k, p in start.params.items())
+    assert moved > 1e-4  # there is something to compare
+    for a, b in zip(pytree.tree_leaves(state), pytree.tree_leaves(wanted), strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
+    torch.testing.assert_close(found.loss, info.loss, rtol=rtol, atol=rtol, equal_nan=True)
+    assert torch.equal(found.diverged, info.diverged)
+    return state

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from natural_langevin import likelihoods
 from natural_langevin.cli.app import app
 from natural_langevin.optim import NaturalLangevin
-from natural_langevin.sampling import prior_scale, recipe
+from natural_langevin.sampling import cost, prior_scale
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -92,8 +92,8 @@ def test_python_blocks_run(
 ) -> None:  # fmt: skip
     """In order and in one namespace per page, from an empty folder, without a word of warning."""
     monkeypatch.chdir(tmp_path)
-    for module in (recipe, prior_scale):
-        monkeypatch.setattr(module, "MOST_WORK", work * module.MOST_WORK)
+    monkeypatch.setattr(prior_scale, "MOST_WORK", work * prior_scale.MOST_WORK)
+    monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(work=work * cost.USUAL.work))
     namespace: dict[str, object] = {"__name__": "__main__"}
     for code, line in blocks(page, "python"):
         # Blank lines in front make a traceback name the page's own line.

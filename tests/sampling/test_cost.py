@@ -12,29 +12,29 @@ from natural_langevin import Langevin, likelihoods
 from natural_langevin.sampling import cost, recipe
 
 
-def convolutional() -> nn.Sequential:
+def convolutional(activation: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2)
-    )  # fmt: skip
+        nn.Conv2d(1, 3, 3, padding=1), activation or nn.ReLU(), nn.Flatten(), nn.Linear(48, 2)
+    )
 
 
 def test_every_use_of_a_weight_counts() -> None:
     images = Langevin(convolutional(), likelihoods.Categorical())
     x = torch.rand(5, 1, 4, 4)
-    assert cost.is_dear(images, x)
+    assert cost.budget(images, x) is cost.PLACES
     assert cost.multiplications(images, x) == 16 * 9 * 3 + 48 * 2
     table = Langevin(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), likelihoods.Categorical())
-    assert not cost.is_dear(table, x[:, 0, 0])
+    assert cost.budget(table, x[:, 0, 0]) is cost.USUAL
     assert cost.multiplications(table, x[:, 0, 0]) == (4 + 1) * 3 + (3 + 1) * 2
 
 
 def test_few_weights_are_dear_where_a_network_uses_them_many_times() -> None:
     """Which is not so of a model of one's own with a handful of numbers."""
     layers = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 2)
+        nn.Conv2d(1, 2, 3), nn.ELU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 2)
     )
     small = Langevin(layers, likelihoods.Categorical())
-    assert cost.is_dear(small, torch.rand(5, 1, 8, 8))
+    assert cost.budget(small, torch.rand(5, 1, 8, 8)) is cost.EAGER  # no engine knows ELU
 
     class Line(nn.Module):
         def __init__(self) -> None:
@@ -44,7 +44,8 @@ def test_few_weights_are_dear_where_a_network_uses_them_many_times() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.slope * x
 
-    assert not cost.is_dear(Langevin(Line(), likelihoods.Gaussian(1.0)), torch.rand(5, 1))
+    line = Langevin(Line(), likelihoods.Gaussian(1.0))
+    assert cost.budget(line, torch.rand(5, 1)) is cost.USUAL
 
 
 def test_a_small_matrix_at_many_positions_counts_as_a_larger_one() -> None:
@@ -57,21 +58,26 @@ def test_a_dear_run_is_shorter_and_says_so(caplog: pytest.LogCaptureFixture) -> 
     choice = recipe.Choice(1e-3, 100.0, 0.0, "", "eager")
     options = {"steps": None, "burn_in": None, "thin": None}
     with caplog.at_level(logging.WARNING, logger="natural_langevin"):
-        assert recipe.length(choice, work=1e6, dear=True, **options).steps == 4000
+        assert recipe.length(choice, work=1e6, budget=cost.EAGER, **options).steps == 4000
         assert not caplog.text
-        assert recipe.length(choice, work=cost.MOST_WORK / 750, dear=True, **options).steps == 700
+        most, fewest = cost.EAGER.work, cost.EAGER.fewest
+        found = recipe.length(choice, work=most / 750, budget=cost.EAGER, **options)
+        assert found.steps == 700
         assert "700 steps, where 4000" in caplog.text
-        found = recipe.length(choice, work=cost.MOST_WORK, dear=True, **options)
-        assert (found.steps, found.burn_in) == (cost.FEWEST_STEPS, cost.FEWEST_STEPS // 3)
+        found = recipe.length(choice, work=most, budget=cost.EAGER, **options)
+        assert (found.steps, found.burn_in) == (fewest, fewest // 3)
 
 
-def test_a_pilot_ends_early_where_its_steps_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_a_pilot_ends_early_where_its_steps_are_dear(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And minibatches are small, and the prior's scale is not tried: a whole run in seconds."""
     x, y = torch.rand(600, 1, 4, 4), torch.randint(0, 2, (600,))
-    monkeypatch.setattr(cost, "MOST_WORK", 1e6)
+    kind = "PLACES" if native else "EAGER"
+    little = getattr(cost, kind)._replace(work=1e6, trial=1e6, fewest=30)
+    monkeypatch.setattr(cost, kind, little)
     monkeypatch.setattr(cost, "PILOT_WORK", 1e6)
-    monkeypatch.setattr(cost, "TRIAL_WORK", 1e6)
-    monkeypatch.setattr(cost, "FEWEST_STEPS", 30)
     seen: list[int] = []
     measured = recipe.steepest
 
@@ -82,9 +88,8 @@ def test_a_pilot_ends_early_where_its_steps_are_dear(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(recipe, "steepest", steepest)
     monkeypatch.setattr("natural_langevin.sampling.warm_up.ROUNDS", (10,))
-    posterior = Langevin(convolutional(), likelihoods.Categorical(), chains=2).sample(
-        (x, y), progress=False
-    )
+    model = convolutional() if native else convolutional(nn.ELU())
+    posterior = Langevin(model, likelihoods.Categorical(), chains=2).sample((x, y), progress=False)
     assert seen == [1, 50]
     assert posterior.config["recipe"]["prior_scale"] is None
     assert posterior.config["steps"] == 30

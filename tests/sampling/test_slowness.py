@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
-from natural_langevin.sampling import recipe
+from natural_langevin.sampling import cost, recipe
 from natural_langevin.sampling.curvature import steepest
 from natural_langevin.sampling.slowness import (
     DAMPED,
@@ -261,7 +261,7 @@ def test_more_weights_than_are_measured_one_by_one() -> None:
     assert f"friction={chosen['friction']}" in posterior.config["dynamics"]
     assert "directions that are slow" in chosen["reason"]
     steps = posterior.config["steps"] + posterior.config.get("steps_before", 0)
-    assert steps < 0.75 * recipe.RELAXATIONS * recipe.FRICTION / chosen["step_size"]
+    assert steps < 0.75 * cost.USUAL.relaxations * recipe.FRICTION / chosen["step_size"]
     assert explored(posterior) > 0.68 - 3 * 0.02
 
 

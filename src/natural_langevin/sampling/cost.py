@@ -4,68 +4,89 @@ A forward pass takes M multiply-adds per sample; a step of all chains about 6 M 
 operations per chain (forward, and twice that backward, two operations each). A chain of linear
 layers has M = its number of weights; convolutions and attention use every weight many times.
 
-On a CPU such networks have no engine of their own, and torch reaches a few 10^9 operations per
-second and core with them: the budgets here are some tens of seconds. Where they leave fewer steps
-than the recipe would take, it says so.
+On a CPU, chains of linear layers, convolutions and pools have an engine of their own, which
+reaches some 10^10 operations per second and core; other networks have none, and torch a few 10^9.
+What they may take by themselves is a ``Budget``, of some tens of seconds. Where it leaves fewer
+steps than the recipe would take, the log says so.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
 from natural_langevin.sampling import slowness
+from natural_langevin.statistics import Network
 
-#: Operations of a run's steps, of a pilot's, and of the trial of the prior's scales.
-MOST_WORK, PILOT_WORK, TRIAL_WORK = 1.5e11, 4e10, 5e10
-#: A run has so many steps whatever they cost; a pilot so many before it may end early, and at most.
-FEWEST_STEPS, FEWEST_PILOT_STEPS, MOST_PILOT_STEPS = 300, 50, 150
-#: Relaxation times of a run: more of them are cheap only where an engine runs them.
-RELAXATIONS = 50
+
+class Budget(NamedTuple):
+    """What a run of open length may cost."""
+
+    work: float  # operations of all its steps
+    fewest: int  # steps that it has whatever they cost
+    relaxations: int  # so many relaxation times it wants to be long
+    trial: float | None  # operations of a trial of the prior's scales; None: ``prior_scale``'s own
+    spares: bool  # whether a pilot, and the rows of a minibatch, are few where steps cost much
+
+
+#: Linear layers with an engine, or steps on a GPU, or models of few numbers.
+USUAL = Budget(2e11, 2_000, 150, None, spares=False)
+#: Convolutions with an engine: every weight is used many times.
+PLACES = Budget(5e11, 300, 150, 1.2e11, spares=True)
+#: Without an engine on a CPU.
+EAGER = Budget(1.5e11, 300, 50, 5e10, spares=True)
+
+#: Operations of a pilot's steps where they are spared.
+PILOT_WORK = 4e10
+#: A pilot has so many steps before it may end early, and at most where they are spared.
+FEWEST_PILOT_STEPS, MOST_PILOT_STEPS = 50, 150
 #: A small matrix at many positions (tokens) takes torch as long as one of so many weights.
 SMALLEST = 4_000
 #: Layers that use a weight at many places of a sample.
 REUSES = (_ConvNd, nn.RNNBase, nn.MultiheadAttention)
-#: Rows of a minibatch, and rows on which curvature is measured.
+#: Rows of a minibatch, and rows on which curvature is measured, where steps cost much.
 BATCH, ROWS = 100, 250
 
 
-def is_dear(sampler: Any, x: Tensor) -> bool:
-    """Whether steps go by torch's operations on a CPU, and cost more than their calls: the network
-    is more than linear layers one after the other, or its inputs are more than rows of numbers.
-    Not a model of few numbers, whose curvatures are measured, unless it is a network with layers
-    that use them many times: such a model is asked for its posterior.
+def budget(sampler: Any, x: Tensor) -> Budget:
+    """What a run of the ``Langevin`` ``sampler`` on inputs like ``x`` may cost.
 
-    ``sampler`` is a ``Langevin``."""
+    A model of few numbers, whose curvatures are measured, may take its time, unless it is a
+    network with layers that use them many times: such a model is asked for its posterior."""
+    if sampler.device.type != "cpu":
+        return USUAL
+    chain = chain_of_layers(sampler._dynamics.gradients.network, x)
+    if chain is not None:
+        return PLACES if any(spec.places is not None for spec in chain) else USUAL
     model = sampler.model
     weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    few = weights <= slowness.MOST_WEIGHTS and not any(
-        isinstance(m, REUSES) for m in model.modules()
-    )
-    if sampler.device.type != "cpu" or few:
-        return False
-    return x.ndim > 2 or not only_linear(sampler.model)
+    few = weights <= slowness.MOST_WEIGHTS
+    return USUAL if few and not any(isinstance(m, REUSES) for m in model.modules()) else EAGER
 
 
-def only_linear(model: nn.Module) -> bool:
-    """Whether all layers with parameters are linear, as the engines on a CPU take them."""
-    layers = [m for m in model.modules() if len(list(m.parameters(recurse=False)))]
-    return all(isinstance(m, nn.Linear) for m in layers)
+def chain_of_layers(network: Network, x: Tensor) -> list[LayerSpec] | None:
+    """The layers that an engine on a CPU takes one after the other, for inputs ``x``, or None."""
+    named = {**dict(network.model.named_parameters()), **dict(network.model.named_buffers())}
+    named = {name: tensor.detach() for name, tensor in named.items()}
+    return trace(lambda batch: network.call(named, batch), named, x[:3].clone())
 
 
 def multiplications(sampler: Any, x: Tensor) -> float:
     """M: multiply-adds of a sample's way forward; at least the number of trainable weights."""
-    params = sampler.init().params
-    weights = float(sum(p[0].numel() for p in params.values()))
-    if not is_dear(sampler, x):
+    network = sampler._dynamics.gradients.network
+    if sampler.device.type == "cpu" and (known := of_chain(network, x)) is not None:
+        return known
+    weights = float(sum(p.numel() for p in network.trainable().values()))
+    if budget(sampler, x) is not EAGER:
         return weights
+    params = sampler.init().params
     counts: list[float] = []
     layers = [m for m in sampler.model.modules() if not isinstance(m, nn.Embedding)]
     hooks = [m.register_forward_hook(lambda *call: counts.append(_of_call(*call))) for m in layers]
-    network = sampler._dynamics.gradients.network
     try:
         with torch.no_grad():
             network.call({k: p[0] for k, p in params.items()}, x[:1].to(sampler.device).clone())
@@ -73,6 +94,18 @@ def multiplications(sampler: Any, x: Tensor) -> float:
         for hook in hooks:
             hook.remove()
     return max(weights, sum(counts))
+
+
+def of_chain(network: Network, x: Tensor) -> float | None:
+    """M of a chain of layers, frozen ones not counted; None of other networks."""
+    chain = chain_of_layers(network, x)
+    if chain is None:
+        return None
+    trained = network.trainable()
+    weights = sum(p.numel() for p in trained.values())
+    positions = {s.weight: 1 if s.places is None else len(s.places.table) for s in chain}
+    products = sum(p.numel() * positions.get(name, 0) for name, p in trained.items())
+    return float(max(weights, products))
 
 
 def _of_call(module: nn.Module, inputs: Any, output: Any) -> float:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from natural_langevin import likelihoods
 from natural_langevin._internal.progress import Progress
 from natural_langevin.data.signature import Signature
-from natural_langevin.sampling import cost, trials
+from natural_langevin.sampling import trials
 
 log = logging.getLogger("natural_langevin")
 
@@ -49,11 +50,17 @@ def notice(
 def announce(sampler: Any, title: str) -> None:
     """Says what a run by the recipe does before its first step, where that takes a while: else
     nothing is heard until then."""
-    if sampler._by_recipe and sampler.mesh.first and not cost.only_linear(sampler.model):
+    if sampler._by_recipe and sampler.mesh.first and not _usually_quick(sampler.model):
         Progress(title, None).say(
             "first the prior's width, a step size and a start are chosen from the data, which may "
             "take as long as the run; prior= and step_size= of your own leave that out"
         )
+
+
+def _usually_quick(model: nn.Module) -> bool:
+    """Whether all layers with parameters are such as engines on a CPU take."""
+    layers = [m for m in model.modules() if len(list(m.parameters(recurse=False)))]
+    return all(isinstance(m, nn.Linear | _ConvNd) for m in layers)
 
 
 def _of_network(model: nn.Module) -> Iterator[str]:

@@ -55,10 +55,11 @@ def plan(
     )
     x, y, num_data = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
     price = 6.0 * cost.multiplications(sampler, x)  # of a sample
-    dear = cost.is_dear(sampler, x)
+    budget = cost.budget(sampler, x)
     if batch_size is None:
         batch_size = recipe.batch_size(data.rows.shape[1] if isinstance(data, Subsets) else len(x))
-        if dear and sampler.chains * batch_size * price * recipe.MOST_EAGER_STEPS > cost.MOST_WORK:
+        whole = sampler.chains * batch_size * price * recipe.MOST_EAGER_STEPS
+        if budget.spares and whole > budget.work:
             batch_size = min(batch_size, cost.BATCH)
     if sampler._start == "auto":
         rows = x[: recipe.ROWS], y[: recipe.ROWS]
@@ -83,7 +84,9 @@ def plan(
     if steps is None and seconds is not None and not until:
         steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
     work = price * sampler.chains * batch_size
-    lengths = recipe.length(choice, steps=steps, burn_in=burn_in, thin=thin, work=work, dear=dear)
+    lengths = recipe.length(
+        choice, steps=steps, burn_in=burn_in, thin=thin, work=work, budget=budget
+    )
     weights = sum(p.numel() for p in sampler._dynamics.gradients.network.trainable().values())
     if weights > num_data and lengths.repeats:
         lengths = dataclasses.replace(lengths, repeats=0)
@@ -91,7 +94,7 @@ def plan(
         usual = lengths
         if steps is not None:
             usual = recipe.length(
-                choice, steps=None, burn_in=burn_in, thin=thin, work=work, dear=dear
+                choice, steps=None, burn_in=burn_in, thin=thin, work=work, budget=budget
             )
         if steps is None or steps > usual.steps:
             lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
@@ -150,14 +153,16 @@ def _pilot(
 ) -> list[recipe.Choice]:
     ids = torch.arange(min(chains, sampler.chains), device=sampler.device)
     moves = step_size_search.for_chains(all_chains(sampler), ids, sampler.seed)
-    dear = cost.is_dear(sampler, data[0])
+    budget, work = cost.budget(sampler, data[0]), price * len(ids) * batch_size
+    dear = budget is cost.EAGER
+    spared = dear or (budget.spares and work * recipe.PILOT_STEPS[-1] > cost.PILOT_WORK)
     return recipe.choose(
         moves, sampler._start_of(moves, ids), data,
         lambda eta, start, stop: rates_table(sampler, start, stop, eta, chains=len(ids)),
         num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
         mode=choose_mode(sampler.compile), downhill=sampler._downhill,
         pattern=sampler._downhill_pattern if dear else None, shuffled=shuffled,
-        work=price * len(ids) * batch_size if dear else 0.0,
+        work=work if spared else 0.0,
     )  # fmt: skip
 
 
@@ -229,7 +234,7 @@ def _prior_scale(
     data = data[0][: prior_scale.MOST_ROWS], data[1][: prior_scale.MOST_ROWS]
     if len(data[0]) < prior_scale.FEWEST_ROWS:
         return None
-    dear = cost.is_dear(sampler, data[0])
+    dear = cost.budget(sampler, data[0]) is cost.EAGER
     scales = prior_scale.DEAR_SCALES if dear else prior_scale.SCALES
     runs = _compare(sampler, data, batch_size, price, scales)
     if not runs:
@@ -283,10 +288,11 @@ def _compare(
     x, y = data
     inside, lines = len(x), len(prior_scale.SCALES) * prior_scale.FOLDS
     work = price * lines * min(batch_size, inside)  # of a step with a chain on each fold
-    without_engine = cost.is_dear(sampler, x)
-    dear = without_engine and work * prior_scale.EAGER.steps > cost.TRIAL_WORK
+    budget = cost.budget(sampler, x)
+    most = prior_scale.MOST_WORK if budget.trial is None else budget.trial
+    dear = budget.trial is not None and work * prior_scale.EAGER.steps > most
     short = work / prior_scale.FOLDS * prior_scale.DEAR.steps
-    if short > cost.TRIAL_WORK if dear else prior_scale.EAGER.affordable(work) is None:
+    if short > most if dear else prior_scale.EAGER.affordable(work) is None:
         log.info("prior variance x 1: a trial of others would cost more than the run")
         return []
     scaled = _with_scales(sampler, scales, 1, recipe.FIRST_STEP)
@@ -295,7 +301,7 @@ def _compare(
     affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
     trial = prior_scale.DEAR if dear else affordable
     assert trial is not None, "what the pilot was run for is affordable"
-    if without_engine:
+    if budget is cost.EAGER:
         trial = trial.on_enough(inside)
     runs: list[_Compared] = []
     begin = None

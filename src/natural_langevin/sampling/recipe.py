@@ -24,7 +24,7 @@ fifth of burn-in goes up to four times eta, to travel, and rises to it while the
 batches. After it eta is constant: longer is better.
 Steps. 150 relaxation times 0.1 / eta of the directions that only the prior sees, a third of it
 burn-in, by the root of a / 0.1 fewer with less friction a; at least 2,000, and at most what
-``MOST_WORK`` operations allow (50 of them, and less work, where steps have no engine on a CPU: see
+a budget of operations allows (50 of them, and less work, where steps have no engine on a CPU: see
 ``cost``). Where the posterior of few weights has directions so slow that this is less than 60 of
 their relaxation times, it is run with less friction, and for these 60 (see ``slowness``). About 200
 draws of every chain are kept. A quarter of the steps, as a run of its own, is all where its loss
@@ -74,7 +74,7 @@ FIRST_STEP, LARGEST_STEP, FALLBACK_STEP = 1e-2, 0.3, 1e-3
 PILOT_CHAINS, PILOT_STEPS = 2, (1, 50, 150, 500)
 #: Rows on which curvature is measured.
 ROWS, LOADER_ROWS = 1000, 2000
-RELAXATIONS, FEWEST_STEPS, MOST_STEPS, MOST_WORK = 150, 2_000, 50_000, 2e11
+FEWEST_STEPS, MOST_STEPS = cost.USUAL.fewest, 50_000
 #: The power of friction with which the length of a run falls.
 SHORTER = 0.5
 #: Where every step is a few milliseconds of operator calls, whatever the network's size.
@@ -253,15 +253,13 @@ def length(
     burn_in: int | None,
     thin: int | None,
     work: float,
-    dear: bool = False,
+    budget: cost.Budget = cost.USUAL,
 ) -> Length:
-    """What the user leaves open of a run's length; ``work``: operations of one step, ``dear``: of
-    a network without an engine of its own on a CPU (see ``cost``)."""
+    """What the user leaves open of a run's length; ``work``: operations of one step."""
     repeats = None
     if steps is None:
-        budget, fewest = (cost.MOST_WORK, cost.FEWEST_STEPS) if dear else (MOST_WORK, FEWEST_STEPS)
-        affordable = max(fewest, int(budget / max(work, 1.0) / 100) * 100)
-        wanted = _usual_steps(choice.step_size, choice.way, choice.friction, dear=dear)
+        affordable = max(budget.fewest, int(budget.work / max(work, 1.0) / 100) * 100)
+        wanted = _usual_steps(choice.step_size, choice.way, choice.friction, budget)
         if choice.relaxation is not None:
             wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
             affordable = min(affordable, MOST_STEPS)
@@ -279,7 +277,7 @@ def length(
             )  # fmt: skip
         elif steps < wanted:
             log.log(
-                trials.level() if dear else logging.INFO,
+                trials.level() if budget.spares else logging.INFO,
                 "%d steps, where %d would be usual: a step takes %.1g operations. Give steps= for "
                 "more", steps, wanted, work,
             )  # fmt: skip
@@ -327,12 +325,11 @@ def disagreement(density: Tensor, weights: Tensor | None = None) -> float:
 
 
 def _usual_steps(
-    step_size: float, way: str, friction: float = FRICTION, *, dear: bool = False
+    step_size: float, way: str, friction: float = FRICTION, budget: cost.Budget = cost.USUAL
 ) -> int:
     """By the directions that only the prior sees; fewer where less friction lets them relax sooner,
     but not as many times fewer: the metric and the steep directions gain nothing by it."""
-    times = cost.RELAXATIONS if dear else RELAXATIONS
-    usual = times * FRICTION / step_size * (friction / FRICTION) ** SHORTER
+    usual = budget.relaxations * FRICTION / step_size * (friction / FRICTION) ** SHORTER
     wanted = math.ceil(usual / 100) * 100
     most = MOST_EAGER_STEPS if way.startswith("eager") else MOST_STEPS
     return min(max(FEWEST_STEPS, wanted), most)

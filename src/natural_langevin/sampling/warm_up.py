@@ -37,7 +37,7 @@ from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
 from natural_langevin.preconditioners import RMSProp
 from natural_langevin.priors import of_chains
-from natural_langevin.sampling import trials
+from natural_langevin.sampling import cost, trials
 from natural_langevin.statistics import Gradients, Network
 from natural_langevin.types import Params
 
@@ -86,6 +86,8 @@ def descend(
     # Each decides for itself: where a chain starts must not depend on which others are here.
     going = torch.arange(state.chains, device=best.device)
     here, way = _Chains(downhill, state, stream), ""
+    products = cost.of_chain(moves.gradients.network, stream.example()[0]) or weights
+    work = 6.0 * products * stream.batch_size  # of one chain's step
     for steps in ROUNDS[: TRIAL_ROUNDS if trials.under_way() else None]:
         if len(going) < here.state.chains:
             here = _Chains(downhill, state, stream).chosen(going)
@@ -109,7 +111,7 @@ def descend(
                 )
                 best[going] = torch.where(better, loss, best[going])
         way = engine.way
-        dear = way.startswith("eager") or 6.0 * weights * stream.batch_size * steps > MOST_WORK
+        dear = way.startswith("eager") or work * steps > MOST_WORK
         going = going[_falling(best[going], before, moves.gradients.likelihood.discrete, dear)]
         if not len(going):
             break

@@ -3,8 +3,9 @@
 One library per dtype, and one more where layers have places (convolutions and pools), so that who
 has none does not wait for them to be compiled. It is built with the system's C compiler (``$CC``,
 else cc, gcc or clang) for the processor at hand, and kept in a cache folder under a name that
-depends on sources, compiler and processor: ``$NATURAL_LANGEVIN_CACHE``, else ``natural-langevin`` in
-the user's cache folder. Two processes may build at once. ``NATURAL_LANGEVIN_NATIVE=off`` switches the native engine off.
+depends on sources, compiler and processor: ``$NATURAL_LANGEVIN_CACHE``, else ``natural-langevin``
+in the user's cache folder. Two processes may build at once. ``NATURAL_LANGEVIN_NATIVE=off``
+switches the native engine off.
 """
 
 from __future__ import annotations

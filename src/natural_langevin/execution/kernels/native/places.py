@@ -2,7 +2,8 @@
 
 A sample's features are numbered in the order in which they lie. The tables are made by sending
 these numbers through the same cutting into patches that a layer does, so that one way serves one,
-two and three dimensions, any stride, padding and dilation. A number past the last feature stands for none.
+two and three dimensions, any stride, padding and dilation. A number past the last feature stands
+for none.
 """
 
 from __future__ import annotations

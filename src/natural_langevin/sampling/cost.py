@@ -36,7 +36,7 @@ class Budget(NamedTuple):
 #: Linear layers with an engine, or steps on a GPU, or models of few numbers.
 USUAL = Budget(2e11, 2_000, 150, None, spares=False)
 #: Convolutions with an engine: every weight is used many times.
-PLACES = Budget(5e11, 300, 150, 1.2e11, spares=True)
+PLACES = Budget(4e11, 300, 150, 1.2e11, spares=True)
 #: Without an engine on a CPU.
 EAGER = Budget(1.5e11, 300, 50, 5e10, spares=True)
 

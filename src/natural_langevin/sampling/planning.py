@@ -154,14 +154,14 @@ def _pilot(
     ids = torch.arange(min(chains, sampler.chains), device=sampler.device)
     moves = step_size_search.for_chains(all_chains(sampler), ids, sampler.seed)
     budget, work = cost.budget(sampler, data[0]), price * len(ids) * batch_size
-    dear = budget is cost.EAGER
-    spared = dear or (budget.spares and work * recipe.PILOT_STEPS[-1] > cost.PILOT_WORK)
+    spared = budget is cost.EAGER
+    spared |= budget.spares and work * recipe.PILOT_STEPS[-1] > cost.PILOT_WORK
     return recipe.choose(
         moves, sampler._start_of(moves, ids), data,
         lambda eta, start, stop: rates_table(sampler, start, stop, eta, chains=len(ids)),
         num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
         mode=choose_mode(sampler.compile), downhill=sampler._downhill,
-        pattern=sampler._downhill_pattern if dear else None, shuffled=shuffled,
+        pattern=sampler._downhill_pattern if budget.spares else None, shuffled=shuffled,
         work=work if spared else 0.0,
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ FRICTION, MEMORY = 0.1, 0.05
 LENGTH, SMALL = 0.02, 1000
 #: From so many chains on they are evaluated side by side, this many rows in all at a time.
 MANY_CHAINS, ROWS_AT_ONCE = 8, 20_000
-#: Operations of one chain's round that is dear.
+#: Operations of one chain's round that is dear, and of all its rounds through convolutions.
 MOST_WORK = 2e10
 #: Outputs in C, where it knows the network.
 _NATIVE: WeakKeyDictionary[Network, NativeOutputs] = WeakKeyDictionary()
@@ -87,8 +87,11 @@ def descend(
     going = torch.arange(state.chains, device=best.device)
     here, way = _Chains(downhill, state, stream), ""
     products = cost.of_chain(moves.gradients.network, stream.example()[0]) or weights
-    work = 6.0 * products * stream.batch_size  # of one chain's step
+    work, done = 6.0 * products * stream.batch_size, 0  # of one chain's step; steps
     for steps in ROUNDS[: TRIAL_ROUNDS if trials.under_way() else None]:
+        done += steps
+        if products > weights and done > steps and work * done > MOST_WORK:
+            break  # every weight is used many times: the way is as dear as what it leads to
         if len(going) < here.state.chains:
             here = _Chains(downhill, state, stream).chosen(going)
         before = best[going]

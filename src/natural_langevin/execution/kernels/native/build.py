@@ -27,6 +27,7 @@ from natural_langevin.execution.kernels.native.layout import Layer, Run
 
 log = logging.getLogger("natural_langevin")
 
+_SEEN: set[torch.dtype] = set()
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -49,6 +50,13 @@ def library_at_hand(dtype: torch.dtype, *, places: bool = False) -> ctypes.CDLL 
     except (NoLibraryError, OSError):
         return None
     return library(dtype, places=places) if there else None
+
+
+def is_at_hand(dtype: torch.dtype) -> bool:
+    """Whether there is any library of this dtype; once there, it stays."""
+    if dtype not in _SEEN and any(library_at_hand(dtype, places=p) for p in (False, True)):
+        _SEEN.add(dtype)
+    return dtype in _SEEN
 
 
 def _prebuilt(dtype: torch.dtype) -> Path | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natural_langevin.execution.kernels.native.build import DTYPES, library_at_hand
+from natural_langevin.execution.kernels.native.build import DTYPES, is_at_hand, library_at_hand
 from natural_langevin.execution.kernels.native.describe import describe
 from natural_langevin.execution.kernels.native.layout import Layer, Run
 from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
@@ -145,7 +145,7 @@ def _readable(first: Tensor, x: Tensor) -> bool:
         and x.dtype in DTYPES
         and torch._C._functorch.peek_interpreter_stack() is None  # inside, tensors have no memory
         and not (torch.is_grad_enabled() and (x.requires_grad or first.requires_grad))
-        and any(library_at_hand(x.dtype, places=places) for places in (False, True))
+        and is_at_hand(x.dtype)
     )
 
 

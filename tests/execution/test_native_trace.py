@@ -105,17 +105,21 @@ def test_a_subclass_counts_by_what_it_does() -> None:
     [
         nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
         nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)),
-        nn.Sequential(nn.Conv1d(1, 2, 1), nn.Flatten()),
         nn.Identity(),
     ],
 )
 def test_other_layers(model: nn.Module) -> None:
-    x = (
-        torch.randn(6, 1, 4)
-        if isinstance(next(model.children(), None), nn.Conv1d)
-        else torch.randn(6, 4)
-    )
-    assert layers_of(model, x) is None
+    assert layers_of(model, torch.randn(6, 4)) is None
+
+
+def test_a_convolution_reads_patches() -> None:
+    layer, flat = layers_of(
+        nn.Sequential(nn.Conv1d(1, 2, 2, padding=1), nn.Flatten(), nn.Linear(10, 3)),
+        torch.randn(6, 1, 4),
+    ) or [None, None]
+    assert layer is not None and layer.places is not None and flat is not None
+    assert layer.places.table.tolist() == [[4, 0], [0, 1], [1, 2], [2, 3], [3, 4]]  # 4: none
+    assert (layer.kind, flat.kind) == ("convolution", "linear")
 
 
 def test_positions_share_their_weights() -> None:

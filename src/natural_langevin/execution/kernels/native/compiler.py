@@ -39,8 +39,7 @@ def build(target: Path, dtype: str, *, tune: tuple[str, ...], places: bool = Tru
     linear layers alone, and takes half as long.
 
     It is made beside its place and moved there. An error tells the compiler's own words."""
-    define = ("-DDOUBLE",) if dtype == "float64" else ()
-    define += ("-DPLACES",) if places else ()
+    define = ["-DDOUBLE"] * (dtype == "float64") + ["-DPLACES"] * places
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         made = Path(folder) / "library.so"
         command = [str(find_compiler()), *FLAGS, *tune, *define, str(HERE / "engine.c")]

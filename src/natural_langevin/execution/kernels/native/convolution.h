@@ -133,7 +133,8 @@ static void over_positions(const Layer *l, const real *d, real *total, int64_t s
     }
 }
 
-// A few channels against a few inputs of their patches. G_n is complete before it is squared.
+// A few channels against a few inputs of their patches. G_n is complete before it is squared, so
+// that `need` matters once in every row of positions and is not worth functions of its own.
 INLINE void patch_moments(int units, int inputs, int need, const Layer *l, const int32_t *table,
                           const real *d, const real *total, const real *a, int64_t stride,
                           int64_t vectors, Sums s) {
@@ -180,12 +181,11 @@ INLINE void patch_moments(int units, int inputs, int need, const Layer *l, const
         }
 }
 
-#define MOMENT_CASE(K, I, N)                                                             \
-    case ((K)*8 + (I)) * 4 + (N):                                                        \
-        patch_moments(K, I, N, l, l->table + i, d + k * l->positions * stride, total + k * stride, a, \
-                      stride, vectors, here);                                            \
+#define MOMENT_CASE(K, I)                                                                \
+    case (K)*8 + (I):                                                                    \
+        patch_moments(K, I, need, l, l->table + i, d + k * l->positions * stride,        \
+                      total + k * stride, a, stride, vectors, here);                     \
         break;
-#define MOMENT_CASES(K, I) MOMENT_CASE(K, I, GRADIENT) MOMENT_CASE(K, I, SECOND) MOMENT_CASE(K, I, SECOND_AND_CROSS)
 
 // Sums for `units` channels, whose D and sums over positions these are.
 static void convolution_sums(const Layer *l, int64_t units, int need, const real *d,
@@ -196,9 +196,9 @@ static void convolution_sums(const Layer *l, int64_t units, int need, const real
             inputs = several(4, l->in - i);
             const int64_t at = k * s.width + i;
             const Sums here = {s.gradient + at, s.second + at, s.cross + at, s.width};
-            switch ((some * 8 + inputs) * 4 + need) {
-                MOMENT_CASES(1, 1) MOMENT_CASES(1, 4)
-                MOMENT_CASES(PATCH_UNITS, 1) MOMENT_CASES(PATCH_UNITS, 4)
+            switch (some * 8 + inputs) {
+                MOMENT_CASE(1, 1) MOMENT_CASE(1, 4)
+                MOMENT_CASE(PATCH_UNITS, 1) MOMENT_CASE(PATCH_UNITS, 4)
             }
         }
     }

@@ -56,7 +56,8 @@ class NativeOutputs:
             specs = self._traced(call, params, x, own)
             if specs is not None and _library(specs, x.dtype) is None:
                 return None  # not built yet
-            self._known[key] = specs and self._recognised(specs, call, params, x, own)
+            known = None if specs is None else self._recognised(specs, call, params, x, own)
+            self._known[key] = known
         found = self._known[key]
         if found is None:
             return None

@@ -164,7 +164,7 @@ class _Watch(TorchFunctionMode):
         for key, plain in PLAIN.items():
             if given.pop(key, plain[0]) not in plain:
                 raise _NotAChainError
-        if len(args) > len(arguments) or len(result) != len(self.x):
+        if len(args) > len(arguments) or result.shape[:1] != self.x.shape[:1]:
             raise _NotAChainError
         places = self._found(make, kind, before, **given)
         if len(places.table) * len(result) != result.numel():

@@ -113,13 +113,13 @@ def test_other_layers(model: nn.Module) -> None:
 
 
 def test_a_convolution_reads_patches() -> None:
-    layer, flat = layers_of(
-        nn.Sequential(nn.Conv1d(1, 2, 2, padding=1), nn.Flatten(), nn.Linear(10, 3)),
-        torch.randn(6, 1, 4),
-    ) or [None, None]
-    assert layer is not None and layer.places is not None and flat is not None
-    assert layer.places.table.tolist() == [[4, 0], [0, 1], [1, 2], [2, 3], [3, 4]]  # 4: none
-    assert (layer.kind, flat.kind) == ("convolution", "linear")
+    model = nn.Sequential(nn.Conv1d(1, 2, 2, padding=1), nn.Flatten(), nn.Linear(10, 3))
+    found = layers_of(model, torch.randn(6, 1, 4))
+    assert found is not None
+    assert [layer.kind for layer in found] == ["convolution", "linear"]
+    places = found[0].places
+    assert places is not None
+    assert places.table.tolist() == [[4, 0], [0, 1], [1, 2], [2, 3], [3, 4]]  # 4: none
 
 
 def test_positions_share_their_weights() -> None:

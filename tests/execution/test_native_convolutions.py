@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from native_engines import METRICS, PRIORS, assert_same, engines
-from natural_langevin import likelihoods
+from natural_langevin import likelihoods, preconditioners
 from natural_langevin.execution.kernels.native import planner
 from natural_langevin.execution.kernels.native.build import library
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
@@ -135,6 +135,18 @@ def test_other_forms_go_the_general_way(layer: nn.Module) -> None:
     reference, other, state = engines(model, likelihood, data())
     assert other.way != "native"
     reference.run(state, 0, 2)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [preconditioners.UnitFisher(), preconditioners.QuasiDiagonalFisher(sharing="expand")],
+)
+def test_other_metrics_go_the_general_way_without_a_warning(
+    metric: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = engines(NETWORKS["usual"](), likelihoods.Categorical(), data(), preconditioner=metric)
+    assert made[1].way != "native"
+    assert not caplog.records
 
 
 def test_a_table_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,8 +144,8 @@ class NativeMLP:
         damping = dynamics.damping(dynamics.starts, self.num_data)
         unitwise = METRICS[self._metric] == "unit"
         for layer, spec in zip(self._layers, self.specs, strict=True):
-            if unitwise and spec.kind == "convolution":
-                raise UnsupportedError("a unit-wise metric of convolutions")
+            if spec.kind == "convolution" and (unitwise or dynamics.gradients.sharing != "exact"):
+                raise UnsupportedError("a unit-wise metric of convolutions, or one by positions")
             describe(layer, spec, shapes.get(spec.weight))
             if layer.inputs != width or (spec.bias and shapes[spec.bias] != (layer.units,)):
                 raise UnsupportedError("layers that do not fit")

@@ -438,3 +438,17 @@ def test_the_same_draws() -> None:
     draw(int(origin[0]), 11, 64, 2000, room.data_ptr(), out.data_ptr())
     torch.testing.assert_close(out, wanted, rtol=1e-6, atol=3e-6)
     assert float(out.std()) > 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hardly_any_dispersion_is_no_disagreement(dtype: torch.dtype) -> None:
+    """Large counts of 1/a = 1e13: neither side may subtract numbers of that size."""
+    model = network(4, 6, 2).to(dtype)
+    with torch.no_grad():
+        model[-1].bias.copy_(torch.tensor([2.0, -30.0]))
+    x, y = data(LIKELIHOODS["negative-binomial"], 4, 2)
+    reference, native, state = engines(
+        model, LIKELIHOODS["negative-binomial"], (x.to(dtype), y), dtype=dtype, step_size=1e-3,
+        preconditioner=METRICS["quasi-diagonal"], temperature=0.0,
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-4 if dtype == torch.float32 else 1e-9)

@@ -124,11 +124,14 @@ static double log_rising(double r, int64_t y, double *derivative) {
     for (int64_t j = 0; j < first; ++j) product *= r + j, sum += 1 / (r + j);
     *derivative = sum;
     if (y <= 8) return log(product);
-    double found = log(product);
+    // x ln x of both ends together: for a large r their difference alone is of any size.
+    const double from = r + 8, more = y - 8., ratio = log1p(more / from);
+    double found = log(product) + (r + y - 0.5) * ratio + more * (log(from) - 1);
+    *derivative += ratio;
     for (int sign = -1; sign < 2; sign += 2) {
-        const double x = sign > 0 ? r + y : r + 8, i = 1 / x, ii = i * i, ln = log(x);
-        found += sign * ((x - 0.5) * ln - x + i * (1 / 12. - ii * (1 / 360. - ii * (1 / 1260. - ii / 1680))));
-        *derivative += sign * (ln - i / 2 - ii * (1 / 12. - ii * (1 / 120. - ii * (1 / 252. - ii / 240))));
+        const double i = 1 / (sign > 0 ? r + y : from), ii = i * i;
+        found += sign * i * (1 / 12. - ii * (1 / 360. - ii * (1 / 1260. - ii / 1680)));
+        *derivative -= sign * (i / 2 + ii * (1 / 12. - ii * (1 / 120. - ii * (1 / 252. - ii / 240))));
     }
     return found;
 }

@@ -375,8 +375,9 @@ class Langevin:
         with the step size and the batch size of the sampler's last run where they were chosen.
         ``sample`` takes a few at the end of a run too, for ``posterior.diagnose``.
         """
-        if self._standard is not None:
-            return self._standard.effective_temperature(data, posterior, steps, batch_size)
+        standard = standard_units.of_posterior(self, posterior)
+        if standard is not None:
+            return standard.effective_temperature(data, posterior, steps, batch_size)
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
         if posterior is not None:
             state = temperature_probe.at_end_of(posterior, state)
@@ -415,6 +416,7 @@ class Langevin:
         prior is the first chain's. It can be differentiated."""
         if self._standard is not None:
             return self._standard.log_density(weights, data)
+        standard_units.refuse_unsettled(self, data)
         return density.of_sampler(self, weights, data)
 
     def describe(self) -> dict[str, Any]:

@@ -190,6 +190,9 @@ CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]]
         lambda: construct(step_size=torch.ones(3)), ValueError, ["step_size", "(2,)", "(3,)"]),
     "temperatures": (
         lambda: construct(temperature=torch.ones(3)), ValueError, ["temperature", "(2,)", "(3,)"]),
+    "a list of temperatures": (
+        lambda: construct(temperature=[1.0, 2.0]),
+        TypeError, ["temperature must be a number or a tensor", "torch.tensor([1.0, 2.0])"]),
     "negative temperature": (
         lambda: construct(temperature=-1.0), ValueError, ["temperature", "-1.0", "at least 0"]),
     "prior variances": (

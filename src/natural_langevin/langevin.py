@@ -36,6 +36,7 @@ from natural_langevin.sampling import (
     starts,
     step_size_search,
     temperature_probe,
+    time_limit,
     trained,
 )
 from natural_langevin.sampling.footprint import check_step_memory
@@ -262,6 +263,7 @@ class Langevin:
     @data_in_one
     @exclusive
     @eager
+    @time_limit.of_call
     def sample(
         self,
         data: Any,
@@ -291,7 +293,8 @@ class Langevin:
 
         What is left open follows from N, the network and the step size (``sampling.recipe``); with
         a step size of one's own, ``steps`` is needed, the minibatch is 100 and every iterate is
-        kept. ``seconds`` in place of ``steps``: as many as fit, by the pace of the first ones.
+        kept. ``seconds`` in place of ``steps``: what the whole call may take, as far as possible;
+        what is searched for is cut short where that is little (``sampling.time_limit``).
         ``until="ess:400"`` ends the run when the effective sample size of its predictions is 400;
         ``steps`` and ``seconds`` are then the most it may take (left open: ten times what the
         recipe would run). ``posterior.config["limit"]`` and the log say which was reached.
@@ -372,8 +375,9 @@ class Langevin:
         with the step size and the batch size of the sampler's last run where they were chosen.
         ``sample`` takes a few at the end of a run too, for ``posterior.diagnose``.
         """
-        if self._standard is not None:
-            return self._standard.effective_temperature(data, posterior, steps, batch_size)
+        standard = standard_units.of_posterior(self, posterior)
+        if standard is not None:
+            return standard.effective_temperature(data, posterior, steps, batch_size)
         engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
         if posterior is not None:
             state = temperature_probe.at_end_of(posterior, state)
@@ -412,6 +416,7 @@ class Langevin:
         prior is the first chain's. It can be differentiated."""
         if self._standard is not None:
             return self._standard.log_density(weights, data)
+        standard_units.refuse_unsettled(self, data)
         return density.of_sampler(self, weights, data)
 
     def describe(self) -> dict[str, Any]:

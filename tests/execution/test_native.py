@@ -31,8 +31,14 @@ LIKELIHOODS: dict[str, Any] = {
     "gaussian": likelihoods.Gaussian(sigma=0.7),
     "rmse": likelihoods.Gaussian(sigma="rmse"),
     "heteroscedastic": likelihoods.HeteroscedasticGaussian(),
+    "student-t": likelihoods.StudentT(df=3.5, scale=0.6),
+    "student-t, auto": likelihoods.StudentT(),
+    "scaled": likelihoods.Scaled(likelihoods.Gaussian(0.7), (0.4, 6.0)),
+    "scaled, rmse": likelihoods.Scaled(likelihoods.Gaussian("rmse"), (0.4, 6.0)),
+    "scaled, student-t": likelihoods.Scaled(likelihoods.StudentT(), (0.4, 6.0)),
     "poisson": likelihoods.Poisson(),
     "negative-binomial": likelihoods.NegativeBinomial(),
+    "dispersion": likelihoods.NegativeBinomial(0.3),
     "ordinal": likelihoods.Ordinal(4),
     "ordinal, gaps": likelihoods.Ordinal(3),
     "weighted": likelihoods.Categorical(class_weights=(0.5, 2.0), ignore_index=-1),
@@ -50,7 +56,7 @@ ACTIVATIONS: dict[str, Any] = {
     "identity": nn.Identity,
 }
 #: Not drawn from in C: the general way serves.
-NOT_DRAWN = ("poisson", "negative-binomial", "ordinal", "ordinal, gaps", "weighted")
+NOT_DRAWN = ("poisson", "negative-binomial", "dispersion", "ordinal", "ordinal, gaps", "weighted")
 
 
 def network(*widths: int, activation: Any = nn.Tanh, bias: bool = True) -> nn.Sequential:
@@ -72,7 +78,8 @@ def data(likelihood: Any, inputs: int, outputs: int, count: int = 50) -> tuple[T
     if isinstance(likelihood, likelihoods.Ordinal):
         return x, torch.randint(0, likelihood.levels, (count,), generator=g)
     if isinstance(likelihood, likelihoods.NegativeBinomial):  # beyond what is multiplied out
-        return x, torch.randint(0, 30, (count, outputs // 2), generator=g)
+        outputs //= 2 if likelihood.dispersion == "outputs" else 1
+        return x, torch.randint(0, 30, (count, outputs), generator=g)
     if isinstance(likelihood, likelihoods.HeteroscedasticGaussian):
         outputs //= 2
     if isinstance(likelihood, likelihoods.Bernoulli):
@@ -105,7 +112,7 @@ def test_without_noise(
         model, LIKELIHOODS[likelihood], data(LIKELIHOODS[likelihood], 4, outputs),
         prior=PRIORS[prior], preconditioner=METRICS[metric], temperature=0.0,
     )  # fmt: skip
-    normal = likelihood in ("gaussian", "rmse", "heteroscedastic")
+    normal = likelihood in ("gaussian", "rmse", "heteroscedastic", "scaled", "scaled, rmse")
     drawn = normal and METRICS[metric].targets == "model"
     assert_same(reference, native, state, rtol=1e-6 if drawn else 1e-10)
 
@@ -118,6 +125,17 @@ def test_with_noise(dtype: torch.dtype, activation: str) -> None:
     x, y = data(LIKELIHOODS["categorical"], 4, 3)
     reference, native, state = engines(
         model, LIKELIHOODS["categorical"], (x.to(dtype), y), dtype=dtype,
+        preconditioner=METRICS["quasi-diagonal"],
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-5)
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_likelihoods_in_single_precision(likelihood: str) -> None:
+    outputs = 1 if likelihood == "ordinal" else 2
+    x, y = data(LIKELIHOODS[likelihood], 4, outputs)
+    reference, native, state = engines(
+        network(4, 7, outputs), LIKELIHOODS[likelihood], (x.float(), y), dtype=torch.float32,
         preconditioner=METRICS["quasi-diagonal"],
     )  # fmt: skip
     assert_same(reference, native, state, rtol=1e-5)
@@ -370,3 +388,17 @@ def test_the_same_draws() -> None:
     draw(int(origin[0]), 11, 64, 2000, room.data_ptr(), out.data_ptr())
     torch.testing.assert_close(out, wanted, rtol=1e-6, atol=3e-6)
     assert float(out.std()) > 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hardly_any_dispersion_is_no_disagreement(dtype: torch.dtype) -> None:
+    """Large counts of 1/a = 1e13: neither side may subtract numbers of that size."""
+    model = network(4, 6, 2).to(dtype)
+    with torch.no_grad():
+        model[-1].bias.copy_(torch.tensor([2.0, -30.0]))
+    x, y = data(LIKELIHOODS["negative-binomial"], 4, 2)
+    reference, native, state = engines(
+        model, LIKELIHOODS["negative-binomial"], (x.to(dtype), y), dtype=dtype, step_size=1e-3,
+        preconditioner=METRICS["quasi-diagonal"], temperature=0.0,
+    )  # fmt: skip
+    assert_same(reference, native, state, rtol=1e-4 if dtype == torch.float32 else 1e-9)

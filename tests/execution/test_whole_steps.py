@@ -172,6 +172,10 @@ def refused() -> dict[str, tuple[nn.Module, dict[str, Any]]]:
         "float64": (network("3-5-2").double(), plain),
         "prior": (network("3-5-2"), plain | {"prior": priors.Laplace(0.5)}),
         "likelihood": (network("3-5-4"), {"likelihood": likelihoods.HeteroscedasticGaussian()}),
+        "scaled": (
+            network("3-5-2"),
+            {"likelihood": likelihoods.Scaled(likelihoods.Gaussian(sigma=0.7), (1.0, 9.0))},
+        ),
         "drawn labels": (
             network("3-5-2"),
             plain | {"preconditioner": preconditioners.DiagonalFisher(targets="model")},

@@ -486,3 +486,18 @@ def test_a_distribution_without_quantiles_asks_for_draws() -> None:
 def test_class_indices_out_of_range_have_a_remedy(labels: list[int], remedy: str) -> None:
     with pytest.raises(ValueError, match=rf"from {labels[0]} to {labels[-1]}: {remedy}"):
         likelihoods.Categorical().check(torch.zeros(len(labels), 3), torch.tensor(labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hardly_any_dispersion_is_a_poisson(dtype: torch.dtype) -> None:
+    """The logarithms of the gamma function at r and r + y, both enormous, must not be subtracted:
+    with a = 1e-15 their rounding is larger than the answer."""
+    y = torch.tensor([0.0, 1.0, 7.0, 30.0, 400.0], dtype=dtype)[:, None]
+    outputs = torch.full((len(y), 2), -34.0, dtype=dtype)
+    outputs[:, 0] = torch.tensor([-1.0, 0.5, 2.0, 3.0, 6.0])
+    found, loss = likelihoods.NegativeBinomial().output_gradient(outputs, y, {})
+    wanted, expected = likelihoods.Poisson().output_gradient(outputs[:, :1], y, {})
+    rounding = 400 * 100 * torch.finfo(dtype).eps
+    torch.testing.assert_close(loss, expected, rtol=0, atol=rounding)
+    torch.testing.assert_close(found[:, :1], wanted, rtol=0, atol=rounding)
+    torch.testing.assert_close(found[:, 1:], torch.zeros_like(wanted), rtol=0, atol=rounding)

@@ -62,7 +62,8 @@ def test_nor_where_the_signal_comes_after_the_last_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = first_part_of_open_length(monkeypatch, interrupt)
-    assert "interrupted at step 200 of 200" in caplog.text
+    assert "interrupted at step 200 of 200, the last one" in caplog.text
+    assert f"has all {found.draws} draws" in caplog.text
     assert found.config["limit"] == "interrupt"
     assert "steps_before" not in found.config
 

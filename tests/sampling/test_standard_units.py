@@ -283,6 +283,28 @@ def test_densities_and_diagnoses_know_the_units(numbers: int) -> None:
     )
 
 
+def test_a_fresh_sampler_reads_a_posterior_in_its_units() -> None:
+    """The temperature at the end of a run is the same, whoever measures it."""
+    x, y = rows()
+    data = 100 * x, 1e5 * y + 5e5
+    sampler, found = sampled(*data, LEARNED, network())
+    fresh = Langevin(network(), LEARNED, chains=2)
+    heat, own = (
+        one.effective_temperature(data, posterior=found, steps=40).temperature.value
+        for one in (fresh, sampler)
+    )
+    assert heat == pytest.approx(own, rel=1e-4)
+    assert fresh._standard is None
+    weights = {k: v[0, 0] for k, v in found.samples.items()}
+    with pytest.raises(ValueError, match=r"standard units, and no run of this.*posterior.log"):
+        fresh.log_density(weights, data)
+    assert math.isfinite(float(sampler.log_density(weights, data)))
+    # Data of a usual size, or a prior of one's own, are taken as they are.
+    assert math.isfinite(float(fresh.log_density(weights, (x, y))))
+    own = Langevin(network(), LEARNED, prior=priors.Gaussian(1.0), chains=2)
+    assert math.isfinite(float(own.log_density(weights, data)))
+
+
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     x, y = rows()
     whole = sampled(x, 1e5 * y, LEARNED, network())[1]

@@ -4,7 +4,8 @@ from natural_langevin._internal.messages import bounded
 
 
 class DataError(ValueError):
-    """A table (CSV, NPZ) that cannot be read or used; the message names the place and a remedy."""
+    """A table (CSV, NPZ) that cannot be read or used, or a folder of data that is none; the message
+    names the place and a remedy."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(bounded(message))  # names of columns may have any length

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import verify
-from .errors import CorruptDataError, WrongDatasetError
+from .errors import CorruptDataError, DataError, WrongDatasetError
 from .sources import IdxFile, ImageSource
 
 DATA_VARIABLE = "NATURAL_LANGEVIN_DATA"
@@ -51,7 +51,13 @@ def user_folder(data_dir: str | os.PathLike[str] | None) -> tuple[str, Path | No
     """The folder that the user names, and by what: the argument, or the environment variable."""
     # An empty name is what an unset shell variable leaves: not given, rather than "here".
     if data_dir is not None and os.fspath(data_dir):
-        return "data_dir", Path(data_dir).expanduser()
+        given = Path(data_dir).expanduser()
+        if not given.is_dir():  # most likely a slip, which other places must not hide
+            raise DataError(
+                f"data_dir = {given} is not a folder: give the one with the data set's files, or "
+                f"leave it out for {DATA_VARIABLE} and the cache"
+            )
+        return "data_dir", given
     value = os.environ.get(DATA_VARIABLE, "")
     return DATA_VARIABLE, Path(value).expanduser() if value else None
 

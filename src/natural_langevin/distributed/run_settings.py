@@ -17,7 +17,7 @@ from natural_langevin import schedules
 from natural_langevin._internal.tensorfile import Spec
 from natural_langevin.distributed.run_setup import resumed_config
 from natural_langevin.posterior import networks, stores
-from natural_langevin.sampling import planning, preparation, recipe
+from natural_langevin.sampling import pace, planning, preparation, recipe
 from natural_langevin.sampling.kept_draws import (
     check_every,
     check_given,
@@ -98,7 +98,7 @@ def settle(
         "batch_size", preparation.open_batch(sampler, data) if batch_size is None else batch_size
     )
     if steps is None and seconds is not None and wanted is None:
-        steps = planning.steps_within(sampler, seconds, data, batch_size)
+        steps = pace.steps_within(sampler, seconds, data, batch_size)
     if steps is None:
         raise ValueError(
             "steps must be said where the step size is: sample(data, steps=...); with "

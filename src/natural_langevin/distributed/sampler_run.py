@@ -41,6 +41,7 @@ from natural_langevin.sampling import (
     notices,
     recipe,
     step_size_search,
+    time_limit,
     trials,
     warm_up,
 )
@@ -115,9 +116,10 @@ def _run_once(
     collector = SampleCollector(
         state, store=sink, dtype=asked.dtype, looks=plan.looks, first=int(sampler.chain_ids[0])
     )
+    limit = time_limit.left_for_steps(asked.seconds) if asked.seconds and asked.wanted else None
     target = Target(
         asked.wanted, lambda now: _posterior(sampler, sampler, collector.so_far, now, config),
-        engine.stream.example()[0], seconds=asked.seconds if asked.wanted is not None else None,
+        engine.stream.example()[0], seconds=limit,
     )  # fmt: skip
     watcher = Watching(
         engine, mesh, target, steps=plan.steps, callback=callback, breaks_off=asked.attempts > 0

@@ -37,11 +37,36 @@ class Poisson(distributions.Poisson):
 class NegativeBinomial(distributions.NegativeBinomial):
     """Counts of successes before ``total_count`` failures."""
 
+    def log_prob(self, value: Tensor) -> Tensor:
+        """ln Gamma(r + y)/(Gamma(r) r^y y!) + y ln m - (r + y) ln(1 + m/r), with ln(m/r) the logits
+        and a first term that is small where r is large (torch subtracts two huge numbers)."""
+        r, y = self.total_count, value
+        more = _log_rising(r, y) - torch.lgamma(y + 1)
+        above = torch.nn.functional.softplus(self.logits)
+        return more + y * (self.logits + r.log()) - (r + y) * above
+
     def cdf(self, value: Tensor) -> Tensor:
         """The probability of at most y successes is that of a Beta(r, y + 1) below 1 - p."""
         r, y = self.total_count.double(), value.double().floor()
         below = incomplete_beta(r, y.clamp_min(0) + 1, torch.sigmoid(-self.logits.double()))
         return torch.where(y < 0, 0.0, below)
+
+
+def _log_rising(r: Tensor, y: Tensor) -> Tensor:
+    """ln Gamma(r + y) - ln Gamma(r) - y ln r: as it is for a small r, else by Stirling's series,
+    whose next term is below 1e-10 from 8 on."""
+    small, large = r.clamp_max(8.0), r.clamp_min(8.0)  # each finite, also where it is not taken
+    plain = torch.lgamma(small + y) - torch.lgamma(small) - y * small.log()
+    rest = _stirling(large + y) - _stirling(large)
+    series = (large + y - 0.5) * torch.log1p(y / large) - y + rest
+    return torch.where(r < 8, plain, series)
+
+
+def _stirling(x: Tensor) -> Tensor:
+    """ln Gamma(x) - (x - 1/2) ln x + x - ln(2 pi)/2."""
+    squared = x.square()
+    inner = 1 / 360 - (1 / 1260 - 1 / (1680 * squared)) / squared
+    return (1 / 12 - inner / squared) / x
 
 
 class Levels(distributions.Categorical):

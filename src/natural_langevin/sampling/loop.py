@@ -172,6 +172,12 @@ def _say_interrupted(done: int, steps: int, kept: int, saved: bool) -> None:
     if saved:
         log.warning("interrupted at step %d: run the same again to go on from there", done)
         return
+    if done == steps:
+        log.warning(
+            "interrupted at step %d of %d, the last one: the posterior has all %d draws of every "
+            "chain", done, steps, kept,
+        )  # fmt: skip
+        return
     log.warning(
         "interrupted at step %d of %d: the posterior has the %d draws of every chain that were "
         "kept so far", done, steps, kept,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -23,7 +22,16 @@ from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
 from natural_langevin.likelihoods import Bernoulli, Categorical
 from natural_langevin.likelihoods.predictive import probabilities
-from natural_langevin.sampling import cost, prior_scale, recipe, starts, step_size_search, trials
+from natural_langevin.sampling import (
+    cost,
+    pace,
+    prior_scale,
+    recipe,
+    starts,
+    step_size_search,
+    time_limit,
+    trials,
+)
 from natural_langevin.sampling.assembly import all_chains, rates_table, set_friction, set_prior
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.until import MOST, thinning
@@ -69,20 +77,22 @@ def plan(
     choice = known
     set_friction(sampler, recipe.FRICTION)
     if known is None and sampler._scale_open and isinstance(data, tuple | list | TensorDataset):
-        choice = _prior_scale(sampler, (x, y), batch_size, price)
+        with time_limit.searching():
+            choice = _prior_scale(sampler, (x, y), batch_size, price)
     scale = choice.prior_scale if choice else None
     if sampler._scale_open:
         set_prior(sampler, recipe.prior(scale.value if scale else 1.0))
     if choice is None or (known is None and len(x) > prior_scale.MOST_ROWS):
         shuffled = not isinstance(data, DataLoader | SharedBatches)
-        pilot = _pilot(sampler, (x, y), num_data, batch_size, price, shuffled=shuffled)
+        with time_limit.searching():
+            pilot = _pilot(sampler, (x, y), num_data, batch_size, price, shuffled=shuffled)
         found = recipe.Choice.most_careful(pilot)
         sharpness = choice.sharpness if choice else None
         choice = dataclasses.replace(found, prior_scale=scale, sharpness=sharpness)
     log.info("step_size=%s", choice.reason)
     set_friction(sampler, choice.friction)
     if steps is None and seconds is not None and not until:
-        steps = steps_within(sampler, seconds, data, batch_size, choice.step_size)
+        steps = pace.steps_within(sampler, seconds, data, batch_size, choice.step_size)
     work = price * sampler.chains * batch_size
     lengths = recipe.length(
         choice, steps=steps, burn_in=burn_in, thin=thin, work=work, budget=budget
@@ -109,36 +119,6 @@ def extended(
     most = usual.steps * MOST if steps is None else steps
     factor = thinning((most - usual.burn_in) // usual.thin, bytes_per_draw) if thin is None else 1
     return recipe.Length(most, usual.burn_in, usual.thin * factor)
-
-
-def steps_within(
-    sampler: Any, seconds: float, data: Any, batch_size: int, step_size: float | None = None
-) -> int:
-    """How many steps fit into ``seconds``, by the pace of a few that are thrown away."""
-    if not seconds > 0:
-        raise ValueError(f"seconds must be positive, got {seconds!r}")
-    pace, way = _pace(sampler, data, batch_size, step_size, 1300)
-    steps = max(10, int(seconds / pace))
-    if steps > 1300 and sampler.device.type == "cuda":  # a long run may go another way
-        longer, other = _pace(sampler, data, batch_size, step_size, steps)
-        if other != way:
-            steps = max(10, int(seconds / longer))
-    return steps
-
-
-def _pace(
-    sampler: Any, data: Any, batch_size: int, step_size: float | None, steps: int
-) -> tuple[float, str]:
-    """Seconds of a step of a run of so many (1,300 at least), and which way they go."""
-    count, done, taken = 20, 20, 0.0
-    engine, state = sampler.prepare(data, steps=steps, batch_size=batch_size, step_size=step_size)
-    state, _ = engine.run(state, 0, done)  # the first ones plan, build and capture
-    while taken < 0.2 and done + count <= 1300:
-        began = time.perf_counter()
-        state, _ = engine.run(state, done, count)
-        done, taken = done + count, time.perf_counter() - began
-        pace, count = taken / count, 2 * count
-    return pace, engine.way
 
 
 def _pilot(
@@ -236,11 +216,13 @@ def _prior_scale(
         return None
     dear = cost.budget(sampler, data[0]) is cost.EAGER
     scales = prior_scale.DEAR_SCALES if dear else prior_scale.SCALES
+    began = time_limit.clock()
     runs = _compare(sampler, data, batch_size, price, scales)
     if not runs:
         return None
     scores = _scores(runs)
-    pair = None if dear else prior_scale.beyond(scores)
+    as_long = time_limit.allows((time_limit.clock() - began) / 2)
+    pair = prior_scale.beyond(scores) if as_long and not dear else None
     more: list[_Compared] = []
     if pair:  # what agreed with the reference in one trial does so in the next
         with proven_network() if runs[-1].choices[0].way == "native" else nullcontext():
@@ -296,6 +278,10 @@ def _compare(
         log.info("prior variance x 1: a trial of others would cost more than the run")
         return []
     scaled = _with_scales(sampler, scales, 1, recipe.FIRST_STEP)
+    took = pace.of_scales(scaled, (x, y), batch_size)
+    if took and not time_limit.allows(pace.least(len(scales), took, dear=budget.spares)):
+        log.info("prior variance x 1: there is no time for a trial of others")
+        return []
     choices = _pilot(scaled, (x, y), inside, batch_size, price, len(scales))
     usual = prior_scale.EAGER if choices[0].way.startswith("eager") else prior_scale.NATIVE
     affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
@@ -303,6 +289,8 @@ def _compare(
     assert trial is not None, "what the pilot was run for is affordable"
     if budget is cost.EAGER:
         trial = trial.on_enough(inside)
+    if took:
+        trial = pace.fitting(trial, len(scales), took, dear=budget.spares) or prior_scale.DEAR
     runs: list[_Compared] = []
     begin = None
     if before:

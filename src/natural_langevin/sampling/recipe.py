@@ -60,7 +60,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine
 from natural_langevin.preconditioners.base import AveragedPreconditioner, FisherPreconditioner
-from natural_langevin.sampling import cost, slowness, trials, warm_up
+from natural_langevin.sampling import cost, slowness, time_limit, trials, warm_up
 from natural_langevin.sampling.curvature import steepest
 
 log = logging.getLogger("natural_langevin")
@@ -368,7 +368,11 @@ def choose(
     moves.prepare(state.params, stream.example()[0])
     if downhill:
         state = warm_up.descend(moves, state, stream, num_data, mode=mode, pattern=pattern)
+    began = time_limit.clock()
     for stop in PILOT_STEPS:
+        as_long = (time_limit.clock() - began) * (stop - done) / max(done, 1)
+        if done >= cost.FEWEST_PILOT_STEPS and not time_limit.allows(as_long):
+            break
         if done >= cost.FEWEST_PILOT_STEPS and work * stop > cost.PILOT_WORK:
             break
         if work and stop > cost.MOST_PILOT_STEPS:

@@ -91,11 +91,7 @@ def sampled(sampler: Any, data: Any, arguments: dict[str, Any]) -> Posterior | N
     units = find(sampler, x, y)
     if units is None or _has_learned(sampler, x, y):
         return None
-    inner = type(sampler)(
-        sampler._template, units.standard_likelihood(sampler.likelihood), **sampler._options
-    )
-    inner.signature.adopt(sampler.signature)
-    inner._in_standard_units = True
+    inner = _inside(sampler, units)
     inner._fingerprint = fingerprint({"x": x, "y": y})  # a run is known by the user's rows
     for name, one in (("inputs x", units.x), ("targets y", units.y)):
         if one is not None:
@@ -109,6 +105,40 @@ def sampled(sampler: Any, data: Any, arguments: dict[str, Any]) -> Posterior | N
     units.hand_back(found, sampler.likelihood)
     sampler._standard = Standard(inner, units)
     return found
+
+
+def _inside(sampler: Any, units: Units) -> Any:
+    """A sampler like this one, of data in standard units."""
+    inner = type(sampler)(
+        sampler._template, units.standard_likelihood(sampler.likelihood), **sampler._options
+    )
+    inner.signature.adopt(sampler.signature)
+    inner._in_standard_units = True
+    return inner
+
+
+def of_posterior(sampler: Any, posterior: Posterior | None) -> Standard | None:
+    """The units of the sampler's last run, or of a posterior that another one has sampled."""
+    if sampler._standard is not None or posterior is None or sampler._in_standard_units:
+        found: Standard | None = sampler._standard
+        return found
+    units = Units.from_config(posterior.config)
+    return None if units is None else Standard(_inside(sampler, units), units)
+
+
+def refuse_unsettled(sampler: Any, data: Any) -> None:
+    """Refuses a question about the posterior of data that a run would have in standard units, where
+    there has been none: which units these are, only a run knows."""
+    if not sampler._scale_open or sampler._in_standard_units or sampler._settled is not None:
+        return
+    x, y, _ = recipe.rows_of(data, None, sampler.signature.split)
+    usable = _is_open(sampler, (x, y), {"store": "device", "sample_dtype": None})
+    usable = usable and _is_finite(x) and _is_finite(y) and _fits(sampler, x, y)
+    if usable and find(sampler, x, y) is not None and not _has_learned(sampler, x, y):
+        raise ValueError(
+            "these data are of a size that sample() would put into standard units, and no run of "
+            "this sampler has: ask the one that sampled, or posterior.log_density(data)"
+        )
 
 
 def _shifted(callback: Callback | None, units: Units) -> Callback | None:

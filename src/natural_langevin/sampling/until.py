@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from natural_langevin.diagnostics import mixing
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.sampling import time_limit
 
 log = logging.getLogger("natural_langevin")
 
@@ -70,12 +70,12 @@ class Target:
     ) -> None:
         self.wanted, self.ess, self.reached = wanted, math.nan, "steps"
         self._posterior, self._x = posterior, x
-        self._end = math.inf if seconds is None else time.monotonic() + seconds
+        self._end = math.inf if seconds is None else time_limit.clock() + seconds
         self._next = 0
 
     def ends(self, state: Any, kept: int, last: bool = False) -> bool:
         """After ``kept`` draws; ``last``: the run ends in any case, and a reading is wanted."""
-        late = time.monotonic() > self._end and kept >= FEWEST_DRAWS
+        late = time_limit.clock() > self._end and kept >= FEWEST_DRAWS
         if self.wanted is not None and kept >= FEWEST_DRAWS:
             self._next = self._next or self._first(state)
             if late or last or kept >= self._next:

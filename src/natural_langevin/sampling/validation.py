@@ -8,6 +8,7 @@ import numbers
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -227,5 +228,10 @@ def check_temperature(value: Any, chains: int) -> Tensor:
         raise TypeError(
             f"temperature must be a number or one value per chain, got {value!r}: it cannot change "
             "along the run. Start one run per temperature, or give every chain its own"
+        )
+    if isinstance(value, list | tuple | np.ndarray) and np.ndim(value):
+        raise TypeError(
+            f"temperature must be a number or a tensor of one value per chain, got {value!r:.80}: "
+            f"give torch.tensor({list(value)!r:.80}), and chains={len(value)}"
         )
     return schedules.tabulate(value, 0, 1, name="temperature", chains=chains)[0]

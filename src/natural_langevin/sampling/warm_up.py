@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from natural_langevin import schedules
 from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.streams import InMemory
-from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
@@ -37,7 +37,7 @@ from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
 from natural_langevin.preconditioners import RMSProp
 from natural_langevin.priors import of_chains
-from natural_langevin.sampling import cost, trials
+from natural_langevin.sampling import cost, time_limit, trials
 from natural_langevin.statistics import Gradients, Network
 from natural_langevin.types import Params
 
@@ -51,6 +51,8 @@ FRICTION, MEMORY = 0.1, 0.05
 LENGTH, SMALL = 0.02, 1000
 #: From so many chains on they are evaluated side by side, this many rows in all at a time.
 MANY_CHAINS, ROWS_AT_ONCE = 8, 20_000
+#: Steps between two looks at the clock, where time is limited.
+FEW = 10
 #: Operations of one chain's round that is dear, and of all its rounds through convolutions.
 MOST_WORK = 2e10
 #: Outputs in C, where it knows the network.
@@ -85,7 +87,7 @@ def descend(
     best = torch.full((state.chains,), torch.inf, dtype=torch.float64, device=state.diverged.device)
     # Each decides for itself: where a chain starts must not depend on which others are here.
     going = torch.arange(state.chains, device=best.device)
-    here, way = _Chains(downhill, state, stream), ""
+    here, way, began = _Chains(downhill, state, stream), "", time_limit.clock()
     products = cost.of_chain(moves.gradients.network, stream.example()[0]) or weights
     work, done = 6.0 * products * stream.batch_size, 0  # of one chain's step; steps
     for steps in ROUNDS[: TRIAL_ROUNDS if trials.under_way() else None]:
@@ -102,7 +104,7 @@ def descend(
             end = here.moves.init(_at(state.params, going))
             own = None if held_out is None else (held_out[0][going], held_out[1][going])
             for look in range(LOOKS):
-                end, info = engine.run(end, look * steps // LOOKS, steps // LOOKS)
+                end, info = _run(engine, end, look * steps // LOOKS, steps // LOOKS)
                 loss = info.loss
                 if own is not None:
                     loss = losses(moves.gradients, end.params, own, end.likelihood)
@@ -113,12 +115,26 @@ def descend(
                     likelihood=_put(going[better], end.likelihood, better, state.likelihood),
                 )
                 best[going] = torch.where(better, loss, best[going])
+                if not time_limit.allows(0.0):
+                    break
         way = engine.way
         dear = way.startswith("eager") or work * steps > MOST_WORK
         going = going[_falling(best[going], before, moves.gradients.likelihood.discrete, dear)]
-        if not len(going):
+        taken = time_limit.clock() - began
+        if not len(going) or not time_limit.allows(2 * taken):
             break
+    time_limit.note_descent(taken / state.chains)
     return moves.init(state.params)._replace(likelihood=state.likelihood)
+
+
+def _run(engine: Engine, state: State, first: int, count: int) -> tuple[State, Info]:
+    """So many steps, or as many as there is time for, a few at a time."""
+    few, stop = FEW if time_limit.exists() else count, first + count
+    while True:
+        state, info = engine.run(state, first, min(few, stop - first))
+        first += few
+        if first >= stop or not time_limit.allows(0.0):
+            return state, info
 
 
 def _downhill(moves: LangevinDynamics) -> LangevinDynamics:

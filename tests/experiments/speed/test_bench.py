@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from natural_langevin.dynamics import frame
+from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.speed import (
     BenchError,
     Settings,
@@ -192,7 +193,7 @@ def test_a_section_that_breaks_is_said_to_have_failed(monkeypatch, tmp_path):
 
     monkeypatch.setitem(MEASURES, "memory", broken)
     out = tmp_path / "bench.json"
-    found = run(toy(sections=("memory", "steps"), only=("nobody else",), repeats=1), out=out)
+    found = run(toy(sections=("memory", "steps"), only=(REFERENCE,), repeats=1), out=out)
     assert found["failed"] == {"memory": "RuntimeError: out of order"}
     assert rows(json.loads(out.read_text()))[REFERENCE, 1]["ratio"] == 1
     assert "memory FAILED: RuntimeError: out of order" in plain_text(found)
@@ -324,6 +325,26 @@ def test_the_table_and_the_picture(results, tmp_path):
 def test_bad_settings_name_the_remedy(changes, part):
     with pytest.raises(BenchError, match=part):
         toy(**changes).resolved()
+
+
+@pytest.mark.parametrize("section", ["steps", "samples"])
+def test_only_nobody_is_refused_with_the_names_that_there_are(section):
+    with pytest.raises(BenchError, match=r"--only nothing: no contender's name holds that.*SGLD"):
+        run(toy(sections=(section,), only=("SGLD", "nothing")))
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "null", '{"kind": "bench"}', "\xff"], ids=lambda c: repr(c)
+)
+def test_a_broken_file_is_not_resumed(content, tmp_path):
+    out = tmp_path / "bench.json"
+    out.write_bytes(content.encode("latin-1"))
+    with pytest.raises(BenchError, match="another --out"):
+        run(toy(sections=("steps",), resume=True, repeats=1), out=out)
+    found = json.dumps({"kind": "bench", "machine": origin("cpu")["machine"], "pieces": []})
+    out.write_text(found)
+    with pytest.raises(BenchError, match="another --out"):
+        run(toy(sections=("steps",), resume=True, repeats=1), out=out)
 
 
 def test_unavailable_keeps_its_reason_on_one_line():

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 from natural_langevin._internal.atomic import output
+from natural_langevin._internal.checked_json import read_json
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.speed import growth, latency, memory, samples, steps
+from natural_langevin.experiments.speed.contenders import contenders
 from natural_langevin.experiments.speed.measure import Say
 from natural_langevin.experiments.speed.problems import NETWORKS
 from natural_langevin.experiments.speed.settings import SECTIONS, BenchError, Settings
@@ -44,6 +46,7 @@ def run(settings: Settings, *, out: Path | None = None, say: Say = lambda line: 
     A piece is a section, or one network of the steps. With ``settings.resume`` the file's other
     pieces stay: a long benchmark can be run in parts, all on one machine."""
     settings = settings.resolved()
+    _check_only(settings)
     if out is not None:
         _check_writable(out)
     results: dict[str, Any] = {
@@ -58,7 +61,7 @@ def run(settings: Settings, *, out: Path | None = None, say: Say = lambda line: 
         "failed": {},
     }
     if settings.resume and out is not None and out.exists():
-        results |= _kept(json.loads(out.read_text()), results["machine"])
+        results |= _kept(_read(out), results["machine"])
     with _machine_settings(settings):
         for name, part in _pieces(settings):
             say(f"section {name}")
@@ -108,11 +111,37 @@ def _add(sections: dict[str, Any], name: str, found: dict[str, Any]) -> None:
     sections[name] = found
 
 
-def _kept(old: dict[str, Any], machine: Any) -> dict[str, Any]:
+def _check_only(settings: Settings) -> None:
+    """Refuses ``--only`` where nobody's name holds it, and names those that there are."""
+    names = [rival.name for rival in samples.rivals()] if "samples" in settings.sections else []
+    if "steps" in settings.sections:
+        for network in settings.networks:
+            names += [c.label for c in contenders(network, settings.chains or (1,))]
+    lost = [w for w in settings.only if not any(w.lower() in name.lower() for name in names)]
+    if names and lost:
+        known = ", ".join(dict.fromkeys(names))
+        raise BenchError(f"--only {lost[0]}: no contender's name holds that. There are {known}")
+
+
+def _read(path: Path) -> Any:
+    """The results that a file holds."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise BenchError(
+            f"{path} holds no results to resume ({error}): remove it, or choose another --out"
+        ) from None
+
+
+def _kept(old: Any, machine: Any) -> dict[str, Any]:
     """What a file of this machine holds already."""
-    if old.get("kind") != "bench" or old.get("machine") != machine or "pieces" not in old:
+    mine = isinstance(old, dict) and old.get("kind") == "bench" and old.get("machine") == machine
+    if not mine or "pieces" not in old:
         raise BenchError("the file is of another machine or version: choose another --out")
-    return {key: old[key] for key in ("sections", "pieces", "failed")}
+    kept = {key: old.get(key) for key in ("sections", "pieces", "failed")}
+    if not all(isinstance(value, dict) for value in kept.values()):
+        raise BenchError("the file holds no results to resume: choose another --out")
+    return kept
 
 
 def _now() -> str:

@@ -77,7 +77,11 @@ def section(settings: Any, say: Say) -> dict[str, Any]:
     start, level, seconds = reference(task, sizes, test)
     say(f"samples: starts made in {seconds:.0f} s, reference loss {level:.4f}")
     rows = []
-    wanted = [r for r in rivals() if not settings.only or any(o in r.name for o in settings.only)]
+    wanted = [
+        r
+        for r in rivals()
+        if not settings.only or any(o.lower() in r.name.lower() for o in settings.only)
+    ]
     for rival in wanted:
         found = [
             one(task, rival, size, start, level, sizes, test, say) for size in rival.step_sizes

@@ -318,13 +318,14 @@ static void evaluate(Team *t, int64_t member, Scratch *s, int64_t step, int mome
                  .outputs = outputs, .stride = stride, .from = from, .to = least(to, run->batch),
                  .rows = t->rows, .variance = (real)run->variance};
     if (run->learned_variance) {
+        o.before = run->learned_variance[t->chain];
         t->parts[2 * member + 1] = squared_residuals(run, &o);
         meet(t);
         double sum = 0;
         for (int64_t m = 0; m < t->members; ++m) sum += t->parts[2 * m + 1];
         const real mean = (real)(sum / ((double)run->batch * outputs));
         const real rate = 1 / sqrt_((real)(step + 1));
-        o.variance = mix(run->learned_variance[t->chain], mean < (real)1e-12 ? (real)1e-12 : mean, rate);
+        o.variance = mix(o.before, mean < (real)1e-12 ? (real)1e-12 : mean, rate);
         if (member == 0) t->variance = o.variance;
     }
     t->parts[2 * member] = losses(run, &o);

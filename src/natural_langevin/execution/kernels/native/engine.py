@@ -171,7 +171,10 @@ class NativeMLP:
         self._temperature = self._keep(warm), self._keep(torch.zeros_like(warm))
         run.noise_origin, run.label_origin = self._keep(dynamics.noise), self._keep(dynamics.labels)
         run.num_data, run.loss = self.num_data, self._loss.data_ptr()
-        run.likelihood, run.variance = self._likelihood
+        law = self._likelihood
+        run.likelihood, run.variance, run.df = law.number, law.variance, law.df
+        if law.scale is not None:
+            run.per_scale = self._keep(1 / torch.tensor(law.scale, dtype=self.dtype))
         run.metric, run.fresh = self._metric, dynamics.preconditioner.fresh
         run.model_targets = dynamics.preconditioner.targets == "model"
         friction = getattr(dynamics.integrator, "friction", None)
@@ -256,7 +259,8 @@ class NativeMLP:
             if trained and METRICS[self._metric] == "unit":
                 layer.blocks = _block(state, spec).data_ptr()
         self._run.diverged = state.diverged.data_ptr()
-        self._run.learned_variance = _pointer(state.likelihood.get("variance"))
+        # A Gaussian's "variance" or Student's "squared_scale"; most learn nothing.
+        self._run.learned_variance = _pointer(next(iter(state.likelihood.values()), None))
         self._bound = state
 
     def _momentum(self, state: State) -> Mapping[str, Tensor]:

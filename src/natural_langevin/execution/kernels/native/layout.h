@@ -18,7 +18,7 @@ enum { LINEAR, CONVOLUTION, MAX_POOL, AVERAGE_POOL };
 enum { IDENTITY, RELU, LEAKY_RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU, SOFTPLUS };
 enum { EUCLIDEAN, RMSPROP, DIAGONAL, QUASI_DIAGONAL, UNIT };
 enum { FLAT, GAUSSIAN, NORMAL_INVERSE_GAMMA, STUDENT_T, LAPLACE, TWO_GAUSSIANS };
-enum { CATEGORICAL, BERNOULLI, NORMAL, HETEROSCEDASTIC, POISSON, NEGATIVE_BINOMIAL, ORDINAL };
+enum { CATEGORICAL, BERNOULLI, NORMAL, HETEROSCEDASTIC, POISSON, NEGATIVE_BINOMIAL, ORDINAL, STUDENT };
 enum { WEIGHT, BIAS };
 
 // Numbers of a tensor's prior, one row per chain.
@@ -72,7 +72,10 @@ typedef struct {
     int64_t baoab;            // the underdamped integrator: 0 is Euler's
     double num_data;
     int64_t likelihood;
-    double variance;          // NORMAL with a known sigma
+    double variance;          // NORMAL: sigma^2, STUDENT: scale^2, where known; ORDINAL: levels;
+                              // NEGATIVE_BINOMIAL: a dispersion that is known
+    double df;                // STUDENT: degrees of freedom
+    const real *per_scale;    // (target): 1 / the size of NORMAL's and STUDENT's targets, NULL: 1
     real *learned_variance;   // (chain), NULL: known
     int64_t metric, fresh, model_targets;
     int64_t *diverged;        // (chain)

@@ -18,7 +18,7 @@ METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal", "unit")
 PRIORS = ("flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace", "two_gaussians")
 LIKELIHOODS = (
     "categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson", "negative_binomial",
-    "ordinal",
+    "ordinal", "student_t",
 )  # fmt: skip
 
 
@@ -86,6 +86,8 @@ class Run(ctypes.Structure):
         ("num_data", c_double),
         ("likelihood", c_int64),
         ("variance", c_double),
+        ("df", c_double),
+        ("per_scale", c_void_p),
         ("learned_variance", c_void_p),
         ("metric", c_int64),
         ("fresh", c_int64),

@@ -11,7 +11,7 @@ typedef struct {
     real *d, *loss, *largest, *total;  // (output, stride), and three rows of the batch
     int64_t outputs, stride, from, to;
     const int64_t *rows;
-    real variance;
+    real variance, before;  // before: a learned one, at the step's beginning
 } Outputs;
 
 #define SAMPLES for (int64_t n = o->from; n < o->to; ++n)
@@ -52,6 +52,9 @@ static void categorical(const Run *run, const Outputs *o) {
     }
 }
 
+// Of target k, whose noise is as large as the scale says.
+INLINE real per_scale(const Run *run, int64_t k) { return run->per_scale ? run->per_scale[k] : 1; }
+
 // Losses that are sums over outputs, each with its own target.
 #define EACH_OUTPUT(LOSS, GRADIENT)                                             \
     SAMPLES o->loss[n] = 0;                                                     \
@@ -60,6 +63,8 @@ static void categorical(const Run *run, const Outputs *o) {
         real *restrict d = o->d + k * o->stride, *restrict loss = o->loss;      \
         real *restrict target = o->total;                                       \
         SAMPLES target[n] = run->y[o->rows[n] * run->targets + k];              \
+        const real unit = per_scale(run, k);                                    \
+        (void)unit;                                                             \
         SAMPLES {                                                               \
             const real f = z[n], y = target[n];                                 \
             loss[n] += (LOSS);                                                  \
@@ -74,7 +79,18 @@ static void bernoulli(const Run *run, const Outputs *o) {
 static void normal(const Run *run, const Outputs *o) {
     const real precision = 1 / o->variance;
     const real constant = (real)(0.5 * log(6.283185307179586477 * (double)o->variance));
-    EACH_OUTPUT((real)0.5 * (y - f) * (y - f) * precision + constant, (f - y) * precision)
+    EACH_OUTPUT((real)0.5 * ((y - f) * unit) * ((y - f) * unit) * precision + constant,
+                (f - y) * unit * precision * unit)
+}
+
+// (df + 1)/2 ln(1 + r^2 / (df scale^2)) and what does not depend on r = y - f.
+static void student(const Run *run, const Outputs *o) {
+    const double df = run->df, half = 0.5 * (df + 1);
+    const real power = (real)half, spread = (real)(df * (double)o->variance), precision = 1 / spread;
+    const real constant = (real)(lgamma(0.5 * df) - lgamma(half)
+                                 + 0.5 * log(3.14159265358979323846 * df * (double)o->variance));
+    EACH_OUTPUT(power * log_(1 + ((y - f) * unit) * ((y - f) * unit) * precision) + constant,
+                2 * power * (f - y) * unit / (spread + ((y - f) * unit) * ((y - f) * unit)) * unit)
 }
 
 static void poisson(const Run *run, const Outputs *o) {
@@ -108,26 +124,32 @@ static double log_rising(double r, int64_t y, double *derivative) {
     for (int64_t j = 0; j < first; ++j) product *= r + j, sum += 1 / (r + j);
     *derivative = sum;
     if (y <= 8) return log(product);
-    double found = log(product);
+    // x ln x of both ends together: for a large r their difference alone is of any size.
+    const double from = r + 8, more = y - 8., ratio = log1p(more / from);
+    double found = log(product) + (r + y - 0.5) * ratio + more * (log(from) - 1);
+    *derivative += ratio;
     for (int sign = -1; sign < 2; sign += 2) {
-        const double x = sign > 0 ? r + y : r + 8, i = 1 / x, ii = i * i, ln = log(x);
-        found += sign * ((x - 0.5) * ln - x + i * (1 / 12. - ii * (1 / 360. - ii * (1 / 1260. - ii / 1680))));
-        *derivative += sign * (ln - i / 2 - ii * (1 / 12. - ii * (1 / 120. - ii * (1 / 252. - ii / 240))));
+        const double i = 1 / (sign > 0 ? r + y : from), ii = i * i;
+        found += sign * i * (1 / 12. - ii * (1 / 360. - ii * (1 / 1260. - ii / 1680)));
+        *derivative -= sign * (i / 2 + ii * (1 / 12. - ii * (1 / 120. - ii * (1 / 252. - ii / 240))));
     }
     return found;
 }
 
-// Two outputs per target: ln of the means m, then ln of the dispersions a = 1/r. With s = ln(m/r)
-// the loss is r softplus(s) + y softplus(-s) - ln Gamma(r + y)/Gamma(r), and ln y! as an offset.
+// Two outputs per target: ln of the means m, then ln of the dispersions a = 1/r, where a is not known.
+// With s = ln(m/r) the loss is r softplus(s) + y softplus(-s) - ln Gamma(r + y)/Gamma(r), and ln y! as
+// an offset.
 static void negative_binomial(const Run *run, const Outputs *o) {
     SAMPLES o->loss[n] = 0;
     for (int64_t k = 0; k < run->targets; ++k) {
         const int64_t second = (k + run->targets) * o->stride;
-        const real *log_mean = o->z + k * o->stride, *log_a = o->z + second;
-        real *d_mean = o->d + k * o->stride, *d_a = o->d + second;
+        const int known = o->outputs == run->targets;
+        const real *log_mean = o->z + k * o->stride, *log_a = known ? 0 : o->z + second;
+        real *d_mean = o->d + k * o->stride, *d_a = known ? 0 : o->d + second;
         SAMPLES {
-            const double y = run->y[o->rows[n] * run->targets + k], r = exp(-(double)log_a[n]);
-            const double s = (double)log_mean[n] + log_a[n], less = exp(-fabs(s));
+            const double y = run->y[o->rows[n] * run->targets + k];
+            const double ln_a = known ? log((double)o->variance) : (double)log_a[n], r = exp(-ln_a);
+            const double s = (double)log_mean[n] + ln_a, less = exp(-fabs(s));
             const double above = log1p(less) + (s > 0 ? s : 0), below = above - s;
             const double p = s > 0 ? 1 / (1 + less) : less / (1 + less);
             double slope;
@@ -135,7 +157,7 @@ static void negative_binomial(const Run *run, const Outputs *o) {
             const double by_s = r * p - y * (1 - p);
             o->loss[n] += (real)(r * above + y * below - rising);
             d_mean[n] = (real)by_s;
-            d_a[n] = (real)(by_s - r * (above - slope));
+            if (!known) d_a[n] = (real)(by_s - r * (above - slope));
         }
     }
 }
@@ -169,12 +191,21 @@ static void ordinal(const Run *run, const Outputs *o) {
     }
 }
 
+// Student's t by Bailey's polar method, from the draws `place` and `place + count` of a stream.
+static double student_draw(const Run *run, int64_t place, int64_t count, Key key) {
+    const double u = open_unit(random_bits((uint32_t)place, key));
+    const double v = open_unit(random_bits((uint32_t)(place + count), key));
+    const double squared = run->df * (pow(u, -2 / run->df) - 1);
+    return sqrt(squared > 0 ? squared : 0) * cos(6.283185307179586477 * v);
+}
+
 // Gradients at labels drawn from the model, for the Fisher matrix proper. `draws` has room for the
 // normals of these samples. The labels of a sample are addressed by its place in the minibatch.
 static void drawn_gradients(const Run *run, const Outputs *o, Key key, float *draws) {
     const int64_t per_sample = run->likelihood == HETEROSCEDASTIC ? run->targets : o->outputs;
+    const int normal_noise = run->likelihood == NORMAL || run->likelihood == HETEROSCEDASTIC;
     const float *z = draws;
-    if (run->likelihood == NORMAL || run->likelihood == HETEROSCEDASTIC)
+    if (normal_noise)
         z = normals(draws, (uint32_t)(o->from * per_sample), (o->to - o->from) * per_sample, key);
     if (run->likelihood == CATEGORICAL) softmax(o);
     SAMPLES {
@@ -191,12 +222,16 @@ static void drawn_gradients(const Run *run, const Outputs *o, Key key, float *dr
         }
         for (int64_t k = 0; k < per_sample; ++k) {
             const int64_t place = n * per_sample + k, at = k * o->stride;
-            const real normal = run->likelihood == BERNOULLI ? 0 : (real)z[place - o->from * per_sample];
+            const real normal = normal_noise ? (real)z[place - o->from * per_sample] : 0;
             if (run->likelihood == BERNOULLI) {
                 const real p = sigmoid_(o->z[at + n]);
                 d[at] = p - ((real)open_unit(random_bits((uint32_t)place, key)) <= p);
             } else if (run->likelihood == NORMAL) {
-                d[at] = -normal / sqrt_(o->variance);
+                d[at] = -normal / sqrt_(o->variance) * per_scale(run, k);
+            } else if (run->likelihood == STUDENT) {
+                const double t = student_draw(run, place, run->batch * per_sample, key);
+                const double steep = (run->df + 1) * t / (run->df + t * t);
+                d[at] = (real)(-steep * per_scale(run, k) / sqrt((double)o->variance));
             } else {
                 const int64_t second = (k + run->targets) * o->stride;
                 d[at] = -normal * exp_((real)-0.5 * o->z[second + n]);
@@ -206,14 +241,19 @@ static void drawn_gradients(const Run *run, const Outputs *o, Key key, float *dr
     }
 }
 
-// The sum of squared residuals, for a variance that is learned.
+// The sum of squared residuals, for a variance that is learned. STUDENT weighs them by the expected
+// precision of each, one step of expectation-maximisation.
 static double squared_residuals(const Run *run, const Outputs *o) {
-    double sum = 0;
-    for (int64_t k = 0; k < o->outputs; ++k)
+    const int student = run->likelihood == STUDENT;
+    double sum = 0, df = run->df;
+    for (int64_t k = 0; k < o->outputs; ++k) {
+        const real unit = per_scale(run, k);
         SAMPLES {
-            const real r = run->y[o->rows[n] * run->targets + k] - o->z[k * o->stride + n];
-            sum += (double)r * r;
+            const real r = (run->y[o->rows[n] * run->targets + k] - o->z[k * o->stride + n]) * unit;
+            const double square = (double)r * r;
+            sum += student ? square * (df + 1) / (df + square / o->before) : square;
         }
+    }
     return sum;
 }
 
@@ -227,6 +267,7 @@ static double losses(const Run *run, const Outputs *o) {
     case POISSON: poisson(run, o); break;
     case NEGATIVE_BINOMIAL: negative_binomial(run, o); break;
     case ORDINAL: ordinal(run, o); break;
+    case STUDENT: student(run, o); break;
     }
     if (run->weight) {
         SAMPLES o->total[n] = run->weight[o->rows[n]];

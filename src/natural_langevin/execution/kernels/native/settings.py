@@ -117,29 +117,48 @@ _LIKELIHOODS = {
     "Poisson": ("poisson", 1),
     "NegativeBinomial": ("negative_binomial", 2),
     "Ordinal": ("ordinal", None),
+    "StudentT": ("student_t", 1),
 }
 #: Those whose labels cannot be drawn here.
 _NOT_DRAWN = {"Poisson", "NegativeBinomial", "Ordinal"}
 
 
-def likelihood(one: Any, *, drawn: bool) -> tuple[int, float]:
-    """The likelihood's number in layout.h, and one setting: the variance of a Gaussian whose sigma
-    is known, or how many levels Ordinal has. ``drawn``: whether labels are drawn from it."""
+class Law(NamedTuple):
+    """A likelihood's number in layout.h, and its settings."""
+
+    number: int
+    #: A Gaussian's or Student's squared width, or NegativeBinomial's dispersion, where they are
+    #: known (0: learned); the levels of Ordinal.
+    variance: float
+    df: float = 0.0
+    #: Of every target, where they differ.
+    scale: tuple[float, ...] | None = None
+
+
+def likelihood(one: Any, *, drawn: bool) -> Law:
+    """The likelihood's number and settings. ``drawn``: whether labels are drawn from it."""
     name = _known_as(one, likelihoods)
+    if name == "Scaled":
+        return likelihood(one.likelihood, drawn=drawn)._replace(scale=one.scale)
     weighted = getattr(one, "class_weights", None) or getattr(one, "ignore_index", None) is not None
     if name not in _LIKELIHOODS or (drawn and (weighted or name in _NOT_DRAWN)):
         raise UnsupportedError(f"the likelihood {one!r}")
-    if getattr(one, "dispersion", "outputs") != "outputs":
-        raise UnsupportedError(f"the likelihood {one!r}")
-    sigma = getattr(one, "sigma", "none")
-    variance = 0.0 if isinstance(sigma, str) else float(sigma) ** 2
+    width = getattr(one, "sigma", getattr(one, "scale", ""))
+    variance = 0.0 if isinstance(width, str) else float(width) ** 2
+    if _has_known_dispersion(one):
+        variance = float(one.dispersion)
     variance = float(getattr(one, "levels", variance))
-    return LIKELIHOODS.index(_LIKELIHOODS[name][0]), variance
+    number = LIKELIHOODS.index(_LIKELIHOODS[name][0])
+    return Law(number, variance, float(getattr(one, "df", 0.0)))
 
 
 def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
     """``y`` (row, ...) as the likelihood reads it."""
-    per_target = _LIKELIHOODS[type(one).__name__][1]
+    if isinstance(one, likelihoods.Scaled):
+        found = targets(one.likelihood, y, outputs, dtype)
+        shift = sum(math.log(s) for s in one.scale)
+        return found._replace(offset=torch.full((len(y),), shift, dtype=dtype))
+    per_target = 1 if _has_known_dispersion(one) else _LIKELIHOODS[type(one).__name__][1]
     if per_target is None:
         return _classes(one, y, dtype)
     values = y.detach().reshape(len(y), -1).to(dtype).contiguous()
@@ -148,6 +167,10 @@ def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
     counts = type(one).__name__ in ("Poisson", "NegativeBinomial")
     constant = torch.lgamma(values + 1).sum(1) if counts else None
     return Targets(values=values, offset=constant)
+
+
+def _has_known_dispersion(one: Any) -> bool:
+    return not isinstance(getattr(one, "dispersion", ""), str)
 
 
 def _classes(one: Any, y: Tensor, dtype: torch.dtype) -> Targets:

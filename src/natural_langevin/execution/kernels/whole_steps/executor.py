@@ -150,8 +150,8 @@ class WholeSteps:
         likelihood, metric = self.dynamics.gradients.likelihood, self.dynamics.preconditioner
         if metric.targets == "model" and type(metric) in KINDS:
             raise UnsupportedError("labels drawn from the model")
-        number, self._variance = settings.likelihood(likelihood, drawn=True)
-        if LIKELIHOODS[number] not in KNOWN:
+        number, self._variance, _, scale = settings.likelihood(likelihood, drawn=True)
+        if LIKELIHOODS[number] not in KNOWN or scale is not None:
             raise UnsupportedError(f"the likelihood {likelihood!r}")
         found = settings.targets(likelihood, self.stream.y, outputs, torch.float32)
         if found.classes is not None and outputs == 1:

@@ -1,0 +1,129 @@
+"""``seconds`` are those of the whole call, by a clock that steps move: no machine is timed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from natural_langevin import Langevin, likelihoods, models
+from natural_langevin.execution.engine import Engine
+from natural_langevin.sampling import cost, prior_scale, time_limit
+
+ROWS = 60
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, 3, generator=g)
+    return x, (x.mean(1) + 0.5 * torch.randn(ROWS, generator=g) > 0).long()
+
+
+def sampler() -> Langevin:
+    torch.manual_seed(0)
+    network = models.mlp(3, 2, (8,), activation=nn.Tanh)
+    return Langevin(network, likelihoods.Categorical(), chains=2)
+
+
+class Clock:
+    """Every chain-step takes ``price`` seconds, and nothing else any."""
+
+    def __init__(self, price: float) -> None:
+        self.now, self.price, self.steps = 0.0, price, Counter[int]()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found, real = Clock(0.01), Engine.run
+
+    def run(self: Engine, state: Any, start: int, count: int) -> Any:
+        chains = len(state.diverged)
+        found.now += count * chains * found.price
+        found.steps[chains] += count
+        return real(self, state, start, count)
+
+    monkeypatch.setattr(cost, "budget", lambda *_: cost.EAGER)  # as without an engine
+    monkeypatch.setattr(Engine, "run", run)
+    monkeypatch.setattr(time_limit, "clock", found)
+    return found
+
+
+def sampled(seconds: float, **options: Any) -> Any:
+    return sampler().sample(data(), seconds=seconds, progress=False, **options)
+
+
+@pytest.mark.parametrize("price", [2e-3, 1e-2])
+def test_the_whole_call_takes_the_seconds_that_were_given(clock: Clock, price: float) -> None:
+    """Search, pilot, way down and steps together; by a twelfth more, since the way down of the run
+    itself is not known when its steps are counted."""
+    clock.price = price
+    posterior = sampled(12.0)
+    assert 0.6 * 12 < clock.now < 1.1 * 12
+    assert posterior.config["limit"] == "seconds"
+    # A fifth of it at least is for the steps of the run.
+    assert posterior.config["steps"] * 2 * price > 0.19 * 12
+
+
+def test_a_search_that_would_take_most_of_it_is_left_out(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+    real = prior_scale.folds
+
+    def folds(count: int, seed: int, chains: int, used: int, scales: int) -> prior_scale.Folds:
+        tried.append((chains, used))
+        return real(count, seed, chains, used, scales)
+
+    monkeypatch.setattr(prior_scale, "folds", folds)
+    clock.price = 1e-2
+    posterior = sampled(8.0)
+    assert tried == []
+    assert posterior.config["recipe"]["prior_scale"] is None
+    # With more time a cheaper one, and with enough the usual one.
+    clock.price = 1e-3
+    sampled(8.0)
+    cheaper = tried.pop()
+    assert not tried
+    clock.price = 1e-5
+    sampled(2.0)
+    usual = tried[0]
+    assert cheaper[0] * cheaper[1] < usual[0] * usual[1]
+
+
+def test_without_seconds_the_clock_changes_nothing(clock: Clock) -> None:
+    sampler().sample(data(), steps=50, progress=False)
+    plain, clock.steps = clock.steps, Counter()
+    clock.price = 100.0
+    sampler().sample(data(), steps=50, seconds=1.0, progress=False)  # steps are what counts
+    assert clock.steps == plain
+
+
+def test_seconds_of_a_target_are_of_the_whole_call_too(clock: Clock) -> None:
+    posterior = sampled(12.0, until="ess:100000", burn_in=10, thin=1)
+    assert posterior.config["limit"] == "seconds"
+    assert clock.now < 1.3 * 12
+
+
+def test_a_limit_is_the_outermost_call_s(clock: Clock) -> None:
+    class Sampler:
+        mesh = type("Mesh", (), {"world": 1})
+
+        @time_limit.of_call
+        def sample(self, data: Any, steps: int | None = None, **options: Any) -> float:
+            clock.now += 1.0
+            if data:
+                return self.sample(None, seconds=options["seconds"])
+            return time_limit.left_for_steps(options["seconds"])
+
+    assert Sampler().sample("all", seconds=10.0) == 8.0
+    assert Sampler().sample("all", seconds=2.0) == pytest.approx(0.4)  # a fifth
+    assert Sampler().sample("all", 7, seconds=10.0) == 9.0  # of the inner one, which has no steps
+    with pytest.raises(ValueError, match="seconds must be positive"):
+        Sampler().sample(None, seconds=0)
+    assert time_limit.left_for_steps(3.0) == 3.0

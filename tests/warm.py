@@ -159,6 +159,7 @@ def main(path: Path) -> None:
     request = Server(listening, path).serve()
     if request is not None:
         do(request)
+    os._exit(0)  # see the end of ``do``
 
 
 # Those who ask ------------------------------------------------------------------------------------

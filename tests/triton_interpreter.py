@@ -5,6 +5,7 @@ Triton decides at import whether kernels are interpreted, so every script is a p
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -21,14 +22,19 @@ tl: Any = None  # triton.language, where a kernel looks for it
 
 def start() -> None:
     """Before triton is imported by anything else: it decides then whether kernels are interpreted;
-    and without the half of the interpreter's time that goes into preparing what is prepared.
+    and without most of the interpreter's time, which goes into preparing what is prepared and into
+    what nobody looks at.
 
     The language is replaced by an interpreted one when a kernel starts, and again at every call of
     a function within it. Here the second is left out where the same module's was replaced before,
-    by the same start of a kernel."""
+    by the same start of a kernel. Whether integers overflow is worked out at every sum and product,
+    and told to an assertion that is only made in debug mode: here it is not worked out."""
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime import interpreter
 
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     replace, run = interpreter._patch_lang, interpreter.GridExecutor.__call__
     done: set[int] = set()
 

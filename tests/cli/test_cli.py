@@ -2,12 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from natural_langevin.cli.app import app
+from natural_langevin.experiments.beyond import protocol as beyond
 from natural_langevin.experiments.table1.protocol import PRESETS
 from tables import TOY, one_line
 
@@ -138,7 +140,10 @@ def test_a_full_disk_is_one_line_and_finished_work_is_kept(command, tmp_path, mo
     assert command("reproduce", "--data", "digits", "--out", out, "--resume").exit_code == 0
 
 
-def test_reproduce_has_the_table_beyond_the_paper(command, tmp_path):
+def test_reproduce_has_the_table_beyond_the_paper(command, tmp_path, monkeypatch):
+    shorter = {"select_steps": 20, "select_burn_in": 10, "select_thin": 5, "steps": 60, "thin": 5}
+    shorter |= {"burn_in": 20, "hidden": (8, 8)}
+    monkeypatch.setattr("natural_langevin.cli.reproduce.TOY", replace(beyond.TOY, **shorter))
     words = ("reproduce", "--table", "beyond", "--data", "digits", "--out", tmp_path / "b")
     result = command(*words)
     assert result.exit_code == 0, result.stderr

@@ -23,6 +23,6 @@ def worker() -> None:
 
 if __name__ == "__main__":
     os.register_at_fork(after_in_child=worker)
-    for module in sys.argv[1].split(","):
+    for module in filter(None, sys.argv[1].split(",")):
         importlib.import_module(module)
     main(["--run-path", "--start-method=fork", *sys.argv[2:]])

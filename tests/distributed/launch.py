@@ -29,12 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import natural_langevin
+import warm
 
 HERE = Path(__file__).parent
 SOURCE = Path(natural_langevin.__file__).parent.parent
-
-#: Every process of a launch carries this variable, by which it is found again.
-MARK = "NATURAL_LANGEVIN_LAUNCH"
 
 
 @dataclass(frozen=True)
@@ -51,16 +49,10 @@ class Running:
     """A ``torchrun`` under way."""
 
     def __init__(self, command: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self._mark = folder, secrets.token_hex(8)
-        self._log = folder / f"torchrun-{self._mark}.log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=environment | {MARK: self._mark},
-                start_new_session=True,
+        self.folder, self._log = folder, folder / f"torchrun-{secrets.token_hex(8)}.log"
+        with self._log.open("wb") as log, Path(os.devnull).open("rb") as nothing:
+            self._process = warm.start(
+                command, environment=environment, stdin=nothing, stdout=log, stderr=log
             )
 
     @property
@@ -92,9 +84,11 @@ class Running:
                 os.kill(pid, signal.SIGKILL)
 
     def _processes(self) -> Iterator[int]:
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        """Those of the session that the agent began, whoever their parent is by now."""
+        for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
-                if f"{MARK}={self._mark}".encode() in path.read_bytes().split(b"\0"):
+                _, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
+                if int(session) == self._process.pid:
                     yield int(path.parent.name)
 
 
@@ -110,10 +104,9 @@ def started(
 ) -> Iterator[Running]:
     """``torchrun --standalone --nproc-per-node RANKS script folder arguments``, under way.
 
-    Workers are forked from a process that has ``imported`` modules, where any are named."""
-    torchrun = [str(HERE / "forked.py"), ",".join(imported)]
+    Workers are forked from one that has ``imported`` modules, and which is forked itself."""
     command = [
-        *(sys.executable, *(torchrun if imported else ("-m", "torch.distributed.run"))),
+        *(str(HERE / "forked.py"), ",".join(imported)),
         *("--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"),
         *(str(script), str(folder), *arguments),
     ]
@@ -121,7 +114,7 @@ def started(
     variables = {
         k: v
         for k, v in os.environ.items()
-        if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", MARK)
+        if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     } | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),

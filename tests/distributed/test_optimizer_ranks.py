@@ -28,7 +28,7 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     return launch.checks(
         "optimizer_checks", [*DIFFER, *OTHERS], ranks=2, folder=folder, timeout=300,
-        imported=("optimizer_checks", "torch._dynamo"),
+        imported=("optimizer_checks",),
         environment={"NATURAL_LANGEVIN_TIMEOUT": "60"},
     )  # fmt: skip
 

@@ -12,29 +12,25 @@ TWO = [
     "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
     "exchange_compiled", "exchanged",
 ]  # fmt: skip
-#: Loaded once, before two processes part: what some of the checks need. Exchanges of gradients load
-#: dynamo, which this one brings.
-COMPILER = "torch._inductor.compile_fx"
-LOADED = (COMPILER, "sklearn.datasets", "matplotlib.backends.backend_agg")
 FOUR = ["spread_chains", "loader", "single_steps"]
 
 
-def launched(folder, names: list[str], ranks: int, *loaded: str) -> dict[str, list[launch.Outcome]]:
+def launched(folder, names: list[str], ranks: int) -> dict[str, list[launch.Outcome]]:
     return launch.checks(
         "parallel_checks", names, ranks=ranks, folder=folder, timeout=840,
         environment={"NATURAL_LANGEVIN_TIMEOUT": "120"},
-        imported=("parallel_checks", *loaded),
+        imported=("parallel_checks", "matplotlib.backends.backend_agg"),
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return launched(tmp_path_factory.mktemp("two"), TWO, 2, *LOADED)
+    return launched(tmp_path_factory.mktemp("two"), TWO, 2)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    return launched(tmp_path_factory.mktemp("four"), FOUR, 4, "torch._dynamo")
+    return launched(tmp_path_factory.mktemp("four"), FOUR, 4)
 
 
 def values(outcomes: list[launch.Outcome]) -> list:
@@ -168,7 +164,7 @@ def test_the_compiler_keeps_the_exchange(two):
 @pytest.mark.thorough
 def test_the_compiled_step_exchanges_too(tmp_path):
     """Compiled code rounds its noise differently, by a few parts in a million."""
-    for one in values(launched(tmp_path, ["compiled"], 2, COMPILER)["compiled"]):
+    for one in values(launched(tmp_path, ["compiled"], 2)["compiled"]):
         assert (one["compiled"], one["warned"]) == (1, [])
         assert one["difference"] < 1e-6
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,14 @@ OTHERS = (
 
 
 def main() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+    from triton_interpreter import UNUSABLE, fault, start
+
+    start()  # before triton is imported
+    if reason := fault():
+        print(UNUSABLE, reason)
+        return
 
     from test_whole_steps import ACTIVATIONS, check_run, check_stop, interpreted
 

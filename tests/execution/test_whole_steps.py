@@ -4,8 +4,6 @@ interpreter here, on a GPU by the matrix."""
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ from natural_langevin.execution import executors
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.execution.kernels.whole_steps import planner
+from triton_interpreter import run_script
 
 LIKELIHOODS: dict[str, Any] = {
     "categorical": likelihoods.Categorical(),
@@ -146,18 +145,8 @@ def check_stop() -> None:
     [("few", 3), pytest.param("all", 21, marks=pytest.mark.thorough)],
 )
 def test_the_kernel_in_its_interpreter(which: str, count: int) -> None:
-    """Triton decides at import whether kernels are interpreted, so another process runs this."""
-    pytest.importorskip("triton", reason="Triton is not installed: its kernel is not tested")
     script = Path(__file__).with_name("interpreted_whole_steps.py")
-    ran = subprocess.run(
-        [sys.executable, str(script), which],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("agrees") == count
+    assert run_script(script, which).count("agrees") == count
 
 
 def refused() -> dict[str, tuple[nn.Module, dict[str, Any]]]:

@@ -5,6 +5,7 @@ JAX is imported by the tests: it takes seconds, in every process that only colle
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,16 @@ from torch import nn
 from natural_langevin import likelihoods
 from natural_langevin.diagnostics import ranks
 from natural_langevin.experiments.defaults import against_nuts, nuts_files, small
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hasty_compiler() -> Iterator[None]:
+    """Chains here are short: XLA need not make them fast."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def line() -> small.Problem:

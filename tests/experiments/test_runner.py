@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import warm
 from natural_langevin import data
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.runner import STAGES, Request, RunError, _resolve, run
@@ -43,7 +42,7 @@ SCRIPT = """
 import json, os, sys
 from dataclasses import replace
 from pathlib import Path
-import sklearn.datasets, torch, torch._dynamo  # once, and not in every child
+import torch
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1 import protocol
 from natural_langevin.sampling import loop
@@ -149,19 +148,27 @@ def test_the_results_are_valid_json_and_make_a_page(finished, tmp_path):
 @contextlib.contextmanager
 def forking(out: Path):
     """A function that starts the run in a process of its own: its id, and how to await its end."""
-    arguments = [sys.executable, "-c", SCRIPT, str(out), json.dumps(TOY.describe())]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(arguments, text=True, **pipes) as server:
+    (commands, asking), (hearing, answers) = os.pipe(), os.pipe()
+    script = out.with_name("script.py")
+    script.write_text(SCRIPT)
+    server = warm.start(
+        [script, out, json.dumps(TOY.describe())], stdin=commands, stdout=answers, stderr=2
+    )
+    for theirs in (commands, answers):
+        os.close(theirs)
+    with os.fdopen(hearing) as heard:
 
         def answer() -> int:
-            return int(server.stdout.readline())
+            return int(heard.readline())
 
         def started():
-            server.stdin.write("run\n")
-            server.stdin.flush()
+            asked.write("run\n")
+            asked.flush()
             return answer(), answer
 
-        yield started
+        with os.fdopen(asking, "w") as asked:
+            yield started
+        assert server.wait(timeout=60) == 0
 
 
 def test_killed_at_any_moment_it_ends_with_the_same_numbers(finished, tmp_path):

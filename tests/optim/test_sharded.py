@@ -20,16 +20,13 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "distributed"))
 import launch  # noqa: E402
 
-#: Once, and not at both ranks.
-LOADED = ("optim.sharded_worker", "torch._dynamo")
-
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What the processes said, and the folder they wrote to."""
     folder = tmp_path_factory.mktemp("sharded")
     worker = HERE / "sharded_worker.py"
-    with launch.started(worker, folder, ranks=2, imported=LOADED) as running:
+    with launch.started(worker, folder, ranks=2, imported=("optim.sharded_worker",)) as running:
         return running.finish(timeout=600), folder
 
 

@@ -13,26 +13,19 @@ from pathlib import Path
 
 import pytest
 
-import natural_langevin
 import small_run
+import warm
 from natural_langevin import StorageError
 from natural_langevin._internal import folder_lock
 from natural_langevin._internal.folder_lock import FolderInUseError, FolderLock
+from natural_langevin.sampling.collector import SampleCollector
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    paths = [str(Path(natural_langevin.__file__).parents[1]), str(HERE.parent)]
-    done = subprocess.run(
-        [sys.executable, str(HERE / "rivals.py"), str(tmp_path_factory.mktemp("rivals"))],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(warm.run([HERE / "rivals.py", tmp_path_factory.mktemp("rivals")]))
 
 
 @pytest.mark.parametrize("scenario", ["store", "checkpoint", "seeds"])
@@ -114,7 +107,7 @@ def test_runs_that_fail_leak_no_descriptor(tmp_path, monkeypatch):
     def broken(self, state):
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr("natural_langevin.sampling.collector.SampleCollector.keep", broken)
+    monkeypatch.setattr(SampleCollector, "keep", broken)
     counts = []
     for _ in range(4):
         with pytest.raises(RuntimeError, match="in the middle"):
@@ -127,7 +120,7 @@ def test_runs_that_fail_leak_no_descriptor(tmp_path, monkeypatch):
 
 def test_a_draw_that_changed_between_kill_and_resume_is_refused(tmp_path, monkeypatch):
     where = {"store": tmp_path / "draws", "checkpoint": tmp_path / "run", "every": 1}
-    keep = natural_langevin.sampling.collector.SampleCollector.keep
+    keep = SampleCollector.keep
 
     def stop(self, state):
         keep(self, state)
@@ -135,7 +128,7 @@ def test_a_draw_that_changed_between_kill_and_resume_is_refused(tmp_path, monkey
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("natural_langevin.sampling.collector.SampleCollector.keep", stop)
+        patch.setattr(SampleCollector, "keep", stop)
         with pytest.raises(KeyboardInterrupt):
             small_run.sample(**where)
     path = small_run.the_file(tmp_path / "draws", "draws")

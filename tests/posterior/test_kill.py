@@ -9,8 +9,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-import natural_langevin
+import warm
 from natural_langevin import Posterior
 from small_run import assert_same, network, the_file
 
@@ -45,26 +43,20 @@ class Workers:
     """Starts workers one after the other by a server that forks them."""
 
     def __init__(self, folder: Path) -> None:
-        paths = [str(Path(natural_langevin.__file__).parents[1]), str(HERE.parent)]
-        self._server = subprocess.Popen(
-            [sys.executable, str(HERE / "fork_server.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join(paths),
-                "OMP_NUM_THREADS": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-        )
+        (commands, asking), (hearing, answers) = os.pipe(), os.pipe()
+        self._server = warm.start(
+            [HERE / "fork_server.py"], stdin=commands, stdout=answers, stderr=2,
+            environment={"CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+        for theirs in (commands, answers):
+            os.close(theirs)
+        self._asking, self._hearing = os.fdopen(asking, "w"), os.fdopen(hearing)
         self._marker = folder / "marker"
         self._marker.write_bytes(b"p")
         self._answer()
 
     def _answer(self) -> Any:
-        assert self._server.stdout is not None
-        line = self._server.stdout.readline()
+        line = self._hearing.readline()
         assert line, "the server of workers died"
         return json.loads(line)
 
@@ -73,9 +65,8 @@ class Workers:
         folder.mkdir(exist_ok=True)
         self._marker.write_bytes(b"p")
         command = {"folder": str(folder), "marker": str(self._marker), "at": at}
-        assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps(command) + "\n")
-        self._server.stdin.flush()
+        self._asking.write(json.dumps(command) + "\n")
+        self._asking.flush()
         pid = self._answer()["pid"]
         killer = threading.Timer(after, _kill, (pid,))
         if after >= 0:
@@ -90,11 +81,9 @@ class Workers:
         return phase if status else "e"
 
     def close(self) -> None:
-        assert self._server.stdin is not None
-        self._server.stdin.close()
+        self._asking.close()
         self._server.wait(timeout=30)
-        assert self._server.stdout is not None
-        self._server.stdout.close()
+        self._hearing.close()
 
 
 class Undisturbed:

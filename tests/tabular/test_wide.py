@@ -28,5 +28,5 @@ def seconds(columns: int) -> float:
 def test_eight_times_as_many_columns_take_about_eight_times_as_long():
     seconds(50)  # imports what is imported when it is needed
     small = min(seconds(250) for _ in range(2))
-    large = min(seconds(2000) for _ in range(2))
-    assert large < 8 * small * 2, (small, large)  # 64 times, were it quadratic
+    large = (seconds(2000) for _ in range(2))  # the second only where the first took too long
+    assert any(one < 8 * small * 2 for one in large)  # 64 times, were it quadratic

@@ -47,10 +47,12 @@ def silent(line: str) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _hasty_compiler():
     """What is compiled here runs for milliseconds: XLA need not make it fast."""
+    import blackjax  # noqa: F401
     import jax
+    import torch._dynamo  # noqa: F401
 
     jax.config.update("jax_disable_most_optimizations", True)
-    gc.freeze()  # jax has many objects, and benchmarks collect garbage before every repeat
+    gc.freeze()  # they have many objects, and benchmarks collect garbage before every repeat
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 

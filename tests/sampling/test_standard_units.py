@@ -305,6 +305,31 @@ def test_a_fresh_sampler_reads_a_posterior_in_its_units() -> None:
     assert math.isfinite(float(own.log_density(weights, data)))
 
 
+class TwoHeads(nn.Module):
+    """A number and a class, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.number, self.kind = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = torch.tanh(self.body(x))
+        return {"number": self.number(h), "kind": self.kind(h)}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_outputs_that_are_no_tensor_are_left_to_their_loss(size: float) -> None:
+    def loss(outputs: dict[str, Tensor], y: Tensor) -> Tensor:
+        kind = nn.functional.cross_entropy(outputs["kind"], y[:, 1].long(), reduction="none")
+        return (outputs["number"][:, 0] - y[:, 0]).square() + kind
+
+    x, y = rows()
+    y = torch.cat([y, (y > 0).float()], 1)
+    found = sampled(size * x, y, likelihoods.LogLoss(loss), TwoHeads())[1]
+    assert "units" not in found.config
+    assert found.draws == 8
+
+
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     x, y = rows()
     whole = sampled(x, 1e5 * y, LEARNED, network())[1]

@@ -164,6 +164,8 @@ def _is_finite(values: Tensor) -> bool:
 
 def _fits(sampler: Any, x: Tensor, y: Tensor) -> bool:
     """Whether the targets are such as the likelihood takes, one for every row."""
+    if sampler.likelihood.raw_outputs and not isinstance(_said(sampler, x), Tensor):
+        return False  # several outputs, which a user's own function reads
     own = {k: p.detach() for k, p in sampler._template.named_parameters()}
     try:
         sampler.likelihood.check(_outputs(sampler, own, x[:1].to(sampler.device)), y)
@@ -292,6 +294,17 @@ def _standard_outputs(units: Units, outputs: Tensor) -> Tensor:
     mean, log_variance = flat.chunk(2, -1)
     shift = 2 * torch.tensor(units.y.scale, dtype=torch.float64, device=flat.device).log()
     return torch.cat([units.y.standard(mean), log_variance - shift], -1).reshape(outputs.shape)
+
+
+def _said(sampler: Any, x: Tensor) -> Any:
+    """What the network gives for a row, whatever that is; None where it takes no such rows."""
+    try:
+        with torch.no_grad():
+            return sampler.signature.call(
+                lambda args, kwargs: sampler._template(*args, **kwargs), x[:1].to(sampler.device)
+            )
+    except Exception:  # refused elsewhere, by name
+        return None
 
 
 def _outputs(sampler: Any, params: dict[str, Tensor], x: Tensor) -> Tensor:

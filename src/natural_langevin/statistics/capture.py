@@ -41,6 +41,21 @@ class ParameterSlots:
         return functional_call(self._model, filled, args, kwargs, tie_weights=False)
 
 
+# Hooks are functions with the network as an argument: a closure could not be pickled, and on a copy
+# of the network it would go on watching the old one.
+
+
+def _watch(
+    network: Network, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
+) -> Any:
+    tape = network._tape
+    return None if tape is None else tape.watch(name, (args, kwargs), output)
+
+
+def _tape_of(network: Network, name: str) -> tuple[Tape | None, str]:
+    return network._tape, name
+
+
 class Network:
     """A private copy of a model: hooks stay on it for good."""
 
@@ -76,10 +91,12 @@ class Network:
             if type(module) in RULES and "forward" not in vars(module):
                 self.rules[name] = RULES[type(module)]
             if isinstance(module, RewrittenLayer):
-                module.tape_of = self._tape_of(name)
+                module.tape_of = partial(_tape_of, self, name)
                 continue
             # First of all hooks: a user's own hook may change the output afterwards.
-            module.register_forward_hook(self._hook(name), with_kwargs=True, prepend=True)
+            module.register_forward_hook(
+                partial(_watch, self, name), with_kwargs=True, prepend=True
+            )
 
     def names_within(self, name: str) -> dict[str, str]:
         """All trainable parameters inside a layer: their names there, and their full names."""
@@ -89,15 +106,6 @@ class Network:
         full = {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
         inside = module.named_parameters(recurse=recurse)
         return {name: full[id(p)] for name, p in inside if id(p) in full}
-
-    def _hook(self, name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            return None if self._tape is None else self._tape.watch(name, (args, kwargs), output)
-
-        return hook
-
-    def _tape_of(self, name: str) -> Any:
-        return lambda: (self._tape, name)
 
     def call(self, params: Params, x: Tensor) -> Any:
         """The outputs; recorded where a tape is running."""

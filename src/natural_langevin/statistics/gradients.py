@@ -80,6 +80,10 @@ class Gradients:
             network.install_hooks()
         self._units = network.units()  # once: it walks over all layers
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the plans, which a copy makes anew: torch's descriptions of trees are in them."""
+        return self.__dict__ | {"_plans": {}}
+
     def prepare(self, params: Params, x: Tensor) -> None:
         """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""
         if not self._watching:

@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -21,8 +20,6 @@ from oracle import build
 LONGEST = ("distributed", "experiments", "law", "statistics", "docs", "report")
 #: Folders and files that ask what becomes of samples, not whether a run notices a wrong network.
 KNOWN = {"law", "posterior", "test_checkpoint.py", "test_until.py"}
-#: New modules whose objects slow collections of garbage down; and how many there were last.
-MANY, _modules = 100, 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,19 +35,8 @@ def pytest_sessionstart() -> None:
 
 def pytest_collection_finish() -> None:
     """What was imported stays: collections of garbage, which many tests ask for, pass over it."""
-    global _modules
     gc.collect()
     gc.freeze()
-    _modules = len(sys.modules)
-
-
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """So does what tests import later, the compiler for one: twice as many objects as torch."""
-    global _modules
-    if nextitem is not None and len(sys.modules) > _modules + MANY:
-        gc.collect()
-        gc.freeze()
-        _modules = len(sys.modules)
 
 
 def pytest_sessionfinish() -> None:

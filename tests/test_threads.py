@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
-import natural_langevin
 import small_run
+import warm
 from natural_langevin import Posterior
 
 
@@ -144,12 +141,7 @@ print(statuses)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_while_a_thread_predicts_predicts_too():
-    paths = [str(Path(natural_langevin.__file__).parents[1]), str(Path(__file__).parent)]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.stdout.strip() == str([0] * 10), done.stderr
+def test_a_fork_while_a_thread_predicts_predicts_too(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FORK)
+    assert warm.run([script]).strip() == str([0] * 10)

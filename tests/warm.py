@@ -275,14 +275,15 @@ def start(
     return Process([str(word) for word in words], whole, files)
 
 
-def run(words: Sequence[str | Path]) -> str:
+def run(words: Sequence[str | Path], environment: dict[str, str] | None = None) -> str:
     """What it prints; AssertionError with what it said where it fails."""
     with (
         Path(os.devnull).open() as nothing,
         tempfile.TemporaryFile("w+") as out,
         tempfile.TemporaryFile("w+") as said,
     ):
-        code = start(words, stdin=nothing, stdout=out, stderr=said).wait()
+        files = {"stdin": nothing, "stdout": out, "stderr": said}
+        code = start(words, environment=environment, **files).wait()
         texts = []
         for file in (out, said):
             file.seek(0)

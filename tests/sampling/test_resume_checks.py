@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import natural_langevin
 import small_run
+import warm
 from natural_langevin import Langevin, likelihoods
 from natural_langevin._internal import provenance
 from natural_langevin._internal.tensorfile import WriteError
@@ -153,17 +152,17 @@ small_run.sample(checkpoint=sys.argv[1])
 
 
 def test_sigterm_writes_a_checkpoint_first(tmp_path, caplog):
-    paths = [str(Path(natural_langevin.__file__).parents[1]), str(Path(__file__).parents[1])]
-    with subprocess.Popen(
-        [sys.executable, "-c", TERMINATED, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-    ) as process:
-        assert process.stdout.readline() == "kept 1\n"
-        process.send_signal(signal.SIGTERM)
+    script, folder = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(TERMINATED)
+    hearing, printing = os.pipe()
+    with Path(os.devnull).open() as nothing:
+        process = warm.start([script, folder], stdin=nothing, stdout=printing, stderr=2)
+    os.close(printing)
+    with os.fdopen(hearing) as heard:
+        assert heard.readline() == "kept 1\n"
+        os.kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.safetensors"]
+    assert [path.name for path in folder.iterdir()] == ["checkpoint.safetensors"]
     with caplog.at_level("INFO", logger="natural_langevin"):
-        assert_same(small_run.sample(), small_run.sample(checkpoint=tmp_path))
+        assert_same(small_run.sample(), small_run.sample(checkpoint=folder))
     assert "resuming at step 5" in caplog.text

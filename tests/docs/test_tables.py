@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import re
+import statistics
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -256,3 +257,25 @@ def test_figures_of_compiled_layers_are_the_record():
         errors = [v for r in rows if r["dtype"] == dtype for k, v in r.items() if k[:4] == "from"]
         assert f"{shown:g} in {dtype}".replace("e-06", "e-6") in text
         assert 0 < max(errors) <= shown < 1.05 * max(errors)
+
+
+def test_functions_without_noise_are_predicted_as_the_page_says():
+    rows = json.loads((ROOT / "results/spread.json").read_text())["rows"]
+    page = " ".join((ROOT / "docs/defaults.md").read_text().split())
+
+    def change(some: list[dict], what: str) -> tuple[float, float]:
+        each = [row["taken"][what] - row["before"][what] for row in some]
+        return statistics.fmean(each), statistics.stdev(each) / len(each) ** 0.5
+
+    made = [row for row in rows if re.search(r"_\d+_0(\.03)?-0$", row["job"])]
+    free = [row for row in made if row["job"].endswith("_0-0")]
+    assert all(row["taken"] == row["before"] for row in rows if row not in made)
+    assert (len(rows), len(made), len(free)) == (46, 24, 18)
+    mean, error = change(rows, "calibration_error")
+    assert f"−{-mean:.4f} ± {error:.4f}".replace("0.", ".") in page
+    mean, error = change(free, "calibration_error")
+    assert f"(−{-mean:.3f} ± {error:.3f})".replace("0.", ".") in page
+    before, after = (
+        statistics.fmean(row[k]["calibration_error"] for row in free) for k in ("before", "taken")
+    )
+    assert f"calibration error {before:.3f} → {after:.3f}".replace("0.", ".") in page

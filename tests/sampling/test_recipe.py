@@ -25,7 +25,7 @@ from natural_langevin.distributed import sampler_run
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
-from natural_langevin.sampling import planning, prior_scale, recipe, warm_up
+from natural_langevin.sampling import prior_scale, recipe, trial_predictions, warm_up
 from natural_langevin.sampling.curvature import steepest
 
 
@@ -211,7 +211,7 @@ def test_a_row_without_a_density_is_an_outlier_and_no_verdict_on_a_scale() -> No
             return of_row.expand(len(chains), 2, 4)
 
     rows, data = torch.arange(4).expand(3, 4), (torch.zeros(4, 1), torch.zeros(4, 1))
-    table = planning._held_out_nll(Found(), data, rows, 1)
+    table = trial_predictions.nll(Found(), data, rows, 1)
     assert table[:2, 0].tolist() == [1.0, 1.0]
     assert bool(table[:2, 1:].isnan().all())
     assert bool((table[2] == math.inf).all()), "a chain that was lost is one"

@@ -33,7 +33,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.likelihoods import Bernoulli, Categorical
 from natural_langevin.likelihoods.predictive import probabilities
-from natural_langevin.posterior import noise_widths, stores
+from natural_langevin.posterior import noise_widths, spread, stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
     interrupts,
@@ -150,9 +150,15 @@ def _run_once(
         if _noise_is_open(sampler, data):  # by this sampler's network, whose inputs the data are
             x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
             state = state._replace(likelihood=noise_floor.raised(state.likelihood, y))
-            own = _posterior(sampler, sampler, collector.so_far, state, config)
-            noise_widths.learn(own, x, y)
-            config |= {k: v for k, v in own.config.items() if k == "noise_widths"}
+            if isinstance(choice, recipe.Choice) and (asks := choice.spread) is not None:
+                noise = float(state.likelihood["variance"][state.diverged < 0].double().mean())
+                config["spread"] = spread.of_run(asks.value, asks.variance, noise)
+                config["noise_widths"] = asks.widths
+                log.info("spread of networks x %.3g in predictions", config["spread"])
+            else:
+                own = _posterior(sampler, sampler, collector.so_far, state, config)
+                noise_widths.learn(own, x, y)
+                config |= {k: v for k, v in own.config.items() if k == "noise_widths"}
         return _posterior(sampler, sampler._owner, collector.finish, state, config)
 
 

@@ -21,7 +21,7 @@ from natural_langevin.diagnostics import import_arviz
 from natural_langevin.likelihoods import Bernoulli
 from natural_langevin.likelihoods.categorical import draw_classes
 from natural_langevin.posterior import networks
-from natural_langevin.posterior.ensemble import learned_by
+from natural_langevin.posterior.ensemble import learned_by, spread_of
 from natural_langevin.posterior.units import in_standard_units
 
 if TYPE_CHECKING:
@@ -76,12 +76,17 @@ def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
                 for p, key in zip(values, keys, strict=True)
             ]
         ).unflatten(0, (len(chains), count))
+    spread = spread_of(posterior, plain=False)
+    if spread != 1:
+        centre = posterior.predict(x, chains="all", keep_samples=False).mean
     found: list[Tensor] = []
     with torch.no_grad():
         for some in networks.chunks(posterior.samples, chains, 16, like=posterior.last):
             outputs = torch.cat(
                 [posterior.outputs(some, part.to(device)) for part in x.split(1000)], 1
             )
+            if spread != 1:
+                outputs = centre + spread * (outputs - centre)
             for one in outputs:
                 chain, draw = divmod(len(found), count)
                 key = random.stream(origins, draw)[chain]

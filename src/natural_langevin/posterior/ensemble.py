@@ -13,6 +13,7 @@ from natural_langevin.posterior import networks, noise_widths
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Averager
 from natural_langevin.posterior.sharpening import check_sharpness
+from natural_langevin.posterior.spread import check_spread
 from natural_langevin.types import Params
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def averaged(
             posterior.likelihood, len(pooled) * draws, state,
             keep_samples=keep_samples, levels=levels, whole=whole,
             sharpness=sharpness_of(posterior, sharpness, estimate),
+            spread=spread_of(posterior, plain=plain),
             draws=draws if errors else None,
         )  # fmt: skip
         size = networks.together(samples, sample_batch, batch_size=batch_size, inputs=len(batch))
@@ -111,3 +113,8 @@ def sharpness_of(posterior: Posterior, given: float | None, estimate: Estimate) 
     if given is not None:
         return check_sharpness(given)
     return posterior.sharpness if estimate == "ensemble" else 1.0
+
+
+def spread_of(posterior: Posterior, *, plain: bool) -> float:
+    """How much of the networks' distance from their mean predictions have (see ``spread``)."""
+    return 1.0 if plain else check_spread(posterior.config.get("spread", 1.0))

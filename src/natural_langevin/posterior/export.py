@@ -27,6 +27,7 @@ from natural_langevin.likelihoods import Likelihood, State
 from natural_langevin.likelihoods.predictive import Said, said
 from natural_langevin.posterior.prediction import combined, one_tensor
 from natural_langevin.posterior.sharpening import classes_only, sharpened
+from natural_langevin.posterior.spread import contracted
 from natural_langevin.statistics.capture import ParameterSlots
 
 log = logging.getLogger("natural_langevin")
@@ -47,9 +48,10 @@ class Served(nn.Module):
         networks: dict[str, Tensor],
         state: State,
         sharpness: float = 1.0,
+        spread: float = 1.0,
     ) -> None:
         super().__init__()
-        self.sharpness = sharpness
+        self.sharpness, self.spread = sharpness, spread
         self.model = copy.deepcopy(model)
         self._slots = ParameterSlots(self.model)
         self._signature = Signature(self.model, raw=likelihood.raw_outputs)
@@ -90,6 +92,8 @@ class Served(nn.Module):
         return (mean, epistemic) if total is None else (mean, total, epistemic)
 
     def _said(self, outputs: Tensor, state: State) -> Said:
+        if self.spread != 1:
+            outputs = contracted(outputs, self.spread)
         if self.sharpness == 1:
             return said(self.likelihood, outputs, state)
         log_p, classes = classes_only(self.likelihood, outputs, state, self.sharpness)

@@ -18,6 +18,7 @@ from natural_langevin._internal.tensorfile import DTYPES, Spec, StorageError
 from natural_langevin._internal.version import __version__
 from natural_langevin.posterior.noise_widths import check_weights
 from natural_langevin.posterior.sharpening import check_sharpness
+from natural_langevin.posterior.spread import check_spread
 
 FORMAT = 2
 NAME = "posterior.json"
@@ -108,6 +109,7 @@ def parse(text: str) -> Manifest:
     config = _get(fields, "config", dict)
     try:
         check_sharpness(config.get("sharpness", 1.0))
+        check_spread(config.get("spread", 1.0))
         if (weights := config.get("noise_widths")) is not None:
             check_weights(weights)
     except ValueError as error:

@@ -77,31 +77,44 @@ def fit(outputs: Tensor, y: Tensor, variance: Tensor) -> Fitted | None:
     ``variance`` (network,); None where that gains less than ``LEAST_GAIN``, or asks for noise that
     is larger in all: where networks fit their rows closely, few draws have all of the weight, and a
     row left out by them seems further away than it is."""
-    residuals = y.double().reshape(outputs.shape[1:]) - outputs.double()
-    residuals = residuals.reshape(*residuals.shape[:2], -1)  # targets may be numbers, (row,)
-    numbers, size = residuals.shape[2], variance.double().reshape(-1, 1)
-    squares = residuals.square().sum(2) / size
-    plain = -0.5 * (squares + numbers * torch.log(2 * math.pi * size))  # ln N at width 1
+    plain = _log_densities(outputs, y, variance, 1.0)
     most = 0.5 * math.log(len(plain))
     ratios = (most * 2 - plain - torch.logsumexp(-plain, 0)).clamp_max(most)
     ratios = ratios - torch.logsumexp(ratios, 0)
-    without = torch.stack([
-        torch.logsumexp(
-            ratios + plain + 0.5 * squares * (1 - c**-2) - numbers * math.log(c), 0
-        )
-        for c in WIDTHS
-    ])  # fmt: skip
+    without = by_width(outputs, y, variance, ratios)
     if not bool(torch.isfinite(without).all()):
         return None
-    # Rows that no other width can explain.
-    usual = torch.full((USUAL_ROWS, len(WIDTHS)), -math.inf, dtype=without.dtype)
-    usual[:, USUAL] = 0.0
-    weights = stacking_weights(torch.cat([without.T, usual]), updates=ROUNDS)
+    weights = weigh(without)
     gain = float((torch.logsumexp(without + weights.log()[:, None], 0) - without[USUAL]).sum())
     mean = float(weights @ torch.tensor(WIDTHS, dtype=weights.dtype).square())
     if gain < LEAST_GAIN or mean > MOST_VARIANCE:
         return None
     return Fitted([round(w, 4) for w in weights.tolist()], gain)
+
+
+def by_width(outputs: Tensor, y: Tensor, variance: Tensor, log_weights: Tensor) -> Tensor:
+    """ln of the density that networks, weighed by ``log_weights`` (network, row), give to every row
+    with every width, (width, row). The others are ``fit``'s."""
+    return torch.stack([
+        torch.logsumexp(log_weights + _log_densities(outputs, y, variance, c), 0) for c in WIDTHS
+    ])  # fmt: skip
+
+
+def _log_densities(outputs: Tensor, y: Tensor, variance: Tensor, width: float) -> Tensor:
+    """ln N of every row by every network, with noise of one width, (network, row)."""
+    residuals = y.double().reshape(outputs.shape[1:]) - outputs.double()
+    residuals = residuals.reshape(*residuals.shape[:2], -1)  # targets may be numbers, (row,)
+    size = width**2 * variance.double().reshape(-1, 1)
+    squares = residuals.square().sum(2) / size
+    return -0.5 * (squares + residuals.shape[2] * torch.log(2 * math.pi * size))
+
+
+def weigh(log_density: Tensor) -> Tensor:
+    """The weights of widths by rows whose density with every width is known, (width, row)."""
+    # Rows that no other width can explain.
+    usual = torch.full((USUAL_ROWS, len(WIDTHS)), -math.inf, dtype=log_density.dtype)
+    usual[:, USUAL] = 0.0
+    return stacking_weights(torch.cat([log_density.T, usual]), updates=ROUNDS)
 
 
 def factors(weights: Any, chains: Sequence[int], draws: int) -> Tensor:

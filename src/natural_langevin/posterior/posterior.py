@@ -30,6 +30,7 @@ from natural_langevin.posterior.ensemble import (
     averaged,
     learned_by,
     sharpness_of,
+    spread_of,
     stacked,
 )
 from natural_langevin.posterior.pooling import Chains
@@ -58,9 +59,10 @@ class Posterior(Draws):
     ``sharpness`` (1: none) is what predictions of classes raise the mean of the networks' class
     probabilities to, learned on held-out rows where the recipe tries the prior's scale (see
     ``sharpening``); ``config["noise_widths"]``, of numbers with learned noise, how much of it is
-    of which width (see ``noise_widths``). They belong to predictions alone: the draws are of the
-    same posterior, at the same temperature, and ``samples``, ``network`` and ``log_likelihood``
-    know nothing of them.
+    of which width (see ``noise_widths``), and ``config["spread"]`` how much of the networks'
+    distance from their mean is kept (see ``spread``). They belong to predictions alone: the draws
+    are of the same posterior, at the same temperature, and ``samples``, ``network`` and
+    ``log_likelihood`` know nothing of them.
     """
 
     @property
@@ -97,7 +99,7 @@ class Posterior(Draws):
         prior, where ``chains="all"`` says that pooling them is meant. ``sharpness``: of class
         probabilities; None is the posterior's own for "ensemble" and 1 otherwise, 1.0 the plain
         mixture, the posterior predictive distribution of the model itself (of numbers too: with
-        noise of one width).
+        noise of one width, and the networks' whole spread).
         """
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
         options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
@@ -108,8 +110,10 @@ class Posterior(Draws):
         joined = join([averager.finish() for averager in found])
         if joined.samples is None or estimate != "ensemble" or joined.error is not None:
             return joined
-        values = joined.samples.unflatten(0, (-1, self.draws))
-        return joined._replace(error=monte_carlo.standard_error(values))
+        # The error is of the mean, which is that of the networks as they were drawn.
+        values = joined.samples / spread_of(self, plain=sharpness is not None)
+        error = monte_carlo.standard_error(values.unflatten(0, (-1, self.draws)))
+        return joined._replace(error=error)
 
     def predict_dist(
         self,
@@ -231,8 +235,9 @@ class Posterior(Draws):
         state = learned_by(self, chains, draws, plain=plain)
         with MODEL_LOCK:
             served = export.Served(
-                self._model, self.likelihood, every, state, sharpness_of(self, sharpness, estimate)
-            )
+                self._model, self.likelihood, every, state, sharpness_of(self, sharpness, estimate),
+                spread_of(self, plain=plain),
+            )  # fmt: skip
             example = self._one_input(example, "export")
             export.write(served, path, example.to(next(iter(every.values())).device), format)
 

@@ -12,6 +12,7 @@ from torch.distributions import Bernoulli, Distribution
 from natural_langevin.likelihoods import Likelihood, State, mixtures
 from natural_langevin.likelihoods.predictive import Mixture, Said, of_classes, said
 from natural_langevin.posterior import monte_carlo, sharpening
+from natural_langevin.posterior.spread import contracted
 
 
 class Prediction(NamedTuple):
@@ -59,7 +60,7 @@ class Averager:
     that will be added. Only what was asked for is kept: without samples, quantiles or the
     ``whole`` distribution, memory does not grow with the number of networks. With a ``sharpness``
     other than 1 all class probabilities of a batch are held until ``settle``; ``draws`` of every
-    chain then ask for ``log_left_out``.
+    chain then ask for ``log_left_out``. So are the outputs with a ``spread`` other than 1.
     """
 
     def __init__(
@@ -72,15 +73,16 @@ class Averager:
         levels: Sequence[float],
         whole: bool = False,
         sharpness: float = 1.0,
+        spread: float = 1.0,
         draws: int | None = None,
     ) -> None:
         self.likelihood, self.count, self.whole = likelihood, count, whole
-        self.sharpness, self.draws = sharpness, draws
+        self.sharpness, self.spread, self.draws = sharpness, spread, draws
         self._state, self._seen = state, 0
         self.keep_samples, self.levels = keep_samples, levels
         self._values: list[Tensor] = []
         self._outputs: list[Tensor] = []
-        self._log_p: list[Tensor] = []
+        self._held: list[Tensor] = []  # until all networks are known: outputs, or ln p of classes
         #: ln q of the mixtures without one batch of draws each, (A, B, ..., K).
         self.log_left_out: Tensor | None = None
         self._sums: list[Tensor] = []  # of values, their squares and spreads, over the networks
@@ -93,20 +95,29 @@ class Averager:
         first, self._seen = self._seen, self._seen + len(outputs)
         state = {k: v[first : self._seen] for k, v in self._state.items()}
         self.example = outputs.new_empty(outputs.shape[1:])
+        if self.spread != 1:
+            self._held.append(outputs)
+            return
         if self.sharpness == 1:
             self._take(said(self.likelihood, outputs, state), outputs)
             return
         log_p, self._classes = sharpening.classes_only(
             self.likelihood, outputs, state, self.sharpness
         )
-        self._log_p.append(log_p)
+        self._held.append(log_p)
 
     def settle(self) -> None:
-        """Sharpens, when all networks have been added and pooled."""
-        if self.sharpness == 1:
+        """Brings networks closer to their mean, or sharpens it, when all of them have been added
+        and pooled."""
+        if self.sharpness == 1 and self.spread == 1:
+            return
+        held, self._held = torch.cat(self._held), []
+        if self.spread != 1:
+            outputs = contracted(held, self.spread)
+            self._take(said(self.likelihood, outputs, self._state), outputs)
             return
         assert self._classes is not None
-        log_p, self._log_p = torch.cat(self._log_p), []
+        log_p = held
         self._take(sharpening.sharpened(log_p, self._classes, self.sharpness), log_p)
         if self.draws is not None:
             means = monte_carlo.left_out(log_p.exp().unflatten(0, (-1, self.draws)))
@@ -131,9 +142,9 @@ class Averager:
 
     def pool(self, add_up: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]) -> None:
         """Puts together what several of these have seen: sums added up, networks side by side."""
-        self._values, self._outputs, self._log_p = (
+        self._values, self._outputs, self._held = (
             [join(torch.cat(kept))] if kept else []
-            for kept in (self._values, self._outputs, self._log_p)
+            for kept in (self._values, self._outputs, self._held)
         )
         self._state = {k: join(v) for k, v in self._state.items()}
         self._sums = [add_up(total) for total in self._sums]

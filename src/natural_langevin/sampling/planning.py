@@ -20,8 +20,6 @@ from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.loaders import SharedBatches
 from natural_langevin.data.streams import Subsets
 from natural_langevin.execution.engine import choose_mode
-from natural_langevin.likelihoods import Bernoulli, Categorical
-from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.sampling import (
     cost,
     pace,
@@ -30,6 +28,7 @@ from natural_langevin.sampling import (
     starts,
     step_size_search,
     time_limit,
+    trial_predictions,
     trials,
 )
 from natural_langevin.sampling.assembly import all_chains, rates_table, set_friction, set_prior
@@ -87,8 +86,8 @@ def plan(
         with time_limit.searching():
             pilot = _pilot(sampler, (x, y), num_data, batch_size, price, shuffled=shuffled)
         found = recipe.Choice.most_careful(pilot)
-        sharpness = choice.sharpness if choice else None
-        choice = dataclasses.replace(found, prior_scale=scale, sharpness=sharpness)
+        sharpness, spread = (choice.sharpness, choice.spread) if choice else (None, None)
+        choice = dataclasses.replace(found, prior_scale=scale, sharpness=sharpness, spread=spread)
     log.info("step_size=%s", choice.reason)
     set_friction(sampler, choice.friction)
     if steps is None and seconds is not None and not until:
@@ -193,14 +192,18 @@ class _Compared(NamedTuple):
         )
         return weights, learned
 
-    def sharpness(self, sampler: Any, scale: float) -> recipe.HeldOutChoice | None:
-        """By the rows held out of a scale's chains."""
+    def by_held_out_rows(self, sampler: Any, scale: float) -> dict[str, Any]:
+        """How sharp the predictions of a scale's chains should be, or how wide their spread."""
         folds, chains = self.trial.folds, self.trial.chains
         first = self.scales.index(scale) * folds
         # Where the rows held out are the same for every fold, one fold has them all.
         used = 1 if sampler.held_out is not None else folds
         outside = self.outside[::chains][first : first + used]
-        return _sharpness(sampler, self.found, self.data, outside, first, chains)
+        held_out = trial_predictions.HeldOut(self.found, self.data, outside, first, chains)
+        return {
+            "sharpness": trial_predictions.sharpness(sampler, held_out),
+            "spread": trial_predictions.spread_of_networks(sampler, held_out),
+        }
 
 
 def _prior_scale(
@@ -233,13 +236,14 @@ def _prior_scale(
         further = scores[pair[0]] + found[pair[1]] - found[pair[0]]  # from one start both
         scores[pair[1]] = further if math.isfinite(further) else math.inf
     best, scale, why = prior_scale.best(scores)
+    chosen = [run for run in runs if best in run.scales][-1]
     log.info("prior variance x %.3g: %s", scale, why)
     # A wider prior is steeper in the metric: what one chain found at a narrower one holds here too.
     upto = [c for run in runs for s, c in zip(run.scales, run.choices, strict=True) if s <= best]
     return dataclasses.replace(
         recipe.Choice.most_careful(upto),
         prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
-        sharpness=[run for run in runs if best in run.scales][-1].sharpness(sampler, best),
+        **chosen.by_held_out_rows(sampler, best),
     )
 
 
@@ -342,60 +346,6 @@ def _try_out(
             )  # fmt: skip
     except DivergenceError:
         return None
-    nll = _held_out_nll(found, (x, y), rows.outside, trial.chains)
+    nll = trial_predictions.nll(found, (x, y), rows.outside, trial.chains)
     nll = nll.unflatten(0, (-1, trial.folds)).flatten(1)
     return _Compared(scales, choices, trial, found, (x, y), rows.outside, nll)
-
-
-def _pooled(found: Any, line: int, chains: int) -> list[int]:
-    """The healthy ones of a line's chains; none where most of them were lost: one that was is no
-    verdict on a scale."""
-    healthy = [c for c in range(line * chains, (line + 1) * chains) if c in found.healthy]
-    return healthy if 2 * len(healthy) >= chains else []
-
-
-def _sharpness(
-    sampler: Any, found: Any, data: tuple[Tensor, Tensor], outside: Tensor, first: int, chains: int
-) -> recipe.HeldOutChoice | None:
-    """How sharply the chains of the lines from ``first`` on should predict the rows held out of
-    them, (line, row); None for numbers, for weighted classes, whose probabilities are of other
-    proportions, and for chains of several posteriors."""
-    likelihood, (x, y) = sampler.likelihood, data
-    counted = isinstance(likelihood, Bernoulli) or (
-        isinstance(likelihood, Categorical) and likelihood.class_weights is None
-    )
-    if not counted or len(set(sampler._temperature.tolist())) > 1:
-        return None
-    mixtures, targets = [], []
-    for line, rows in enumerate(outside.to(x.device), first):
-        own = _pooled(found, line, chains)
-        if not own:
-            return None
-        law = found.predict_dist(x[rows], chains=own)
-        p = probabilities(law)
-        mixtures.append(p.reshape(-1, p.shape[-1]).cpu())
-        targets.append(y[rows].flatten().long().cpu())
-    p, labels = torch.cat(mixtures), torch.cat(targets)
-    if likelihood.ignore_index is not None:
-        there = labels != likelihood.ignore_index
-        p, labels = p[there], labels[there]
-    if not len(labels):
-        return None
-    value, why = prior_scale.sharpness(p, labels)
-    log.info("sharpness %.3g: %s", value, why)
-    return recipe.HeldOutChoice(value, why)
-
-
-def _held_out_nll(found: Any, data: tuple[Tensor, Tensor], outside: Tensor, chains: int) -> Tensor:
-    """-ln of the density that ``chains`` chains together give to every row held out of them, (fold
-    of a scale, row); infinite where most of them were lost, and NaN for a row whose density is 0,
-    infinite or no number: one such row is no verdict on a scale. ``outside``: (chain, row)."""
-    (x, y), each = data, outside[::chains]
-    table = torch.full(each.shape, math.inf, dtype=torch.float64)
-    for line, rows in enumerate(each.to(x.device)):
-        own = _pooled(found, line, chains)
-        if own:
-            density = found.log_likelihood(x[rows], y[rows], chains=own).flatten(0, 1)
-            nll = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
-            table[line] = nll.masked_fill(~nll.isfinite(), math.nan)
-    return table

@@ -170,9 +170,18 @@ class HeldOutChoice:
 
 
 @dataclass(frozen=True)
+class HeldOutNoise(HeldOutChoice):
+    """The spread of networks around their mean (see ``posterior.spread``), the weights of the
+    noise's widths that go with it, and the variance that the noise had there."""
+
+    widths: list[float]
+    variance: float
+
+
+@dataclass(frozen=True)
 class Choice:
-    """The step size, and why; the prior's variance in units of the default's and the sharpness of
-    class probabilities where they were chosen too."""
+    """The step size, and why; the prior's variance in units of the default's, and the sharpness of
+    class probabilities or the spread of numbers, where they were chosen too."""
 
     step_size: float
     curvature: float | None
@@ -181,6 +190,7 @@ class Choice:
     way: str = "eager"  # how the pilot's steps were run
     prior_scale: HeldOutChoice | None = None
     sharpness: HeldOutChoice | None = None
+    spread: HeldOutNoise | None = None
     friction: float = FRICTION
     #: The smallest curvature in the metric, of few weights whose curvatures are all positive; and
     #: in how many steps such a direction relaxes, where it is what the length follows.
@@ -215,8 +225,9 @@ class Choice:
         found = config.get("recipe")
         if not isinstance(found, dict):
             return None
-        chosen = {k: found.get(k) for k in ("prior_scale", "sharpness")}
-        return Choice(**found | {k: v and HeldOutChoice(**v) for k, v in chosen.items()})
+        kinds = {"prior_scale": HeldOutChoice, "sharpness": HeldOutChoice, "spread": HeldOutNoise}
+        chosen = {k: (found.get(k), kind) for k, kind in kinds.items()}
+        return Choice(**found | {k: v and kind(**v) for k, (v, kind) in chosen.items()})
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 from natural_langevin import Langevin, likelihoods
 from natural_langevin._internal.pages import markdown
 from natural_langevin.experiments.defaults import record
-from natural_langevin.experiments.defaults.twenty import Problem, problems
+from natural_langevin.experiments.defaults.problems import Problem, problems
 from natural_langevin.sampling.interrupts import whole_runs
 
 TIMES = (1, 3, 10)

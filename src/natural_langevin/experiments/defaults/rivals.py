@@ -16,6 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natural_langevin.experiments.defaults import calibration
+
+#: As the results name them.
+NAMES = ("Adam, early stopping", "five networks", "MC-dropout")
 RATES, DECAYS, DROPOUTS = (1e-2, 1e-3), (0.0, 1e-3), (0.05, 0.2)
 EPOCHS, PATIENCE, BATCH, PASSES, MEMBERS = 400, 30, 100, 50, 5
 Make = Callable[[float, int], nn.Module]
@@ -79,8 +83,19 @@ def nll(outputs: Tensor, y: Tensor, widths: list[Width]) -> float:
         return float((math.log(len(parts)) - torch.logsumexp(torch.stack(parts), 0)).mean())
 
 
+def counts(outputs: Tensor, y: Tensor, widths: list[Width]) -> calibration.Counts:
+    """What the calibration of several networks' or passes' mixture is judged by."""
+    with torch.no_grad():
+        if not y.is_floating_point():
+            return calibration.of_classes(outputs.double().softmax(-1).mean(0), y)
+        sizes = torch.stack([w.log for w in widths]).exp().reshape(-1, 1, 1)
+        below = torch.special.ndtr(((y - outputs) / sizes).double()).mean(0)
+        return calibration.of_numbers(below.flatten())
+
+
 def all_scores(make: Make, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor) -> dict[str, Any]:
-    """Test NLL of each rival, and the settings that its held-out rows chose."""
+    """Test NLL of each rival and how calibrated it is, and the settings that its held-out rows
+    chose."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     cut = len(x) // 5
     inside, outside = order[cut:], order[:cut]
@@ -101,9 +116,13 @@ def all_scores(make: Make, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor)
     (dropping, its_width, _), its_settings = min(dropped, key=lambda run: run[0][2])
     outputs = torch.cat([passes(net, x_test, 0.0) for net, _ in members])
     several = passes(dropping, x_test, its_settings["dropout"], PASSES)
-    return {
-        "Adam, early stopping": nll(outputs[:1], y_test, [width]),
-        "five networks": nll(outputs, y_test, [w for _, w in members]),
-        "MC-dropout": nll(several, y_test, [its_width] * PASSES),
-        "settings": {"Adam": chosen, "MC-dropout": its_settings},
+    said = (
+        (outputs[:1], [width]),
+        (outputs, [w for _, w in members]),
+        (several, [its_width] * PASSES),
+    )
+    scores: dict[str, Any] = {
+        name: {"nll": nll(o, y_test, w), "calibration": counts(o, y_test, w)}
+        for name, (o, w) in zip(NAMES, said, strict=True)
     }
+    return scores | {"settings": {"Adam": chosen, "MC-dropout": its_settings}}

@@ -13,6 +13,7 @@ import signal
 import sys
 
 from torch.distributed.run import main
+from torch.multiprocessing.spawn import ProcessContext
 
 
 def worker() -> None:
@@ -21,7 +22,15 @@ def worker() -> None:
         signal.signal(kind, signal.SIG_DFL)
 
 
+def impatient() -> None:
+    """A worker that waits within a collective for one that is dead does not hear SIGTERM: the agent
+    sends SIGKILL after five seconds, and not after thirty, in which nothing happens."""
+    wait = ProcessContext._join_procs_with_timeout
+    ProcessContext._join_procs_with_timeout = lambda self, seconds: wait(self, min(seconds, 5.0))
+
+
 if __name__ == "__main__":
+    impatient()
     os.register_at_fork(after_in_child=worker)
     for module in filter(None, sys.argv[1].split(",")):
         importlib.import_module(module)

@@ -99,11 +99,18 @@ def check_broken_stays_broken(group: Group, folder: Path) -> None:
         small.barrier("two")
 
 
+def impatient_group() -> dist.ProcessGroup:
+    """Of all ranks, which have time to make it; its collectives wait for a second."""
+    found = dist.new_group(timeout=timedelta(seconds=60))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), found)
+    return found
+
+
 def check_an_error_in_a_step(group: Group, folder: Path) -> None:
     """Rank 1 does not reach the collective in which rank 0 waits for it."""
     small = another(group, "an error in a step")
     group.barrier("before the new group")
-    slow = dist.new_group(timeout=timedelta(seconds=5))
+    slow = impatient_group()
     with small.waiting("the steps up to 50"):
         if group.rank == 1:
             raise FloatingPointError("not a number")
@@ -113,7 +120,7 @@ def check_an_error_in_a_step(group: Group, folder: Path) -> None:
 def check_a_collective_fails(group: Group, folder: Path) -> None:
     """Last of all: the connections are gone afterwards. Rank 1 waits elsewhere meanwhile."""
     group.barrier("before the new group")
-    slow = dist.new_group(timeout=timedelta(seconds=5))
+    slow = impatient_group()
     if group.rank == 1:
         group.exchange("the checkpoint at step 50", "")
         return

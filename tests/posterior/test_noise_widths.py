@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -111,3 +112,34 @@ def test_predictions_have_the_widths_and_the_plain_mixture_has_not() -> None:
     last = posterior.predict(x, estimate="last").aleatoric
     assert torch.allclose(last, before.aleatoric)  # of one width
     assert posterior.evaluate(x, y).nll != posterior.evaluate(x, y, sharpness=1.0).nll
+
+
+@pytest.mark.parametrize("rows", [6, 12, 30])
+def test_few_rows_make_the_noise_a_student_s(rows: int) -> None:
+    """Up to three widths from the centre, where seven of them still stand for all."""
+    weights = torch.tensor(noise_widths.of_few(rows), dtype=torch.float64)
+    assert float(weights.sum()) == pytest.approx(1.0, abs=1e-3)
+    z = torch.linspace(0, 3, 13, dtype=torch.float64)
+    widths = torch.tensor(noise_widths.WIDTHS, dtype=torch.float64)
+    each = torch.distributions.Normal(0.0, widths).log_prob(z[:, None]).exp()
+    wanted = torch.distributions.StudentT(noise_widths.FREEDOM * rows).log_prob(z).exp()
+    torch.testing.assert_close(each @ weights, wanted.double(), rtol=0.08, atol=2e-3)
+
+
+def test_six_rows_of_noise_are_not_known_exactly() -> None:
+    """A network comes close to all of them, and learns next to no noise."""
+    generator = torch.Generator().manual_seed(1006)
+    x = torch.randn(506, 3, generator=generator)
+    torch.randn(3, generator=generator)
+    y = torch.randn(506, generator=generator)[:, None]
+    model = models.mlp(3, 1, (20,), seed=0)
+    found = Langevin(model, likelihoods.Gaussian("rmse"), seed=1).sample(
+        (x[:6], y[:6]), progress=False
+    )
+    assert found.sigma is not None
+    assert float(found.sigma.max()) < 0.3  # where it is 1
+    assert found.config["noise_widths"] == noise_widths.of_few(6)
+    scores, plain = found.evaluate(x[6:], y[6:]), copy.deepcopy(found)
+    del plain.config["noise_widths"]
+    worse = plain.evaluate(x[6:], y[6:])
+    assert scores.nll < 5.0 < worse.nll

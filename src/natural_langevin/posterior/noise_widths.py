@@ -15,12 +15,18 @@ learned from row n: draws of the posterior weighed by r_s ~ 1 / p(y_n | x_n, the
 sqrt(M) times their mean (truncated importance sampling, Ionides 2008). In the sample itself,
 weights of narrow widths would be paid for by rows that were fitted closely.
 
+Fewer than ``FEWEST_ROWS`` rows cannot say that. They do not even say how large the noise is: a
+network that happens to come close to all of them has learned next to none. There the weights are
+those by which noise of an uncertain width is Student's, of ``FREEDOM`` degrees for every row: a row
+that lies far out is then unlikely, and no longer impossible.
+
 The draws know nothing of it: the widths belong to predictions. Every network gets one of them, so
 that of all networks a part w_c has the width c.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence
@@ -44,6 +50,8 @@ USUAL_ROWS, LEAST_GAIN = 3, 5.0
 #: The mean variance, in units of the learned one, above which the weights are not believed.
 MOST_VARIANCE = 1.5
 FEWEST_ROWS, MOST_ROWS, MOST_VALUES = 40, 2000, 4_000_000
+#: Degrees of freedom that a row leaves, where they are few.
+FREEDOM = 0.5
 ROUNDS = 200
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -60,6 +68,11 @@ def learn(posterior: Posterior, x: Tensor, y: Tensor) -> None:
     them as memory allows, into its configuration, from where predictions take them."""
     values = len(posterior.healthy) * posterior.draws * y[0].numel()  # of a row
     rows = min(len(x), MOST_ROWS, MOST_VALUES // max(1, values))
+    if len(x) < FEWEST_ROWS:
+        log.info(
+            "noise by width: that of Student's law, of %g degrees of freedom", FREEDOM * len(x)
+        )
+        posterior.config |= {"noise_widths": of_few(len(x))}
     if rows < FEWEST_ROWS or not posterior.healthy:
         return
     outputs = posterior.predict(x[:rows], sharpness=1.0).samples
@@ -70,6 +83,20 @@ def learn(posterior: Posterior, x: Tensor, y: Tensor) -> None:
         said = ", ".join(f"{w:.0%} of {c:g}" for c, w in zip(WIDTHS, found.weights, strict=True))
         log.info("noise by width: %s; %.3g nats on %d rows left out", said, found.gain, rows)
         posterior.config |= {"noise_widths": found.weights}
+
+
+def of_few(rows: int) -> list[float]:
+    """Weights of the widths c = sqrt(nu / X), X of the chi-squared law of nu = ``FREEDOM rows``
+    degrees: each of ``WIDTHS`` stands for what is nearest to it, as a ratio.
+
+    >>> [round(w, 2) for w in of_few(8)]
+    [0.0, 0.0, 0.17, 0.47, 0.27, 0.07, 0.02]
+    """
+    freedom = torch.tensor(FREEDOM * rows, dtype=torch.float64)
+    edges = torch.tensor([a * b for a, b in itertools.pairwise(WIDTHS)], dtype=torch.float64)
+    below = torch.special.gammaincc(freedom / 2, freedom / (2 * edges))
+    ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    return [round(w, 4) for w in torch.cat([ends[:1], below, ends[1:]]).diff().tolist()]
 
 
 def fit(outputs: Tensor, y: Tensor, variance: Tensor) -> Fitted | None:

@@ -131,7 +131,8 @@ def test_the_table_counts_the_first_split_and_all_of_them() -> None:
     assert "| a | 9 | 2 | 0.300 ± 0.200 | 0.500 | five networks | -0.200 ± 0.100 | 0.010 |" in found
     assert "| 0.500 | 0.400 | 0.080 | 0.040 | 2.0 |" in found
     assert "as good as the best rival on 1 of 1 (1 of the 1 new to the recipe), pooled" in found
-    assert "below .05 on 1 of 1, the best rival's on 0 of 1." in found
+    assert "below .05 on 1 of 1 (the best rival's on 0 of 1); errors of the splits by" in found
+    assert "themselves, in the mean, on 0 of 1." in found
     assert "at least as good on 0 of 1 (0 of the 1 new to the recipe), calibration" in found
     assert "below .05 on 0 of 1. From" in found
 

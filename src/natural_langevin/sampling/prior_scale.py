@@ -5,7 +5,8 @@ and is scored by -ln of its predictive density on the rows held out, averaged ov
 run's second half. Where another scale is not clearly behind the best, these run on as long again,
 and are scored anew. Chosen is the scale of the lowest score, between those that were tried; where
 the widest of them wins, the next one is tried beside it, once. Of classes, the same rows then say
-how much sharper the mixture of the best scale's chains should be (see ``posterior.sharpening``).
+how much sharper the mixture of the best scale's chains should be (see ``posterior.sharpening``),
+of numbers with learned noise how far the networks should be from their mean (``posterior.spread``).
 """
 
 from __future__ import annotations

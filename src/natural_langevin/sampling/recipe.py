@@ -35,8 +35,9 @@ operations, and not with more weights than rows, whose own loss falls long after
 stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
-Prior and sharpness. The prior's scale, and of classes how sharply the mixture is predicted, by
-held-out rows (see ``prior_scale``). The sharpness is of predictions: chains know nothing of it.
+Prior, sharpness and spread. The prior's scale, of classes how sharply the mixture is predicted, and
+of numbers how far networks are from their mean, by held-out rows (see ``prior_scale``). The last
+two are of predictions: chains know nothing of them.
 """
 
 from __future__ import annotations

@@ -57,13 +57,14 @@ def run(problem: Problem) -> dict[str, Any]:
         "prior_scale": recipe["prior_scale"],
         "sharpness": recipe["sharpness"],
         "noise_widths": posterior.config.get("noise_widths"),
+        "spread": posterior.config.get("spread"),
         "way": recipe["way"],
     }
 
 
 def _plain(posterior: Posterior, problem: Problem) -> dict[str, float] | None:
     """The same scores of the plain mixture, where predictions are sharpened, or have noise of
-    several widths."""
+    several widths (and less spread)."""
     if posterior.sharpness == 1 and "noise_widths" not in posterior.config:
         return None
     scores = posterior.evaluate(problem.x_test, problem.y_test, sharpness=1.0)

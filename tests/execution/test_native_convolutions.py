@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from native_engines import METRICS, PRIORS, assert_same, engines
 from natural_langevin import likelihoods, preconditioners
+from natural_langevin.dynamics import State
+from natural_langevin.execution.engine import Engine
+from natural_langevin.execution.kernels.native import engine as native_engine
 from natural_langevin.execution.kernels.native import planner
 from natural_langevin.execution.kernels.native.build import library
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
@@ -34,6 +37,12 @@ def data(count: int = 50) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(2)
     x = torch.randn(count, 42, generator=g, dtype=torch.float64)
     return x, torch.randint(0, 3, (count,), generator=g)
+
+
+def way_of(made: tuple[Engine, Engine, State]) -> str:
+    """Which way the second engine goes, after a step."""
+    made[1].run(made[2], 0, 1)
+    return made[1].way
 
 
 def with_weights(*layers: nn.Module) -> nn.Sequential:
@@ -132,9 +141,7 @@ def test_other_forms_go_the_general_way(layer: nn.Module) -> None:
     front = nn.Sequential(nn.Unflatten(1, (2, 7, 3)), layer, nn.Flatten())
     model = nn.Sequential(front, nn.Linear(front(torch.zeros(1, 42)).numel(), 3))
     likelihood = likelihoods.Categorical()
-    reference, other, state = engines(model, likelihood, data())
-    assert other.way != "native"
-    reference.run(state, 0, 2)
+    assert way_of(engines(model, likelihood, data())) == "eager"
 
 
 @pytest.mark.parametrize(
@@ -145,22 +152,29 @@ def test_other_metrics_go_the_general_way_without_a_warning(
     metric: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = engines(NETWORKS["usual"](), likelihoods.Categorical(), data(), preconditioner=metric)
-    assert made[1].way != "native"
+    assert way_of(made) == "eager"
     assert not caplog.records
+
+
+def test_much_memory_is_left_to_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_engine, "MOST_MEMORY", 500_000)
+    given = (NETWORKS["usual"](), likelihoods.Categorical(), data())
+    assert way_of(engines(*given, batch_size=8)) == "native"
+    assert way_of(engines(*given, batch_size=50)) == "eager"
 
 
 def test_a_table_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof on the first batch: a step with one entry of the table changed is not taken."""
     likelihood = likelihoods.Categorical()
-    made = planner.NativeMLP.__init__
+    right = planner.NativeMLP.__init__
 
     def spoilt(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
+        right(self, *args, **kwargs)
         self.specs[0].places.table[0, 0] += 1
 
     monkeypatch.setattr(planner.NativeMLP, "__init__", spoilt)
     made = engines(NETWORKS["usual"](), likelihood, data())
-    assert made[1].way != "native"
+    assert way_of(made) == "eager"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

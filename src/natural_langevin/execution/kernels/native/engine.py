@@ -29,6 +29,9 @@ from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
 
 #: A call into the library lasts about so long: between calls Ctrl-C is noticed.
 SECONDS_PER_CALL = 0.2
+#: Bytes of its own memory beyond which the engine is not used: feature maps of large images, for
+#: which torch's convolutions are as quick.
+MOST_MEMORY = 1 << 32
 #: Row numbers of all chains' permutations that are kept from call to call.
 MOST_KEPT = 1 << 26
 
@@ -77,6 +80,9 @@ class NativeMLP:
             self._run.mask_origin = self._keep(dropout.origin)
         if isinstance(stream, InMemory):
             self._take_stream(stream)
+        else:
+            self._run.batch = len(x)
+        self._refuse_large()
         self._bind(state)
 
     def run(self, state: State, start: int, count: int) -> Info:
@@ -133,6 +139,12 @@ class NativeMLP:
         self._metric, self._second = settings.metric(self.dynamics.preconditioner)
         drawn = self.dynamics.preconditioner.targets == "model"
         self._likelihood = settings.likelihood(gradients.likelihood, drawn=drawn)
+
+    def _refuse_large(self) -> None:
+        self._run.threads = torch.get_num_threads()
+        needed = self._library.workspace_bytes(ctypes.byref(self._run), self._layers)
+        if needed > MOST_MEMORY:
+            raise UnsupportedError(f"{needed / 2**30:.1f} GiB of memory")
 
     def _describe_layers(self, width: int) -> None:
         """Shapes, activations, priors and damping; ``width``: of an input."""

@@ -82,7 +82,8 @@ class NativeMLP:
             self._take_stream(stream)
         else:
             self._run.batch = len(x)
-        self._refuse_large()
+        if any(spec.places is not None for spec in self.specs):
+            self._refuse_large()
         self._bind(state)
 
     def run(self, state: State, start: int, count: int) -> Info:

@@ -13,7 +13,7 @@ from natural_langevin import Langevin, likelihoods, models, priors
 from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.rates import RatesTable
-from natural_langevin.sampling import planning, prior_scale, recipe
+from natural_langevin.sampling import cost, planning, prior_scale, recipe
 from natural_langevin.sampling.until import Target
 from natural_langevin.sampling.watching import ExplosionError, Watching
 
@@ -29,7 +29,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of 200 steps, and 400 more."""
     monkeypatch.setattr(recipe, "FIRST_STEPS", 200)
     monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
-    monkeypatch.setattr(recipe, "RELAXATIONS", 1)
+    monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
 
 
 def sampler(seed: int = 0) -> Langevin:

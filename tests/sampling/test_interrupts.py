@@ -12,7 +12,7 @@ from torch import nn
 
 import small_run
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
-from natural_langevin.sampling import recipe
+from natural_langevin.sampling import cost, recipe
 from natural_langevin.sampling.collector import SampleCollector
 from natural_langevin.sampling.look import Look
 
@@ -24,7 +24,7 @@ def first_part_of_open_length(
 ) -> Posterior:
     """A run whose first part, of 200 steps, would be followed by another."""
     monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
-    monkeypatch.setattr(recipe, "RELAXATIONS", 1)
+    monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
     monkeypatch.setattr(recipe, "FIRST_STEPS", 200)
     monkeypatch.setattr(recipe, "falls_by", lambda trace: 0.3)
     generator = torch.Generator().manual_seed(0)

@@ -99,15 +99,17 @@ def test_a_network_without_an_engine_says_what_it_does_before_its_first_step(
 
     monkeypatch.setattr("natural_langevin.langevin.run_settings.settle", choose)
     x, y = torch.rand(40, 1, 4, 4), torch.arange(40) % 2
-    images = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    norm = nn.GroupNorm(1, 2)
+    images = nn.Sequential(nn.Conv2d(1, 2, 3), norm, nn.Flatten(), nn.Linear(8, 2))
+    plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     rows = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
     said = []
     for model, progress, options in (
-        (images, "digits", {}), (images, False, {}), (rows, True, {}),
+        (images, "digits", {}), (images, False, {}), (rows, True, {}), (plain, True, {}),
         (images, True, {"step_size": 1e-3}),
     ):  # fmt: skip
         sampler = Langevin(model, likelihoods.Categorical(), chains=2, **options)
         with pytest.raises(HereItWouldChooseError):
             sampler.sample((x, y), steps=20, progress=progress)
         said.append(capsys.readouterr().err.partition(": first the prior's width")[0])
-    assert said == ["digits", "", "", ""]
+    assert said == ["digits", "", "", "", ""]

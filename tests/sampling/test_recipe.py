@@ -25,7 +25,7 @@ from natural_langevin.distributed import sampler_run
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
-from natural_langevin.sampling import prior_scale, recipe, trial_predictions, warm_up
+from natural_langevin.sampling import cost, prior_scale, recipe, trial_predictions, warm_up
 from natural_langevin.sampling.curvature import steepest
 
 
@@ -261,13 +261,13 @@ def test_classes_are_weighed_by_what_may_be_observed() -> None:
 def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = line(150)
     monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
-    monkeypatch.setattr(recipe, "RELAXATIONS", 1)
+    monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
     monkeypatch.setattr(recipe, "falls_by", lambda trace: 0.0)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)
     # The last of them is too short for parts: what is whole is not begun anew for that.
-    for cost, first, before, last in ((0.5, 200, 200, 400), (0.0, 200, 0, 200), (0.5, 400, 0, 600)):
+    for nats, first, before, last in ((0.5, 200, 200, 400), (0.0, 200, 0, 200), (0.5, 400, 0, 600)):
         monkeypatch.setattr(recipe, "FIRST_STEPS", first)
-        monkeypatch.setattr(recipe, "disagreement", lambda density, cost=cost: cost)
+        monkeypatch.setattr(recipe, "disagreement", lambda density, nats=nats: nats)
         sampler = Langevin(net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2)
         found = sampler.sample((x, y), progress=False)
         assert found.config.get("steps_before", 0) == before

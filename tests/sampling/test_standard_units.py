@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
-from natural_langevin.sampling import recipe, standard_units, warm_up
+from natural_langevin.sampling import cost, recipe, standard_units, warm_up
 
 RUN: dict[str, Any] = {"steps": 40, "burn_in": 8, "thin": 4, "progress": False}
 
@@ -354,7 +354,7 @@ def test_pure_defaults_beat_the_blind_guess(monkeypatch: pytest.MonkeyPatch) -> 
     """Two numbers of unequal sizes, inputs of unequal sizes: all of it left open."""
     monkeypatch.setattr(recipe, "FIRST_STEPS", 400)
     monkeypatch.setattr(recipe, "FEWEST_STEPS", 800)
-    monkeypatch.setattr(recipe, "RELAXATIONS", 1)
+    monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
     x, y = rows(400, 2)
     x = x * torch.tensor([1.0, 1e3, 1e-3])
     y = y * torch.tensor([1e5, 1e-3]) + torch.tensor([5e5, 3.0])

@@ -58,9 +58,13 @@ def announce(sampler: Any, title: str) -> None:
 
 
 def _usually_quick(model: nn.Module) -> bool:
-    """Whether all layers with parameters are such as engines on a CPU take."""
+    """Whether an engine on a CPU will most likely take it: linear layers alone, or these and
+    convolutions, one after the other."""
     layers = [m for m in model.modules() if len(list(m.parameters(recurse=False)))]
-    return all(isinstance(m, nn.Linear | _ConvNd) for m in layers)
+    if all(isinstance(m, nn.Linear) for m in layers):
+        return True
+    in_turn = all(isinstance(m, nn.Sequential) for m in model.modules() if list(m.children()))
+    return in_turn and all(isinstance(m, nn.Linear | _ConvNd) for m in layers)
 
 
 def _of_network(model: nn.Module) -> Iterator[str]:

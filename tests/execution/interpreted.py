@@ -25,6 +25,7 @@ def main() -> None:
         MOMENTUM,
         WITH_BIAS,
         WITHOUT_BIAS,
+        assert_same_perceptrons,
         assert_same_runs,
         assert_same_steps,
         network,
@@ -37,6 +38,7 @@ def main() -> None:
     from natural_langevin.dynamics import Underdamped
     from natural_langevin.execution.kernels import triton_linear
     from natural_langevin.execution.kernels.layer import Backend
+    from natural_langevin.execution.kernels.triton_perceptron import perceptron
     from natural_langevin.execution.kernels.triton_step import Bookkeeping
 
     origin, step = random.origin(3, random.NOISE, torch.arange(3)), torch.tensor(70_000)
@@ -75,6 +77,9 @@ def main() -> None:
     for kind in RUNS if every else RUNS[:1]:
         assert_same_runs(kind, whole)
         print(f"{kind}, whole runs: agrees")
+    triton_linear.FEW = triton_linear.Tile(16, 16, 32, ahead=True)
+    assert_same_perceptrons(whole._replace(network=perceptron))
+    print("passes of perceptrons: agrees")
 
 
 if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests

@@ -25,6 +25,7 @@ from natural_langevin.dynamics import Kind, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, backend_for, plan
 from natural_langevin.execution.stepping import StepInputs, pure_step
+from natural_langevin.experiments.beyond.local import Local
 from natural_langevin.sampling.assembly import rates_table
 from triton_interpreter import UNUSABLE, run_script
 
@@ -174,6 +175,46 @@ def assert_same_runs(metric: str, backend: Any) -> None:
         assert all(torch.equal(other.params[k][1], p) for k, p in before.items())
         for general, own in zip(pytree.tree_leaves(state), pytree.tree_leaves(other), strict=True):
             torch.testing.assert_close(own, general, rtol=2e-4, atol=2e-5)
+
+
+def assert_same_perceptrons(backend: Any) -> None:
+    """Runs of classifiers whose passes are kernels too: layers with and without biases, other
+    activations, weights whose prior has a variance for each, and a chain that stops."""
+    torch.manual_seed(0)
+    x, y = data()
+    gelu = nn.Sequential(
+        nn.Linear(20, 17), nn.GELU(), nn.Linear(17, 18, bias=False), nn.LeakyReLU(0.2),
+        nn.Linear(18, 5),
+    )  # fmt: skip
+    local = {"0.weight": Local(torch.tensor([0.1, 0.3]), torch.tensor([0.3, 0.0])),
+             "*": priors.Gaussian(0.3, 0.1)}  # fmt: skip
+    for model, prior in ((gelu, priors.Gaussian(0.3, 0.1)), (network_of_images(), local)):
+        inputs = next(model.parameters()).shape[1]
+        one = Langevin(
+            model, likelihoods.Categorical(), chains=2, prior=prior, step_size=1e-3, compile=False,
+            preconditioner=METRICS["quasi-diagonal"], dynamics=dynamics.Underdamped(0.3),
+        )  # fmt: skip
+        engine, state = one.prepare((x[:, :inputs].contiguous(), y), steps=3, batch_size=18, burn_in=2)
+        other = copy.deepcopy(state)
+        found = plan(one._dynamics, state, engine.stream.example(), 50, given=True)
+        step = FusedStep(found, backend)
+        for k in range(3):
+            if k == 2:
+                state.diverged[1] = other.diverged[1] = 0
+            engine._data.shuffle(k)
+            kind = engine.rates.kind(k)
+            state, info = pure_step(one._dynamics, engine._data, state, None, kind)
+            fused = step(one._dynamics, engine._data, other, None, kind)
+            assert torch.equal(fused.diverged, info.diverged)
+            torch.testing.assert_close(fused.loss, info.loss, rtol=1e-4, atol=1e-5)
+        assert step._network is not None
+        for general, own in zip(pytree.tree_leaves(state), pytree.tree_leaves(other), strict=True):
+            torch.testing.assert_close(own, general, rtol=2e-4, atol=2e-5)
+
+
+def network_of_images() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 17), nn.ReLU(), nn.Linear(17, 5))
 
 
 @pytest.mark.parametrize("bias", [True, False])

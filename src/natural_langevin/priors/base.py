@@ -40,6 +40,12 @@ class Prior:
             "-log_density in one weight, on average; 1 / variance is of the right size"
         )
 
+    @property
+    def precisions(self) -> Tensor | None:
+        """Of a Gaussian about 0 with a variance of its own for every weight: their inverses,
+        (chain, *shape). Kernels read them. None for all others."""
+        return None
+
     def for_tensor(self, parameter: Tensor | None) -> Prior:
         """This prior for a tensor like ``parameter`` (None: not known): itself, unless it depends
         on a tensor's shape."""

@@ -5,6 +5,7 @@ it.
 
 ``step.FusedStep`` is the step, ``layer`` says what a backend is given, and a backend is one file:
 ``triton_linear`` on CUDA (its kernels in ``triton_linear_kernels``), ``cpu_linear`` on the CPU.
+``triton_step`` and ``triton_perceptron`` are what a step does beside its layers' updates there.
 Where there is none, or no layer qualifies, the general path serves.
 """
 
@@ -32,9 +33,12 @@ def backend_for(device: torch.device) -> Backend | None:
         if device.type == "cuda":
             gpu_build.wait(device)
             from natural_langevin.execution.kernels import triton_linear as own
+            from natural_langevin.execution.kernels.triton_perceptron import perceptron
             from natural_langevin.execution.kernels.triton_step import Bookkeeping, build_all
 
-            return Backend("triton", own.update_, own.arrange, True, Bookkeeping, build_all)
+            return Backend(
+                "triton", own.update_, own.arrange, True, Bookkeeping, build_all, perceptron
+            )
         if device.type == "cpu":
             from natural_langevin.execution.kernels import cpu_linear
 

@@ -95,6 +95,8 @@ class LayerTask:
     bias_start: int
     prior: Tensor  # (chain, 4): the weight's 1 / variance and mean, the bias's
     given: bool = False  # whether gradient and statistics are formed by others
+    #: (chain, O, I): 1 / variance of every weight, where a Gaussian has one for each.
+    each: Tensor | None = None
     #: Priors that are no Gaussian, by parameter: their pull is part of a gradient that is given.
     others: dict[str, Prior] = field(default_factory=dict)
     #: A backend's own buffers, by name.
@@ -167,3 +169,6 @@ class Backend(NamedTuple):
     bookkeeping: Any = None
     #: Compiles what a run needs, before it does; None: nothing is to be compiled.
     build: Any = None
+    #: A network's passes in few launches (see ``triton_perceptron``), or None for this one; None:
+    #: by torch's operations.
+    network: Any = None

@@ -62,6 +62,7 @@ class FusedStep:
         self._evaluate_of: dict[Kind, Any] = {}
         self._streams: list[torch.cuda.Stream] = []
         self._books: Any = None  # a ``Bookkeeping``; False: it does not serve
+        self._network: Any = None  # both passes by kernels; None: by torch's operations
 
     def __call__(
         self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
@@ -145,7 +146,7 @@ class FusedStep:
         assert isinstance(dynamics, LangevinDynamics)
         self._open_books(dynamics, data, state)
         if self.backend.build is not None:
-            self.backend.build(self.tasks, self._books, dynamics, data, state, kinds)
+            self.backend.build(self.tasks, self._books, self._network, dynamics, data, state, kinds)
 
     def _open_books(self, dynamics: LangevinDynamics, data: StepData, state: State) -> None:
         """Where kernels move every parameter, they can do the rest of a step as well."""
@@ -154,6 +155,8 @@ class FusedStep:
             whole = set(state.params) == self._apart and not self._compiles
             serves = whole and books.serves(dynamics, data, state)
             self._books = serves and books(dynamics, data, state)
+            if serves and self.backend.network is not None:
+                self._network = self.backend.network(dynamics, data, state, self.tasks)
 
     def _few_launches(
         self, dynamics: LangevinDynamics, data: StepData, state: State, kind: Kind
@@ -161,13 +164,16 @@ class FusedStep:
         """``evaluate_`` where there is no rest but what the likelihood learns."""
         books = self._books
         batch, numbers, keys = books.begin(dynamics, data, state, kind)
+        if self._network is not None:
+            losses, calls = self._network(state, batch)
+            return books.end(state, losses), calls, numbers, keys
         evaluation = dynamics.evaluate(state, batch, kind, chain_axis=True, deferred=self._deferred)
-        stopped = books.end(state, evaluation.loss)
+        info = books.end(state, evaluation.loss[:, None])
         for name, old in state.likelihood.items():
             keep = books.keep.reshape(-1, *(1,) * (old.ndim - 1))
             old.copy_(torch.where(keep, evaluation.likelihood[name], old))
         calls = self._calls(evaluation, kind, state, data.count)
-        return Info(evaluation.loss, stopped), calls, numbers, keys
+        return info, calls, numbers, keys
 
     def _rest(self, state: State) -> State:
         """The part of the state that no fused layer owns: the same tensors."""
@@ -187,7 +193,8 @@ def plan(
     dynamics: Dynamics, state: State, batch: Batch, num_data: float, *, given: bool = False
 ) -> list[LayerTask]:
     """The layers of this network that a backend may update; ``batch`` has no chain axis. With
-    ``given``, also parameters whose gradients and statistics are formed elsewhere.
+    ``given``, also parameters whose gradients and statistics are formed elsewhere, and weights each
+    of which has a variance of its own.
 
     The dynamics say whether the kernels compute their update at all, the metric's own class says
     of which kind it is. A layer qualifies when its gradients can be deferred (see
@@ -207,7 +214,7 @@ def plan(
     for name in dynamics.gradients.deferrable(state.params, batch[0]):
         weight, bias = parameter_names(name)
         names = (weight, bias)[: 1 + (model.get_submodule(name).bias is not None)]
-        layers[name] = layer_task(dynamics, name, names, kind, trainable, damping)
+        layers[name] = layer_task(dynamics, name, names, kind, trainable, damping, each=given)
     found = {name: task for name, task in layers.items() if task is not None}
     tasks = [found[name] for name in _with_true_gradient(dynamics, state, batch, list(found))]
     if given:
@@ -245,14 +252,20 @@ def layer_task(
     damping: Damping,
     *,
     given: bool = False,
+    each: bool = False,
 ) -> LayerTask | None:
-    """The parameters ``names``, a weight and perhaps its bias, as kernels see them; or None."""
+    """The parameters ``names``, a weight and perhaps its bias, as kernels see them; or None.
+    ``given``: their gradients are formed elsewhere; ``each``: weights may have a variance each."""
     weight = names[0]
     if any(n not in trainable or trainable[n].dtype != torch.float32 for n in names):
         return None
     chains, device = len(dynamics.temperature), trainable[weight].device
     both = (weight, names[-1])
     known = {n: prior_numbers(dynamics.prior[n], chains, device) for n in both}
+    precisions = dynamics.prior[weight].precisions if each else None
+    if precisions is not None:
+        known[weight] = torch.zeros(chains, 2, device=device)
+        precisions = precisions.to(device, torch.float32).expand(chains, -1, -1).contiguous()
     others = {n: dynamics.prior[n] for n in names if known[n] is None}
     if others and (not given or kind == "rmsprop"):  # whose metric is of the loss's gradient alone
         return None
@@ -267,6 +280,7 @@ def layer_task(
         bias_start=dynamics.starts[names[-1]],
         prior=torch.cat(numbers, dim=1).contiguous(),
         given=given,
+        each=precisions,
         others=others,
     )
 

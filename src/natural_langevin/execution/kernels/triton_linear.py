@@ -33,7 +33,8 @@ def dot_precision() -> str:
 
 class Tile(NamedTuple):
     """Units, inputs and samples of a program; warps, pipeline stages, registers of a thread at most
-    (None: as many as the compiler likes), and how many tiles of a row a program walks along."""
+    (None: as many as the compiler likes), how many tiles of a row a program walks along, and
+    whether it reads the state before it forms products."""
 
     units: int
     inputs: int
@@ -42,6 +43,7 @@ class Tile(NamedTuple):
     stages: int = 2
     registers: int | None = None
     walks: int = 1
+    ahead: bool = False
 
 
 #: For few chains and for many, chosen on an H200, by rule for everybody: another choice is another
@@ -107,12 +109,14 @@ def update_(
     kind, fresh, rows = KIND_NUMBER[task.kind], int(inputs.fresh), scratch["rows"]
     own = {
         "KIND": kind, "HAS_BIAS": task.has_bias, "ADAPTS": inputs.adapts and kind > 0,
-        "BLOCK_O": tile.units, "BLOCK_I": tile.inputs, "num_warps": tile.warps, **_flags(state),
+        "BLOCK_O": tile.units, "BLOCK_I": tile.inputs, "num_warps": tile.warps,
+        "EACH": task.each is not None, **_flags(state),
     }  # fmt: skip
     buffers = (
         state.weight, _or(state.weight_mean, none), _or(state.weight_second, none),
         _or(state.cross, none), _or(state.bias, none), _or(state.bias_second, none),
-        _or(state.momentum, none), task.prior, task.damping, inputs.numbers, inputs.keys,
+        _or(state.momentum, none), _or(task.each, none), task.prior, task.damping, inputs.numbers,
+        inputs.keys,
     )  # fmt: skip
     programs = grid.tiles_o * parts, chains
     if isinstance(call, Given):
@@ -128,8 +132,9 @@ def update_(
             linear_kernel, programs, a, delta, _or(fisher, delta), *buffers, *sums, rows,
             a.shape[-2], width, outputs, a.stride(0), grid.tiles_i, parts,
             task.weight_start, fresh, SAME=fisher is None, PRECISION=dot_precision(),
-            WALKS=grid.walks, STEP=grid.step, PAIRED=grid.paired, BLOCK_B=tile.samples,
-            num_stages=tile.stages, maxnreg=tile.registers, **own,
+            WALKS=grid.walks, STEP=grid.step, PAIRED=grid.paired,
+            AHEAD=tile.ahead, BLOCK_B=tile.samples, num_stages=tile.stages,
+            maxnreg=tile.registers, **own,
         )  # fmt: skip
     if task.has_bias:
         _move_biases(task, state, inputs, sums, parts, run)

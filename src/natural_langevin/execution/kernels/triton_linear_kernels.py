@@ -87,12 +87,12 @@ def _squared_fisher(d, fisher, at, mask, SAME: tl.constexpr):
 
 @triton.jit(do_not_specialize=["B", "tiles_i", "parts", "fresh"])
 def linear_kernel(
-    a, delta, fisher, theta, mean, second, cross, bias, bias_second, momentum, prior, damping,
+    a, delta, fisher, theta, mean, second, cross, bias, bias_second, momentum, each, prior, damping,
     numbers, keys, unit_sums, unit_squares, row_sums, B, I, O, a_chain, tiles_i, parts,
     start, fresh, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr,
-    MOVES: tl.constexpr, ADAPTS: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
-    WALKS: tl.constexpr, STEP: tl.constexpr, PAIRED: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
+    MOVES: tl.constexpr, EACH: tl.constexpr, ADAPTS: tl.constexpr, SAME: tl.constexpr,
+    PRECISION: tl.constexpr, WALKS: tl.constexpr, STEP: tl.constexpr, PAIRED: tl.constexpr,
+    AHEAD: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """Weights from a batch: a (chain, B, I), delta and fisher (chain, B, O). A program has a tile
     of one chain's units, and walks along WALKS tiles of their inputs."""
@@ -130,6 +130,11 @@ def linear_kernel(
         if STEP == 2:
             i -= (tile_o % 2) * 16
             in_i = (i >= 0) & (i < I)
+        if AHEAD:  # the state is on its way while products are formed, in registers of its own
+            known = _read_weights(
+                theta, mean, second, cross, momentum, each, o, i, in_i, I, O, chain,
+                KIND, HAS_BIAS, HAS_MEAN, MOVES, EACH,
+            )  # fmt: skip
         # The products over the batch, and the sums of delta and delta~^2 for the units' biases.
         gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
         squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
@@ -158,10 +163,15 @@ def linear_kernel(
                 deltas, deltas2, share, tile_i == 0, unit_sums, unit_squares, bias, bias_second,
                 prior, damping, rates, o, O, chain, fresh, KIND, ADAPTS,
             )  # fmt: skip
+        if not AHEAD:
+            known = _read_weights(
+                theta, mean, second, cross, momentum, each, o, i, in_i, I, O, chain,
+                KIND, HAS_BIAS, HAS_MEAN, MOVES, EACH,
+            )  # fmt: skip
         pulls += _move_weights(
-            gradient * share, squares * share, crosses * share, bias_v, corner, theta, mean, second,
-            cross, momentum, prior, damping, rates, keys, o, i, in_i, I, O, chain, start, fresh,
-            KIND, HAS_BIAS, HAS_MEAN, MOVES, ADAPTS, PAIRED, BLOCK_O, BLOCK_I,
+            gradient * share, squares * share, crosses * share, bias_v, corner, known, theta, mean,
+            second, cross, momentum, prior, damping, rates, keys, o, i, in_i, I, O, chain, start,
+            fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, EACH, ADAPTS, PAIRED, BLOCK_O, BLOCK_I,
         )  # fmt: skip
     if KIND == 3 and HAS_BIAS:
         tl.store(row_sums + (chain * parts + part) * O + o, tl.sum(pulls, axis=1), mask=in_o)
@@ -170,9 +180,9 @@ def linear_kernel(
 @triton.jit(do_not_specialize=["tiles_i", "fresh"])
 def given_kernel(
     gradient, squares, crosses, bias_gradient, bias_square, theta, mean, second, cross, bias,
-    bias_second, momentum, prior, damping, numbers, keys, row_sums, I, O, tiles_i, start, fresh,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr,
-    ADAPTS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    bias_second, momentum, each, prior, damping, numbers, keys, row_sums, I, O, tiles_i, start,
+    fresh, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr,
+    EACH: tl.constexpr, ADAPTS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """Weights whose gradient and statistics somebody else has formed: convolutions, norms, ..."""
     chain = tl.program_id(1).to(tl.int64)
@@ -194,55 +204,79 @@ def given_kernel(
         bias_v, corner = _bias_terms(
             g_b, g2_b, bias, bias_second, prior, damping, rates, o, O, chain, fresh, ADAPTS
         )
+    known = _read_weights(
+        theta, mean, second, cross, momentum, each, o, i, i < I, I, O, chain, KIND, HAS_BIAS,
+        HAS_MEAN, MOVES, EACH,
+    )  # fmt: skip
     pulls = _move_weights(
-        g, g2, gx, bias_v, corner, theta, mean, second, cross, momentum, prior, damping, rates,
-        keys, o, i, i < I, I, O, chain, start, fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, ADAPTS,
-        False, BLOCK_O, BLOCK_I,
+        g, g2, gx, bias_v, corner, known, theta, mean, second, cross, momentum, prior, damping,
+        rates, keys, o, i, i < I, I, O, chain, start, fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, EACH,
+        ADAPTS, False, BLOCK_O, BLOCK_I,
     )  # fmt: skip
     if KIND == 3 and HAS_BIAS:
         tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, tl.sum(pulls, axis=1), mask=in_o)
 
 
 @triton.jit
+def _read_weights(
+    theta, mean, second, cross, momentum, each, o, i, in_i, I, O, chain, KIND: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """A tile's weights, J's diagonal and row, momentum, mean and priors' precisions. All are read
+    before anything is written: a read behind a write, which might be of the same memory, waits."""
+    mask, first = (o < O)[:, None] & in_i[None, :], chain * O * I
+    at = o[:, None] * I + i[None, :]
+    w = tl.load(theta + first + at, mask=mask, other=0.0)
+    j, c, r, average, own = w, w, w, w, w  # what there is not is never looked at
+    if KIND > 0:
+        j = tl.load(second + first + at, mask=mask, other=1.0)
+    if KIND == 3 and HAS_BIAS:
+        c = tl.load(cross + first + at, mask=mask, other=0.0)
+    if MOVES:
+        r = tl.load(momentum + first + at, mask=mask, other=0.0)
+    if HAS_MEAN:
+        average = tl.load(mean + first + at, mask=mask, other=0.0)
+    if EACH:
+        own = tl.load(each + first + at, mask=mask, other=0.0)
+    return w, j, c, r, average, own
+
+
+@triton.jit
 def _move_weights(
-    gradient, squares, crosses, bias_v, corner, theta, mean, second, cross, momentum, prior,
+    gradient, squares, crosses, bias_v, corner, known, theta, mean, second, cross, momentum, prior,
     damping, rates, keys, o, i, in_i, I, O, chain, start, fresh, KIND: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr, ADAPTS: tl.constexpr,
-    PAIRED: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr, EACH: tl.constexpr,
+    ADAPTS: tl.constexpr, PAIRED: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """Metric, drift, noise and mean of a tile of weights, from its batch's gradient (BLOCK_O,
-    BLOCK_I) and statistics; returns what the weights add to their biases."""
+    BLOCK_I), statistics and what ``_read_weights`` found; what the weights add to their biases."""
+    w, j, c, r, average, own = known
     eta, scale, gamma, mu, per_datum, keep, kept = rates
     live_o = o < tl.where(keep > 0, O, 0)  # stopped chains stand still
     key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
     key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
     mask, live = (o < O)[:, None] & in_i[None, :], live_o[:, None] & in_i[None, :]
     at = o[:, None] * I + i[None, :]
-    theta += chain * O * I
-    mean += chain * O * I
-    second += chain * O * I
-    cross += chain * O * I
-    w = tl.load(theta + at, mask=mask, other=0.0)
+    precision, centre = tl.load(prior + chain * 4), tl.load(prior + chain * 4 + 1)
+    epsilon = tl.load(damping + chain * 2)
     if PAIRED:
         z = normal_rows(o * I + tl.min(i, axis=0) + start, key0, key1, BLOCK_O, BLOCK_I)
     else:
         z = normal_at(at + start, key0, key1)
-    v = gradient + tl.load(prior + chain * 4) * per_datum * (w - tl.load(prior + chain * 4 + 1))
+    first = chain * O * I
+    v = gradient + (own if EACH else precision) * per_datum * (w - centre)
     pulls = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
     if KIND == 0:
         change = scale * z - eta * v
-    else:
-        epsilon = tl.load(damping + chain * 2)
-        j = tl.load(second + at, mask=mask, other=1.0)  # as this step applies it
+    else:  # ``j`` and ``c`` become what this step applies
         if ADAPTS:
             new_j = _mix(j, gradient * gradient if KIND == 1 else squares, gamma)
-            tl.store(second + at, new_j, mask=live)
+            tl.store(second + first + at, new_j, mask=live)
             j = tl.where(fresh != 0, new_j, j)
         if KIND == 3 and HAS_BIAS:
-            c = tl.load(cross + at, mask=mask, other=0.0)
             if ADAPTS:
                 new_c = _mix(c, crosses, gamma)
-                tl.store(cross + at, new_c, mask=live)
+                tl.store(cross + first + at, new_c, mask=live)
                 c = tl.where(fresh != 0, new_c, c)
             scaled = corner[:, None] * c
             diagonal = tl.rsqrt(tl.maximum(j - scaled * scaled, 0.0) + epsilon)
@@ -258,14 +292,12 @@ def _move_weights(
             else:
                 change = root * (scale * z - eta * root * v)
     if MOVES:  # theta follows the momentum, r <- kept r + change
-        r = momentum + chain * O * I + at
-        change += kept * tl.load(r, mask=mask, other=0.0)
-        tl.store(r, change, mask=live)
+        change += kept * r
+        tl.store(momentum + first + at, change, mask=live)
     moved = w + change
-    tl.store(theta + at, moved, mask=live)
+    tl.store(theta + first + at, moved, mask=live)
     if HAS_MEAN:
-        average = tl.load(mean + at, mask=mask, other=0.0)
-        tl.store(mean + at, _mix(average, moved, mu), mask=live)
+        tl.store(mean + first + at, _mix(average, moved, mu), mask=live)
     return pulls
 
 

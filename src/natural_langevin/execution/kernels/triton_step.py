@@ -20,7 +20,7 @@ from torch import Tensor
 from natural_langevin._internal.gpu_build import build, launch, side_by_side
 from natural_langevin._internal.triton_random import key_at
 from natural_langevin.data.streams import InMemory
-from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.kernels.layer import Given, LayerInputs, LayerTask
@@ -70,13 +70,19 @@ def _begin_kernel(
         tl.store(numbers + chain * 7 + 6, kept)
 
 
-@triton.jit(do_not_specialize=["chains"])
-def _end_kernel(loss, now, step, diverged, stopped, numbers, chains, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["chains", "parts"])
+def _end_kernel(
+    losses, loss, now, step, diverged, stopped, numbers, chains, parts, BLOCK: tl.constexpr
+):
     chain = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = chain < chains
     t = tl.load(now)
     before = tl.load(diverged + chain, mask=inside, other=0)
-    finite = tl.abs(tl.load(loss + chain, mask=inside, other=0.0)) < float("inf")  # not: NaN
+    mean = tl.zeros([BLOCK], tl.float32)
+    for part in range(0, parts):
+        mean += tl.load(losses + chain * parts + part, mask=inside, other=0.0)
+    tl.store(loss + chain, mean, mask=inside)
+    finite = tl.abs(mean) < float("inf")  # not: NaN
     keep = (before < 0) & finite
     after = tl.where((before < 0) & (keep == 0), t, before)
     tl.store(diverged + chain, after, mask=inside)
@@ -149,15 +155,17 @@ class Bookkeeping:
         keys = self._keys.view(torch.int32).unflatten(-1, (-1, 2))
         return Begun((x_out, y_out), self._numbers, keys)
 
-    def end(self, state: State, loss: Tensor, run: Any = launch) -> Tensor:
-        """Writes which chains go on into the numbers, counts; (chain,) bool: which have stopped."""
+    def end(self, state: State, losses: Tensor, run: Any = launch) -> Info:
+        """Sums the parts of losses, (chain, part), writes which chains go on into the numbers, and
+        counts."""
         stopped = torch.empty_like(state.diverged, dtype=torch.bool)
-        block = 1024
+        loss, block = self._numbers.new_empty(state.chains), 1024
         run(
-            _end_kernel, (-(-state.chains // block),), loss, self._now, state.step, state.diverged,
-            stopped.view(torch.int8), self._numbers, state.chains, BLOCK=block,
+            _end_kernel, (-(-state.chains // block),), losses.contiguous(), loss, self._now,
+            state.step, state.diverged, stopped.view(torch.int8), self._numbers, state.chains,
+            losses.shape[1], BLOCK=block,
         )  # fmt: skip
-        return stopped
+        return Info(loss, stopped)
 
     @property
     def keep(self) -> Tensor:
@@ -168,6 +176,7 @@ class Bookkeeping:
 def build_all(
     tasks: list[LayerTask],
     books: Any,
+    network: Any,
     dynamics: LangevinDynamics,
     data: StepData,
     state: State,
@@ -189,8 +198,10 @@ def build_all(
                 call = DeferredCall(a, delta, delta if drawn else None)
             update_(task, own, call, inputs, build)
         if books:
-            books.begin(dynamics, data, state, Kind(), build)
-            books.end(state, numbers[:, 0].float(), build)
+            begun = books.begin(dynamics, data, state, Kind(), build)
+            if network:
+                network(state, begun.batch, build)
+            books.end(state, numbers[:, :1].float(), build)
 
 
 def _words(data: Any) -> Tensor | None:

@@ -89,5 +89,9 @@ class Local(Prior):
     def precision(self) -> float | Tensor:
         return 1 / self.variance if self.every is None else (1 / self.every).mean((1, 2))
 
+    @property
+    def precisions(self) -> Tensor | None:
+        return None if self.every is None else 1 / self.every
+
     def chain_values(self) -> dict[str, float | Tensor]:
         return {"variance": self.variance, "width": self.width}

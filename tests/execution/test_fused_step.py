@@ -194,7 +194,9 @@ def assert_same_perceptrons(backend: Any) -> None:
             model, likelihoods.Categorical(), chains=2, prior=prior, step_size=1e-3, compile=False,
             preconditioner=METRICS["quasi-diagonal"], dynamics=dynamics.Underdamped(0.3),
         )  # fmt: skip
-        engine, state = one.prepare((x[:, :inputs].contiguous(), y), steps=3, batch_size=18, burn_in=2)
+        engine, state = one.prepare(
+            (x[:, :inputs].contiguous(), y), steps=3, batch_size=18, burn_in=2
+        )
         other = copy.deepcopy(state)
         found = plan(one._dynamics, state, engine.stream.example(), 50, given=True)
         step = FusedStep(found, backend)

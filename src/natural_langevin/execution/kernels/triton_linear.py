@@ -46,9 +46,10 @@ class Tile(NamedTuple):
     ahead: bool = False
 
 
-#: For few chains and for many, chosen on an H200, by rule for everybody: another choice is another
-#: order of summation.
-FEW, MANY, MANY_FROM = Tile(16, 64, 32), Tile(16, 64, 32, registers=96, walks=7), 48
+#: Chosen on an H200, by rule for everybody: another choice is another order of summation.
+FEW, MANY, MANY_FROM = Tile(16, 32, 32, 2, 3), Tile(16, 32, 32, 2, 3), 48
+#: Where gradients are given.
+GIVEN = Tile(16, 64, 32)
 
 
 def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
@@ -81,7 +82,7 @@ class Grid(NamedTuple):
 
 def divided(chains: int, outputs: int, width: int, *, given: bool) -> Grid:
     """The grid of a layer with ``width`` inputs; ``given``: the gradient is formed already."""
-    tile = MANY if chains >= MANY_FROM else FEW
+    tile = GIVEN if given else MANY if chains >= MANY_FROM else FEW
     # Rows of normals begin with a block, or every second with half a one. Then tiles take every
     # second unit, whose gradients lie apart: not worth it for a single tile.
     paired = not given and width % 16 == 0 and tile.inputs % 32 == 0

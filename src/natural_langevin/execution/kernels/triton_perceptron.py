@@ -47,9 +47,18 @@ class Tile(NamedTuple):
     stages: int = 4
 
 
+class Tiles(NamedTuple):
+    """Of both directions."""
+
+    forward: Tile
+    backward: Tile
+
+
 #: For few chains and for many, chosen on an H200, by rule for everybody: another choice is another
 #: order of summation.
-FEW, MANY, MANY_FROM = Tile(32, 16, 64), Tile(64, 64, 32, stages=3), 8
+FEW = Tiles(Tile(32, 16, 64), Tile(32, 16, 64))
+MANY = Tiles(Tile(128, 128, 64, 8, 3), Tile(32, 64, 32, 4, 3))
+MANY_FROM = 8
 
 
 class Passed(NamedTuple):
@@ -102,7 +111,7 @@ class Perceptron:
             assert spec.weight is not None
             shape = chains, size, state.params[spec.weight].shape[1]
             self._layers.append(Layer(spec, name, *(x.new_empty(shape) for _ in range(3))))
-        self._tile = MANY if chains >= MANY_FROM else FEW
+        self._tiles = MANY if chains >= MANY_FROM else FEW
         self._losses = x.new_empty(chains, -(-size // 16))
 
     def _specs_of(
@@ -152,7 +161,7 @@ class Perceptron:
         return Passed(self._losses, calls)
 
     def _forward(self, layer: Layer, a: Tensor, state: State, run: Any) -> None:
-        spec, tile = layer.spec, self._tile
+        spec, tile = layer.spec, self._tiles.forward
         chains, samples, inputs = a.shape
         units = layer.out.shape[2]
         first, second = spec.parameters
@@ -165,7 +174,7 @@ class Perceptron:
         )  # fmt: skip
 
     def _end(self, layer: Layer, a: Tensor, labels: Tensor, state: State, run: Any) -> None:
-        spec, tile = layer.spec, self._tile
+        spec, tile = layer.spec, FEW.forward
         chains, samples, inputs = a.shape
         classes = layer.out.shape[2]
         run(
@@ -177,7 +186,7 @@ class Perceptron:
         )  # fmt: skip
 
     def _backward(self, above: Layer, layer: Layer, state: State, run: Any) -> None:
-        tile = self._tile
+        tile = self._tiles.backward
         chains, samples, units = above.delta.shape
         inputs = layer.delta.shape[2]
         run(

@@ -12,6 +12,7 @@ A line of JSON for every figure. For developers of ``execution/kernels``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -101,18 +102,12 @@ def steps() -> None:
 def tiles() -> None:
     from natural_langevin.execution.kernels import triton_linear as own
 
-    walks = {"registers": 96, "walks": 7}
-    tried = (
-        (64, own.MANY), (64, own.Tile(16, 64, 32, registers=96)),
-        (64, own.Tile(16, 64, 16, **walks)), (64, own.Tile(16, 64, 32, registers=128, walks=7)),
-        (64, own.Tile(16, 64, 16, registers=128, walks=7)),
-        (64, own.Tile(16, 64, 32, registers=96, walks=13)),
-        (64, own.Tile(16, 64, 32, 4, 1, **walks)), (64, own.Tile(16, 64, 32, 8, 2, None, 7)),
-        (1, own.FEW), (1, own.Tile(16, 64, 32, registers=96)), (1, own.Tile(16, 32, 32, 4)),
-        (1, own.Tile(16, 64, 32, 8)), (1, own.Tile(16, 64, 32, 4, 3)),
-    )  # fmt: skip
-    for chains, tile in tried:
-        own.FEW = own.MANY = tile
+    tried = [own.TILE, *(own.Tile(*of) for of in (
+        (16, 64, 32, 4, 2), (16, 32, 32, 2, 3), (16, 16, 32, 1, 3), (16, 64, 32, 2, 3),
+        (32, 32, 32, 4, 2), (32, 64, 32, 8, 2),
+    ))]  # fmt: skip
+    for chains, tile in itertools.product((1, 64), tried):
+        own.TILE = tile
         row: dict[str, Any] = {"chains": chains, "tile": tile}
         try:
             for every in (1, 4)[: 1 + (chains > 1)]:

@@ -58,17 +58,17 @@ def main() -> None:
     # momentum, both. A batch of 18 in two blocks, where sums go on in a second one, and in one.
     every = "all" in sys.argv  # without: what is not in the kernel of another case
     for bias, tile in ((True, (32, 16, 16)), (False, (16, 32, 32))):
-        triton_linear.FEW, samples = triton_linear.Tile(*tile), tile[2]
+        triton_linear.TILE, samples = triton_linear.Tile(*tile), tile[2]
         for name in METRICS if every else WITH_BIAS if bias else WITHOUT_BIAS:
             one = sampler(network(bias=bias), METRICS[name], chains=2)
             assert_same_steps(one, backend, steps=3, expected=["0", "2"])
             print(f"{name}, bias {bias}, blocks of {samples}: agrees")
-    for name, walks in (("quasi-diagonal", 2), ("diagonal, every second step", 1))[: 1 + every]:
-        triton_linear.FEW = triton_linear.Tile(16, 32, 32, walks=walks)
+    triton_linear.TILE = triton_linear.Tile(16, 32, 32)
+    for name in ("quasi-diagonal", "diagonal, every second step")[: 1 + every]:
         one = sampler(wide_network(), METRICS[name], chains=2)
         assert_same_steps(one, backend, steps=3, expected=["0", "2", "4"])
         print(f"{name}, rows of whole and half blocks of noise: agrees")
-    triton_linear.FEW = triton_linear.Tile(16, 16, 32)
+    triton_linear.TILE = triton_linear.Tile(16, 16, 32)
     for kind in MOMENTUM if every else MOMENTUM[:1]:
         one = sampler(network(), METRICS[kind], chains=2, dynamics=Underdamped(friction=0.3))
         assert_same_steps(one, backend, steps=3, expected=["0", "2"])
@@ -77,7 +77,7 @@ def main() -> None:
     for kind in RUNS if every else RUNS[:1]:
         assert_same_runs(kind, whole)
         print(f"{kind}, whole runs: agrees")
-    triton_linear.FEW = triton_linear.Tile(16, 16, 32, ahead=True)
+    triton_linear.TILE = triton_linear.Tile(16, 16, 32)
     assert_same_perceptrons(whole._replace(network=perceptron))
     print("passes of perceptrons: agrees")
 

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import small_run
-from natural_langevin import Langevin, dynamics, likelihoods, preconditioners
+from natural_langevin import Langevin, dynamics, likelihoods, models, preconditioners
 from natural_langevin._internal import capacity
+from natural_langevin.sampling import footprint
 from natural_langevin.sampling.footprint import state_bytes
 
 
@@ -114,3 +115,16 @@ def test_a_container_has_less_than_its_machine(monkeypatch, tmp_path):
         (tmp_path / "memory.max").write_text(text)
         monkeypatch.setattr(capacity, "_LIMITS", (str(tmp_path / "memory.max"),))
         assert capacity.in_memory() == expected
+
+
+def test_a_state_that_fits_however_large_is_not_laid_out(monkeypatch):
+    """What lays it out takes up to two seconds to load: a dense metric needs it, no other does."""
+
+    def refuse(*_):
+        raise AssertionError("laid out")
+
+    monkeypatch.setattr(footprint, "state_bytes", refuse)
+    Langevin(models.mlp(), likelihoods.Categorical(), chains=2)
+    dense = preconditioners.FullFisher()
+    with pytest.raises(AssertionError, match="laid out"):
+        Langevin(models.mlp(), likelihoods.Categorical(), preconditioner=dense, chains=2)

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal import capacity
 from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.execution.kernels.layer import KINDS
 from natural_langevin.types import Params
 
 #: Multiples of state plus parameters that a step on the CPU has in memory at once.
@@ -43,9 +44,11 @@ def check_step_memory(
 ) -> None:
     """ValueError where state and temporaries of one step cannot fit."""
     weights = chains * sum(p.nbytes for p in params.values())
-    # A dense metric has a row per parameter: where even that fits, nothing is laid out on meta,
-    # whose functions take half a second to load.
-    largest = weights * (sum(p.numel() for p in params.values()) + 8)
+    # Parameters, mean, momentum, two tensors of a metric and of control variates; a dense metric
+    # has a row per parameter. Where even that fits, nothing is laid out on meta, whose functions
+    # take half a second to load, and two where Python may not keep what it has compiled of them.
+    rows = 0 if type(dynamics.preconditioner) in KINDS else sum(p.numel() for p in params.values())
+    largest = weights * (rows + 8)
     if ON_CPU * largest <= capacity.in_memory(device):
         return
     state = state_bytes(dynamics, params, chains)

@@ -27,13 +27,6 @@ def _mix(old, new, rate):
 
 
 @triton.jit
-def _units(tile_o, BLOCK_O: tl.constexpr, STEP: tl.constexpr):
-    """The units of a tile. With STEP 2 the even ones or the odd ones of twice as many: where rows
-    are an odd number of half blocks of noise, blocks then lie alike in all rows of a tile."""
-    return (tile_o // STEP) * (BLOCK_O * STEP) + tl.arange(0, BLOCK_O) * STEP + tile_o % STEP
-
-
-@triton.jit
 def _rates(numbers, chain):
     """A chain's eta, noise scale, gamma, mu, 1 / N, whether it goes on, and kept momentum."""
     at = numbers + chain * 7
@@ -85,96 +78,64 @@ def _squared_fisher(d, fisher, at, mask, SAME: tl.constexpr):
     return d * d
 
 
-@triton.jit(do_not_specialize=["B", "tiles_i", "parts", "fresh"])
+@triton.jit(do_not_specialize=["B", "tiles_i", "fresh"])
 def linear_kernel(
     a, delta, fisher, theta, mean, second, cross, bias, bias_second, momentum, each, prior, damping,
-    numbers, keys, unit_sums, unit_squares, row_sums, B, I, O, a_chain, tiles_i, parts,
-    start, fresh, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr,
+    numbers, keys, unit_sums, unit_squares, row_sums, B, I, O, a_chain, tiles_i, start, fresh,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr,
     MOVES: tl.constexpr, EACH: tl.constexpr, ADAPTS: tl.constexpr, SAME: tl.constexpr,
-    PRECISION: tl.constexpr, WALKS: tl.constexpr, STEP: tl.constexpr, PAIRED: tl.constexpr,
-    AHEAD: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_B: tl.constexpr,
+    PRECISION: tl.constexpr, PAIRED: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """Weights from a batch: a (chain, B, I), delta and fisher (chain, B, O). A program has a tile
-    of one chain's units, and walks along WALKS tiles of their inputs."""
+    of one chain's weights."""
     chain = tl.program_id(1).to(tl.int64)
-    tile_o, part = tl.program_id(0) // parts, tl.program_id(0) % parts
-    o = _units(tile_o, BLOCK_O, STEP)
-    in_o = o < O
+    tile_o, tile_i = tl.program_id(0) // tiles_i, tl.program_id(0) % tiles_i
+    o, i = tile_o * BLOCK_O + tl.arange(0, BLOCK_O), tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
+    in_o, in_i = o < O, i < I
     a += chain * a_chain
     delta += chain * B * O
     fisher += chain * B * O
     share, rates = 1.0 / B, _rates(numbers, chain)
+    # The products over the batch, and the sums of delta and delta~^2 for the units' biases: over
+    # samples at the end, since a sum in the loop would have warps wait for each other.
+    gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    crosses = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+    deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
+    for first in range(0, B, BLOCK_B):
+        n = first + tl.arange(0, BLOCK_B)
+        in_n = n < B
+        x_mask, d_mask = in_n[:, None] & in_i[None, :], in_n[None, :] & in_o[:, None]
+        at = n[None, :] * O + o[:, None]
+        x = tl.load(a + n[:, None] * I + i[None, :], mask=x_mask, other=0.0)
+        d = tl.load(delta + at, mask=d_mask, other=0.0)
+        gradient += tl.dot(d, x, input_precision=PRECISION)
+        deltas += d
+        if KIND >= 2 and ADAPTS:
+            f2 = _squared_fisher(d, fisher, at, d_mask, SAME)
+            deltas2 += f2
+            squares += tl.dot(f2, x * x, input_precision=PRECISION)
+            if KIND == 3 and HAS_BIAS:
+                crosses += tl.dot(f2, x, input_precision=PRECISION)
     bias_v, corner = tl.zeros([BLOCK_O], tl.float32), tl.zeros([BLOCK_O], tl.float32)
-    first_tile, last_tile = part * WALKS, part + 1
-    if WALKS > 1:  # along a row of tiles: what concerns units is formed once
-        last_tile = tl.minimum(first_tile + WALKS, tiles_i)
-        # Added up over samples at the end: a sum in the loop would have warps wait for each other.
-        deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
-        deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
-        if HAS_BIAS:
-            for first in range(0, B, BLOCK_B):
-                n = first + tl.arange(0, BLOCK_B)
-                at, d_mask = n[None, :] * O + o[:, None], (n < B)[None, :] & in_o[:, None]
-                d = tl.load(delta + at, mask=d_mask, other=0.0)
-                deltas += d
-                if KIND >= 2 and ADAPTS:
-                    deltas2 += _squared_fisher(d, fisher, at, d_mask, SAME)
-            bias_v, corner = _unit_terms(
-                deltas, deltas2, share, part == 0, unit_sums, unit_squares, bias, bias_second,
-                prior, damping, rates, o, O, chain, fresh, KIND, ADAPTS,
-            )  # fmt: skip
-    pulls = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-    for tile_i in range(first_tile, last_tile):
-        i = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
-        in_i = i < I
-        if STEP == 2:
-            i -= (tile_o % 2) * 16
-            in_i = (i >= 0) & (i < I)
-        if AHEAD:  # the state is on its way while products are formed, in registers of its own
-            known = _read_weights(
-                theta, mean, second, cross, momentum, each, o, i, in_i, I, O, chain,
-                KIND, HAS_BIAS, HAS_MEAN, MOVES, EACH,
-            )  # fmt: skip
-        # The products over the batch, and the sums of delta and delta~^2 for the units' biases.
-        gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-        squares = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-        crosses = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-        deltas = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
-        deltas2 = tl.zeros([BLOCK_O, BLOCK_B], tl.float32)
-        for first in range(0, B, BLOCK_B):
-            n = first + tl.arange(0, BLOCK_B)
-            in_n = n < B
-            x_mask, d_mask = in_n[:, None] & in_i[None, :], in_n[None, :] & in_o[:, None]
-            at = n[None, :] * O + o[:, None]
-            x = tl.load(a + n[:, None] * I + i[None, :], mask=x_mask, other=0.0)
-            d = tl.load(delta + at, mask=d_mask, other=0.0)
-            gradient += tl.dot(d, x, input_precision=PRECISION)
-            if WALKS == 1:
-                deltas += d
-            if KIND >= 2 and ADAPTS:
-                f2 = _squared_fisher(d, fisher, at, d_mask, SAME)
-                if WALKS == 1:
-                    deltas2 += f2
-                squares += tl.dot(f2, x * x, input_precision=PRECISION)
-                if KIND == 3 and HAS_BIAS:
-                    crosses += tl.dot(f2, x, input_precision=PRECISION)
-        if HAS_BIAS and WALKS == 1:
-            bias_v, corner = _unit_terms(
-                deltas, deltas2, share, tile_i == 0, unit_sums, unit_squares, bias, bias_second,
-                prior, damping, rates, o, O, chain, fresh, KIND, ADAPTS,
-            )  # fmt: skip
-        if not AHEAD:
-            known = _read_weights(
-                theta, mean, second, cross, momentum, each, o, i, in_i, I, O, chain,
-                KIND, HAS_BIAS, HAS_MEAN, MOVES, EACH,
-            )  # fmt: skip
-        pulls += _move_weights(
-            gradient * share, squares * share, crosses * share, bias_v, corner, known, theta, mean,
-            second, cross, momentum, prior, damping, rates, keys, o, i, in_i, I, O, chain, start,
-            fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, EACH, ADAPTS, PAIRED, BLOCK_O, BLOCK_I,
+    if HAS_BIAS:
+        bias_v, corner = _unit_terms(
+            deltas, deltas2, share, tile_i == 0, unit_sums, unit_squares, bias, bias_second,
+            prior, damping, rates, o, O, chain, fresh, KIND, ADAPTS,
         )  # fmt: skip
+    known = _read_weights(
+        theta, mean, second, cross, momentum, each, o, i, in_i, I, O, chain, KIND, HAS_BIAS,
+        HAS_MEAN, MOVES, EACH,
+    )  # fmt: skip
+    pulls = _move_weights(
+        gradient * share, squares * share, crosses * share, bias_v, corner, known, theta, mean,
+        second, cross, momentum, prior, damping, rates, keys, o, i, in_i, I, O, chain, start,
+        fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, EACH, ADAPTS, PAIRED, BLOCK_O, BLOCK_I,
+    )  # fmt: skip
     if KIND == 3 and HAS_BIAS:
-        tl.store(row_sums + (chain * parts + part) * O + o, tl.sum(pulls, axis=1), mask=in_o)
+        tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, tl.sum(pulls, axis=1), mask=in_o)
 
 
 @triton.jit(do_not_specialize=["tiles_i", "fresh"])
@@ -187,7 +148,7 @@ def given_kernel(
     """Weights whose gradient and statistics somebody else has formed: convolutions, norms, ..."""
     chain = tl.program_id(1).to(tl.int64)
     tile_o, tile_i = tl.program_id(0) // tiles_i, tl.program_id(0) % tiles_i
-    o, i = _units(tile_o, BLOCK_O, 1), tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
+    o, i = tile_o * BLOCK_O + tl.arange(0, BLOCK_O), tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
     in_o, rates = o < O, _rates(numbers, chain)
     mask = in_o[:, None] & (i < I)[None, :]
     at = chain * O * I + o[:, None] * I + i[None, :]
@@ -305,7 +266,7 @@ def _move_weights(
 def bias_kernel(
     bias, mean, second, momentum, prior, damping, numbers, keys, sums, squares, row_sums, O,
     tiles_i, start, fresh, KIND: tl.constexpr, HAS_MEAN: tl.constexpr,
-    MOVES: tl.constexpr, BLOCK: tl.constexpr,
+    MOVES: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Biases, with the pull of their weights (``row_sums``). One kernel for steps with and without
     statistics: without, gamma is 0."""
@@ -340,9 +301,11 @@ def bias_kernel(
         else:
             change = root * (scale * z - eta * root * v)
         if KIND == 3:
-            for tile in range(0, tiles_i):
-                part = row_sums + (chain * tiles_i + tile) * O + o
-                change += tl.load(part, mask=mask, other=0.0)
+            for first in range(0, tiles_i, TILES):  # several at once: one wait for all of them
+                tile = first + tl.arange(0, TILES)
+                part = row_sums + (chain * tiles_i + tile[:, None]) * O + o[None, :]
+                there = (tile < tiles_i)[:, None] & mask[None, :]
+                change += tl.sum(tl.load(part, mask=there, other=0.0), axis=0)
     if MOVES:
         kept = tl.load(numbers + chain * 7 + 6)
         change += kept * tl.load(momentum + at, mask=mask, other=0.0)

@@ -204,6 +204,8 @@ def scanned(
 
     def advance(steps: int) -> None:
         nonlocal key, state
+        if steps % count:
+            raise ValueError(f"steps go {count} at a time, {steps} were asked for")
         for _ in range(steps // count):
             key, now = split(key)
             state = run(many(now) if chains > 1 else now, state, x, y)

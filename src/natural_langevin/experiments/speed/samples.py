@@ -50,7 +50,7 @@ FOLLOWED, SCORED = 20, 1_000
 #: network on all images is not stationary after 60,000 steps: nobody's samples of it would count.
 SIZES = {
     "cpu": {"hidden": (50,), "images": 10_000, "start": 20_000, "steps": 4_000, "thin": 10},
-    "cuda": {"hidden": (50,), "images": 10_000, "start": 40_000, "steps": 40_000, "thin": 20},
+    "cuda": {"hidden": (50,), "images": 10_000, "start": 40_000, "steps": 40_000, "thin": 100},
 }  # fmt: skip
 START_STEP = 2e-4
 #: A row's steps end after so many seconds, but not before so many draws.

@@ -24,8 +24,8 @@ tl: Any = None  # triton.language, where a kernel looks for it
 
 def start() -> None:
     """Before a kernel is imported: Triton is loaded, or loaded again, such that kernels are
-    interpreted; and without most of the interpreter's time, which goes into preparing what is prepared and into
-    what nobody looks at.
+    interpreted; and without most of the interpreter's time, which goes into preparing what is
+    prepared and into what nobody looks at.
 
     The language is replaced by an interpreted one when a kernel starts, and again at every call of
     a function within it. Here the second is left out where the same module's was replaced before,

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from natural_langevin._internal.proven import proven_network
 from oracle import build
 
+# The compiler need not try out, in every process, what the processor says of itself.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 #: What takes longest begins first, so that no worker is left with it at the end.
 LONGEST = ("distributed", "experiments", "law", "statistics", "docs", "report")
 #: Folders and files that ask what becomes of samples, not whether a run notices a wrong network.

@@ -15,6 +15,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recipe, "FEWEST_STEPS", 400)
     patch.setattr(recipe, "FIRST_STEPS", 400)
     patch.setattr(recipe, "MOST_STEPS", 2000)
+    patch.setattr(recipe, "DRAWS", 60)
     patch.setattr(recipe, "PILOT_STEPS", (1, 50))
     patch.setattr(prior_scale, "MOST_WORK", 0.1 * prior_scale.MOST_WORK)
     patch.setattr(prior_scale, "NATIVE", Trial(100, 2, 10, rounds=2))

@@ -1,4 +1,7 @@
-"""Fixtures shared by all tests: tiny networks, tiny data, a fixed seed."""
+"""Fixtures shared by all tests: tiny networks, tiny data, a fixed seed.
+
+torch is imported where it is used: the process that hands tests out to workers reads this file too,
+and the workers wait for it."""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from torch import Tensor, nn
 
-from natural_langevin._internal.proven import proven_network
-from oracle import build
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# The compiler need not try out, in every process, what the processor says of itself.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 #: What takes longest begins first, so that no worker is left with it at the end.
 LONGEST = ("distributed", "experiments", "law", "statistics", "docs", "report")
@@ -46,6 +51,8 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     """For the layers that tests make: the library itself never looks at the global generator."""
+    import torch
+
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for every device
 
 
@@ -72,6 +79,8 @@ def _known_networks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Linear layers and activations, whose statistics ``tests/statistics`` holds against loops:
     they are not compared once more at the start of every run, which would be a large part of it.
     Tests of what a run measures of itself, which is left out with them, are ``self_checked``."""
+    from natural_langevin._internal.proven import proven_network
+
     known = KNOWN.intersection(request.path.parts) and "self_checked" not in request.keywords
     with proven_network() if known else nullcontext():
         yield
@@ -89,17 +98,23 @@ def interruptible() -> Iterator[None]:
 @pytest.fixture
 def network() -> nn.Module:
     """3 inputs, 4 tanh units, 3 outputs; the same weights every time."""
+    from oracle import build
+
     return build("bias")
 
 
 @pytest.fixture
 def network_without_bias() -> nn.Module:
+    from oracle import build
+
     return build("no bias")
 
 
 @pytest.fixture
 def classes() -> tuple[Tensor, Tensor]:
     """40 samples of 3 features in 3 classes that the features say something about."""
+    import torch
+
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(40, 3, generator=generator)
     return x, (x + 0.5 * torch.randn(40, 3, generator=generator)).argmax(1)
@@ -108,6 +123,8 @@ def classes() -> tuple[Tensor, Tensor]:
 @pytest.fixture
 def regression() -> tuple[Tensor, Tensor]:
     """40 samples of 3 features and 3 real targets with noise of standard deviation 0.3."""
+    import torch
+
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(40, 3, generator=generator)
     return x, x.flip(1) + 0.3 * torch.randn(40, 3, generator=generator)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, preconditioners
+from short_recipe import shorten
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -29,9 +30,10 @@ def again(one: Any) -> Any:
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("metric", [None, preconditioners.KroneckerFisher(damping=0.1)])
 def test_a_copy_of_a_sampler_goes_its_own_way(
-    how: Callable[[Langevin], Langevin], before: bool, metric: Any
+    how: Callable[[Langevin], Langevin], before: bool, metric: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copied before a run, and after it: hooks of the copy's network are its own."""
+    shorten(monkeypatch)
 
     def run(sampler: Langevin) -> Posterior:
         return sampler.sample(data(), steps=30, batch_size=20, progress=False)

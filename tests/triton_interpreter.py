@@ -1,13 +1,13 @@
 """Triton's interpreter, which runs kernels on the CPU: scripts in it, and whether it works at all.
 
 Triton decides at import whether kernels are interpreted, so every script is a process of its own.
+It is forked from one that may have Triton loaded, by torch's compiler, and loads it again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import FunctionType
@@ -15,21 +15,26 @@ from typing import Any
 
 import pytest
 
+import warm
+
 #: How a script begins its only line where the interpreter is to blame.
 UNUSABLE = "unusable:"
 tl: Any = None  # triton.language, where a kernel looks for it
 
 
 def start() -> None:
-    """Before triton is imported by anything else: it decides then whether kernels are interpreted;
-    and without most of the interpreter's time, which goes into preparing what is prepared and into
-    what nobody looks at.
+    """Before a kernel is imported: Triton is loaded, or loaded again, such that kernels are
+    interpreted; and without most of the interpreter's time, which goes into preparing what is
+    prepared and into what nobody looks at.
 
     The language is replaced by an interpreted one when a kernel starts, and again at every call of
     a function within it. Here the second is left out where the same module's was replaced before,
     by the same start of a kernel. Whether integers overflow is worked out at every sum and product,
     and told to an assertion that is only made in debug mode: here it is not worked out."""
     os.environ["TRITON_INTERPRET"] = "1"
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+        if not name.startswith("triton._C"):  # compiled code is loaded once per process
+            del sys.modules[name]
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
@@ -80,11 +85,7 @@ def fault() -> str:
 def run_script(script: Path, *arguments: str) -> str:
     """What it prints. Skips the test where the script finds the interpreter unusable."""
     pytest.importorskip("triton", reason="Triton is not installed: its kernels are not tested")
-    ran = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    if ran.returncode == 0 and ran.stdout.startswith(UNUSABLE):
-        pytest.skip(ran.stdout.removeprefix(UNUSABLE).strip())
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    said = warm.run([script, *arguments])
+    if said.startswith(UNUSABLE):
+        pytest.skip(said.removeprefix(UNUSABLE).strip())
+    return said

@@ -2,39 +2,31 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import pytest
-
-import natural_langevin
+import warm
 from natural_langevin.tabular.run import load_learned
 from tables import SMALL, flowers, run
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     table = flowers(tmp_path / "flowers.csv", rows=40)
     words = ["train", str(table), "--target", "kind", *SMALL, "--steps", "250"]
-    out = tmp_path / "run"
-    source = str(Path(natural_langevin.__file__).parents[1])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "natural_langevin.cli", *words, "--out", str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": source},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    out, log, script = tmp_path / "run", tmp_path / "said", tmp_path / "command.py"
+    script.write_text("import runpy; runpy.run_module('natural_langevin.cli', run_name='__main__')")
+    with Path(os.devnull).open("r+") as nothing, log.open("w") as saying:
+        process = warm.start(
+            [script, *words, "--out", out], stdin=nothing, stdout=nothing, stderr=saying
+        )
     saved = out / "checkpoint"
     for _ in range(1200):  # stopped by progress, not by the clock: after the first checkpoint
         if saved.is_dir() and any(not p.name.startswith(".") for p in saved.iterdir()):
             break
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 130, said
+    os.kill(process.pid, signal.SIGINT)
+    code, said = process.wait(timeout=300), log.read_text()
+    assert code == 130, said
     assert "Traceback" not in said
     assert f"natural-langevin train {table}" in said
     assert "--resume" in said

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from natural_langevin import likelihoods
 from natural_langevin.cli.app import app
 from natural_langevin.optim import NaturalLangevin
-from natural_langevin.sampling import cost, prior_scale
+from short_recipe import shorten
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -64,20 +64,14 @@ FRAMEWORKS = [
     for kind in ("UserWarning:lightning", "UserWarning:torch.utils.data", "FutureWarning:lightning",
                  "DeprecationWarning")
 ]  # fmt: skip
-# Runs whose length is left open take up to a minute on these: they get the part of the work that
-# such runs may take, and all of it in `make test-thorough`.
-LONG = {"tutorial.md": 0.1, "out_of_distribution.md": 0.1}
 RUN = [
-    pytest.param(
-        *(page, LONG.get(page.name, 1.0)),
-        marks=FRAMEWORKS if page.name == "integrations.md" else [],
-        id=name(page),
-    )
+    pytest.param(page, whole, marks=marks, id=name(page) + ", whole" * whole)
     for page in PYTHON
-] + [
-    pytest.param(page, 1.0, marks=pytest.mark.thorough, id=f"{name(page)}, whole")
-    for page in PYTHON
-    if page.name in LONG
+    for whole in (False, True)
+    for marks in [
+        (FRAMEWORKS if page.name == "integrations.md" else [])
+        + ([pytest.mark.thorough] if whole else [])
+    ]
 ]
 SHELL = commands()
 CLI = ("natural-langevin", "natural_langevin.cli")  # the second behind torchrun -m
@@ -85,15 +79,17 @@ OURS = [words[words.index(cli) + 1 :] for _, words in SHELL for cli in CLI if cl
 MAKE = [words[1:] for _, words in SHELL if words[0] == "make"]
 
 
-@pytest.mark.parametrize(("page", "work"), RUN)
+@pytest.mark.parametrize(("page", "whole"), RUN)
 def test_python_blocks_run(
-    page: Path, work: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    page: Path, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """In order and in one namespace per page, from an empty folder, without a word of warning."""
+    """In order and in one namespace per page, from an empty folder, without a word of warning.
+
+    Runs of open length are short, and as long as a reader's in `make test-thorough`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(prior_scale, "MOST_WORK", work * prior_scale.MOST_WORK)
-    monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(work=work * cost.USUAL.work))
+    if not whole:
+        shorten(monkeypatch)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for code, line in blocks(page, "python"):
         # Blank lines in front make a traceback name the page's own line.

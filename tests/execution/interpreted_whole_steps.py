@@ -27,7 +27,7 @@ def main() -> None:
 
     from triton_interpreter import UNUSABLE, fault, start
 
-    start()  # before triton is imported
+    start()  # before a kernel is imported
     if reason := fault():
         print(UNUSABLE, reason)
         return

@@ -147,8 +147,10 @@ def test_likelihoods_in_single_precision(likelihood: str) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("metric", ["rmsprop", "diagonal", "quasi-diagonal", "model", "unit"])
 def test_wide_layers(metric: str, bias: bool, chains: int) -> None:
-    """Layers whose moments are formed sample by sample, of widths that fit no vector."""
-    model = network(70, 131, 57, 3, activation=nn.ReLU, bias=bias)
+    """Layers whose moments are formed sample by sample, of widths that fit no vector; fewer units
+    where each has a matrix of its own."""
+    widths = (70, 37, 53, 3) if metric == "unit" else (70, 131, 57, 3)
+    model = network(*widths, activation=nn.ReLU, bias=bias)
     reference, native, state = engines(
         model, LIKELIHOODS["categorical"], data(LIKELIHOODS["categorical"], 70, 3, 120),
         preconditioner=METRICS[metric], chains=chains, temperature=0.0, step_size=1e-3,

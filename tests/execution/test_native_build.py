@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import natural_langevin
+import warm
 from natural_langevin.execution.kernels.native import compiler
 from natural_langevin.execution.kernels.native.build import library
 
+#: The package that is loaded is taken for another one, where that is asked.
 SAMPLE = """
-import logging, torch
+import logging, os, sys, torch
+if "ANOTHER_PACKAGE" in os.environ:
+    for name in [name for name in sys.modules if name.split(".")[0] == "natural_langevin"]:
+        del sys.modules[name]
+    sys.path.insert(0, os.environ["ANOTHER_PACKAGE"])
 from torch import nn
 from natural_langevin import Langevin, likelihoods
 logging.basicConfig(level="WARNING")
@@ -33,61 +36,36 @@ print(posterior.config["execution"], float(posterior.samples["0.weight"].sum()))
 needs_compiler = pytest.mark.skipif(library(torch.float32) is None, reason="no C compiler")
 
 
-#: Has all loaded but the library. For every line of its input, a list of environments, it forks a
-#: process each, all of which run the sample at the same time, and prints what they said.
-FORKING = """
-import json, os, sys, tempfile, traceback
-import torch, natural_langevin
-for line in sys.stdin:
-    children = []
-    for environment in json.loads(line):
-        said = [tempfile.TemporaryFile("w+") for _ in range(2)]
-        children.append((os.fork(), said))
-        if children[-1][0] == 0:
-            os.environ.update(environment)
-            os.dup2(said[0].fileno(), 1)
-            os.dup2(said[1].fileno(), 2)
-            try:
-                exec(sys.argv[1], {"__name__": "__main__"})
-            except BaseException:
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
-    found = []
-    for child, said in children:
-        assert os.waitpid(child, 0)[1] == 0
-        for file in said:
-            file.seek(0)
-        found.append([file.read() for file in said])
-    print(json.dumps(found), flush=True)
-"""
+@pytest.fixture
+def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
+    """The sample in processes of their own, since a library is loaded once per process, with these
+    environments and all at the same time: [what it printed, what it logged] of each."""
+    script = tmp_path / "sample.py"
+    script.write_text(SAMPLE)
+    for name in ("CC", "NATURAL_LANGEVIN_NATIVE"):
+        monkeypatch.delenv(name, raising=False)
 
+    def sampled(*environments: dict[str, str]) -> list[list[str]]:
+        started = []
+        for k, environment in enumerate(environments):
+            files = [(tmp_path / f"said-{k}-{n}").open("w+") for n in range(2)]
+            with Path(os.devnull).open() as nothing:
+                process = warm.start(
+                    [script], environment=environment,
+                    stdin=nothing, stdout=files[0], stderr=files[1],
+                )  # fmt: skip
+            started.append((process, files))
+        found = []
+        for process, files in started:
+            process.wait(timeout=300)
+            for file in files:
+                file.seek(0)
+            found.append([file.read() for file in files])
+            for file in files:
+                file.close()
+        return found
 
-def start(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """A process of its own, since a library is loaded once per process."""
-    settings = {k: v for k, v in os.environ.items() if k not in ("CC", "NATURAL_LANGEVIN_NATIVE")}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], env=settings | environment, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def at_once() -> Iterator[Callable[..., list[list[str]]]]:
-    """Samples in processes with these environments: [what it printed, what it logged] of each."""
-    with start(FORKING, SAMPLE) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-
-        def sampled(*environments: dict[str, str]) -> list[list[str]]:
-            print(json.dumps(environments), file=server.stdin, flush=True)
-            answer = server.stdout.readline()
-            assert answer, server.stderr and server.stderr.read()
-            return json.loads(answer)
-
-        yield sampled
-        server.communicate()
+    return sampled
 
 
 @pytest.fixture
@@ -118,7 +96,9 @@ def test_two_processes_build_at_once_and_a_third_finds_it(
 
 
 @needs_compiler
-def test_a_library_in_the_package_needs_no_compiler(tmp_path: Path, quick_compiler: str) -> None:
+def test_a_library_in_the_package_needs_no_compiler(
+    tmp_path: Path, at_once: Callable[..., list[list[str]]], quick_compiler: str
+) -> None:
     """What a wheel carries: the portable library, beside the sources."""
     package = Path(natural_langevin.__file__).parent
     skipped = shutil.ignore_patterns("__pycache__", "*.so")
@@ -127,8 +107,9 @@ def test_a_library_in_the_package_needs_no_compiler(tmp_path: Path, quick_compil
     name = compiler.prebuilt_name("float32")
     compiler.build(folder / name, "float32", tune=compiler.PORTABLE)
     cache = tmp_path / "cache"
-    process = start(SAMPLE, PYTHONPATH=str(tmp_path), CC="none", NATURAL_LANGEVIN_CACHE=str(cache))
-    out, err = process.communicate(timeout=300)
+    ((out, err),) = at_once(
+        {"ANOTHER_PACKAGE": str(tmp_path), "CC": "none", "NATURAL_LANGEVIN_CACHE": str(cache)}
+    )
     assert out.split()[:1] == ["native"], err
     assert not cache.exists()
 
@@ -176,11 +157,11 @@ except KeyboardInterrupt:
 
 
 @needs_compiler
-@pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_is_noticed() -> None:
+def test_ctrl_c_is_noticed(tmp_path: Path) -> None:
     """Within seconds of its processor's time, however busy the machine is."""
-    out, _ = start(LONG).communicate(timeout=300)
-    ready, interrupted = out.splitlines()
+    script = tmp_path / "script.py"
+    script.write_text(LONG)
+    ready, interrupted = warm.run([script]).splitlines()
     assert ready.split() == ["ready", "native"]
     said, after = interrupted.split()
     assert said == "interrupted"

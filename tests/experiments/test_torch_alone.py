@@ -1,12 +1,15 @@
 """Machines that measure may have torch, numpy and safetensors alone: the package and the
-experiments' own commands run there. One fresh interpreter, since torch takes seconds to load."""
+experiments' own commands run there, and a first run loads nothing that it does not need. One fresh
+interpreter, since torch takes seconds to load."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +21,27 @@ OPTIONAL = [
     "blackjax", "jax",
 ]  # fmt: skip
 
+#: What a first run does without, whether or not it is there.
+HEAVY = (
+    "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "arviz", "matplotlib"
+)  # fmt: skip
+
 PROGRAM = f'''
-import contextlib, io, json, sys
+import contextlib, gc, io, json, sys
+import torch
+from torch import nn
+before = set(sys.modules)
+import natural_langevin
+new = {{name.split(".")[0] for name in set(sys.modules) - before}}
+said = {{"imported": sorted(new - set(sys.stdlib_module_names))}}
+
+from natural_langevin import Langevin, likelihoods
+x = torch.rand(50, 2)
+y = (x.sum(1) > 1).long()
+model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+Langevin(model, likelihoods.Categorical()).sample((x, y), 20, progress=False).predict(x)
+said["heavy"] = [name for name in {HEAVY!r} if name in sys.modules]
+said["garbage"] = [gc.isenabled(), gc.get_freeze_count()]
 
 class Without:
     """A finder that does not find the optional packages."""
@@ -32,11 +54,6 @@ class Without:
             return self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-import torch
-before = set(sys.modules)
-import natural_langevin
-new = {{name.split(".")[0] for name in set(sys.modules) - before}}
-said = {{"imported": sorted(new - set(sys.stdlib_module_names))}}
 folder = sys.argv[1]
 
 def run(name, main, *words):
@@ -60,22 +77,27 @@ print(json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     folder = tmp_path_factory.mktemp("alone")
     source = str(Path(natural_langevin.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, cwd=folder,
-        env={"PYTHONPATH": source, "PATH": "", "OMP_NUM_THREADS": "1"},
+        env={"PYTHONPATH": source, "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), folder
 
 
-def test_the_package_loads_torch_numpy_and_safetensors(ran: tuple[dict[str, str], Path]) -> None:
+def test_the_package_loads_torch_numpy_and_safetensors(ran: tuple[dict[str, Any], Path]) -> None:
     assert set(ran[0]["imported"]) - {"torch", "numpy", "safetensors"} == {"natural_langevin"}
 
 
-def test_commands_of_the_experiments(ran: tuple[dict[str, str], Path]) -> None:
+def test_a_first_run_loads_no_compiler_and_no_algebra(ran: tuple[dict[str, Any], Path]) -> None:
+    assert ran[0]["heavy"] == []
+    assert ran[0]["garbage"] == [True, 0], "garbage is collected as ever"
+
+
+def test_commands_of_the_experiments(ran: tuple[dict[str, Any], Path]) -> None:
     said, folder = ran
     assert "agreement" in said["fidelity"]
     assert json.loads((folder / "fidelity.json").read_text())["rows"]["rmsprop"]["done"]

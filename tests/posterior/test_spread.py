@@ -153,7 +153,7 @@ def smooth(rows: int, noise: float) -> tuple[Tensor, Tensor]:
 
 
 def test_a_function_without_noise_is_predicted_with_less_spread_and_its_checkpoint_knows() -> None:
-    network, (x, y) = models.mlp(3, 1, (50,)), smooth(1000, 0.0)
+    network, (x, y) = models.mlp(3, 1, (50,)), smooth(500, 0.0)
     sampler = Langevin(network, likelihoods.Gaussian("rmse"))
     posterior = sampler.sample((x[:300], y[:300]), progress=False)
     config = json.loads(json.dumps(posterior.config))

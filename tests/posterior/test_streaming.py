@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
-import natural_langevin
-
-SOURCE = Path(natural_langevin.__file__).parents[1]
+import warm
 
 #: Writes a posterior of 192 MiB draw by draw, loads it mapped and predicts; then it reads all.
 PROGRAM = """
@@ -33,6 +28,10 @@ def peak(reset=False):
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 params = {n: p.detach().expand(chains, *p.shape) for n, p in model.named_parameters()}
+small = {n: p[:, None] for n, p in params.items()}  # loads the code that writing and reading need
+Posterior(model=model, likelihood=likelihoods.Gaussian(sigma=1.0), samples=small, mean=params,
+          last=params, diverged=torch.full((chains,), -1)).save(folder / "small")
+Posterior.load(folder / "small", model, memory_map=True).predict(torch.ones(3, 1024))
 before = peak(reset=True)
 store = InFolder(folder, networks.specs(params, draws, None), run="0" * 64)
 store.begin()
@@ -41,9 +40,6 @@ for draw in range(draws):
 Posterior(model=model, likelihood=likelihoods.Gaussian(sigma=1.0), samples=store.finished(),
           mean=params, last=params, diverged=torch.full((chains,), -1)).save(folder)
 written = peak() - before
-small = {n: p[:, None] for n, p in params.items()}  # loads the code that predicting needs
-Posterior(model=model, likelihood=likelihoods.Gaussian(sigma=1.0), samples=small, mean=params,
-          last=params, diverged=torch.full((chains,), -1)).predict(torch.ones(3, 1024))
 x, read = torch.ones(3, 1024), {}
 exact = model(x).detach() + 0.01 * (draws - 1) / 2 * 1025
 for mapped in (True, False):
@@ -60,20 +56,10 @@ print(json.dumps({"samples": samples, "written": 1024 * written, "read": 1024 * 
 """
 
 
-def measured(folder: Path) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)],
-        env={"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_a_posterior_is_written_saved_and_predicted_from_in_a_fraction_of_its_size(tmp_path):
-    streamed = measured(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+    streamed = json.loads(warm.run([script, tmp_path / "posterior"]))
     assert streamed["samples"] > 192e6
     assert streamed["error"] < 1e-5
     # Two networks are 4 MiB; they are mapped, copied and evaluated while the last two still exist.

@@ -1,9 +1,10 @@
-"""A first run loads nothing that it does not need, and leaves torch as it was."""
+"""Gradients without the compiler that torch would load for them; torch is left as it was.
+
+That a first run loads nothing it does not need is in ``tests/experiments/test_torch_alone.py``."""
 
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 from typing import Any
 
@@ -12,27 +13,6 @@ import torch
 from torch._functorch import eager_transforms
 
 from natural_langevin._internal.light_autograd import light_autograd
-
-PROGRAM = """
-import gc, sys
-import torch
-from torch import nn
-from natural_langevin import Langevin, likelihoods
-x = torch.rand(50, 2)
-y = (x.sum(1) > 1).long()
-model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
-posterior = Langevin(model, likelihoods.Categorical()).sample((x, y), 20, progress=False)
-posterior.predict(x)
-heavy = ("torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "arviz", "matplotlib")
-print([name for name in heavy if name in sys.modules])
-print(gc.isenabled(), gc.get_freeze_count())
-"""
-
-
-def test_a_first_run_loads_no_compiler_and_no_algebra() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["[]", "True 0"], "garbage is collected as ever"
 
 
 def test_gradients_are_the_same_and_torch_is_left_as_it_was(monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -18,18 +18,22 @@ import gc, sys
 import torch
 from torch import nn
 from natural_langevin import Langevin, likelihoods
-x = torch.rand(50, 2)
+x = torch.rand(100, 2)
 y = (x.sum(1) > 1).long()
 model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
-posterior = Langevin(model, likelihoods.Categorical()).sample((x, y), 20, progress=False)
+posterior = Langevin(model, likelihoods.Categorical()).sample((x, y))
 posterior.predict(x)
-heavy = ("torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "arviz", "matplotlib")
+heavy = (
+    "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy",
+    "scipy", "sklearn", "pandas", "arviz", "matplotlib", "rich", "triton",
+)
 print([name for name in heavy if name in sys.modules])
 print(gc.isenabled(), gc.get_freeze_count())
 """
 
 
 def test_a_first_run_loads_no_compiler_and_no_algebra() -> None:
+    """By the recipe, with all that it tries out, as in the README."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["[]", "True 0"], "garbage is collected as ever"

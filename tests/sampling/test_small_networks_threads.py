@@ -8,6 +8,7 @@ from torch import nn
 
 from natural_langevin import Langevin, likelihoods, priors
 from natural_langevin._internal import threads
+from natural_langevin.posterior.prediction import Averager
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,22 @@ def test_large_ones_keep_theirs(network: nn.Module, shape: tuple[int, ...]) -> N
 def test_an_error_gives_them_back() -> None:
     network = nn.Linear(2, 2)
     sampler = Langevin(network, likelihoods.Categorical())
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match="NaN"):
         sampler.sample((torch.full((20, 2), torch.nan), torch.zeros(20, dtype=torch.long)))
     assert torch.get_num_threads() == threads.of_engines() == 2
+
+
+def test_predictions_of_few_numbers_take_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Langevin(nn.Linear(2, 2), likelihoods.Categorical(), step_size=1e-4, chains=2)
+    given = torch.randn(20, 2), torch.zeros(20, dtype=torch.long)
+    posterior = sampler.sample(given, 8, batch_size=10, progress=False)
+    seen, add = [], Averager.add
+    monkeypatch.setattr(
+        Averager, "add", lambda self, o: (seen.append(torch.get_num_threads()), add(self, o))
+    )
+    posterior.predict(given[0])
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+    seen.clear()
+    posterior.predict(torch.randn(10_000, 2), batch_size=10_000)
+    assert set(seen) == {2}

@@ -43,13 +43,13 @@ def one() -> Iterator[None]:
 
 
 def one_where(small: Callable[[Any], bool]) -> Callable[[Method], Method]:
-    """A method whose torch operations take one thread where its object is ``small``."""
+    """A function whose torch operations take one thread where its first argument is ``small``."""
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
-        def quick(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with one() if small(self) else contextlib.nullcontext():
-                return method(self, *args, **kwargs)
+        def quick(first: Any, *args: Any, **kwargs: Any) -> Any:
+            with one() if small(first) else contextlib.nullcontext():
+                return method(first, *args, **kwargs)
 
         return quick  # type: ignore[return-value]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, preconditioners, priors, schedules
-from natural_langevin._internal import gpu_build
+from natural_langevin._internal import gpu_build, threads
 from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin.data.signature import Signature
@@ -27,6 +27,7 @@ from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling import (
     assembly,
+    cost,
     density,
     frozen_front,
     notices,
@@ -264,6 +265,7 @@ class Langevin:
     @exclusive
     @eager
     @time_limit.of_call
+    @threads.one_where(cost.is_small)
     def sample(
         self,
         data: Any,

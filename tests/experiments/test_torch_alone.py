@@ -23,7 +23,8 @@ OPTIONAL = [
 
 #: What a first run does without, whether or not it is there.
 HEAVY = (
-    "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "arviz", "matplotlib"
+    "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "scipy", "sklearn",
+    "pandas", "arviz", "matplotlib", "rich", "triton",
 )  # fmt: skip
 
 PROGRAM = f'''
@@ -36,10 +37,10 @@ new = {{name.split(".")[0] for name in set(sys.modules) - before}}
 said = {{"imported": sorted(new - set(sys.stdlib_module_names))}}
 
 from natural_langevin import Langevin, likelihoods
-x = torch.rand(50, 2)
+x = torch.rand(100, 2)
 y = (x.sum(1) > 1).long()
 model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
-Langevin(model, likelihoods.Categorical()).sample((x, y), 20, progress=False).predict(x)
+Langevin(model, likelihoods.Categorical()).sample((x, y)).predict(x)  # by the recipe
 said["heavy"] = [name for name in {HEAVY!r} if name in sys.modules]
 said["garbage"] = [gc.isenabled(), gc.get_freeze_count()]
 

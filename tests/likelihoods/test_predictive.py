@@ -153,3 +153,26 @@ def test_classes_average_their_probabilities() -> None:
     assert kind is torch.distributions.Categorical
     binary = torch.distributions.Bernoulli(probs=torch.tensor([0.2, 0.7]))
     torch.testing.assert_close(probabilities(binary), torch.tensor([[0.8, 0.2], [0.3, 0.7]]))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 32])
+def test_classes_of_every_network_are_torchs(classes: int) -> None:
+    """Few classes go by formulas of their own: far logits and impossible classes too."""
+    logits = 100 * torch.randn(5, 7, classes, generator=torch.Generator().manual_seed(0))
+    logits[0, 0, 0], logits[1] = -torch.inf, 0.0
+    found = said(likelihoods.Categorical(), logits, {})
+    wanted = torch.distributions.Categorical(logits=logits.double())
+    assert found.spread is not None
+    torch.testing.assert_close(found.value.double(), wanted.probs, rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close(found.spread.double(), wanted.entropy(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.value.sum(-1), torch.ones(5, 7), rtol=0, atol=1e-6)
+
+
+def test_classes_by_a_law_of_ones_own() -> None:
+    class Halved(likelihoods.Categorical):
+        def distribution(self, outputs, state):
+            return torch.distributions.Categorical(logits=outputs / 2)
+
+    logits = torch.randn(3, 4, 2)
+    found = said(Halved(), logits, {})
+    torch.testing.assert_close(found.value, (logits / 2).softmax(-1))

@@ -113,3 +113,17 @@ def test_a_network_without_an_engine_says_what_it_does_before_its_first_step(
             sampler.sample((x, y), steps=20, progress=progress)
         said.append(capsys.readouterr().err.partition(": first the prior's width")[0])
     assert said == ["digits", "", "", "", ""]
+
+
+@pytest.mark.parametrize("likelihood", [likelihoods.Gaussian(sigma=0.5), likelihoods.Poisson()])
+def test_targets_without_the_axis_of_the_outputs(
+    caplog: pytest.LogCaptureFixture, likelihood: Likelihood
+) -> None:
+    """p.mean - y would silently be (n, n)."""
+    x, y = rows()
+    found = said(caplog, network(outputs=1), likelihood, (x, y.float()))
+    assert len(found) == 1
+    assert "p.mean.squeeze(-1)" in found[0]
+    assert said(caplog, network(outputs=1), likelihood, (x, y.float().unsqueeze(-1))) == []
+    flat = network(nn.Flatten(0), outputs=1)
+    assert said(caplog, flat, likelihood, (x, y.float())) == []

@@ -80,6 +80,10 @@ class Likelihood:
             ) from error
         return draws
 
+    def class_logits(self, outputs: Tensor) -> Tensor | None:
+        """The outputs (..., K) where ``distribution`` is Categorical with these logits."""
+        return None
+
     def noise_variance(self, state: State) -> Tensor | None:
         """The observation variance of a regression, where it is the same everywhere."""
         return None

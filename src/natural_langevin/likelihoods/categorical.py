@@ -48,6 +48,10 @@ class Categorical(Likelihood):
     def distribution(self, outputs: Tensor, state: State) -> distributions.Categorical:
         return distributions.Categorical(logits=outputs, validate_args=False)
 
+    def class_logits(self, outputs: Tensor) -> Tensor | None:
+        usual = type(self).distribution is Categorical.distribution
+        return outputs if usual else None
+
     def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:
         log_p, y = outputs.log_softmax(-1), y.long()
         there = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from natural_langevin._internal import threads
 from natural_langevin.data.checks import shown_to_model
 from natural_langevin.posterior import networks, noise_widths
 from natural_langevin.posterior.pooling import Chains
@@ -18,6 +20,9 @@ from natural_langevin.types import Params
 
 if TYPE_CHECKING:
     from natural_langevin.posterior.posterior import Posterior
+
+#: Of networks and outputs that torch takes on one thread.
+FEW_WEIGHTS, FEW_OUTPUTS = 2_000, 1 << 16
 
 Estimate = Literal["ensemble", "mean", "last"]
 
@@ -69,13 +74,21 @@ def _fill(
 ) -> None:
     """Adds the predictions of all networks, ``sample_batch`` at a time."""
     rows = posterior.shards.rows(chains)
-    with torch.no_grad():
+    small = _small(posterior, len(x) * sample_batch)
+    with torch.no_grad(), threads.one() if small else nullcontext():
         for some in networks.chunks(samples, rows, sample_batch, like=posterior.last):
             with shown_to_model(x):
                 averager.add(posterior.outputs(some, x))
         one = {name: value[:1] for name, value in posterior.last.items()}
         posterior.shards.pool(averager, lambda: posterior.outputs(one, x)[:0])
         averager.settle()
+
+
+def _small(posterior: Posterior, outputs: int) -> bool:
+    """Whether what is evaluated at once, so many outputs, is too small for several threads."""
+    weights = [value[0] for value in posterior.last.values()]
+    on_cpu = all(w.device.type == "cpu" and w.ndim <= 2 for w in weights)  # and no convolutions
+    return on_cpu and sum(w.numel() for w in weights) <= FEW_WEIGHTS and outputs <= FEW_OUTPUTS
 
 
 def members(posterior: Posterior, estimate: Estimate) -> Params:

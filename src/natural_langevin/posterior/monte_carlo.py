@@ -27,10 +27,10 @@ def batched(values: Tensor) -> Tensor | None:
 
 def standard_error(values: Tensor) -> Tensor | None:
     """Of the mean over chains and draws of (chain, draw, ...): shape (...)."""
-    parts = batched(values.double())
+    parts = batched(values)
     if parts is None or not parts.numel():
         return None
-    return (parts.mean(1).var(0) / len(parts)).sqrt().to(values.dtype)
+    return (parts.mean(1, dtype=torch.float64).var(0) / len(parts)).sqrt().to(values.dtype)
 
 
 def log_score(log_likelihood: Tensor) -> Reading:

@@ -48,6 +48,8 @@ FEWEST_PILOT_STEPS, MOST_PILOT_STEPS = 50, 150
 SMALLEST = 4_000
 #: Layers that use a weight at many places of a sample.
 REUSES = (_ConvNd, nn.RNNBase, nn.MultiheadAttention)
+#: Weights up to which a network's operations are too small for several threads.
+FEW_FOR_THREADS = 2_000
 #: Rows of a minibatch, and rows on which curvature is measured, where steps cost much.
 BATCH, ROWS = 100, 250
 
@@ -66,6 +68,14 @@ def budget(sampler: Any, x: Tensor) -> Budget:
     weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
     few = weights <= slowness.MOST_WEIGHTS
     return USUAL if few and not any(isinstance(m, REUSES) for m in model.modules()) else EAGER
+
+
+def is_small(sampler: Any) -> bool:
+    """Whether operations on all chains of a sampler are too small for several threads."""
+    model = sampler.model
+    weights = sum(p.numel() for p in model.parameters())
+    reused = any(isinstance(m, REUSES) for m in model.modules())
+    return sampler.device.type == "cpu" and weights <= FEW_FOR_THREADS and not reused
 
 
 def chain_of_layers(network: Network, x: Tensor) -> list[LayerSpec] | None:

@@ -41,6 +41,7 @@ def notice(
     such inputs and targets already, whatever their size."""
     x, y = (t[:ROWS] for t in data)
     found = [*_of_network(model), *_of_outputs(model, likelihood, outputs)]
+    found += _of_shapes(likelihood, outputs, y)
     if not fitted:
         found += [*_of_inputs(model, signature, x), *_of_targets(likelihood, y)]
     for text in found:
@@ -103,6 +104,18 @@ def _of_outputs(
                 "the network ends with a Sigmoid, but Bernoulli takes logits and applies one "
                 "itself: predictions could never be below 50 %. Remove the Sigmoid"
             )
+
+
+def _of_shapes(likelihood: likelihoods.Likelihood, outputs: Any, y: Tensor) -> Iterator[str]:
+    """Predictions have the network's shape: minus targets (n,) they would become (n, n)."""
+    if isinstance(likelihood, likelihoods.Categorical | likelihoods.Ordinal):
+        return
+    if isinstance(outputs, Tensor) and outputs.ndim == 2 and y.ndim == 1:
+        yield (
+            "the targets y are of shape (n,) and the network's outputs have a second "
+            "axis, as predictions then do: p.mean - y would be a square matrix. Compare "
+            "p.mean.squeeze(-1) with y, or give y.unsqueeze(-1)"
+        )
 
 
 def _most_certain(classes: int) -> float:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from natural_langevin._internal import threads
 from natural_langevin._internal.atomic import staged
 from natural_langevin._internal.checked_json import read_json, with_checksum, without_checksum
 from natural_langevin.data.errors import DataError
@@ -201,6 +202,7 @@ class Learned:
         )  # fmt: skip
 
 
+@threads.one_where(lambda x: len(x) <= 500)  # few rows: many small operations
 def learn(
     x: Tensor,
     y: Tensor,

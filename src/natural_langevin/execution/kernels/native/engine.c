@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "flush.h"
 #include "forward.h"
 #include "layer.h"
 #include "likelihood.h"
@@ -570,6 +571,7 @@ static void *work(void *argument) {
     Crew *const crew = w->crew;
     const Run *run = crew->run;
     Scratch *const scratch = crew->scratch + w->number;
+    const uint64_t mode = flush_small();
     while (!atomic_load(&crew->threads)) sched_yield();
     const int64_t threads = crew->threads, left_over = run->chains % threads;
     const int in_common = crew->shared && (run->chains < threads || run->count == 1);
@@ -591,6 +593,7 @@ static void *work(void *argument) {
         advance(crew->common, w->number, scratch, 0, run->count);
         meet(crew->common);
     }
+    set_rounding_mode(mode);
     return 0;
 }
 

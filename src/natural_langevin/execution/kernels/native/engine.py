@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal import threads
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.dropout import PerceptronLoss
@@ -124,8 +125,8 @@ class NativeMLP:
         run.start, run.count, run.step_size = start, count, row
         run.temperature = self._temperature[self.rates.kind(start).explores]
         run.decay, run.mean_rate = row + run.chains * size, row + (run.chains + 1) * size
-        if run.threads != torch.get_num_threads():
-            run.threads, self._workspace = torch.get_num_threads(), None
+        if run.threads != threads.of_engines():
+            run.threads, self._workspace = threads.of_engines(), None
         if self._workspace is None:
             needed = self._library.workspace_bytes(ctypes.byref(run), self._layers)
             self._workspace = torch.empty(needed, dtype=torch.uint8)
@@ -142,7 +143,7 @@ class NativeMLP:
         self._likelihood = settings.likelihood(gradients.likelihood, drawn=drawn)
 
     def _refuse_large(self) -> None:
-        self._run.threads = torch.get_num_threads()
+        self._run.threads = threads.of_engines()
         needed = self._library.workspace_bytes(ctypes.byref(self._run), self._layers)
         if needed > MOST_MEMORY:
             raise UnsupportedError(f"{needed / 2**30:.1f} GiB of memory")

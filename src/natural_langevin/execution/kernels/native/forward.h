@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "flush.h"
 #include "layer.h"
 #include "minibatch.h"
 
@@ -61,8 +62,10 @@ static void forward_part(const Forward *f, int64_t network, int64_t first, real 
 static void *forward_work(void *argument) {
     Forward *const f = argument;
     real *const memory = (real *)f->run->workspace + atomic_fetch_add(&f->threads, 1) * f->each;
+    const uint64_t mode = flush_small();
     for (int64_t task; (task = atomic_fetch_add(&f->next, 1)) < f->run->chains * f->parts;)
         forward_part(f, task / f->parts, task % f->parts * SPAN, memory);
+    set_rounding_mode(mode);
     return 0;
 }
 

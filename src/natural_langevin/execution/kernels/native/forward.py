@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natural_langevin._internal import threads
 from natural_langevin.execution.kernels.native.build import DTYPES, is_at_hand, library_at_hand
 from natural_langevin.execution.kernels.native.describe import describe
 from natural_langevin.execution.kernels.native.layout import Layer, Run
@@ -111,7 +112,7 @@ class NativeOutputs:
                 layer.theta[k], layer.trainable[k] = kept[-1].data_ptr(), name in params
         outputs = torch.empty(count, batch, layers[len(specs) - 1].outputs, dtype=x.dtype)
         run.chains, run.layers, run.batch = count, len(specs), batch
-        run.threads, run.x = torch.get_num_threads(), kept[0].data_ptr()
+        run.threads, run.x = threads.of_engines(), kept[0].data_ptr()
         native = _library(specs, x.dtype)
         assert native is not None
         needed = native.forward_bytes(ctypes.byref(run), layers)

@@ -41,10 +41,20 @@ typedef real unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(
 INLINE vector load(const real *p) { return *(const unaligned *)p; }
 INLINE void store(real *p, vector v) { *(unaligned *)p = v; }
 
+// By halves: one lane after the other, each addition would wait for the one before.
 INLINE real lane_sum(vector v) {
-    real total = 0;
-    for (int j = 0; j < LANES; ++j) total += v[j];
-    return total;
+    typedef real part __attribute__((vector_size(16)));
+    part parts[VECTOR_BYTES / 16];
+    memcpy(parts, &v, sizeof v);
+#pragma GCC unroll 8
+    for (int half = VECTOR_BYTES / 32; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int k = 0; k < half; ++k) parts[k] += parts[k + half];
+#ifdef DOUBLE
+    return parts[0][0] + parts[0][1];
+#else
+    return (parts[0][0] + parts[0][2]) + (parts[0][1] + parts[0][3]);
+#endif
 }
 
 // Z[m][v] (+)= sum_d w[m * row + d * deep] a[d][v] for 4 or fewer m and a few vectors v.

@@ -1,0 +1,56 @@
+"""Threads: many small operations of torch are quickest on one.
+
+An operation on a few ten thousand numbers gains nothing by a second thread, and where another
+program wants a core each of them waits until that thread has had its turn: the README's example
+then took four times as long as on one thread. Engines in C, whose calls are long, have all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+#: Of every thread that works on small things: how many threads it may use otherwise.
+_HERE = threading.local()
+
+
+def of_engines() -> int:
+    """How many threads an engine of our own may use: as many as torch, outside of ``one``."""
+    return getattr(_HERE, "count", None) or torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def one() -> Iterator[None]:
+    """Inside, torch's operations take one thread; engines as many as before."""
+    count = torch.get_num_threads()
+    if count == 1:
+        yield
+        return
+    _HERE.count = count
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+        _HERE.count = None
+
+
+def one_where(small: Callable[[Any], bool]) -> Callable[[Method], Method]:
+    """A function whose torch operations take one thread where its first argument is ``small``."""
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def quick(first: Any, *args: Any, **kwargs: Any) -> Any:
+            with one() if small(first) else contextlib.nullcontext():
+                return method(first, *args, **kwargs)
+
+        return quick  # type: ignore[return-value]
+
+    return decorate

@@ -289,9 +289,10 @@ def test_a_run_of_open_length_is_made_of_parts() -> None:
 
 def test_the_rest_has_more_draws_where_work_allows_and_no_more_burn_in() -> None:
     usual = recipe.Length(12000, 4000, 40, repeats=1)
-    rests = {most: dataclasses.replace(usual, most=most).runs()[1] for most in (20000, 25500, 90000)}
-    assert [run.steps for run in rests.values()] == [9000, 10500, 13500]
-    assert all(run.burn_in == 3000 for run in rests.values())
+    limits = (20000, 25500, 90000)
+    rests = [dataclasses.replace(usual, most=most).runs()[1] for most in limits]
+    assert [run.steps for run in rests] == [9000, 10500, 13500]
+    assert all(run.burn_in == 3000 for run in rests)
     long = recipe.Length(48000, 16000, 160, repeats=0, most=90000).runs()
     assert sum(run.steps for run in long) == recipe.MOST_STEPS
     # The steps that another run may need are left to it.

@@ -30,9 +30,9 @@ their relaxation times, it is run with less friction, and for these 60 (see ``sl
 draws of every chain are kept. A quarter of the steps, as a run of its own, is all where its loss
 does not fall any more from its middle third to its last (``falls_by``), and its chains agree
 (``disagreement``). Otherwise it was burn-in, and the rest of them, half as many again for more
-draws, begins where it ended, with its metric at first; and as many as usual again if the loss falls even then, twice at most, within the same
-operations, and not with more weights than rows, whose own loss falls long after predictions have
-stopped to gain.
+draws, begins where it ended, with its metric at first; and as many as usual again if the loss falls
+even then, twice at most, within the same operations, and not with more weights than rows, whose own
+loss falls long after predictions have stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 Prior, sharpness and spread. The prior's scale, of classes how sharply the mixture is predicted, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, ClassVar
 
@@ -265,7 +266,7 @@ def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(recipe, "falls_by", lambda trace: 0.0)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)
     # The last of them is too short for parts: what is whole is not begun anew for that.
-    for nats, first, before, last in ((0.5, 200, 200, 400), (0.0, 200, 0, 200), (0.5, 400, 0, 600)):
+    for nats, first, before, last in ((0.5, 200, 200, 600), (0.0, 200, 0, 200), (0.5, 400, 0, 600)):
         monkeypatch.setattr(recipe, "FIRST_STEPS", first)
         monkeypatch.setattr(recipe, "disagreement", lambda density, nats=nats: nats)
         sampler = Langevin(net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2)
@@ -286,6 +287,18 @@ def test_a_run_of_open_length_is_made_of_parts() -> None:
         assert 200 <= (run.steps - run.burn_in) // run.thin < 400
 
 
+def test_the_rest_has_more_draws_where_work_allows_and_no_more_burn_in() -> None:
+    usual = recipe.Length(12000, 4000, 40, repeats=1)
+    limits = (20000, 25500, 90000)
+    rests = [dataclasses.replace(usual, most=most).runs()[1] for most in limits]
+    assert [run.steps for run in rests] == [9000, 10500, 13500]
+    assert all(run.burn_in == 3000 for run in rests)
+    long = recipe.Length(48000, 16000, 160, repeats=0, most=90000).runs()
+    assert sum(run.steps for run in long) == recipe.MOST_STEPS
+    # The steps that another run may need are left to it.
+    assert sum(run.steps for run in dataclasses.replace(usual, most=24000).runs()) == 24000
+
+
 def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the rest of its steps; not by as many again with more weights than rows, and by none
     where its length was given."""
@@ -304,11 +317,12 @@ def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.Monke
     )  # fmt: skip
     found = sampler.sample((x, y), progress=False)
     steps = found.config["steps"]
-    assert found.config["steps_before"] == steps  # in two parts
-    # The second run's first step is the one after the first run's last.
     first = max(600, steps // 4)
+    before = found.config["steps_before"]
+    assert before == first + (steps - first) * 3 // 2  # in two parts
+    # The second run's first step is the one after the first run's last.
     assert torch.equal(random.stream(noise[1], 3), random.stream(noise[0], first + 3))
-    assert torch.equal(random.stream(noise[2], 3), random.stream(noise[0], steps + 3))
+    assert torch.equal(random.stream(noise[2], 3), random.stream(noise[0], before + 3))
     assert not falls
     falls += [0.3]
     fewer_rows = sampler.sample((x[:100], y[:100]), progress=False)  # asks once

@@ -29,10 +29,10 @@ a budget of operations allows (50 of them, and less work, where steps have no en
 their relaxation times, it is run with less friction, and for these 60 (see ``slowness``). About 200
 draws of every chain are kept. A quarter of the steps, as a run of its own, is all where its loss
 does not fall any more from its middle third to its last (``falls_by``), and its chains agree
-(``disagreement``). Otherwise it was burn-in, and the rest of them begins where it ended, with its
-metric at first; and as many again if the loss falls even then, twice at most, within the same
-operations, and not with more weights than rows, whose own loss falls long after predictions have
-stopped to gain.
+(``disagreement``). Otherwise it was burn-in, and the rest of them, half as many again for more
+draws, begins where it ended, with its metric at first; and as many as usual again if the loss falls
+even then, twice at most, within the same operations, and not with more weights than rows, whose own
+loss falls long after predictions have stopped to gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``warm_up``).
 Prior, sharpness and spread. The prior's scale, of classes how sharply the mixture is predicted, and
@@ -88,6 +88,8 @@ ATTEMPTS, LESS = 2, 4.0
 #: The part of a run of open length after which it ends if its loss no longer falls and its chains
 #: agree, its fewest steps, and what their disagreement may cost (``disagreement``).
 FIRST_PART, FIRST_STEPS, DISAGREEMENT = 4, 2_500, 7e-4
+#: By which factor the rest is longer than what is left of the usual length: more draws alone.
+LONGER = 1.5
 #: A loss falls if it is by so many nats per sample, and so many errors, lower in a run's last third
 #: than in the one before, each of so many looks; and how often another run then follows.
 FALLING, ERRORS, FEWEST_LOOKS, MOST_REPEATS, LOOKS = 0.02, 3.0, 8, 2, 150
@@ -234,12 +236,13 @@ class Choice:
 @dataclass(frozen=True)
 class Length:
     """How long a run is, and what of it is kept; where its length was open, how often another may
-    follow one whose loss still falls (None: it was given)."""
+    follow one whose loss still falls (None: it was given), and the most steps of all together."""
 
     steps: int
     burn_in: int
     thin: int
     repeats: int | None = None
+    most: int = 0
 
     @staticmethod
     def usual(steps: int, burn_in: int | None = None, thin: int | None = None) -> Length:
@@ -249,13 +252,18 @@ class Length:
 
     def runs(self) -> list[Length]:
         """One after the other, each of which is the last unless its loss still falls: a part of
-        the steps (also the last only if its chains agree), the rest of them, and then as many again
-        for every one of ``repeats``."""
+        the steps (also the last only if its chains agree), the rest of them with more draws as far
+        as ``most`` allows, and then as many as usual again for every one of ``repeats``."""
         if self.repeats is None:
             return [self]
+        again = [Length.usual(self.steps)] * self.repeats
         first = max(FIRST_STEPS, self.steps // FIRST_PART)
-        parts = [first, self.steps - first] if self.steps >= 2 * first else [self.steps]
-        return [Length.usual(n) for n in [*parts, *[self.steps] * self.repeats]]
+        if self.steps < 2 * first:
+            return [Length.usual(self.steps), *again]
+        rest = self.steps - first
+        room = min(MOST_STEPS, self.most - self.steps * self.repeats) - first
+        longer = max(rest, min(int(LONGER * rest), room))
+        return [Length.usual(first), Length.usual(longer, rest // 3), *again]
 
 
 def length(
@@ -268,7 +276,7 @@ def length(
     budget: cost.Budget = cost.USUAL,
 ) -> Length:
     """What the user leaves open of a run's length; ``work``: operations of one step."""
-    repeats = None
+    repeats, affordable = None, 0
     if steps is None:
         affordable = max(budget.fewest, int(budget.work / max(work, 1.0) / 100) * 100)
         wanted = _usual_steps(choice.step_size, choice.way, choice.friction, budget)
@@ -293,7 +301,7 @@ def length(
                 "%d steps, where %d would be usual: a step takes %.1g operations. Give steps= for "
                 "more", steps, wanted, work,
             )  # fmt: skip
-    return replace(Length.usual(steps, burn_in, thin), repeats=repeats)
+    return replace(Length.usual(steps, burn_in, thin), repeats=repeats, most=affordable)
 
 
 def looks_apart(steps: int) -> int:

@@ -58,7 +58,7 @@ typedef struct {
 
 // One thread's own memory.
 typedef struct {
-    real *pack, *squares, *v, *d, *n;
+    real *pack, *v, *d, *n;
     real *block, *gram, *scaled;  // of the unit-wise metric
     float *draws;
     real *sums[3];
@@ -123,7 +123,7 @@ static void carve_team(Arena *arena, Team *t, const Run *run, const Layer *layer
         const int wide = linear && l->in >= WIDE;
         Pass pass = {.a = a};
         if (linear && !wide && moments) pass.aa = CARVE(arena, real, in);
-        if (wide) pass.blocks = CARVE(arena, real, padded(l->in) * run->batch);
+        if (wide) pass.blocks = CARVE(arena, real, block_at(padded(l->in), run->batch));
         pass.z = carve_values(arena, l->outputs, t->stride);
         if (keeps_slope(l->activation)) pass.slope = CARVE(arena, real, out);
         pass.d = CARVE(arena, real, out);
@@ -143,7 +143,6 @@ static void carve_scratch(Arena *arena, Scratch *s, const Run *run, const Layer 
         units = most(units, chunk);
     }
     s->pack = CARVE(arena, real, DEPTH * ROWS);
-    s->squares = CARVE(arena, real, 2 * run->batch * OUTER_WIDTH);
     s->v = CARVE(arena, real, widest + 1);
     s->d = CARVE(arena, real, widest + 1);
     s->n = CARVE(arena, real, widest + 1);
@@ -377,19 +376,13 @@ static void list_active(const real *d, int64_t stride, int64_t units, int64_t ba
 static void wide_sums(const Team *t, int64_t k, int64_t units, int need, Scratch *s) {
     const int64_t in = t->layers[k].in, batch = t->run->batch, width = padded(in);
     for (int64_t i = 0; i < in; i += OUTER_WIDTH) {
-        const real *const block = t->passes[k].blocks + i * batch;
+        const int64_t apart = block_row(in - i);
+        const real *const block = t->passes[k].blocks + block_at(i, batch);
         const int64_t vectors = (least(OUTER_WIDTH, in - i) + LANES - 1) / LANES;
-        if (need >= SECOND)
-            for (int64_t n = 0; n < batch; ++n)
-                for (int64_t j = 0; j < OUTER_WIDTH; ++j) {
-                    const real x = block[n * OUTER_WIDTH + j];
-                    s->squares[2 * n * OUTER_WIDTH + j] = x;
-                    s->squares[(2 * n + 1) * OUTER_WIDTH + j] = x * x;
-                }
         for (int64_t u = 0; u < units; ++u) {
             const int64_t at = u * width + i;
             const Sums sums = {s->sums[0] + at, s->sums[1] + at, s->sums[2] + at, width};
-            outer_product(vectors, need, s->active[u], need >= SECOND ? s->squares : block, sums);
+            outer_product(vectors, need, s->active[u], block, apart, sums);
         }
     }
 }

@@ -44,16 +44,29 @@ static void as_columns(const real *const *rows, int64_t width, real *a, int64_t 
         for (int64_t j = 0; j < LANES; ++j) a[i * stride + j] = rows[j][i];
 }
 
-// Columns of a (width, stride) become rows of blocks (block, batch, OUTER_WIDTH).
+// Numbers from one row of a block of `width` columns to the next: odd cache lines, so that rows do
+// not compete.
+INLINE int64_t block_row(int64_t width) {
+    const int64_t line = 64 / sizeof(real);
+    return ((least(OUTER_WIDTH, width) + line - 1) / line | 1) * line;
+}
+
+// Where the block begins whose first column is number `column`, a multiple of OUTER_WIDTH.
+INLINE int64_t block_at(int64_t column, int64_t batch) {
+    return column / OUTER_WIDTH * batch * block_row(OUTER_WIDTH);
+}
+
+// Columns of a (width, stride) become rows of blocks of OUTER_WIDTH columns (block, batch, column).
 static void as_blocks(const real *a, int64_t width, int64_t stride, int64_t from, int64_t to,
                       int64_t batch, real *blocks) {
     for (int64_t b = 0; b < width; b += OUTER_WIDTH) {
-        const int64_t here = least(OUTER_WIDTH, width - b);
+        const int64_t here = least(OUTER_WIDTH, width - b), apart = block_row(width - b);
+        real *const block = blocks + block_at(b, batch);
         for (int64_t n = from; n < to; n += 8) {
             const int64_t several = least(8, to - n);
             for (int64_t i = 0; i < here; ++i)
                 for (int64_t j = 0; j < several; ++j)
-                    blocks[b * batch + (n + j) * OUTER_WIDTH + i] = a[(b + i) * stride + n + j];
+                    block[(n + j) * apart + i] = a[(b + i) * stride + n + j];
         }
     }
 }

@@ -242,23 +242,26 @@ typedef struct {
 #pragma GCC optimize("no-schedule-insns")  // loads moved early would push sums out of registers
 #endif
 
-// `a` holds a sample's inputs and their squares side by side; without squares (need = GRADIENT), the
-// inputs alone.
-INLINE void outer_tile(int vectors, int need, Active u, const real *a, Sums s) {
-    const int64_t width = need >= SECOND ? 2 * OUTER_WIDTH : OUTER_WIDTH;
+// `a` holds the inputs of a sample in a row, and the next sample's `width` numbers further.
+INLINE void outer_tile(int vectors, int need, Active u, const real *a, int64_t width, Sums s) {
     vector g[OUTER_VECTORS], q[OUTER_VECTORS], c[OUTER_VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) g[v] = q[v] = c[v] = (vector){0};
 #pragma GCC unroll 2
     for (int64_t n = 0; n < u.count; ++n) {
-        const real delta = u.delta[n], square = delta * delta;
+        const real delta = u.delta[n];
         const real *row = a + u.sample[n] * width;
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) {
             const vector x = load(row + v * LANES);
-            g[v] += x * delta;
-            if (need >= SECOND_AND_CROSS) c[v] += x * square;
-            if (need >= SECOND) q[v] += load(row + OUTER_WIDTH + v * LANES) * square;
+            if (need == GRADIENT) {
+                g[v] += x * delta;
+                continue;
+            }
+            const vector own = x * delta;  // the gradient of this sample
+            g[v] += own;
+            q[v] += own * own;
+            if (need >= SECOND_AND_CROSS) c[v] += own * delta;
         }
     }
 #pragma GCC unroll 8
@@ -269,14 +272,21 @@ INLINE void outer_tile(int vectors, int need, Active u, const real *a, Sums s) {
     }
 }
 
-#define OUTER_CASE(V, N) case (V)*4 + (N): outer_tile(V, N, u, a, s); break;
+#define OUTER_CASE(V, N) case (V)*4 + (N): outer_tile(V, N, u, a, width, s); break;
 #define OUTER_NEEDS(V) OUTER_CASE(V, GRADIENT) OUTER_CASE(V, SECOND) OUTER_CASE(V, SECOND_AND_CROSS)
 
 // One unit against one block of A; sums are written in whole vectors.
-static void outer_product(int64_t vectors, int need, Active u, const real *a, Sums s) {
+static void outer_product(int64_t vectors, int need, Active u, const real *a, int64_t width, Sums s) {
     while (vectors > 0) {
-        const int64_t tile = vectors >= OUTER_VECTORS ? OUTER_VECTORS : several(2, vectors);
-        switch (tile * 4 + need) { OUTER_NEEDS(1) OUTER_NEEDS(2) OUTER_NEEDS(OUTER_VECTORS) }
+        const int64_t tile = vectors >= OUTER_VECTORS ? OUTER_VECTORS
+                             : vectors >= 4           ? 4
+                                                      : several(2, vectors);
+        switch (tile * 4 + need) {
+            OUTER_NEEDS(1) OUTER_NEEDS(2) OUTER_NEEDS(4)
+#if OUTER_VECTORS > 4
+            OUTER_NEEDS(OUTER_VECTORS)
+#endif
+        }
         const int64_t done = tile * LANES;
         vectors -= tile, a += done, s.gradient += done, s.second += done, s.cross += done;
     }

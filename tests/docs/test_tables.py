@@ -174,6 +174,7 @@ def test_results_name_their_configuration_seeds_and_machine():
     ("method", "estimate", "nll"),
     [
         ("qdop", "ensemble", 0.0591),
+        ("dop", "ensemble", 0.0660),
         ("rmsprop", "ensemble", 0.0742),
         ("qdop", "pooled", 0.0519),
         ("dropout", "point", 0.062),
@@ -185,16 +186,15 @@ def test_the_committed_run_is_at_least_as_good_as_the_papers_nll(method, estimat
     assert row["test"]["nll"]["mean"] <= nll
 
 
-def test_dops_nll_is_the_papers_by_twenty_seeds_where_five_miss_it():
-    """Five seeds of the committed run are .0002 above the paper's, as the page says."""
-    more = json.loads((ROOT / "results" / "table1-h200-more-seeds.json").read_text())
-    five, twenty = (
-        next(r for r in rows if (r["method"], r["estimate"]) == ("dop", "ensemble"))
-        for rows in (RESULTS["rows"], more["rows"])
-    )
-    assert twenty["test"]["nll"]["mean"] <= 0.0660 < five["test"]["nll"]["mean"]
+def test_the_page_says_whose_nll_is_above_the_papers():
+    """Euclidean's, by five seeds of the committed run."""
+    (row,) = [
+        r for r in RESULTS["rows"] if (r["method"], r["estimate"]) == ("euclidean", "ensemble")
+    ]
+    above = row["test"]["nll"]["mean"] - 0.0726
+    assert above > 0
     page = (ROOT / "docs" / "table1.md").read_text(encoding="utf-8")
-    assert "Every NLL goal is met but DOP's, by 0.0002" in page
+    assert f"Every NLL goal is met but Euclidean's, by {above:.4f}" in page
 
 
 def test_pictures_that_pages_show_exist():

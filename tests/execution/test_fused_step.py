@@ -425,9 +425,9 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
 @pytest.mark.parametrize(
     ("which", "count"),
     [
-        ("few", len(WITH_BIAS) + len(WITHOUT_BIAS) + 1 + 1 + 2 + 1),
+        ("few", len(WITH_BIAS) + len(WITHOUT_BIAS) + 1 + 1 + 2 + 1 + 1),
         pytest.param(
-            "all", 2 * len(METRICS) + 2 + len(MOMENTUM) + 2 + 5, marks=pytest.mark.thorough
+            "all", 2 * len(METRICS) + 2 + len(MOMENTUM) + 2 + 5 + 1, marks=pytest.mark.thorough
         ),
     ],
 )

@@ -107,8 +107,10 @@ def _of_outputs(
 
 
 def _of_shapes(likelihood: likelihoods.Likelihood, outputs: Any, y: Tensor) -> Iterator[str]:
-    """Predictions have the network's shape: minus targets (n,) they would become (n, n)."""
-    if isinstance(likelihood, likelihoods.Categorical | likelihoods.Ordinal):
+    """Predictions have the network's shape: minus targets (n,) they would become (n, n). Nobody
+    subtracts classes."""
+    classes = likelihoods.Categorical | likelihoods.Ordinal | likelihoods.Bernoulli
+    if isinstance(likelihood, classes):
         return
     if isinstance(outputs, Tensor) and outputs.ndim == 2 and y.ndim == 1:
         yield (

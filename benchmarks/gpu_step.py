@@ -2,8 +2,6 @@
 
     python benchmarks/gpu_step.py steps          time and launches of a step, network by network
     python benchmarks/gpu_step.py tiles          the linear kernel's tile, by number of chains
-    python benchmarks/gpu_step.py blas           one chain of the perceptron with either library for
-                                                 matrix products, kernel by kernel
     python benchmarks/gpu_step.py first          a new process, part by part (give it an empty
                                                  TRITON_CACHE_DIR to have kernels built)
 
@@ -118,18 +116,6 @@ def tiles() -> None:
         say(**row)
 
 
-def blas() -> None:
-    """One chain's products are of few tiles each, and which kernel takes them is the library's
-    choice: two of them have taken 16 us each of a step of 98."""
-    for library in ("default", "cublas", "cublaslt"):
-        torch.backends.cuda.preferred_blas_library(library)
-        for every in (1, 4):
-            engine, state = prepared("mlp", 1, every=every)
-            row = {"blas": library, "every": every, "way": engine.way}
-            row |= {"us": round(timed(engine, state, 1), 2)}
-            say(**row, **(profiled(engine, state) if every == 1 else {}))
-
-
 def first() -> None:
     marks = {"torch": TORCH - STARTED, "library": IMPORTED - TORCH}
 
@@ -153,4 +139,4 @@ def first() -> None:
 
 if __name__ == "__main__":
     torch.set_float32_matmul_precision("high")
-    {"steps": steps, "tiles": tiles, "blas": blas, "first": first}[sys.argv[1]]()
+    {"steps": steps, "tiles": tiles, "first": first}[sys.argv[1]]()

@@ -383,6 +383,29 @@ def test_kernels_that_disagree_on_the_first_batch_are_not_used(
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("fault", ["raises", "other losses"])
+def test_a_networks_kernels_that_fail_are_left_out_and_the_layers_stay(fault: str) -> None:
+    """Passes by kernels ask most of a device: what fails there must not cost the other kernels."""
+
+    class Faulty(FusedStep):
+        def __call__(self, *asked: Any) -> Any:
+            info = super().__call__(*asked)
+            if self._network is not None and fault == "raises":
+                raise RuntimeError("too little shared memory")
+            return info._replace(loss=info.loss * 2) if self._network is not None else info
+
+    known = backend_for(torch.device("cpu"))
+    assert known is not None
+    one = sampler(network(), METRICS["quasi-diagonal"], compile=False)
+    engine, state = one.prepare(data(), steps=6, batch_size=10, burn_in=3)
+    tasks = plan(one._dynamics, state, engine.stream.example(), 50)
+    step = Faulty(tasks, known._replace(build=lambda *asked: None))
+    step._network = object()
+    assert engine._checked(step, state) is step
+    assert step._network is None
+    assert engine.refused == ""
+
+
 def test_the_kernels_noise_is_that_of_random() -> None:
     from natural_langevin.execution.kernels import cpu_linear
 

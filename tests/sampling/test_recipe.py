@@ -287,7 +287,7 @@ def test_a_run_of_open_length_is_made_of_parts() -> None:
         assert 200 <= (run.steps - run.burn_in) // run.thin < 400
 
 
-def test_the_rest_has_more_draws_where_work_allows_and_no_more_burn_in() -> None:
+def test_the_rest_is_longer_where_work_allows_and_no_more_burn_in() -> None:
     usual = recipe.Length(12000, 4000, 40, repeats=1)
     limits = (20000, 25500, 90000)
     rests = [dataclasses.replace(usual, most=most).runs()[1] for most in limits]

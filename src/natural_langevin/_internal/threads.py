@@ -33,9 +33,9 @@ def one() -> Iterator[None]:
     if count == 1:
         yield
         return
-    _HERE.count = count
-    torch.set_num_threads(1)
     try:
+        _HERE.count = count
+        torch.set_num_threads(1)
         yield
     finally:
         torch.set_num_threads(count)

@@ -39,6 +39,7 @@ from natural_langevin.execution.stepping import (
     shape_of,
     step_in_place,
 )
+from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 
@@ -206,24 +207,38 @@ class Engine:
             if self.stream.chain_axis:
                 x, y = (t.expand(state.chains, *t.shape).contiguous() for t in batch)
                 batch = x, y
-        asked = self.dynamics, self._data
         try:
-            own = copy.deepcopy(state)
-            step.build(*asked, own, self.rates.kinds)
-            step(*asked, own, batch, self.rates.kind(start))
-            with plain():
-                expected, _ = pure_step(*asked, state, batch, self.rates.kind(start))
-            wrong = disagreement(own.params, expected.params, state.params)
-            if not wrong:
-                return step
-            reason = f"they disagree on {wrong}"
+            reason = self._tried(step, state, batch, start)
         except torch.OutOfMemoryError:  # two more states: too large a run to be looked at twice
             return step
-        except Exception as error:
-            reason = str(error).split("\n")[0]
+        if reason and step.without_network():  # which asks most of a device
+            log.debug("no kernels for the network's passes (%s)", reason)
+            reason = self._tried(step, state, batch, start)
+        if not reason:
+            return step
         log.warning("no %s kernels (%s): the general step serves", step.backend.name, reason)
         self.refused = f"{step.backend.name} refused"
         return None
+
+    def _tried(self, step: kernels.FusedStep, state: State, batch: Batch | None, start: int) -> str:
+        """Why a fused step cannot serve from this state, or nothing."""
+        asked = self.dynamics, self._data
+        kind = self.rates.kind(start)
+        try:
+            own = copy.deepcopy(state)
+            step.build(*asked, own, self.rates.kinds)
+            info = step(*asked, own, batch, kind)
+            with plain():
+                expected, right = pure_step(*asked, state, batch, kind)
+            wrong = disagreement(own.params, expected.params, state.params)
+            close = (info.loss - right.loss).abs() <= 1e-2 * (1 + right.loss.abs())
+            if not bool((close | ~right.loss.isfinite()).all()):
+                wrong = "the loss"
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            return str(error).split("\n")[0] or type(error).__name__
+        return f"they disagree on {wrong}" if wrong else ""
 
     def _compiled_step(self, state: State) -> InPlaceStep:
         """The compiled step, fused where a backend can; one for the same dynamics and shapes."""

@@ -74,8 +74,9 @@ def is_small(sampler: Any) -> bool:
     """Whether operations on all chains of a sampler are too small for several threads."""
     model = sampler.model
     weights = sum(p.numel() for p in model.parameters())
+    few = weights <= FEW_FOR_THREADS and weights * sampler.chains <= 8 * FEW_FOR_THREADS
     reused = any(isinstance(m, REUSES) for m in model.modules())
-    return sampler.device.type == "cpu" and weights <= FEW_FOR_THREADS and not reused
+    return sampler.device.type == "cpu" and few and not reused
 
 
 def chain_of_layers(network: Network, x: Tensor) -> list[LayerSpec] | None:

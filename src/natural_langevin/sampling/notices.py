@@ -107,12 +107,11 @@ def _of_outputs(
 
 
 def _of_shapes(likelihood: likelihoods.Likelihood, outputs: Any, y: Tensor) -> Iterator[str]:
-    """Predictions have the network's shape: minus targets (n,) they would become (n, n). Nobody
-    subtracts classes."""
-    classes = likelihoods.Categorical | likelihoods.Ordinal | likelihoods.Bernoulli
-    if isinstance(likelihood, classes):
+    """Predictions have the network's shape: minus targets (n,) they would become (n, n)."""
+    numbers = likelihoods.Gaussian | likelihoods.StudentT | likelihoods.Poisson
+    if not isinstance(likelihood, numbers | likelihoods.NegativeBinomial):
         return
-    if isinstance(outputs, Tensor) and outputs.ndim == 2 and y.ndim == 1:
+    if isinstance(outputs, Tensor) and outputs.shape[1:] == (1,) and y.ndim == 1:
         yield (
             "the targets y are of shape (n,) and the network's outputs have a second "
             "axis, as predictions then do: p.mean - y would be a square matrix. Compare "

@@ -202,7 +202,7 @@ class Learned:
         )  # fmt: skip
 
 
-@threads.one_where(lambda x: len(x) <= 500)  # few rows: many small operations
+@threads.one_where(lambda x: x.numel() <= 20_000)  # few numbers: many small operations
 def learn(
     x: Tensor,
     y: Tensor,

@@ -158,6 +158,11 @@ class FusedStep:
             if serves and self.backend.network is not None:
                 self._network = self.backend.network(dynamics, data, state, self.tasks)
 
+    def without_network(self) -> bool:
+        """Leaves the network's passes to torch's operations; whether kernels had them before."""
+        had, self._network = self._network is not None, None
+        return had
+
     def _few_launches(
         self, dynamics: LangevinDynamics, data: StepData, state: State, kind: Kind
     ) -> tuple[Info, dict[str, Any], Tensor, Tensor]:

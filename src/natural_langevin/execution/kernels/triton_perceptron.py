@@ -33,8 +33,8 @@ from natural_langevin.execution.stepping import StepData
 from natural_langevin.statistics import DeferredCall
 from natural_langevin.types import Batch
 
-#: Classes that one tile holds.
-MOST_CLASSES = 64
+#: Classes that one tile holds, bytes for activations, and chains of one launch.
+MOST_CLASSES, MOST_MEMORY, MOST_CHAINS = 64, 4 << 30, 65_535
 
 
 class Tile(NamedTuple):
@@ -69,7 +69,8 @@ class Passed(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer, where its outputs, their slopes and output gradients go, and its task's name."""
+    """A layer, where its outputs, their slopes and output gradients go, and its task's name. Of the
+    last layer only output gradients are kept."""
 
     spec: LayerSpec
     name: str
@@ -104,13 +105,21 @@ class Perceptron:
             raise UnsupportedError("control variates, or inputs that are not float32")
         self._specs_of(dynamics, state, stream, tasks)
         self._take_labels(dynamics, stream, state)
-        chains, size = state.chains, stream.batch_size
-        x = stream.x
+        chains, size, x = state.chains, stream.batch_size, stream.x
+        widths = [p.shape[1] for p in state.params.values() if p.ndim == 3]
+        numbers = chains * size * (3 * sum(widths) + x[0].numel())
+        # Within a chain the kernels count in 32 bits.
+        if size * max(*widths, x[0].numel()) >= 1 << 31 or chains > MOST_CHAINS:
+            raise UnsupportedError("very large minibatches, or very many chains")
+        if numbers * x.element_size() > MOST_MEMORY:
+            raise UnsupportedError("activations that take gigabytes")
         self._layers = []
         for spec, name in zip(self._specs, self._names, strict=True):
             assert spec.weight is not None
-            shape = chains, size, state.params[spec.weight].shape[1]
-            self._layers.append(Layer(spec, name, *(x.new_empty(shape) for _ in range(3))))
+            delta = x.new_empty(chains, size, state.params[spec.weight].shape[1])
+            hidden = spec is not self._specs[-1]
+            out, slopes = (torch.empty_like(delta) if hidden else delta for _ in range(2))
+            self._layers.append(Layer(spec, name, out, slopes, delta))
         self._tiles = MANY if chains >= MANY_FROM else FEW
         self._losses = x.new_empty(chains, -(-size // 16))
 

@@ -183,7 +183,9 @@ def build_all(
     kinds: set[bool],
 ) -> None:
     """Compiles the kernels of a run side by side; ``kinds``: whether steps adapt."""
-    rows = data.stream.example()[0].shape[0]
+    stream = data.stream
+    example = stream.example()[0].shape[0]
+    rows = stream.batch_size if isinstance(stream, InMemory) else example
     numbers, keys = state.step.new_zeros(state.chains, 7), state.step.new_zeros(state.chains, 2)
     with suppress(Exception), torch.cuda.device(state.step.device), side_by_side():
         for task, adapts in itertools.product(tasks, kinds):

@@ -20,13 +20,12 @@ def main() -> None:
         return
 
     import torch
+    from fused_runs import assert_same_perceptrons, assert_same_runs
     from test_fused_step import (
         METRICS,
         MOMENTUM,
         WITH_BIAS,
         WITHOUT_BIAS,
-        assert_same_perceptrons,
-        assert_same_runs,
         assert_same_steps,
         network,
         sampler,

@@ -19,13 +19,11 @@ from natural_langevin import (
     preconditioners,
     priors,
     random,
-    schedules,
 )
 from natural_langevin.dynamics import Kind, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, backend_for, plan
 from natural_langevin.execution.stepping import StepInputs, pure_step
-from natural_langevin.experiments.beyond.local import Local
 from natural_langevin.sampling.assembly import rates_table
 from triton_interpreter import UNUSABLE, run_script
 
@@ -115,108 +113,6 @@ def assert_same_steps(one: Langevin, backend: Any, *, steps: int = 3, expected: 
         pytree.tree_leaves(state), pytree.tree_leaves(fused_state), strict=True
     ):
         torch.testing.assert_close(fused, general, rtol=2e-4, atol=2e-5)
-
-
-def assert_same_runs(metric: str, backend: Any) -> None:
-    """Runs with data in memory: an MLP that learns its noise, with momentum; convolutions with a
-    norm, whose gradients are given; and an MLP whose first prior is no Gaussian, so that its
-    gradients are given too. A chain that stops stands still and is told."""
-    torch.manual_seed(0)
-    conv = nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 5)
-    )  # fmt: skip
-    mlp = nn.Sequential(nn.Linear(20, 17), nn.Tanh(), nn.Linear(17, 2, bias=False))
-    x, y = data()
-    settings: dict[str, Any] = {
-        "preconditioner": METRICS[metric], "prior": priors.Gaussian(0.3, 0.1), "chains": 2,
-        "step_size": schedules.cyclical(1e-3, 4, exploration=0.5), "compile": False,
-    }  # fmt: skip
-    couples = metric.startswith("quasi")  # a weight and its bias
-    for one, pair, tasks in (
-        (
-            Langevin(conv, likelihoods.Categorical(), **settings),
-            (x[:, :16].contiguous(), y),
-            3 if couples else 5,
-        ),
-        (
-            Langevin(
-                mlp, likelihoods.Gaussian("rmse"), dynamics=dynamics.Underdamped(0.3), **settings
-            ),
-            (x, x[:, :2].contiguous()),
-            2,
-        ),
-        (
-            Langevin(
-                mlp,
-                likelihoods.Gaussian("rmse"),
-                dynamics=dynamics.Underdamped(0.3),
-                **settings | {"prior": {"0.*": priors.StudentT(0.2), "*": settings["prior"]}},
-            ),
-            (x, x[:, :2].contiguous()),
-            1 if metric == "rmsprop" else 2 if couples else 3,
-        ),
-    ):
-        images = pair[0].reshape(-1, 1, 4, 4) if pair[0].shape[1] == 16 else pair[0]
-        engine, state = one.prepare((images, pair[1]), steps=4, batch_size=16, burn_in=2)
-        state.diverged[1] = 0  # as if it had stopped before
-        before = {k: p[1].clone() for k, p in state.params.items()}
-        other = copy.deepcopy(state)
-        found = plan(one._dynamics, state, engine.stream.example(), 50, given=True)
-        assert len(found) == tasks
-        step = FusedStep(found, backend)
-        for k in range(4):
-            engine._data.shuffle(k)
-            kind = engine.rates.kind(k)
-            state, info = pure_step(one._dynamics, engine._data, state, None, kind)
-            fused = step(one._dynamics, engine._data, other, None, kind)
-            assert torch.equal(fused.diverged, info.diverged)
-            torch.testing.assert_close(fused.loss, info.loss, rtol=1e-4, atol=1e-5)
-        assert step._books or metric == "rmsprop"
-        assert all(torch.equal(other.params[k][1], p) for k, p in before.items())
-        for general, own in zip(pytree.tree_leaves(state), pytree.tree_leaves(other), strict=True):
-            torch.testing.assert_close(own, general, rtol=2e-4, atol=2e-5)
-
-
-def assert_same_perceptrons(backend: Any) -> None:
-    """Runs of classifiers whose passes are kernels too: layers with and without biases, other
-    activations, weights whose prior has a variance for each, and a chain that stops."""
-    torch.manual_seed(0)
-    x, y = data()
-    gelu = nn.Sequential(
-        nn.Linear(20, 17), nn.GELU(), nn.Linear(17, 18, bias=False), nn.LeakyReLU(0.2),
-        nn.Linear(18, 5),
-    )  # fmt: skip
-    local = {"0.weight": Local(torch.tensor([0.1, 0.3]), torch.tensor([0.3, 0.0])),
-             "*": priors.Gaussian(0.3, 0.1)}  # fmt: skip
-    for model, prior in ((gelu, priors.Gaussian(0.3, 0.1)), (network_of_images(), local)):
-        inputs = next(model.parameters()).shape[1]
-        one = Langevin(
-            model, likelihoods.Categorical(), chains=2, prior=prior, step_size=1e-3, compile=False,
-            preconditioner=METRICS["quasi-diagonal"], dynamics=dynamics.Underdamped(0.3),
-        )  # fmt: skip
-        engine, state = one.prepare(
-            (x[:, :inputs].contiguous(), y), steps=3, batch_size=18, burn_in=2
-        )
-        other = copy.deepcopy(state)
-        found = plan(one._dynamics, state, engine.stream.example(), 50, given=True)
-        step = FusedStep(found, backend)
-        for k in range(3):
-            if k == 2:
-                state.diverged[1] = other.diverged[1] = 0
-            engine._data.shuffle(k)
-            kind = engine.rates.kind(k)
-            state, info = pure_step(one._dynamics, engine._data, state, None, kind)
-            fused = step(one._dynamics, engine._data, other, None, kind)
-            assert torch.equal(fused.diverged, info.diverged)
-            torch.testing.assert_close(fused.loss, info.loss, rtol=1e-4, atol=1e-5)
-        assert step._network is not None
-        for general, own in zip(pytree.tree_leaves(state), pytree.tree_leaves(other), strict=True):
-            torch.testing.assert_close(own, general, rtol=2e-4, atol=2e-5)
-
-
-def network_of_images() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 17), nn.ReLU(), nn.Linear(17, 5))
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -17,6 +17,8 @@ import torch
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
+#: Weights up to which a network's operations are too small for several threads.
+FEW_WEIGHTS = 2_000
 #: Of every thread that works on small things: how many threads it may use otherwise.
 _HERE = threading.local()
 

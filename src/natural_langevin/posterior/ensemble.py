@@ -21,8 +21,8 @@ from natural_langevin.types import Params
 if TYPE_CHECKING:
     from natural_langevin.posterior.posterior import Posterior
 
-#: Of networks and outputs that torch takes on one thread.
-FEW_WEIGHTS, FEW_OUTPUTS = 2_000, 1 << 16
+#: Outputs of small networks that torch takes on one thread.
+FEW_OUTPUTS = 1 << 16
 
 Estimate = Literal["ensemble", "mean", "last"]
 
@@ -88,7 +88,9 @@ def _small(posterior: Posterior, outputs: int) -> bool:
     """Whether what is evaluated at once, so many outputs, is too small for several threads."""
     weights = [value[0] for value in posterior.last.values()]
     on_cpu = all(w.device.type == "cpu" and w.ndim <= 2 for w in weights)  # and no convolutions
-    return on_cpu and sum(w.numel() for w in weights) <= FEW_WEIGHTS and outputs <= FEW_OUTPUTS
+    return (
+        on_cpu and sum(w.numel() for w in weights) <= threads.FEW_WEIGHTS and outputs <= FEW_OUTPUTS
+    )
 
 
 def members(posterior: Posterior, estimate: Estimate) -> Params:

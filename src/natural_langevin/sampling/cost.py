@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from natural_langevin._internal.threads import FEW_WEIGHTS
 from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
 from natural_langevin.sampling import slowness
 from natural_langevin.statistics import Network
@@ -48,8 +49,6 @@ FEWEST_PILOT_STEPS, MOST_PILOT_STEPS = 50, 150
 SMALLEST = 4_000
 #: Layers that use a weight at many places of a sample.
 REUSES = (_ConvNd, nn.RNNBase, nn.MultiheadAttention)
-#: Weights up to which a network's operations are too small for several threads.
-FEW_FOR_THREADS = 2_000
 #: Rows of a minibatch, and rows on which curvature is measured, where steps cost much.
 BATCH, ROWS = 100, 250
 
@@ -74,7 +73,7 @@ def is_small(sampler: Any) -> bool:
     """Whether operations on all chains of a sampler are too small for several threads."""
     model = sampler.model
     weights = sum(p.numel() for p in model.parameters())
-    few = weights <= FEW_FOR_THREADS and weights * sampler.chains <= 8 * FEW_FOR_THREADS
+    few = weights <= FEW_WEIGHTS and weights * sampler.chains <= 8 * FEW_WEIGHTS
     reused = any(isinstance(m, REUSES) for m in model.modules())
     return sampler.device.type == "cpu" and few and not reused
 

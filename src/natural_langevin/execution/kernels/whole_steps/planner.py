@@ -21,7 +21,7 @@ from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import CHAINWISE, Dynamics, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
-from natural_langevin.execution.agreement import disagreement
+from natural_langevin.execution.agreement import disagreement, same_losses
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
 
 log = logging.getLogger("natural_langevin")
@@ -90,8 +90,7 @@ def disagrees(found: Any, state: State) -> str:
             )
     if not torch.equal(own.diverged, expected.diverged):
         return "which chains go on"
-    close = (after.loss - info.loss).abs() <= 1e-2 * (1 + info.loss.abs())
-    if not bool((close | ~info.loss.isfinite()).all()):
+    if not same_losses(after.loss, info.loss):
         return "the loss"
     return disagreement(*(_leaves(s) for s in (own, expected, state)))
 

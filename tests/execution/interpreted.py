@@ -20,9 +20,7 @@ def main() -> None:
         return
 
     import torch
-    from fused_runs import assert_same_perceptrons, assert_same_runs
     from test_fused_step import (
-        METRICS,
         MOMENTUM,
         WITH_BIAS,
         WITHOUT_BIAS,
@@ -32,6 +30,7 @@ def main() -> None:
         wide_network,
     )
 
+    from fused_runs import METRICS, assert_same_perceptrons, assert_same_runs
     from natural_langevin import likelihoods, random
     from natural_langevin._internal import triton_categorical, triton_random
     from natural_langevin.dynamics import Underdamped

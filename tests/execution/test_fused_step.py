@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fused_runs import METRICS, data
 from natural_langevin import (
     Langevin,
     dynamics,
@@ -26,18 +27,6 @@ from natural_langevin.execution.kernels import FusedStep, backend_for, plan
 from natural_langevin.execution.stepping import StepInputs, pure_step
 from natural_langevin.sampling.assembly import rates_table
 from triton_interpreter import UNUSABLE, run_script
-
-METRICS = {
-    "euclidean": preconditioners.Euclidean(),
-    "rmsprop": preconditioners.RMSProp(),
-    "diagonal": preconditioners.DiagonalFisher(damping=1e-2),
-    "quasi-diagonal": preconditioners.QuasiDiagonalFisher(damping=1e-2),
-    "quasi-diagonal, model": preconditioners.QuasiDiagonalFisher(targets="model"),
-    "quasi-diagonal, as in the paper": preconditioners.QuasiDiagonalFisher(
-        damping=1e-2, fresh=True, adapt="always"
-    ),
-    "diagonal, every second step": preconditioners.DiagonalFisher(every=2),
-}
 
 #: What a few seconds of Triton's interpreter see: every kind of metric once, with or without bias,
 #: and (the first one) of momentum.
@@ -64,11 +53,6 @@ def wide_network() -> nn.Module:
     return nn.Sequential(
         nn.Linear(48, 33), nn.ReLU(), nn.Linear(33, 32), nn.ReLU(), nn.Linear(32, 5)
     )
-
-
-def data(inputs: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.rand(50, inputs, generator=generator), torch.arange(50) % 5
 
 
 class Given:

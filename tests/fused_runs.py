@@ -7,16 +7,39 @@ import copy
 from typing import Any
 
 import torch
-from test_fused_step import METRICS, data
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from natural_langevin import Langevin, dynamics, likelihoods, priors, schedules
+from natural_langevin import (
+    Langevin,
+    dynamics,
+    likelihoods,
+    preconditioners,
+    priors,
+    schedules,
+)
 from natural_langevin.dynamics import State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, plan
 from natural_langevin.execution.stepping import pure_step
 from natural_langevin.experiments.beyond.local import Local
+
+METRICS = {
+    "euclidean": preconditioners.Euclidean(),
+    "rmsprop": preconditioners.RMSProp(),
+    "diagonal": preconditioners.DiagonalFisher(damping=1e-2),
+    "quasi-diagonal": preconditioners.QuasiDiagonalFisher(damping=1e-2),
+    "quasi-diagonal, model": preconditioners.QuasiDiagonalFisher(targets="model"),
+    "quasi-diagonal, as in the paper": preconditioners.QuasiDiagonalFisher(
+        damping=1e-2, fresh=True, adapt="always"
+    ),
+    "diagonal, every second step": preconditioners.DiagonalFisher(every=2),
+}
+
+
+def data(inputs: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(50, inputs, generator=generator), torch.arange(50) % 5
 
 
 def assert_same_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def main() -> None:
     import torch
     from test_fused_step import (
         MOMENTUM,
+        SCHEMES,
         WITH_BIAS,
         WITHOUT_BIAS,
         assert_same_steps,
@@ -67,10 +69,10 @@ def main() -> None:
         assert_same_steps(one, backend, steps=3, expected=["0", "2", "4"])
         print(f"{name}, rows of whole and half blocks of noise: agrees")
     triton_linear.TILE = triton_linear.Tile(16, 16, 32)
-    for kind in MOMENTUM if every else MOMENTUM[:1]:
-        one = sampler(network(), METRICS[kind], chains=2, dynamics=Underdamped(friction=0.3))
+    for kind, scheme in itertools.product(MOMENTUM if every else MOMENTUM[:1], SCHEMES):
+        one = sampler(network(), METRICS[kind], chains=2, dynamics=Underdamped(0.3, scheme))
         assert_same_steps(one, backend, steps=3, expected=["0", "2"])
-        print(f"{kind} with momentum: agrees")
+        print(f"{kind} with momentum, {scheme}: agrees")
     whole = Backend("triton", triton_linear.update_, triton_linear.arrange, True, Bookkeeping)
     for kind in RUNS if every else RUNS[:1]:
         assert_same_runs(kind, whole)

@@ -13,9 +13,7 @@ from natural_langevin._internal.gpu_build import build, launch
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
-from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.kernels.layer import KIND_NUMBER, KINDS, LayerState, LayerTask
 from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.engine import fixed_tensors, specs_of
@@ -164,17 +162,9 @@ class WholeSteps:
 
     def _take_integrator(self) -> None:
         """The share h of the noise, and how much of the momentum is kept."""
-        integrator, scheme = self.dynamics.integrator, 0
-        self._share, self._kept = 1.0, 0.0
-        if type(integrator) is Underdamped:
-            scheme = 1 + ("euler", "baoab").index(integrator.integrator)
-            self._kept = 1 - integrator.friction
-            self._share = integrator.friction
-            if scheme == 2:
-                self._share = (1 - self._kept**2) / 2
-        elif type(integrator) is not Overdamped:
-            raise UnsupportedError(f"the integrator {integrator!r}")
-        self._options["SCHEME"] = scheme
+        if "mlp" not in self.dynamics.kernels:
+            raise UnsupportedError(f"the integrator {self.dynamics.integrator!r}")
+        self._share, self._kept, self._options["SCHEME"] = self.dynamics.integrator.kernel_update
 
     def _bind(self, state: State) -> None:
         """Points at the state's tensors; where there is none, at one that nobody follows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from pathlib import Path
 
@@ -36,9 +37,8 @@ def main() -> None:
     from natural_langevin import likelihoods, random
     from natural_langevin._internal import triton_categorical, triton_random
     from natural_langevin.dynamics import Underdamped
-    from natural_langevin.execution.kernels import triton_linear
+    from natural_langevin.execution.kernels import triton_linear, triton_perceptron
     from natural_langevin.execution.kernels.layer import Backend
-    from natural_langevin.execution.kernels.triton_perceptron import perceptron
     from natural_langevin.execution.kernels.triton_step import Bookkeeping
 
     origin, step = random.origin(3, random.NOISE, torch.arange(3)), torch.tensor(70_000)
@@ -78,8 +78,10 @@ def main() -> None:
         assert_same_runs(kind, whole)
         print(f"{kind}, whole runs: agrees")
     triton_linear.TILE = triton_linear.Tile(16, 16, 32)
-    assert_same_perceptrons(whole._replace(network=perceptron))
-    print("passes of perceptrons: agrees")
+    for memory in (30_000, math.inf)[: 1 + every]:  # little: sums over inputs in several parts
+        triton_perceptron.shared_memory = lambda device, memory=memory: memory
+        assert_same_perceptrons(whole._replace(network=triton_perceptron.perceptron))
+        print(f"passes of perceptrons in {memory} bytes: agrees")
 
 
 if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests

@@ -11,7 +11,7 @@ The noise is that of ``random.normal``, recomputed here from its address. Flags 
 but a few instructions are numbers, not constants: every variant takes half a second to build.
 
 KIND is the metric (``layer.KIND_NUMBER``): 0 the identity, 1 RMSProp, 2 diagonal, 3 quasi-diagonal.
-SCHEME is what the momentum does (``dynamics.base.KernelUpdate``): 0 there is none, 1 Euler, 2 BAOAB.
+SCHEME is the momentum's (``dynamics.base.KernelUpdate``): 0 there is none, 1 Euler's, 2 BAOAB.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What a step does with the sums over its batch: metric, drift, noise, update and running mean.
 
-The formulas are those of ``triton_linear_kernels``, for a whole layer at once and with its biases. The
-``rates`` are eta, sqrt(2 h eta T / N), gamma, mu, 1 / N and the kept share of the momentum. METRIC:
-0 is none, 1 RMSProp, 2 the diagonal and 3 the quasi-diagonal Fisher metric. SCHEME: 0 has no
-momentum, 1 is Euler's, 2 BAOAB's.
+The formulas, and the numbers of METRIC (its KIND) and SCHEME, are those of
+``triton_linear_kernels``, for a whole layer at once and with its biases. The ``rates`` are eta,
+sqrt(2 h eta T / N), gamma, mu, 1 / N and the kept share of the momentum.
 """
 
 from __future__ import annotations

@@ -23,7 +23,11 @@ from natural_langevin.execution.kernels.native.build import library
 from natural_langevin.execution.kernels.native.engine import NativeMLP
 from natural_langevin.models import fan_in_init
 
-pytestmark = pytest.mark.skipif(library(torch.float32) is None, reason="no C compiler")
+pytestmark = [
+    pytest.mark.skipif(library(torch.float32) is None, reason="no C compiler"),
+    # The reference's own way: torch differentiates Mish chain by chain, and says so.
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+]
 
 LIKELIHOODS: dict[str, Any] = {
     "categorical": likelihoods.Categorical(),
@@ -53,6 +57,13 @@ ACTIVATIONS: dict[str, Any] = {
     "gelu, tanh": lambda: nn.GELU(approximate="tanh"),
     "silu": nn.SiLU,
     "softplus": lambda: nn.Softplus(beta=2.0, threshold=3.0),
+    "elu": lambda: nn.ELU(0.7),
+    # 1.5 is a float32: torch rounds alpha to one in the gradient, in float64 too.
+    "celu": lambda: nn.CELU(1.5),
+    "selu": nn.SELU,
+    "mish": nn.Mish,
+    "relu6": nn.ReLU6,
+    "hardtanh": lambda: nn.Hardtanh(-0.4, 0.8),
     "identity": nn.Identity,
 }
 #: Not drawn from in C: the general way serves.

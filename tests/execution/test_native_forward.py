@@ -48,7 +48,8 @@ def bounds(dtype: torch.dtype) -> dict[str, float]:
 @pytest.mark.parametrize(
     "activation",
     [nn.ReLU(), nn.LeakyReLU(0.2), nn.Tanh(), nn.Sigmoid(), nn.GELU(), nn.GELU("tanh"), nn.SiLU(),
-     nn.Softplus(2.0), nn.Identity()],
+     nn.Softplus(2.0), nn.ELU(0.7), nn.CELU(1.5), nn.SELU(), nn.Mish(), nn.ReLU6(),
+     nn.Hardtanh(-0.4, 0.8), nn.Identity()],
     ids=lambda a: f"{type(a).__name__}{getattr(a, 'approximate', '')}",
 )  # fmt: skip
 def test_every_activation(activation: nn.Module, dtype: torch.dtype) -> None:

@@ -88,6 +88,24 @@ def test_modules() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("activation", "name", "parameters"),
+    [
+        (nn.ELU(0.5), "elu", (0.5, 1.0)),
+        (nn.CELU(2.0, inplace=True), "elu", (2.0, 2.0)),
+        (nn.SELU(), "selu", (0.0, 0.0)),
+        (nn.Mish(), "mish", (0.0, 0.0)),
+        (nn.ReLU6(), "hardtanh", (0.0, 6.0)),
+        (nn.Hardtanh(-2.0, 3.0), "hardtanh", (-2.0, 3.0)),
+        (nn.Hardtanh(), "hardtanh", (-1.0, 1.0)),
+    ],
+)
+def test_activations_are_known_by_their_numbers(activation, name, parameters) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), activation, nn.Linear(3, 1))
+    first, _ = layers_of(model, torch.randn(6, 4))
+    assert first == LayerSpec("0.weight", "0.bias", name, parameters)
+
+
 def test_a_subclass_counts_by_what_it_does() -> None:
     class Doubled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

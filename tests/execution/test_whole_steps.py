@@ -52,6 +52,12 @@ ACTIVATIONS: dict[str, Any] = {
     "gelu, tanh": lambda: nn.GELU(approximate="tanh"),
     "silu": nn.SiLU,
     "softplus": lambda: nn.Softplus(beta=2.0, threshold=3.0),
+    "elu": lambda: nn.ELU(0.7),
+    "celu": lambda: nn.CELU(1.5),
+    "selu": nn.SELU,
+    "mish": nn.Mish,
+    "relu6": nn.ReLU6,
+    "hardtanh": lambda: nn.Hardtanh(-0.4, 0.8),
 }
 #: A batch of 37 is two tiles; 80 data make two batches of an epoch.
 STEPS, BURN_IN, BATCH, DATA = 7, 5, 37, 80

@@ -60,6 +60,34 @@ static void activate(const Layer *l, real *restrict z, real *restrict slope, int
             z[n] = x > second ? z[n] : smooth;
         }
         break;
+    case ELU:  // and CELU: of its height and its width below zero
+        EACH {
+            const real x = z[n], below = exp_((x < 0 ? x : 0) / second);
+            slope[n] = x > 0 ? 1 : first / second * below;
+            z[n] = x > 0 ? x : first * (below - 1);
+        }
+        break;
+    case SELU:
+        EACH {
+            const real scale = (real)1.0507009873554804934, height = (real)1.7580993408473768599;
+            const real x = z[n], below = height * exp_(x < 0 ? x : 0);
+            slope[n] = x > 0 ? scale : below;
+            z[n] = x > 0 ? scale * x : below - height;
+        }
+        break;
+    case MISH:
+        EACH {
+            const real x = z[n], t = tanh_(softplus_(x));
+            slope[n] = t + x * (1 - t * t) * sigmoid_(x);
+            z[n] = x * t;
+        }
+        break;
+    case HARDTANH:  // and ReLU6; NaN stays
+        EACH {
+            slope[n] = z[n] > first && z[n] < second;
+            z[n] = z[n] < first ? first : z[n] > second ? second : z[n];
+        }
+        break;
     }
 }
 

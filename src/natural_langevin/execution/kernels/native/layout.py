@@ -13,6 +13,7 @@ PRIOR_NUMBERS = 4
 KINDS = ("linear", "convolution", "max_pool", "average_pool")
 ACTIVATIONS = (
     "identity", "relu", "leaky_relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "softplus",
+    "elu", "selu", "mish", "hardtanh",
 )  # fmt: skip
 METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal", "unit")
 PRIORS = ("flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace", "two_gaussians")

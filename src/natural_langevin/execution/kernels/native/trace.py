@@ -210,6 +210,14 @@ class _Watch(TorchFunctionMode):
             parameters = (float(given.pop("negative_slope", 0.01)), 0.0)
         elif name == "softplus":
             parameters = (float(given.pop("beta", 1.0)), float(given.pop("threshold", 20.0)))
+        elif name == "elu":
+            parameters = (float(given.pop("alpha", 1.0)), 1.0)
+        elif name == "celu":  # an ELU that is as wide as it is high
+            name, parameters = "elu", (float(given.pop("alpha", 1.0)),) * 2
+        elif name == "hardtanh":
+            parameters = (float(given.pop("min_val", -1.0)), float(given.pop("max_val", 1.0)))
+        elif name == "relu6":
+            name, parameters = "hardtanh", (0.0, 6.0)
         if given or not all(map(math.isfinite, parameters)):
             raise _NotAChainError
         self.layers[-1] = replace(self.layers[-1], activation=name, parameters=parameters)
@@ -231,6 +239,12 @@ ACTIVATION_PARAMETERS: dict[str, tuple[str, ...]] = {
     "gelu": ("approximate",),
     "silu": ("inplace",),
     "softplus": ("beta", "threshold"),
+    "elu": ("alpha", "inplace"),
+    "celu": ("alpha", "inplace"),
+    "selu": ("inplace",),
+    "mish": ("inplace",),
+    "hardtanh": ("min_val", "max_val", "inplace"),
+    "relu6": ("inplace",),
 }
 
 _PROPERTIES: Any = (Tensor.T, Tensor.mT)
@@ -259,6 +273,12 @@ FUNCTIONS: dict[Any, str] = {
     F.gelu: "gelu",
     F.silu: "silu",
     F.softplus: "softplus",
+    **dict.fromkeys((F.elu, F.elu_), "elu"),
+    **dict.fromkeys((F.celu, torch.celu, torch.celu_), "celu"),
+    **dict.fromkeys((F.selu, torch.selu, torch.selu_), "selu"),
+    F.mish: "mish",
+    **dict.fromkeys((F.hardtanh, F.hardtanh_), "hardtanh"),
+    F.relu6: "relu6",
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), "convolution"),
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d,
                      torch.max_pool3d), "max_pool"),

@@ -28,7 +28,7 @@ def tanh(z):
 @triton.jit
 def activate(z, KIND: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
     """f(z) and f'(z); kinds are places in ``native.layout.ACTIVATIONS``, numbers the activation's
-    own (the slope of LeakyReLU; beta and threshold of Softplus)."""
+    own (the slope of LeakyReLU; beta and threshold of Softplus; height and width of ELU; ends)."""
     f, slope = z, tl.full(z.shape, 1.0, tl.float32)
     if KIND == 1:
         f, slope = tl.where(z < 0, 0.0, z), tl.where(z > 0, 1.0, 0.0)  # NaN stays
@@ -57,6 +57,21 @@ def activate(z, KIND: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
     if KIND == 8:
         slope = tl.where(z * FIRST > SECOND, 1.0, tl.sigmoid(z * FIRST))
         f = tl.where(z * FIRST > SECOND, z, softplus(z * FIRST) / FIRST)
+    if KIND == 9:
+        below = tl.exp(tl.minimum(z, 0.0) / SECOND)
+        slope = tl.where(z > 0, 1.0, FIRST / SECOND * below)
+        f = tl.where(z > 0, z, FIRST * (below - 1.0))
+    if KIND == 10:
+        below = 1.7580993408473768 * tl.exp(tl.minimum(z, 0.0))
+        slope = tl.where(z > 0, 1.0507009873554805, below)
+        f = tl.where(z > 0, 1.0507009873554805 * z, below - 1.7580993408473768)
+    if KIND == 11:
+        t = tanh(softplus(z))
+        slope = t + z * (1.0 - t * t) * tl.sigmoid(z)
+        f = z * t
+    if KIND == 12:
+        slope = tl.where((z > FIRST) & (z < SECOND), 1.0, 0.0)
+        f = tl.where(z < FIRST, FIRST, tl.where(z > SECOND, SECOND, z))
     return f, slope
 
 

@@ -169,3 +169,25 @@ def test_the_check_sees_imports() -> None:
         ROOT / "dynamics" / "frame.py"
     )
     assert len(files()) > 25
+
+
+def test_nothing_asks_a_likelihood_for_its_class() -> None:
+    """What depends on a likelihood is asked of it (``link``, ``has_units``, ...), so that one of a
+    user's own is treated like the library's."""
+    own = {path for path in files() if module_of(path) == "likelihoods"}
+    asked = []
+    for path in set(files()) - own:
+        tree = ast.parse(path.read_text())
+        of = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == f"{PACKAGE}.likelihoods"
+            for alias in node.names
+        } - {"Likelihood"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                kinds = ast.unparse(node.args[1])
+                named = re.findall(r"likelihoods\.(?!Likelihood\b)\w+", kinds)
+                if named or of & set(re.findall(r"\w+", kinds)):
+                    asked.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not asked

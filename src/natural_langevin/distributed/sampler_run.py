@@ -31,7 +31,6 @@ from natural_langevin.distributed.run_setup import (
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.likelihoods import Bernoulli, Categorical
 from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.posterior import noise_widths, spread, stores
 from natural_langevin.posterior.posterior import Posterior
@@ -174,7 +173,7 @@ def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> str | Non
 
 def _disagreement(so_far: Posterior, x: Tensor, y: Tensor) -> float:
     """``recipe.disagreement`` of all chains: about every class, or about the targets that are."""
-    if isinstance(so_far.likelihood, Bernoulli | Categorical):
+    if so_far.likelihood.link is not None:
         laws = [so_far.predict_dist(x, chains=[c], sharpness=1.0) for c in so_far.healthy]
         each = torch.stack([probabilities(law) for law in laws])
         return recipe.disagreement(each, each.mean(0))

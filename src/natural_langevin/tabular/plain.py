@@ -94,13 +94,14 @@ def quality_of(posterior: Posterior, data: str | None) -> dict[str, Any]:
     dtype = next(iter(posterior.last.values())).dtype
     x = x.to(dtype) if x.is_floating_point() else x
     outputs = posterior.predict(x[:1], keep_samples=False).mean
-    kind = type(posterior.likelihood).__name__
-    if kind == "Categorical" and outputs.ndim == 2 and y.ndim == 1:
+    likelihood = posterior.likelihood
+    if likelihood.link == "softmax" and outputs.ndim == 2 and y.ndim == 1:
         target = Target("y", tuple(map(str, range(outputs.shape[1]))), ())
         return quality(
             OnePosterior(posterior), target, _batches(x, y.long()), label=os.path.basename(data)
         )
-    if kind == "Gaussian" and outputs.numel() == 1 and y.numel() == len(y) and outputs.ndim == 2:
+    numbers = likelihood.has_units and likelihood.outputs_per_target == 1
+    if numbers and outputs.numel() == 1 and y.numel() == len(y) and outputs.ndim == 2:
         batches = _batches(x, y.to(dtype).reshape(-1, 1))
         return quality(
             OnePosterior(posterior),

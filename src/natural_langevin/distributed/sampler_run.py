@@ -39,6 +39,7 @@ from natural_langevin.sampling import (
     noise_floor,
     notices,
     recipe,
+    run_length,
     step_size_search,
     time_limit,
     trials,
@@ -163,7 +164,7 @@ def _run_once(
 
 def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> str | None:
     """Why a run is to be followed by another, if it is: of chains that disagree a first part is."""
-    if fall := recipe.falls_by(so_far.trace):
+    if fall := run_length.falls_by(so_far.trace):
         return f"the loss still fell by {fall:.2g} nats per sample in the last third"
     if not asked.part:
         return None
@@ -172,13 +173,13 @@ def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> str | Non
 
 
 def _disagreement(so_far: Posterior, x: Tensor, y: Tensor) -> float:
-    """``recipe.disagreement`` of all chains: about every class, or about the targets that are."""
+    """That of all chains (see ``run_length``): about every class, or the targets that are."""
     if so_far.likelihood.link is not None:
         laws = [so_far.predict_dist(x, chains=[c], sharpness=1.0) for c in so_far.healthy]
         each = torch.stack([probabilities(law) for law in laws])
-        return recipe.disagreement(each, each.mean(0))
+        return run_length.disagreement(each, each.mean(0))
     log_density = so_far.log_likelihood(x, y).double()
-    return recipe.disagreement(torch.exp(log_density - log_density.amax((0, 1))).mean(1))
+    return run_length.disagreement(torch.exp(log_density - log_density.amax((0, 1))).mean(1))
 
 
 def _noise_is_open(sampler: Any, data: Any) -> bool:

@@ -84,9 +84,9 @@ def descend(
         stream, rows = stream.parted(HELD_OUT, MOST_HELD_OUT)
         held_out = stream.x[rows], stream.y[rows]
     downhill, weights = _downhill(moves), sum(p[0].numel() for p in state.params.values())
-    best = torch.full((state.chains,), torch.inf, dtype=torch.float64, device=state.diverged.device)
+    lowest = _Lowest(state)
     # Each decides for itself: where a chain starts must not depend on which others are here.
-    going = torch.arange(state.chains, device=best.device)
+    going = torch.arange(state.chains, device=lowest.loss.device)
     here, way, began = _Chains(downhill, state, stream), "", time_limit.clock()
     products = cost.of_chain(moves.gradients.network, stream.example()[0]) or weights
     work, done = 6.0 * products * stream.batch_size, 0  # of one chain's step; steps
@@ -95,36 +95,48 @@ def descend(
         if products > weights and done > steps and work * done > MOST_WORK:
             break  # every weight is used many times: the way is as dear as what it leads to
         if len(going) < here.state.chains:
-            here = _Chains(downhill, state, stream).chosen(going)
-        before = best[going]
+            here = _Chains(downhill, lowest.state, stream).chosen(going)
+        before = lowest.loss[going]
         # What agreed with the reference in one round does so in the next.
         with proven_network() if way == "native" else nullcontext():
             engine = _engine(here, steps, weights, num_data, mode)
             # On a copy: steps are written over the state that they begin at.
-            end = here.moves.init(_at(state.params, going))
+            end = here.moves.init(_at(lowest.state.params, going))
             own = None if held_out is None else (held_out[0][going], held_out[1][going])
             for look in range(LOOKS):
                 end, info = _run(engine, end, look * steps // LOOKS, steps // LOOKS)
                 loss = info.loss
                 if own is not None:
                     loss = losses(moves.gradients, end.params, own, end.likelihood)
-                loss = loss.double().masked_fill(end.diverged >= 0, torch.inf)
-                better = loss < best[going]
-                state = state._replace(
-                    params=_put(going[better], end.params, better, state.params),
-                    likelihood=_put(going[better], end.likelihood, better, state.likelihood),
-                )
-                best[going] = torch.where(better, loss, best[going])
+                lowest.note(going, end, loss.double().masked_fill(end.diverged >= 0, torch.inf))
                 if not time_limit.allows(0.0):
                     break
         way = engine.way
         dear = way.startswith("eager") or work * steps > MOST_WORK
-        going = going[_falling(best[going], before, moves.gradients.likelihood.discrete, dear)]
+        now, discrete = lowest.loss[going], moves.gradients.likelihood.discrete
+        going = going[_falling(now, before, discrete, dear)]
         taken = time_limit.clock() - began
         if not len(going) or not time_limit.allows(2 * taken):
             break
     time_limit.note_descent(taken / state.chains)
-    return moves.init(state.params)._replace(likelihood=state.likelihood)
+    return moves.init(lowest.state.params)._replace(likelihood=lowest.state.likelihood)
+
+
+class _Lowest:
+    """The lowest loss that every chain has come to, and its weights there."""
+
+    def __init__(self, state: State) -> None:
+        self.state, device = state, state.diverged.device
+        self.loss = torch.full((state.chains,), torch.inf, dtype=torch.float64, device=device)
+
+    def note(self, chains: Tensor, end: State, loss: Tensor) -> None:
+        """Takes over those of ``chains``, at ``end``, whose loss is lower than before."""
+        better = loss < self.loss[chains]
+        self.state = self.state._replace(
+            params=_put(chains[better], end.params, better, self.state.params),
+            likelihood=_put(chains[better], end.likelihood, better, self.state.likelihood),
+        )
+        self.loss[chains] = torch.where(better, loss, self.loss[chains])
 
 
 def _run(engine: Engine, state: State, first: int, count: int) -> tuple[State, Info]:

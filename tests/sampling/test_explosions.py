@@ -14,7 +14,7 @@ from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.sampling import cost, prior_scale, prior_trial, recipe
-from natural_langevin.sampling.until import Target
+from natural_langevin.sampling.until import EssTarget
 from natural_langevin.sampling.watching import ExplosionError, Watching
 
 
@@ -75,7 +75,7 @@ def test_a_loss_may_rise_by_as_much_for_every_number_of_a_target(numbers: int) -
     stream = InMemory(*data, batch_size=4, chain=torch.arange(2), seed=0, device="cpu")
     engine: Any = SimpleNamespace(stream=stream)
     watching = Watching(
-        engine, SingleProcess(2), Target(None, None, None), steps=9, breaks_off=True
+        engine, SingleProcess(2), EssTarget(None, None, None), steps=9, breaks_off=True
     )
 
     def see(*losses: float) -> None:

@@ -55,7 +55,7 @@ from natural_langevin.sampling.loop import run
 from natural_langevin.sampling.pitfalls import refuse_autocast
 from natural_langevin.sampling.preparation import in_tensors
 from natural_langevin.sampling.step_size_checks import StepSize
-from natural_langevin.sampling.until import Target
+from natural_langevin.sampling.until import EssTarget
 from natural_langevin.sampling.until import parse as parse_until
 from natural_langevin.sampling.watching import ExplosionError, Watching
 
@@ -130,7 +130,7 @@ def _run_once(
         return _posterior(sampler, sampler, collector.so_far, now, config)
 
     limit = time_limit.left_for_steps(asked.seconds) if asked.seconds and asked.wanted else None
-    target = Target(asked.wanted, so_far, engine.stream.example()[0], seconds=limit)
+    target = EssTarget(asked.wanted, so_far, engine.stream.example()[0], seconds=limit)
     watcher = Watching(
         engine, mesh, target, steps=plan.steps, callback=callback, breaks_off=asked.attempts > 0
     )

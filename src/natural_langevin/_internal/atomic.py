@@ -1,4 +1,8 @@
-"""A file appears under its name whole, or not at all."""
+"""A file appears under its name whole, or not at all.
+
+Ours, since what writes files elsewhere (``torch.save``, safetensors) neither waits for the disk nor
+keeps the former file until the new one is whole.
+"""
 
 from __future__ import annotations
 

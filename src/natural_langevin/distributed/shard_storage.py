@@ -4,6 +4,7 @@ Torch plans who writes what (of several equal copies, one) and gathers the plan 
 are the two ends of it. Every rank writes one file of tensors, ``part-00003.safetensors``, with a
 check sum. When all of them are on the disk, one rank writes ``index.json``, which says in which
 file each tensor is: a folder with an index is a whole checkpoint, and one without is none.
+Torch's own safetensors storage has no check sums, and writes no such index of shards at the end.
 """
 
 from __future__ import annotations

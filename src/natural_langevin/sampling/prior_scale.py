@@ -85,7 +85,8 @@ def folds(
     count: int, seed: int, chains: int = 1, used: int = FOLDS, scales: int = len(SCALES)
 ) -> Folds:
     """A line for every chain of every one of ``scales`` on every fold: the ``chains`` of scale 0 on
-    fold 0, those of scale 0 on fold 1, ...; ``used``: how many of the folds."""
+    fold 0, those of scale 0 on fold 1, ...; ``used``: how many of the folds. Not by scikit-learn's
+    ``KFold``, which ``import natural_langevin`` does without."""
     key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), 0)
     order = random.permutation(key, count)[0]
     size = count // FOLDS

@@ -1,4 +1,7 @@
-"""A run's folder: run.json says how columns become inputs and which network was sampled."""
+"""A run's folder: run.json says how columns become inputs and which network was sampled.
+
+Not held against a pydantic model: it has a checksum, and what reads a field refuses wrong ones.
+"""
 
 from __future__ import annotations
 

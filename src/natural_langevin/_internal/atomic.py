@@ -63,6 +63,18 @@ def output(destination: Path) -> Iterator[BinaryIO]:
         yield handle
 
 
+def write(destination: Path, content: bytes) -> None:
+    """A file of this content, by ``staged``."""
+    with staged(destination) as handle:
+        handle.write(content)
+
+
+def write_output(destination: str | os.PathLike[str], content: bytes) -> None:
+    """The same where a user named it, by ``output``."""
+    with output(Path(destination)) as handle:
+        handle.write(content)
+
+
 def check_writable(folder: Path) -> None:
     """Raises OSError where no file can be made in this folder: now, not after an hour's work."""
     with (folder / f".{secrets.token_hex(8)}.part").open("xb") as handle:

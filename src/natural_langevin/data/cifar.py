@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import write
 from natural_langevin.data import locate, npm
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.download import retrieve
@@ -116,8 +116,7 @@ def _sha1(content: bytes) -> str:
 
 def _write(folder: Path, name: str, content: bytes) -> None:
     _read(content, name)
-    with staged(folder / name) as handle:
-        handle.write(content)
+    write(folder / name, content)
 
 
 def _from_archive(folder: Path) -> str:

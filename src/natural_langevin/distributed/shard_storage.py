@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from natural_langevin._internal import tensorfile
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import staged, write
 from natural_langevin._internal.tensorfile import Spec, StorageError
 from natural_langevin.sampling.checkpoint import SHARDED_INDEX
 
@@ -75,8 +75,7 @@ class ShardWriter(StorageWriter):
             code = tensorfile.DTYPES[about.properties.dtype]
             tensors[result.index.fqn] = [result.storage_data, code, list(about.size)]
         text = json.dumps({"format": 1, **self._about, "tensors": tensors})
-        with staged(self.folder / SHARDED_INDEX) as handle:
-            handle.write(text.encode())
+        write(self.folder / SHARDED_INDEX, text.encode())
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

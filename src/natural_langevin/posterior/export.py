@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from natural_langevin._internal.atomic import output
+from natural_langevin._internal.atomic import write_output
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, State
 from natural_langevin.likelihoods.predictive import Said, said
@@ -112,8 +112,7 @@ def write(served: Served, path: str | os.PathLike[str], example: Tensor, format:
     if format == "torch":
         buffer = io.BytesIO()
         torch.export.save(program, buffer)
-        with output(Path(path)) as handle:
-            handle.write(buffer.getvalue())
+        write_output(path, buffer.getvalue())
         return
     found = ["mean", "total", "epistemic"]
     names = found if len(program.graph_signature.user_outputs) == 3 else found[::2]

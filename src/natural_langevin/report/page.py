@@ -7,10 +7,9 @@ import os
 import shlex
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from natural_langevin._internal.atomic import output
+from natural_langevin._internal.atomic import write_output
 from natural_langevin.report import (
     charts,
     digits,
@@ -51,9 +50,7 @@ def render(results: dict[str, Any]) -> str:
 
 def write_report(results: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write the page under its name whole, or leave what was there."""
-    page = render(results).encode("utf-8")
-    with output(Path(path)) as handle:
-        handle.write(page)
+    write_output(path, render(results).encode("utf-8"))
 
 
 def _values(results: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
+
+from natural_langevin._internal.context import setting
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -54,23 +56,15 @@ def of_call(method: Method) -> Method:
         counts = steps is None or kwargs.get("until") is not None
         if seconds is None or not counts or _LIMIT.get() is not None or self.mesh.world > 1:
             return method(self, *args, **kwargs)
-        token = _LIMIT.set(_Limit(float(seconds)))
-        try:
+        with setting(_LIMIT, _Limit(float(seconds))):
             return method(self, *args, **kwargs)
-        finally:
-            _LIMIT.reset(token)
 
     return limited  # type: ignore[return-value]
 
 
-@contextmanager
-def searching() -> Iterator[None]:
+def searching() -> AbstractContextManager[None]:
     """Inside, time is over when the search should be."""
-    token = _SHARE.set(SEARCH)
-    try:
-        yield
-    finally:
-        _SHARE.reset(token)
+    return setting(_SHARE, SEARCH)
 
 
 def exists() -> bool:

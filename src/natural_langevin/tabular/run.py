@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from natural_langevin._internal import checked_json
-from natural_langevin._internal.atomic import output
+from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.checked_json import with_checksum, without_checksum
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.version import __version__
@@ -102,8 +102,7 @@ def is_finished(folder: Path) -> bool:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Writes a file of a run, all of it or nothing."""
-    with output(path) as handle:
-        handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
+    write_output(path, json.dumps(value, indent=1, allow_nan=False).encode())
 
 
 def write_run(folder: Path, run: Run) -> None:

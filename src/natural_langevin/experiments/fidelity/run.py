@@ -14,9 +14,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save as serialise
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import write
 from natural_langevin.experiments.fidelity import chain, dropout
-from natural_langevin.experiments.fidelity.chain import Pool, Settings, now
+from natural_langevin.experiments.fidelity.chain import Entry, Pool, Settings, now
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS, Contender
 from natural_langevin.experiments.fidelity.problem import Problem, scores
 from natural_langevin.experiments.fidelity.shifted import shifted
@@ -73,8 +73,7 @@ def run(
     torch.backends.cudnn.benchmark = settings.device.startswith("cuda")  # shapes never change
 
     def save() -> None:
-        with staged(out) as handle:
-            handle.write(json.dumps(results, indent=1, allow_nan=False).encode())
+        write(out, json.dumps(results, indent=1, allow_nan=False).encode())
 
     for name in names:
         row = results["rows"].setdefault(name, {})
@@ -107,11 +106,12 @@ def _contend(
     row["looks"] = [look for look in row["looks"] if before and look["chain"] <= before.chains]
     draws: list[Params] = []
     chains = before.chains if before else 0
-    for look, pool in _way(contender).follow(
-        contender, problem, settings, row["step_size"], seconds=settings.seconds,
-        step_seconds=row["step_milliseconds"] / 1000, looks=settings.looks, pool=before, say=say,
-        draws=draws if settings.shift else None,
-    ):  # fmt: skip
+    entry = Entry(
+        contender, problem, settings, row["step_size"], settings.seconds,
+        row["step_milliseconds"] / 1000, settings.looks,
+    )  # fmt: skip
+    kept = draws if settings.shift else None
+    for look, pool in _way(contender).follow(entry, say, before, kept):
         row["looks"].append(look | scores(pool.mean, problem))
         save()
         if pool.chains > chains:
@@ -140,17 +140,10 @@ class Way(Protocol):
 
     def follow(
         self,
-        contender: Contender,
-        problem: Problem,
-        settings: Settings,
-        eta: float,
-        *,
-        seconds: float,
-        step_seconds: float,
-        looks: int,
+        entry: Entry,
+        say: Callable[[str], None],
         pool: Pool | None = None,
         draws: list[Params] | None = None,
-        say: Callable[[str], None] = ...,
     ) -> Iterator[tuple[dict[str, float], Pool]]:
         """After every look: what was spent, and what the networks have come to."""
 
@@ -183,8 +176,7 @@ def _prepare(
 def _keep(pool: Pool, path: Path) -> None:
     """The chains so far: the sum of their probabilities, and how many, how long."""
     described = {key: repr(value) for key, value in vars(pool).items() if key != "total"}
-    with staged(path) as handle:
-        handle.write(serialise({"total": pool.total.cpu()}, described))
+    write(path, serialise({"total": pool.total.cpu()}, described))
 
 
 def _pool(path: Path, problem: Problem) -> Pool | None:
@@ -214,12 +206,9 @@ def _pilot(
     tried = []
     for eta in candidates:
         began, held_out = time.perf_counter(), problem.pilot()
-        looks = list(
-            _way(short).follow(
-                short, held_out, one, contender.step_size(eta, settings.pilot / step_seconds),
-                seconds=settings.pilot, step_seconds=step_seconds, looks=10, say=say,
-            )
-        )  # fmt: skip
+        size = contender.step_size(eta, settings.pilot / step_seconds)
+        entry = Entry(short, held_out, one, size, settings.pilot, step_seconds, 10)
+        looks = list(_way(short).follow(entry, say))
         found = scores(looks[-1][1].mean, held_out) if looks else {"nll": math.inf}
         nll = found["nll"] if math.isfinite(found["nll"]) else 1e9
         tried.append({"step_size": eta, "nll": nll})

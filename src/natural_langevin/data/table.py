@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from natural_langevin._internal.extras import needing
+
 from .errors import DataError
 
 if TYPE_CHECKING:
@@ -74,12 +76,8 @@ class Source(Protocol):
 
 def need_pandas() -> Any:
     """The module, or an error that names the extra to install."""
-    try:
+    with needing("tables need pandas and scikit-learn", "sklearn"):
         import pandas
-    except ImportError as error:
-        raise ImportError(
-            "tables need pandas and scikit-learn: pip install 'natural-langevin[sklearn]'"
-        ) from error
     return pandas
 
 

@@ -28,15 +28,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from natural_langevin._internal.atomic import write
+from natural_langevin._internal.extras import needing
 from natural_langevin.integrations.collect_posterior import PosteriorCallback
 from natural_langevin.posterior.storage import StorageError
 
-try:
+with needing("the Transformers callback needs transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-except ImportError as error:
-    raise ImportError(
-        "the Transformers callback needs transformers: pip install 'natural-langevin[transformers]'"
-    ) from error
 
 #: Beside optimizer.pt in every checkpoint of the trainer.
 FILE = "langevin_samples.safetensors"

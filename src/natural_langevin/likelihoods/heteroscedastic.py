@@ -27,10 +27,7 @@ class HeteroscedasticGaussian(Likelihood):
     """
 
     has_units = True
-
-    @property
-    def outputs_per_target(self) -> int:
-        return 2
+    outputs_per_target = 2
 
     def distribution(self, outputs: Tensor, state: State) -> distributions.Normal:
         mean, log_variance = outputs.chunk(2, dim=-1)

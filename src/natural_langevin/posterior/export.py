@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from natural_langevin._internal.atomic import write_output
+from natural_langevin._internal.extras import needing
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, State
 from natural_langevin.likelihoods.predictive import Said, said
@@ -153,10 +154,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _import_onnx() -> None:
-    try:
+    with needing("ONNX needs onnx and onnxscript", "export"):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "ONNX needs onnx and onnxscript: pip install 'natural-langevin[export]'"
-        ) from error

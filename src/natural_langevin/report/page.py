@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from natural_langevin._internal.atomic import write_output
+from natural_langevin._internal.extras import needing
 from natural_langevin.report import (
     charts,
     digits,
@@ -131,12 +132,8 @@ def _command(config: Mapping[str, Any]) -> str:
 @cache
 def environment() -> Environment:
     """Jinja over the package's templates: everything escaped, an unknown name an error."""
-    try:
+    with needing("the report needs jinja2", "report"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
-        raise ImportError(
-            "the report needs jinja2: pip install natural-langevin[report]"
-        ) from error
     return Environment(
         loader=PackageLoader("natural_langevin.report"),
         autoescape=True,

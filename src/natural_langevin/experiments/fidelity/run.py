@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import time
@@ -21,6 +22,7 @@ from natural_langevin.experiments.fidelity.contenders import CONTENDERS, Contend
 from natural_langevin.experiments.fidelity.problem import Problem, scores
 from natural_langevin.experiments.fidelity.shifted import shifted
 from natural_langevin.experiments.origin import origin
+from natural_langevin.experiments.results_file import open_results, write_results
 from natural_langevin.types import Params
 
 #: From Izmailov et al. 2021 and the competition: agreement with HMC, total variation.
@@ -58,27 +60,16 @@ def run(
     described = dataclasses.asdict(settings) | {"data": problem.source, "images": len(problem.y)}
     if problem.foreign:
         described["foreign"] = list(problem.foreign)
-    results: dict[str, Any] = {"settings": described, "rows": {}}
-    if out.exists():
-        try:
-            results = json.loads(out.read_text(encoding="utf-8"))
-            same = results["settings"] == described
-        except (ValueError, KeyError, TypeError):
-            raise FidelityError(f"{out} holds no results: give another --out") from None
-        if not same:
-            raise FidelityError(f"{out} holds results of other settings: give another --out")
-    results |= origin(settings.device)
+    results = open_results(out, described, {}, FidelityError) | origin(settings.device)
     results["reference"] = scores(problem.reference, problem)
     problem = problem.to(settings.device)
     torch.backends.cudnn.benchmark = settings.device.startswith("cuda")  # shapes never change
-
-    def save() -> None:
-        write(out, json.dumps(results, indent=1, allow_nan=False).encode())
 
     for name in names:
         row = results["rows"].setdefault(name, {})
         if not row.get("done"):
             pooled = out.with_name(f"{out.stem}-{name}.safetensors")
+            save = functools.partial(write_results, out, results)
             _contend(CONTENDERS[name], problem, settings, row, pooled, save, say)
             save()
     return results

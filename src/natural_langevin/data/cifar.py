@@ -103,15 +103,12 @@ def _dataset(folder: Path, source: str) -> Dataset:
 
 def _read(content: bytes, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images (10,000, 32, 32, 3) and labels of a file, verified."""
-    if len(content) != _SIZE or _sha1(content) != FILES[name]:
+    found = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+    if len(content) != _SIZE or found != FILES[name]:
         raise CorruptDataError(f"{name} is not CIFAR-10's ({len(content)} bytes, wrong checksum)")
     rows = np.frombuffer(content, np.uint8).reshape(_ROWS, 1 + _PIXELS)
     images = rows[:, 1:].reshape(_ROWS, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), rows[:, 0].copy()
-
-
-def _sha1(content: bytes) -> str:
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
 def _write(folder: Path, name: str, content: bytes) -> None:

@@ -261,7 +261,11 @@ def _prepared(
     choice: Choice | None = asked.choice
     check_memory(asked.specs, asked.where, sampler.device)
     if sampler._auto and not sampler._by_recipe:
-        choice = _pilot(sampler, data, asked)
+        # A run to go on with keeps what it was started with.
+        found = resumed_config(asked.checkpoint, sampler.mesh)
+        choice = step_size_search.Choice.from_config(found, sampler.chains) or (
+            sampler.choose_step_size(data, plan.steps, batch_size=asked.batch_size)
+        )
     step_size = None if choice is None else choice.schedule_of(plan.burn_in)
     if choice is not None:
         sampler._settled = (choice.schedule_of(0), asked.batch_size)
@@ -300,11 +304,3 @@ def _prepared(
             pattern=sampler._downhill_pattern,
         )  # fmt: skip
     return choice, step_size, engine, state
-
-
-def _pilot(sampler: Any, data: Any, asked: RunSettings) -> step_size_search.Choice:
-    """The pilot's choice; a run to go on with keeps the one that it was started with."""
-    found = step_size_search.Choice.from_config(
-        resumed_config(asked.checkpoint, sampler.mesh), sampler.chains
-    )
-    return found or sampler.choose_step_size(data, asked.plan.steps, batch_size=asked.batch_size)

@@ -23,13 +23,7 @@ from torch.nn.functional import logsigmoid
 
 from natural_langevin import random
 from natural_langevin.likelihoods import mixtures
-from natural_langevin.likelihoods.base import (
-    Likelihood,
-    State,
-    components,
-    per_sample,
-    shape_of,
-)
+from natural_langevin.likelihoods.base import Likelihood, State, components, per_sample, shape_of
 
 #: Quantiles further than this from the mean are not searched for.
 _LARGEST = 2.0**52

@@ -25,12 +25,7 @@ from natural_langevin.optim.agreement import Agreement, Local
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
 from natural_langevin.optim.fisher import Fisher, Reduction
-from natural_langevin.optim.groups import (
-    Names,
-    as_groups,
-    check_number,
-    refuse_ignored,
-)
+from natural_langevin.optim.groups import Names, as_groups, check_number, refuse_ignored
 from natural_langevin.optim.labels import Labels
 from natural_langevin.optim.loss_check import LossCheck
 from natural_langevin.optim.metric_state import MetricLayout

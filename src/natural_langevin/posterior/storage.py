@@ -210,17 +210,14 @@ def _read(
     if memory_map:
         return OnDisk(samples, saved.samples.tensors), groups, found, saved.config
     devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
-    size, there = _bytes(saved.samples), min(map(capacity.in_memory, devices))
+    size = sum(map(tensorfile.size_in_bytes, saved.samples.tensors.values()))
+    there = min(map(capacity.in_memory, devices))
     if size > there:
         raise StorageError(
             f"the samples take {size / 2**30:.3g} GiB and the memory has {there / 2**30:.3g}: "
             "leave them on the disk, Posterior.load(..., memory_map=True)"
         )
     return _read_file(folder, saved.samples), groups, found, saved.config
-
-
-def _bytes(file: File) -> int:
-    return sum(tensorfile.size_in_bytes(of) for of in file.tensors.values())
 
 
 def _read_file(folder: Path, file: File) -> Params:

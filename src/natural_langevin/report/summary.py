@@ -64,13 +64,10 @@ def _what_ran(results: Mapping[str, Any]) -> str:
     if isinstance(config.get("seeds"), list) and config["seeds"]:
         parts.append(text.count(len(config["seeds"]), "seed"))
     details = f" ({', '.join(parts)} per method)" if parts else ""
-    return f"This run compares {text.count(_methods(results), 'method')} on " + (
+    methods = len({row["method"] for row in results["rows"]})
+    return f"This run compares {text.count(methods, 'method')} on " + (
         f"{text.dataset(config)}{details}."
     )
-
-
-def _methods(results: Mapping[str, Any]) -> int:
-    return len({row["method"] for row in results["rows"]})
 
 
 def _best(rows: Sequence[Row]) -> Row | None:

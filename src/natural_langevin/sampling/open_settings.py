@@ -62,12 +62,7 @@ def settle(
         preconditioner = preconditioners.QuasiDiagonalFisher()
     usual = recipe.dynamics() if by_recipe else Overdamped()
     return SamplerSettings(
-        prior=prior,
-        preconditioner=preconditioner,
-        dynamics=usual if dynamics is None else dynamics,
-        step_size=step_size,
-        init=init,
-        auto=auto,
-        by_recipe=by_recipe,
-        scale_open=scale_open,
-    )
+        prior=prior, preconditioner=preconditioner,
+        dynamics=usual if dynamics is None else dynamics, step_size=step_size, init=init,
+        auto=auto, by_recipe=by_recipe, scale_open=scale_open,
+    )  # fmt: skip

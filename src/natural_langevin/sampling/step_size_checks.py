@@ -12,12 +12,7 @@ from torch import Tensor
 from natural_langevin import schedules
 from natural_langevin.data.streams import Loader, Stream
 from natural_langevin.dynamics import Integrator, RatesTable
-from natural_langevin.preconditioners import (
-    Euclidean,
-    Preconditioner,
-    RMSProp,
-    resolve_damping,
-)
+from natural_langevin.preconditioners import Euclidean, Preconditioner, RMSProp, resolve_damping
 from natural_langevin.priors import Prior
 from natural_langevin.sampling import trials
 

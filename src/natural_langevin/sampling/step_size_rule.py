@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import number_or_chains
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -183,12 +184,6 @@ def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) ->
     second = state.metric.get("second")
     if isinstance(second, dict) and second:
         damping = moves.damping(second, num_data)
-        parts = [(j / (j + _as_chain(damping[k], j))).flatten(1) for k, j in second.items()]
+        parts = [(j / (j + number_or_chains(damping[k], j))).flatten(1) for k, j in second.items()]
         rho = torch.cat(parts, 1).nanmean(1).cpu()
     return num_data * rho / (2 * batch * recipe.FRICTION) * (1 - batch / num_data)
-
-
-def _as_chain(value: float | Tensor, like: Tensor) -> float | Tensor:
-    if isinstance(value, Tensor) and value.ndim:
-        return value.reshape(-1, *(1,) * (like.ndim - 1))
-    return value

@@ -92,7 +92,9 @@ class Choice:
 
     def schedule_of(self, burn_in: int) -> schedules.Schedule:
         """eta_t of a run, whatever its burn-in: falling from the pilot's length on."""
-        return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
+        sizes = self.step_sizes
+        initial = sizes[0] if len(sizes) == 1 else torch.tensor(sizes, dtype=torch.float64)
+        return schedules.polynomial(initial, offset=self.steps)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and texts, for ``posterior.config["pilot"]``."""
@@ -371,7 +373,3 @@ def _three_digits(value: float) -> float:
     """Rounded down to three significant digits."""
     scale = 10.0 ** (math.floor(math.log10(value)) - 2)
     return float(f"{math.floor(value / scale + 1e-9) * scale:.3g}")
-
-
-def _number_or_tensor(values: tuple[float, ...]) -> float | Tensor:
-    return values[0] if len(values) == 1 else torch.tensor(values, dtype=torch.float64)

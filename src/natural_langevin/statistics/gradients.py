@@ -26,20 +26,10 @@ from natural_langevin.statistics.accumulation import clipped
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import DataParallel, Part, at_its_rows
 from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Settled, Statistics
-from natural_langevin.statistics.moments import (
-    CHUNK_NUMBERS,
-    NO_BASIS,
-    Sharing,
-)
+from natural_langevin.statistics.moments import CHUNK_NUMBERS, NO_BASIS, Sharing
 from natural_langevin.statistics.one_chain import OneChain, from_layers, kind_of
 from natural_langevin.statistics.plan import Plan, make_plan
-from natural_langevin.statistics.requests import (
-    Basis,
-    Request,
-    Requests,
-    check_requests,
-    grouped,
-)
+from natural_langevin.statistics.requests import Basis, Request, Requests, check_requests, grouped
 from natural_langevin.types import Params
 
 

@@ -7,7 +7,7 @@ limit of its own for every question, and it can say who has answered and who has
 
     group = join(device)
     group.agree("the settings", {"step_size": ..., "seed": ...})  # or an error on every rank
-    with group.together("preparing the data"):                    # fails on one rank: on all
+    with group.all_or_none("preparing the data"):                    # fails on one rank: on all
         ...
     with group.waiting("the sum of the gradients"):               # a collective of torch's
         torch.distributed.all_reduce(buffer)
@@ -101,7 +101,7 @@ class Group:
             raise GroupError(f"{differences(label, dict(enumerate(everybody)))}. {remedy}")
 
     @contextlib.contextmanager
-    def together(self, label: str) -> Iterator[None]:
+    def all_or_none(self, label: str) -> Iterator[None]:
         """A block that succeeds on all ranks or fails on all: on the rank where it failed with
         its own error, on the others with a ``GroupError`` that quotes it. Blocks may be nested."""
         try:
@@ -118,7 +118,7 @@ class Group:
             return
         setattr(error, _REPORTED, True)
         with contextlib.suppress(RuntimeError):  # whoever keeps the store may have gone
-            self._store.set(self._key(self.rank), _Message(label, error=said(error)).encode())
+            self._store.set(self._key(self.rank), _Message(label, error=error_text(error)).encode())
         self._meetings += 1
 
     @contextlib.contextmanager
@@ -235,7 +235,7 @@ def _check(messages: Sequence[_Message]) -> None:
         )
 
 
-def said(error: BaseException | None) -> str:
+def error_text(error: BaseException | None) -> str:
     """An error as one rank tells it to the others, of bounded length; "" where there is none."""
     if error is None:
         return ""

@@ -83,7 +83,7 @@ def settle(
     choice, runs, attempts = None, None, 0
     where = stores.location(store)
     if sampler._by_recipe:
-        with sampler.mesh.together("choosing what was left open"):
+        with sampler.mesh.all_or_none("choosing what was left open"):
             known = recipe.Choice.from_config(resumed_config(checkpoint, sampler.mesh))
             batch_size, choice, lengths = planning.plan(
                 sampler, data, batch_size, known, steps=steps, burn_in=burn_in, thin=thin,
@@ -141,7 +141,7 @@ def _one_after_the_other(
                 thin,
                 check_every(every),
                 explores=explores,
-                look_every=LOOK_EVERY if found is None else run_length.looks_apart(run.steps),
+                look_every=LOOK_EVERY if found is None else run_length.look_interval(run.steps),
             ),
             specs=networks.specs(params, draws, dtype),
             dtype=dtype,

@@ -86,8 +86,8 @@ def _batch_size(sampler: Any, data: Any, rows: int, costs: cost.Costs) -> int:
     """Rows of a minibatch, fewer where a run of them would cost too much."""
     usual = recipe.batch_size(data.rows.shape[1] if isinstance(data, Subsets) else rows)
     whole = sampler.chains * usual * costs.per_sample * recipe.MOST_EAGER_STEPS
-    dear = costs.budget.spares and whole > costs.budget.work
-    return min(usual, cost.BATCH) if dear else usual
+    costly = costs.budget.spares and whole > costs.budget.work
+    return min(usual, cost.BATCH) if costly else usual
 
 
 def _chosen(

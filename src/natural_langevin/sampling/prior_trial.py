@@ -106,15 +106,15 @@ def choose(
     data = data[0][: prior_scale.MOST_ROWS], data[1][: prior_scale.MOST_ROWS]
     if len(data[0]) < prior_scale.FEWEST_ROWS:
         return None
-    dear = costs.budget is cost.EAGER
-    scales = prior_scale.DEAR_SCALES if dear else prior_scale.SCALES
+    costly = costs.budget is cost.EAGER
+    scales = prior_scale.COSTLY_SCALES if costly else prior_scale.SCALES
     began = time_limit.clock()
     runs = _compare(sampler, data, batch_size, costs, scales)
     if not runs:
         return None
     scores = _scores(runs)
     as_long = time_limit.allows((time_limit.clock() - began) / 2)
-    pair = prior_scale.beyond(scores) if as_long and not dear else None
+    pair = prior_scale.beyond(scores) if as_long and not costly else None
     more: list[Compared] = []
     if pair:  # what agreed with the reference in one trial does so in the next
         with proven_network() if runs[-1].choices[0].way == "native" else nullcontext():
@@ -163,25 +163,25 @@ def _compare(
     inside, lines, budget = len(data[0]), len(prior_scale.SCALES) * prior_scale.FOLDS, costs.budget
     work = costs.per_sample * lines * min(batch_size, inside)  # of a step with a chain on each fold
     most = prior_scale.MOST_WORK if budget.trial is None else budget.trial
-    dear = budget.trial is not None and work * prior_scale.EAGER.steps > most
-    short = work / prior_scale.FOLDS * prior_scale.DEAR.steps
-    if short > most if dear else prior_scale.EAGER.affordable(work) is None:
+    costly = budget.trial is not None and work * prior_scale.EAGER.steps > most
+    short = work / prior_scale.FOLDS * prior_scale.COSTLY.steps
+    if short > most if costly else prior_scale.EAGER.affordable(work) is None:
         log.info("prior variance x 1: a trial of others would cost more than the run")
         return []
     scaled = _with_scales(sampler, scales, 1, recipe.FIRST_STEP)
     took = pace.of_scales(scaled, data, batch_size)
-    if took and not time_limit.allows(pace.least(len(scales), took, dear=budget.spares)):
+    if took and not time_limit.allows(pace.least(len(scales), took, costly=budget.spares)):
         log.info("prior variance x 1: there is no time for a trial of others")
         return []
     choices = step_size_rule.choose(scaled, data, inside, batch_size, costs, len(scales))
     usual = prior_scale.EAGER if choices[0].way.startswith("eager") else prior_scale.NATIVE
     affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
-    trial = prior_scale.DEAR if dear else affordable
+    trial = prior_scale.COSTLY if costly else affordable
     assert trial is not None, "what the pilot was run for is affordable"
     if budget is cost.EAGER:
         trial = trial.on_enough(inside)
     if took:
-        trial = pace.fitting(trial, len(scales), took, dear=budget.spares) or prior_scale.DEAR
+        trial = pace.fitting(trial, len(scales), took, costly=budget.spares) or prior_scale.COSTLY
     runs: list[Compared] = []
     begin = None
     if before:
@@ -209,7 +209,7 @@ def _try_out(
     begin: tuple[Params, Params] | None,
     after: int,
 ) -> Compared | None:
-    """A round of a trial, from where chains ``begin`` (None: at the end of their way down),
+    """A round of a trial, from where chains ``begin`` (None: at the end of their descent),
     ``after`` so many others; None where all chains were lost."""
     x, y = data
     inside, repeats = len(x), trial.folds * trial.chains

@@ -92,7 +92,7 @@ def dynamics() -> Underdamped:
 
 def averaged(given: preconditioners.Preconditioner) -> preconditioners.Preconditioner:
     """A metric with the recipe's rate, where it is an average whose rate is open. RMSProp squares
-    mean gradients, which vanish where the way downhill ends: the identity counts as a batch."""
+    mean gradients, which vanish where the descent ends: the identity counts as a batch."""
     if isinstance(given, FisherPreconditioner):
         return given.with_rate(schedules.polynomial_average())
     if isinstance(given, AveragedPreconditioner):

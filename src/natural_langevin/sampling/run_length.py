@@ -89,11 +89,11 @@ def choose(
     return replace(Length.usual(steps, burn_in, thin), repeats=repeats, most=affordable)
 
 
-def looks_apart(steps: int) -> int:
+def look_interval(steps: int) -> int:
     """Steps between two looks at the losses of a run whose fall is to be measured: every look is
     a minibatch, and short runs would have few.
 
-    >>> [looks_apart(steps) for steps in (1_500, 4_500, 20_000)]
+    >>> [look_interval(steps) for steps in (1_500, 4_500, 20_000)]
     [10, 30, 50]
     """
     return max(10, min(50, steps // recipe.LOOKS))

@@ -1,7 +1,7 @@
 """The time of a whole call: ``sample(seconds=...)``.
 
 Somebody who says ten seconds means all that the call does: the trial of the prior's scales, the
-pilot and the way down as well. What these have taken is gone for the steps of the run, which get
+pilot and the descent as well. What these have taken is gone for the steps of the run, which get
 ``LEAST`` of the time in any case; and the search is cut short where it would take more than
 ``SEARCH`` of it. A run with ``seconds`` therefore differs from machine to machine, and from call to
 call, in what is chosen as well as in its length.
@@ -28,7 +28,7 @@ clock = time.monotonic
 
 
 class _Limit:
-    """Of one call. ``descent``: seconds that a chain's way down has taken at most."""
+    """Of one call. ``descent``: seconds that a chain's descent has taken at most."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.began, self.descent = seconds, clock(), 0.0
@@ -79,7 +79,7 @@ def allows(seconds: float) -> bool:
 
 
 def note_descent(seconds: float) -> None:
-    """A chain's way down has taken so long: the run's own will too."""
+    """A chain's descent has taken so long: the run's own will too."""
     if (limit := _LIMIT.get()) is not None:
         limit.descent = max(limit.descent, seconds)
 

@@ -5,7 +5,7 @@ lowers the loss by at most eta / a nats per sample (a the friction), however hig
 gradients of the way there stay in the metric's average. So the first steps are RMSProp with
 momentum, without noise: its steps have a length of their own, which falls along a cosine. They are
 repeated, twice as many each time, until that lowers the loss by less than ``ENOUGH`` nats per
-sample (``DEAR_ENOUGH`` where steps are run eagerly, or cost much).
+sample (``COSTLY_ENOUGH`` where steps are run eagerly, or cost much).
 
 The loss is that of a fifth of every chain's rows, which these steps do not see, and a chain begins
 where it was lowest. Further down a network fits its rows more closely than the posterior does, and
@@ -41,7 +41,7 @@ from natural_langevin.sampling import cost, time_limit, trials
 from natural_langevin.statistics import Gradients, Network
 from natural_langevin.types import Params
 
-ROUNDS, ENOUGH, DEAR_ENOUGH = (300, 600, 1200, 2400, 4800, 9600), 0.1, 1.0
+ROUNDS, ENOUGH, COSTLY_ENOUGH = (300, 600, 1200, 2400, 4800, 9600), 0.1, 1.0
 #: Rounds of a trial, which compares chains that have come equally far.
 TRIAL_ROUNDS = 4
 #: How often a round looks at the rows held out, their share, and the rows of which one is spared.
@@ -53,7 +53,7 @@ LENGTH, SMALL = 0.02, 1000
 MANY_CHAINS, ROWS_AT_ONCE = 8, 20_000
 #: Steps between two looks at the clock, where time is limited.
 FEW = 10
-#: Operations of one chain's round that is dear, and of all its rounds through convolutions.
+#: Operations of one chain's round that is costly, and of all its rounds through convolutions.
 MOST_WORK = 2e10
 #: Outputs in C, where it knows the network.
 _NATIVE: WeakKeyDictionary[Network, NativeOutputs] = WeakKeyDictionary()
@@ -68,7 +68,7 @@ def descend(
     mode: Any,
     pattern: Tensor | None = None,
 ) -> State:
-    """The state of ``moves`` at the end of the way down from ``state``: of every chain the one of
+    """The state of ``moves`` at the end of the descent from ``state``: of every chain the one of
     lowest loss that was looked at.
 
     ``pattern`` (chain,): chain c begins where chain ``pattern[c]`` comes to, which sees the same
@@ -93,7 +93,7 @@ def descend(
     for steps in ROUNDS[: TRIAL_ROUNDS if trials.under_way() else None]:
         done += steps
         if products > weights and done > steps and work * done > MOST_WORK:
-            break  # every weight is used many times: the way is as dear as what it leads to
+            break  # every weight is used many times: the way is as costly as what it leads to
         if len(going) < here.state.chains:
             here = _Chains(downhill, lowest.state, stream).chosen(going)
         before = lowest.loss[going]
@@ -112,9 +112,9 @@ def descend(
                 if not time_limit.allows(0.0):
                     break
         way = engine.way
-        dear = way.startswith("eager") or work * steps > MOST_WORK
+        costly = way.startswith("eager") or work * steps > MOST_WORK
         now, discrete = lowest.loss[going], moves.gradients.likelihood.discrete
-        going = going[_falling(now, before, discrete, dear)]
+        going = going[_falling(now, before, discrete, costly)]
         taken = time_limit.clock() - began
         if not len(going) or not time_limit.allows(2 * taken):
             break
@@ -175,9 +175,9 @@ def _engine(here: _Chains, steps: int, weights: int, num_data: float, mode: Any)
     return Engine(here.moves, here.stream, rates, num_data, mode=mode)
 
 
-def _falling(now: Tensor, before: Tensor, discrete: bool, dear: bool) -> Tensor:
+def _falling(now: Tensor, before: Tensor, discrete: bool, costly: bool) -> Tensor:
     """Which chains' losses fell by enough for another round: (chain,) bool."""
-    enough = DEAR_ENOUGH if dear else ENOUGH
+    enough = COSTLY_ENOUGH if costly else ENOUGH
     falling = now < before - enough
     # A loss of at least 0 cannot fall by so much again.
     return falling & (now >= enough) if discrete else falling

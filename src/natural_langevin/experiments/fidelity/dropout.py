@@ -36,7 +36,7 @@ MASKS = 40
 
 
 class Descent:
-    """One network on its way down, minibatch by minibatch."""
+    """One network and its optimiser, minibatch by minibatch."""
 
     def __init__(self, contender: Contender, problem: Problem, settings: Settings) -> None:
         network = start(contender, settings).to(settings.device)

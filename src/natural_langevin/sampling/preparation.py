@@ -24,7 +24,6 @@ from natural_langevin.data.streams import (
     usual_batch,
 )
 from natural_langevin.dynamics.base import Conditions, Info, State
-from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.sampling import assembly, planning
@@ -126,7 +125,7 @@ def _check_rates(
     )  # fmt: skip
     sampler.dynamics.check(sampler._dynamics, run)
     warn_if_epochs(sampler.dynamics, stream)
-    if isinstance(sampler.dynamics, Overdamped):
+    if sampler.dynamics.overshoots:
         warn_if_stiff(sampler.preconditioner, sampler._prior, float(kept.max()), num_data)
 
 

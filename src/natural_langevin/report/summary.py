@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from natural_langevin.report import text
-from natural_langevin.report.table import in_paper, lookup, mean
-
-Row = Mapping[str, Any]
+from natural_langevin.report.table import Row, in_paper, lookup, mean
 
 
 def machine(results: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ import torch  # noqa: E402
 
 TORCH = time.perf_counter()
 from natural_langevin import preconditioners  # noqa: E402
+from natural_langevin.dynamics import Underdamped  # noqa: E402
 from natural_langevin.experiments.speed.ours import sampler  # noqa: E402
 from natural_langevin.experiments.speed.problems import problem  # noqa: E402
 
@@ -33,14 +34,16 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def prepared(network: str, chains: int, *, every: int = 1, metric: str = "") -> Any:
+def prepared(
+    network: str, chains: int, *, every: int = 1, metric: str = "", scheme: str = ""
+) -> Any:
     task = problem(network, device=DEVICE)
+    moves: Any = Underdamped(0.1, scheme) if scheme else None
     made = getattr(preconditioners, metric or "QuasiDiagonalFisher")(
         **{} if metric == "Euclidean" else {"every": every, "adapt": "always"}
     )
-    engine, state = sampler(task, chains, made, compile="auto").prepare(
-        (task.x, task.y), steps=20_000, batch_size=100
-    )
+    one = sampler(task, chains, made, compile="auto", dynamics=moves)
+    engine, state = one.prepare((task.x, task.y), steps=20_000, batch_size=100)
     state, _ = engine.run(state, 0, 30)
     return engine, state
 
@@ -83,14 +86,17 @@ def profiled(engine: Any, state: Any, count: int = 20) -> dict[str, Any]:
 
 
 def steps() -> None:
-    asked = [("mlp", 1, 1), ("mlp", 1, 4), ("mlp", 64, 1), ("mlp", 64, 4), ("cnn", 1, 1),
+    plain = [("mlp", 1, 1), ("mlp", 1, 4), ("mlp", 64, 1), ("mlp", 64, 4), ("cnn", 1, 1),
              ("13-50-1", 1, 1), ("13-50-1", 4096, 1), ("transformer", 1, 1)]  # fmt: skip
-    for network, chains, every in asked if DEVICE == "cuda" else asked[4:6]:
+    asked = [(*of, "") for of in plain]
+    asked += [("mlp", chains, 1, scheme) for chains in (1, 64) for scheme in ("euler", "baoab")]
+    for network, chains, every, scheme in asked if DEVICE == "cuda" else asked[4:6]:
         try:
             began = time.perf_counter()
-            engine, state = prepared(network, chains, every=every)
+            engine, state = prepared(network, chains, every=every, scheme=scheme)
             ready = time.perf_counter() - began
-            row = {"network": network, "chains": chains, "every": every, "way": engine.way}
+            row = {"network": network, "chains": chains, "every": every, "scheme": scheme}
+            row |= {"way": engine.way}
             row |= {"us": round(timed(engine, state, chains), 2), "ready_s": round(ready, 2)}
             say(**row, **(profiled(engine, state) if DEVICE == "cuda" and every == 1 else {}))
         except Exception as error:  # the others are still worth knowing

@@ -72,8 +72,8 @@ def assert_same_run(
 
 def assert_same_runs(metric: str, backend: Any) -> None:
     """Runs with data in memory: an MLP that learns its noise, with momentum; convolutions with a
-    norm, whose gradients are given; and an MLP whose first prior is no Gaussian, so that its
-    gradients are given too. A chain that stops stands still and is told."""
+    norm, whose gradients are given; and, by BAOAB, an MLP whose first prior is no Gaussian, so that
+    its gradients are given too. A chain that stops stands still and is told."""
     torch.manual_seed(0)
     conv = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 5)
@@ -102,7 +102,7 @@ def assert_same_runs(metric: str, backend: Any) -> None:
             Langevin(
                 mlp,
                 likelihoods.Gaussian("rmse"),
-                dynamics=dynamics.Underdamped(0.3),
+                dynamics=dynamics.Underdamped(0.3, "baoab"),
                 **settings | {"prior": {"0.*": priors.StudentT(0.2), "*": settings["prior"]}},
             ),
             (x, x[:, :2].contiguous()),
@@ -120,7 +120,7 @@ def assert_same_runs(metric: str, backend: Any) -> None:
 
 def assert_same_perceptrons(backend: Any) -> None:
     """Runs of classifiers whose passes are kernels too: layers with and without biases, other
-    activations, weights whose prior has a variance for each, and a chain that stops."""
+    activations, weights whose prior has a variance for each, by BAOAB; and a chain that stops."""
     torch.manual_seed(0)
     x, y = data()
     gelu = nn.Sequential(
@@ -129,11 +129,14 @@ def assert_same_perceptrons(backend: Any) -> None:
     )  # fmt: skip
     local = {"0.weight": Local(torch.tensor([0.1, 0.3]), torch.tensor([0.3, 0.0])),
              "*": priors.Gaussian(0.3, 0.1)}  # fmt: skip
-    for model, prior in ((gelu, priors.Gaussian(0.3, 0.1)), (network_of_images(), local)):
+    for model, prior, own in (
+        (gelu, priors.Gaussian(0.3, 0.1), dynamics.Underdamped(0.3)),
+        (network_of_images(), local, dynamics.Underdamped(0.3, "baoab")),
+    ):
         inputs = next(model.parameters()).shape[1]
         one = Langevin(
             model, likelihoods.Categorical(), chains=2, prior=prior, step_size=1e-3, compile=False,
-            preconditioner=METRICS["quasi-diagonal"], dynamics=dynamics.Underdamped(0.3),
+            preconditioner=METRICS["quasi-diagonal"], dynamics=own,
         )  # fmt: skip
         engine, state = one.prepare(
             (x[:, :inputs].contiguous(), y), steps=3, batch_size=18, burn_in=2

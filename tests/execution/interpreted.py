@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 from pathlib import Path
 
@@ -22,6 +24,7 @@ def main() -> None:
     import torch
     from test_fused_step import (
         MOMENTUM,
+        SCHEMES,
         WITH_BIAS,
         WITHOUT_BIAS,
         assert_same_steps,
@@ -34,9 +37,8 @@ def main() -> None:
     from natural_langevin import likelihoods, random
     from natural_langevin._internal import triton_categorical, triton_random
     from natural_langevin.dynamics import Underdamped
-    from natural_langevin.execution.kernels import triton_linear
+    from natural_langevin.execution.kernels import triton_linear, triton_perceptron
     from natural_langevin.execution.kernels.layer import Backend
-    from natural_langevin.execution.kernels.triton_perceptron import perceptron
     from natural_langevin.execution.kernels.triton_step import Bookkeeping
 
     origin, step = random.origin(3, random.NOISE, torch.arange(3)), torch.tensor(70_000)
@@ -67,17 +69,19 @@ def main() -> None:
         assert_same_steps(one, backend, steps=3, expected=["0", "2", "4"])
         print(f"{name}, rows of whole and half blocks of noise: agrees")
     triton_linear.TILE = triton_linear.Tile(16, 16, 32)
-    for kind in MOMENTUM if every else MOMENTUM[:1]:
-        one = sampler(network(), METRICS[kind], chains=2, dynamics=Underdamped(friction=0.3))
+    for kind, scheme in itertools.product(MOMENTUM if every else MOMENTUM[:1], SCHEMES):
+        one = sampler(network(), METRICS[kind], chains=2, dynamics=Underdamped(0.3, scheme))
         assert_same_steps(one, backend, steps=3, expected=["0", "2"])
-        print(f"{kind} with momentum: agrees")
+        print(f"{kind} with momentum, {scheme}: agrees")
     whole = Backend("triton", triton_linear.update_, triton_linear.arrange, True, Bookkeeping)
     for kind in RUNS if every else RUNS[:1]:
         assert_same_runs(kind, whole)
         print(f"{kind}, whole runs: agrees")
     triton_linear.TILE = triton_linear.Tile(16, 16, 32)
-    assert_same_perceptrons(whole._replace(network=perceptron))
-    print("passes of perceptrons: agrees")
+    for memory in (30_000, math.inf)[: 1 + every]:  # little: sums over inputs in several parts
+        triton_perceptron.shared_memory = lambda device, memory=memory: memory
+        assert_same_perceptrons(whole._replace(network=triton_perceptron.perceptron))
+        print(f"passes of perceptrons in {memory} bytes: agrees")
 
 
 if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests

@@ -29,10 +29,11 @@ from natural_langevin.sampling.assembly import rates_table
 from triton_interpreter import UNUSABLE, run_script
 
 #: What a few seconds of Triton's interpreter see: every kind of metric once, with or without bias,
-#: and (the first one) of momentum.
+#: and (the first one) of momentum, in every scheme.
 WITH_BIAS = ("rmsprop", "diagonal, every second step", "quasi-diagonal, as in the paper")
 WITHOUT_BIAS = ("euclidean", "quasi-diagonal, model")
 MOMENTUM = ("quasi-diagonal", "euclidean", "rmsprop", "diagonal")
+SCHEMES = ("euler", "baoab")
 
 
 def network(*, bias: bool = True) -> nn.Module:
@@ -107,21 +108,19 @@ def test_the_cpu_kernel_is_the_general_step(metric: str, bias: bool) -> None:
     assert_same_steps(sampler(network(bias=bias), METRICS[metric]), backend, expected=["0", "2"])
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_cpu_kernel_carries_the_momentum(metric: str) -> None:
+def test_the_cpu_kernel_carries_the_momentum(metric: str, scheme: Any) -> None:
     backend = backend_for(torch.device("cpu"))
-    one = sampler(network(), METRICS[metric], dynamics=dynamics.Underdamped(friction=0.3))
+    one = sampler(network(), METRICS[metric], dynamics=dynamics.Underdamped(0.3, scheme))
     assert_same_steps(one, backend, expected=["0", "2"])
 
 
-def test_splittings_and_corrected_noise_have_no_kernel() -> None:
-    for own in (
-        dynamics.Underdamped(integrator="baoab"),
-        dynamics.Underdamped(integrator="ubu"),
-        dynamics.Underdamped(correct_heat=True),
-    ):
+def test_two_draws_a_step_and_corrected_noise_have_no_kernel() -> None:
+    for own in (dynamics.Underdamped(integrator="ubu"), dynamics.Underdamped(correct_heat=True)):
         assert "linear" not in own.kernels
-    assert "linear" in dynamics.Underdamped().kernels
+    for scheme in SCHEMES:
+        assert "linear" in dynamics.Underdamped(integrator=scheme).kernels
 
 
 def test_priors_and_rates_of_every_chain_reach_the_kernel() -> None:
@@ -328,9 +327,11 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
 @pytest.mark.parametrize(
     ("which", "count"),
     [
-        ("few", len(WITH_BIAS) + len(WITHOUT_BIAS) + 1 + 1 + 2 + 1 + 1),
+        ("few", len(WITH_BIAS) + len(WITHOUT_BIAS) + 1 + len(SCHEMES) + 2 + 1 + 1),
         pytest.param(
-            "all", 2 * len(METRICS) + 2 + len(MOMENTUM) + 2 + 5 + 1, marks=pytest.mark.thorough
+            "all",
+            2 * len(METRICS) + 2 + len(SCHEMES) * len(MOMENTUM) + 2 + 5 + 2,
+            marks=pytest.mark.thorough,
         ),
     ],
 )

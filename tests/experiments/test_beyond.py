@@ -13,12 +13,14 @@ import torch
 from natural_langevin import random
 from natural_langevin.data import DataError, Dataset
 from natural_langevin.experiments.beyond import __main__ as command
-from natural_langevin.experiments.beyond.inputs import BlurredScorer, mapped, views
+from natural_langevin.experiments.beyond import model_parts
+from natural_langevin.experiments.beyond.inputs import Inputs, ViewScorer
 from natural_langevin.experiments.beyond.local import Local, envelope
 from natural_langevin.experiments.beyond.parts import PARTS
 from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol, Setting
 from natural_langevin.experiments.beyond.run import BeyondError, run, table
+from natural_langevin.experiments.beyond.sampling import Bench
 from natural_langevin.experiments.beyond.scoring import resolved
 from natural_langevin.metrics import nll
 from natural_langevin.models import mlp
@@ -109,7 +111,9 @@ def test_choices_are_made_on_held_out_images_by_searches(finished):
         if not name.endswith("select") or name.startswith("baselines"):
             continue
         found = parts[name]["ranking"]
-        by = {"noisy-select": "alone", "both-select": "brier"}.get(name, "resolved")
+        by = {"noisy-select": "alone", "both-select": "brier", "deskewed-select": "brier"}.get(
+            name, "resolved"
+        )
         scores = [row[by] for row in found]
         assert scores == sorted(scores)
         assert sum(parts[name]["rounds"]) >= len(found)
@@ -150,22 +154,16 @@ def test_another_configuration_and_unknown_parts_are_refused(finished):
         run(DATA, out.with_name("new.json"), protocol=PROTOCOL, parts={"refine": 1.0})
 
 
-def test_every_chain_sees_its_own_blur():
-    x, y = DATA.train_x[:5], DATA.train_y[:5]
-    lengths = [0.8, 0.0, 0.8]
-    seen = views(x, y, lengths)
-    assert len(seen.x) == 10
-    for chain, length in enumerate(lengths):
-        torch.testing.assert_close(seen.x[seen.rows[chain]], mapped(x, length))
-        assert torch.equal(seen.y[seen.rows[chain]], y)
-    network = mlp(36, 3, (4,))
-    params = {k: p.detach().expand(3, *p.shape) for k, p in network.named_parameters()}
-    p = BlurredScorer(network, {"scored": (x, y)}, lengths).probabilities(params, x)
-    for chain, length in enumerate(lengths):
-        expected = network(mapped(x, length)).double().softmax(-1)
-        torch.testing.assert_close(p[chain], expected)
-    with pytest.raises(ValueError, match="square"):
-        mapped(torch.zeros(1, 5), 1.0)
+def test_images_are_left_as_they_are_where_the_search_would_rather(finished):
+    _, results = finished
+    ranking = [{**FIXED.as_dict(), "deskew": share} for share in (0.0, 1.0)]
+    found = model_parts.deskewed(
+        Bench(PROTOCOL, DATA, torch.device("cpu"), None, False, 0.0, print),
+        {"deskewed-select": {"ranking": ranking}},
+    )
+    assert found == {"complete": True, "rows": []}
+    chosen = results["parts"]["deskewed-select"]["ranking"]
+    assert {row["deskew"] for row in chosen} >= {0.0, 0.5, 1.0}
 
 
 def test_a_local_prior_is_a_gaussian_whose_variance_depends_on_the_place():
@@ -193,16 +191,6 @@ def test_a_local_prior_is_a_gaussian_whose_variance_depends_on_the_place():
         envelope(2, 5, 0.1)
 
 
-def test_every_chain_predicts_with_its_own_share_of_wrong_labels():
-    network = mlp(36, 3, (4,))
-    x, y = DATA.train_x[:4], DATA.train_y[:4]
-    params = {k: p.detach().repeat(2, *[1] * p.ndim) for k, p in network.named_parameters()}
-    scorer = BlurredScorer(network, {"scored": (x, y)}, [0.0, 0.0], [0.3, 0.0])
-    noisy, plain = scorer.probabilities(params, x)
-    torch.testing.assert_close(noisy, 0.7 * plain + 0.1)
-    torch.testing.assert_close(plain, network(x).double().softmax(-1))
-
-
 def test_a_new_file_begins_with_the_searches_of_another(tmp_path, finished):
     out, known = finished
     new = tmp_path / "new.json"
@@ -224,7 +212,7 @@ def test_an_image_that_no_draw_has_right_does_not_decide_a_search():
     x, y = DATA.train_x[:1], torch.tensor([1])
     params = {k: torch.zeros(2, *p.shape) for k, p in network.named_parameters()}
     params["2.bias"][:, 0] = 150.0  # where float32 has a probability of exactly 0
-    p = BlurredScorer(network, {"scored": (x, y)}, [0.0, 0.0]).probabilities(params, x)
+    p = ViewScorer(network, {"scored": (x, y)}, [Inputs()] * 2).probabilities(params, x)
     assert nll(p.mean(0), y) == pytest.approx(150)
     assert nll(resolved(p.mean(0)), y) == pytest.approx(math.log(3e4))
     assert torch.allclose(resolved(p.mean(0)).sum(-1), torch.ones(1).double())

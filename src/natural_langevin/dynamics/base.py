@@ -63,6 +63,14 @@ class Conditions(NamedTuple):
     adapts: bool  # whether the metric goes on adapting after burn-in
 
 
+class KernelUpdate(NamedTuple):
+    """An integrator's update, as kernels are told of it."""
+
+    share: float = 1.0  # h of the noise sqrt(2 h eta T / N) C^{1/2} xi
+    kept: float = 0.0  # the share of the momentum, ``own.momentum``, that a step keeps
+    scheme: int = 0  # 0 has no momentum, 1 is Euler's scheme, 2 BAOAB (see ``underdamped``)
+
+
 class Dynamics(Protocol):
     """Whatever moves a state by steps, as pure functions of their arguments."""
 
@@ -151,10 +159,9 @@ class Integrator:
         return {}
 
     @property
-    def linear_kernel(self) -> tuple[float, float]:
-        """What the kernel "linear" is told: the share h of the noise (see ``innovation``), and the
-        share of the momentum, where ``own`` is one, that a step keeps."""
-        return 1.0, 0.0
+    def kernel_update(self) -> KernelUpdate:
+        """What the kernels "linear" and "mlp" on a GPU are told."""
+        return KernelUpdate()
 
     @property
     def kernels(self) -> frozenset[str]:

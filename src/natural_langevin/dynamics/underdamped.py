@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import average, per_chain
-from natural_langevin.dynamics.base import Conditions, Integrator, State
+from natural_langevin.dynamics.base import Conditions, Integrator, KernelUpdate, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.heat import refuse_metric, warn_beyond_range
 from natural_langevin.dynamics.overdamped import check_flag, increment, noise
@@ -131,7 +131,7 @@ class Underdamped(Integrator):
         else:
             r = {k: r[k] - per_chain(eta, drift[k]) * drift[k] for k in theta}
             if self.integrator == "baoab":
-                share = (1 - (1 - a) ** 2) / 2
+                share = _refreshed_share(1 - a)
                 xi, scale = noise(on, C, state, evaluation, rates, num_data, share=share)
                 half = {k: theta[k] + r[k] / 2 for k in theta}
                 r = {k: (1 - a) * r[k] + per_chain(scale, xi[k]) * xi[k] for k in theta}
@@ -181,11 +181,14 @@ class Underdamped(Integrator):
     def kernels(self) -> frozenset[str]:
         if self.integrator == "ubu" or self.correct_heat:
             return frozenset()
-        return frozenset({"mlp", "linear"} if self.integrator == "euler" else {"mlp"})
+        return frozenset({"mlp", "linear"})
 
     @property
-    def linear_kernel(self) -> tuple[float, float]:
-        return self.friction, 1 - self.friction
+    def kernel_update(self) -> KernelUpdate:
+        kept = 1 - self.friction
+        if self.integrator == "euler":
+            return KernelUpdate(self.friction, kept, 1)
+        return KernelUpdate(_refreshed_share(kept), kept, 2)
 
     def _free_motion(
         self,
@@ -217,3 +220,8 @@ class Underdamped(Integrator):
         n_21 = lost * lost / g / n_1
         variance = g / 12 if g < 1e-3 else 1 / g - lost * (2 + lost) / g**2
         return 1 - lost, lost / g, n_1, n_21, math.sqrt(max(0.0, variance - n_21**2))
+
+
+def _refreshed_share(kept: float) -> float:
+    """h of BAOAB's noise: (1 - kept^2) eta T / N is its variance in the metric."""
+    return (1 - kept**2) / 2

@@ -89,6 +89,7 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "control variates": ("overdamped", {"control_variates": 4}),
     "exchange": ("underdamped, baoab", {"temperature": torch.tensor([1.0, 4.0, 16.0])}),
     "convolutions": ("underdamped, euler", {}),
+    "convolutions, baoab": ("underdamped, baoab", {}),
 }  # fmt: skip
 #: Steps between two swaps.
 EXCHANGE = 3
@@ -108,6 +109,8 @@ TRACED = (
     ("momentum", "", 1),
 )
 CHAINS = (1, 3)
+#: So many that the kernels of a network's passes take other tiles.
+MANY = 9
 #: Enough for a graph of each kind of step to be warm, recorded and replayed.
 STEPS, BURN_IN, BATCH, DATA = 12, 6, 20, 60
 #: Of the largest entry of a tensor: float32 rounding, grown along the steps and by C.
@@ -138,9 +141,11 @@ def cases(device: str = "cpu") -> list[Case]:
     beside += [(f, "quasi-diagonal") for f in FEATURES]
     found += [Case(d, m, max(CHAINS), way) for d, m in beside for way in step]
     found += [Case("overdamped", m, c, "kernels") for m in KERNEL_METRICS for c in CHAINS]
+    found += [Case(d, m, max(CHAINS), "kernels") for d in WHOLE[1:] for m in KERNEL_METRICS]
     if device == "cuda":
         found += [Case("convolutions", m, c, "kernels") for m in KERNEL_METRICS for c in CHAINS]
-        found += [Case("underdamped, euler", m, 3, "kernels") for m in KERNEL_METRICS]
+        found += [Case("convolutions, baoab", m, 3, "kernels") for m in KERNEL_METRICS[2:]]
+        found += [Case(d, "quasi-diagonal", MANY, "kernels") for d in WHOLE[::2]]
         found += [Case("overdamped", m, max(CHAINS), "eager") for m in METRICS]
         found += [Case(d, m, c, "whole") for d in WHOLE for m in KERNEL_METRICS for c in CHAINS]
     if "native" in own:
@@ -155,7 +160,7 @@ def metrics_of(dynamics: str) -> list[str]:
     return HEAT_METRICS if "less heat" in dynamics else list(preconditioners.REGISTRY)
 
 
-#: The dynamics whose whole steps are a kernel.
+#: The dynamics whose whole steps, and whose layers' updates, are a kernel.
 WHOLE = ("overdamped", "underdamped, euler", "underdamped, baoab")
 #: The metrics that our kernels know.
 KERNEL_METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal")
@@ -165,7 +170,7 @@ def network(kind: str = "") -> nn.Sequential:
     """The same weights every time; torch's generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if kind == "convolutions":
+        if kind.startswith("convolutions"):
             return nn.Sequential(
                 nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 5, 2, padding=1), nn.GroupNorm(1, 5),
                 nn.Tanh(), nn.Conv2d(5, 4, 2, bias=False), nn.Flatten(), nn.Linear(16, 3),

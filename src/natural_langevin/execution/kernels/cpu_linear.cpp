@@ -32,15 +32,22 @@ inline void normals(uint32_t first, int64_t blocks, Key key, float* out) {
 
 inline float mix(float old, float now, float rate) { return old + rate * (now - old); }
 
-// How far theta goes: the change itself, or the momentum that it is added to.
+// How far theta goes by a change of which kick is not noise: the change itself, or by the momentum.
+// early = 0: r <- kept r + change, and theta follows that (Euler). early = 1: the kick acts before
+// the momentum is forgotten, and theta moves by half before that and by half after it (BAOAB). A
+// number, since every variant of a row takes half a second to build.
 template <bool MOVES>
-inline float follow(float* r, int64_t i, float kept, float change) {
-    return MOVES ? r[i] = kept * r[i] + change : change;
+inline float follow(float* r, int64_t i, float kept, float early, float change, float kick) {
+    if (!MOVES) return change;
+    const float kicked = r[i] + kick;
+    r[i] = kept * (r[i] + early * kick) + (change - early * kick);
+    return r[i] + 0.5f * early * (kicked - r[i]);
 }
 
 struct Layer {
     int64_t chains, outputs, inputs, weight_start, bias_start;
     float share;         // 1 / B
+    float early;         // see follow
     int adapts, fresh;   // whether gamma > 0; whether the metric is applied as this batch changed it
     const float *gradient, *statistics;       // (chain, O, I) sums; (chain, O, I or 2 I): [second, cross]
     const float *bias_gradient, *bias_square;  // (chain, O) sums
@@ -51,14 +58,14 @@ struct Layer {
 };
 
 // One unit's weights and bias. ADAPTS: the metric takes this batch in; FRESH: and is applied so.
-// MOVES: the change goes to the momentum, r <- kept r + change, and theta follows that.
+// MOVES: there is a momentum, which theta follows.
 template <int KIND, bool BIAS, bool ADAPTS, bool FRESH, bool MOVES>
 void row(const Layer& l, int64_t chain, int64_t o, float* z) {
     constexpr bool QUASI = KIND == 3 && BIAS;
     const float* number = l.numbers + 7 * chain;
     if (number[5] <= 0.0f) return;  // a stopped chain stands still
     const float eta = number[0], scale = number[1], gamma = number[2], mu = number[3];
-    const float kept = number[6];
+    const float kept = number[6], early = l.early;
     const float* prior = l.prior + 4 * chain;
     const float precision = prior[0] * number[4], centre = prior[1];
     const Key key = {uint32_t(l.keys[2 * chain]), uint32_t(l.keys[2 * chain + 1])};
@@ -88,13 +95,13 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
     float* __restrict r = MOVES ? l.momentum + unit * n : nullptr;
     float* __restrict second = KIND >= 1 ? l.second + unit * n : nullptr;
     float* __restrict cross = QUASI ? l.cross + unit * n : nullptr;
-    float row_sum = 0.0f;
-#pragma omp simd reduction(+ : row_sum)
+    float row_sum = 0.0f, row_kick = 0.0f;
+#pragma omp simd reduction(+ : row_sum, row_kick)
     for (int64_t i = 0; i < n; ++i) {
         const float gi = g[i] * share;
         const float v = gi + precision * (w[i] - centre);
         if (KIND == 0) {
-            w[i] += follow<MOVES>(r, i, kept, scale * noise[i] - eta * v);
+            w[i] += follow<MOVES>(r, i, kept, early, scale * noise[i] - eta * v, -eta * v);
             continue;
         }
         float j = second[i];  // as this step applies it
@@ -114,14 +121,17 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
             const float schur = std::max(j - scaled * scaled, 0.0f);
             const float diagonal = 1.0f / std::sqrt(schur + damping);
             const float first_row = -corner * diagonal * scaled;
-            const float change = scale * noise[i] - eta * (first_row * v_b + diagonal * v);
-            w[i] += follow<MOVES>(r, i, kept, diagonal * change);
+            const float kick = -eta * (first_row * v_b + diagonal * v);
+            const float change = scale * noise[i] + kick;
+            w[i] += follow<MOVES>(r, i, kept, early, diagonal * change, diagonal * kick);
             row_sum += first_row * change;
+            if (MOVES) row_kick += first_row * kick;
         } else {
             const float root = 1.0f / std::sqrt(j + damping);
-            const float change = KIND == 1 ? scale * std::sqrt(root) * noise[i] - eta * root * v
-                                           : root * (scale * noise[i] - eta * root * v);
-            w[i] += follow<MOVES>(r, i, kept, change);
+            const float kick = -eta * root * v;
+            const float change =
+                KIND == 1 ? scale * std::sqrt(root) * noise[i] + kick : root * (scale * noise[i] + kick);
+            w[i] += follow<MOVES>(r, i, kept, early, change, KIND == 1 ? kick : root * kick);
         }
     }
     if (l.mean != nullptr) {
@@ -133,16 +143,19 @@ void row(const Layer& l, int64_t chain, int64_t o, float* z) {
         const uint32_t place = static_cast<uint32_t>(l.bias_start + o), over = place % 32;
         normals(place - over, 1, key, z);
         const float z_b = z[over];
-        float change;
+        float change, kick = -eta * v_b;
         if (KIND == 0) {
-            change = scale * z_b - eta * v_b;
+            change = scale * z_b + kick;
         } else if (KIND == 1) {
-            change = scale * std::sqrt(corner) * z_b - eta * corner * v_b;
+            kick *= corner;
+            change = scale * std::sqrt(corner) * z_b + kick;
         } else {
-            change = corner * (scale * z_b - eta * corner * v_b) + row_sum;
+            kick *= corner;
+            change = corner * (scale * z_b + kick) + row_sum;
+            kick = corner * kick + row_kick;
         }
         float& b = l.bias[unit];
-        b += follow<MOVES>(l.bias_momentum, unit, kept, change);
+        b += follow<MOVES>(l.bias_momentum, unit, kept, early, change, kick);
         if (KIND >= 1 && ADAPTS) l.bias_second[unit] = j_b;
         if (l.bias_mean != nullptr) l.bias_mean[unit] = mix(l.bias_mean[unit], b, mu);
     }

@@ -29,7 +29,7 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         [(n, ctypes.c_int64) for n in ("chains", "outputs", "inputs", "weight_start", "bias_start")]
-        + [("share", ctypes.c_float)]
+        + [(n, ctypes.c_float) for n in ("share", "early")]
         + [(n, ctypes.c_int) for n in ("adapts", "fresh")]
         + [
             (n, ctypes.c_void_p)
@@ -86,7 +86,7 @@ def update_(
         torch.bmm(fisher[1].mT, fisher[0], out=pieces["statistics"])
     layer = _Layer(
         chains, outputs, width, task.weight_start, task.bias_start, 1 / a.shape[-2],
-        inputs.adapts, inputs.fresh,
+        float(task.scheme == 2), inputs.adapts, inputs.fresh,
         pointer(pieces["gradient"]), pointer(pieces.get("statistics")), pointer(bias_gradient),
         pointer(fisher[2] if fisher else None), pointer(state.weight),
         pointer(state.weight_mean), pointer(state.weight_second), pointer(state.cross),

@@ -94,6 +94,7 @@ class LayerTask:
     weight_start: int
     bias_start: int
     prior: Tensor  # (chain, 4): the weight's 1 / variance and mean, the bias's
+    scheme: int  # of the momentum: see ``dynamics.base.KernelUpdate``
     given: bool = False  # whether gradient and statistics are formed by others
     #: (chain, O, I): 1 / variance of every weight, where a Gaussian has one for each.
     each: Tensor | None = None

@@ -114,7 +114,7 @@ class FusedStep:
             state, batch, kind, chain_axis=chain_axis, deferred=self._deferred
         )
         keep = still_running(state, evaluation.loss)
-        share, kept = dynamics.integrator.linear_kernel
+        share, kept, _ = dynamics.integrator.kernel_update
         numbers = torch.stack(
             torch.broadcast_tensors(
                 rates.step_size, dynamics.noise_scale(rates, num_data, share), rates.decay,
@@ -284,6 +284,7 @@ def layer_task(
         weight_start=dynamics.starts[weight],
         bias_start=dynamics.starts[names[-1]],
         prior=torch.cat(numbers, dim=1).contiguous(),
+        scheme=dynamics.integrator.kernel_update.scheme,
         given=given,
         each=precisions,
         others=others,

@@ -72,12 +72,13 @@ def update_(
     scratch, none = task.scratch, state.weight  # ``none``: a pointer that no kernel follows
     if not scratch:
         scratch["sums"] = none.new_empty(chains, outputs), none.new_empty(chains, outputs)
-        scratch["rows"] = none.new_empty(chains, tiles_i, outputs)
+        # Of what weights add to their biases and, where a kick and noise part ways, of the noise.
+        scratch["rows"] = none.new_empty(1 + (task.scheme == 2), chains, tiles_i, outputs)
     kind, fresh, rows = KIND_NUMBER[task.kind], int(inputs.fresh), scratch["rows"]
     own = {
         "KIND": kind, "HAS_BIAS": task.has_bias, "ADAPTS": inputs.adapts and kind > 0,
         "BLOCK_O": tile.units, "BLOCK_I": tile.inputs, "num_warps": tile.warps,
-        "EACH": task.each is not None, **_flags(state),
+        "EACH": task.each is not None, **_flags(task, state),
     }  # fmt: skip
     buffers = (
         state.weight, _or(state.weight_mean, none), _or(state.weight_second, none),
@@ -121,13 +122,13 @@ def _move_biases(
         _or(state.bias_second, none), _or(state.bias_momentum, none), task.prior, task.damping,
         inputs.numbers, inputs.keys, *sums, task.scratch["rows"], outputs, tiles_i,
         task.bias_start, int(inputs.fresh), KIND=KIND_NUMBER[task.kind], BLOCK=block,
-        TILES=16, **_flags(state),
+        TILES=16, **_flags(task, state),
     )  # fmt: skip
 
 
-def _flags(state: LayerState) -> dict[str, bool]:
-    """What kernels must know of a layer's buffers: whether there are means, and momenta."""
-    return {"HAS_MEAN": state.weight_mean is not None, "MOVES": state.momentum is not None}
+def _flags(task: LayerTask, state: LayerState) -> dict[str, int]:
+    """What all kernels must know of a layer: whether there are means, and what momenta do."""
+    return {"HAS_MEAN": state.weight_mean is not None, "SCHEME": task.scheme}
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ The noise is that of ``random.normal``, recomputed here from its address. Flags 
 but a few instructions are numbers, not constants: every variant takes half a second to build.
 
 KIND is the metric (``layer.KIND_NUMBER``): 0 the identity, 1 RMSProp, 2 diagonal, 3 quasi-diagonal.
+SCHEME is the momentum's (``dynamics.base.KernelUpdate``): 0 there is none, 1 Euler's, 2 BAOAB.
 """
 
 from __future__ import annotations
@@ -22,8 +23,33 @@ from natural_langevin._internal.triton_random import normal_at, normal_rows
 
 
 @triton.jit
-def _mix(old, new, rate):
+def mix(old, new, rate):
+    """(1 - rate) old + rate new."""
     return old + rate * (new - old)
+
+
+@triton.jit
+def follow(change, noise, r, kept, SCHEME: tl.constexpr):
+    """How far theta goes by a ``change`` of which ``noise`` is noise, and the momentum after it."""
+    if SCHEME == 1:
+        r = kept * r + change
+        change = r
+    if SCHEME == 2:  # the kick acts before the momentum is forgotten; theta moves before and after
+        kicked = r + (change - noise)
+        r = kept * kicked + noise
+        change = 0.5 * (kicked + r)
+    return change, r
+
+
+@triton.jit
+def _store_row_sums(
+    row_sums, pulls, noisy_pulls, chain, tile_i, tiles_i, o, O, SCHEME: tl.constexpr
+):
+    """A tile's part of what weights add to their biases."""
+    at, whole = (chain * tiles_i + tile_i) * O + o, tl.num_programs(1).to(tl.int64) * tiles_i * O
+    tl.store(row_sums + at, tl.sum(pulls, axis=1), mask=o < O)
+    if SCHEME == 2:
+        tl.store(row_sums + whole + at, tl.sum(noisy_pulls, axis=1), mask=o < O)
 
 
 @triton.jit
@@ -48,7 +74,7 @@ def _bias_terms(
     v = gradient + precision * (b - tl.load(prior + chain * 4 + 3))
     corner = tl.load(bias_second + chain * O + o, mask=in_o, other=1.0)
     if ADAPTS:
-        corner = tl.where(fresh != 0, _mix(corner, square, rates[2]), corner)
+        corner = tl.where(fresh != 0, mix(corner, square, rates[2]), corner)
     return v, tl.rsqrt(corner + tl.load(damping + chain * 2 + 1))
 
 
@@ -83,7 +109,7 @@ def linear_kernel(
     a, delta, fisher, theta, mean, second, cross, bias, bias_second, momentum, each, prior, damping,
     numbers, keys, unit_sums, unit_squares, row_sums, B, I, O, a_chain, tiles_i, start, fresh,
     KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr,
-    MOVES: tl.constexpr, EACH: tl.constexpr, ADAPTS: tl.constexpr, SAME: tl.constexpr,
+    SCHEME: tl.constexpr, EACH: tl.constexpr, ADAPTS: tl.constexpr, SAME: tl.constexpr,
     PRECISION: tl.constexpr, PAIRED: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):  # fmt: skip
@@ -127,22 +153,22 @@ def linear_kernel(
         )  # fmt: skip
     known = _read_weights(
         theta, mean, second, cross, momentum, each, o, i, in_i, I, O, chain, KIND, HAS_BIAS,
-        HAS_MEAN, MOVES, EACH,
+        HAS_MEAN, SCHEME, EACH,
     )  # fmt: skip
-    pulls = _move_weights(
+    pulls, noisy_pulls = _move_weights(
         gradient * share, squares * share, crosses * share, bias_v, corner, known, theta, mean,
         second, cross, momentum, prior, damping, rates, keys, o, i, in_i, I, O, chain, start,
-        fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, EACH, ADAPTS, PAIRED, BLOCK_O, BLOCK_I,
+        fresh, KIND, HAS_BIAS, HAS_MEAN, SCHEME, EACH, ADAPTS, PAIRED, BLOCK_O, BLOCK_I,
     )  # fmt: skip
     if KIND == 3 and HAS_BIAS:
-        tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, tl.sum(pulls, axis=1), mask=in_o)
+        _store_row_sums(row_sums, pulls, noisy_pulls, chain, tile_i, tiles_i, o, O, SCHEME)
 
 
 @triton.jit(do_not_specialize=["tiles_i", "fresh"])
 def given_kernel(
     gradient, squares, crosses, bias_gradient, bias_square, theta, mean, second, cross, bias,
     bias_second, momentum, each, prior, damping, numbers, keys, row_sums, I, O, tiles_i, start,
-    fresh, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr,
+    fresh, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, SCHEME: tl.constexpr,
     EACH: tl.constexpr, ADAPTS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """Weights whose gradient and statistics somebody else has formed: convolutions, norms, ..."""
@@ -167,21 +193,21 @@ def given_kernel(
         )
     known = _read_weights(
         theta, mean, second, cross, momentum, each, o, i, i < I, I, O, chain, KIND, HAS_BIAS,
-        HAS_MEAN, MOVES, EACH,
+        HAS_MEAN, SCHEME, EACH,
     )  # fmt: skip
-    pulls = _move_weights(
+    pulls, noisy_pulls = _move_weights(
         g, g2, gx, bias_v, corner, known, theta, mean, second, cross, momentum, prior, damping,
-        rates, keys, o, i, i < I, I, O, chain, start, fresh, KIND, HAS_BIAS, HAS_MEAN, MOVES, EACH,
+        rates, keys, o, i, i < I, I, O, chain, start, fresh, KIND, HAS_BIAS, HAS_MEAN, SCHEME, EACH,
         ADAPTS, False, BLOCK_O, BLOCK_I,
     )  # fmt: skip
     if KIND == 3 and HAS_BIAS:
-        tl.store(row_sums + (chain * tiles_i + tile_i) * O + o, tl.sum(pulls, axis=1), mask=in_o)
+        _store_row_sums(row_sums, pulls, noisy_pulls, chain, tile_i, tiles_i, o, O, SCHEME)
 
 
 @triton.jit
 def _read_weights(
     theta, mean, second, cross, momentum, each, o, i, in_i, I, O, chain, KIND: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr, EACH: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, SCHEME: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """A tile's weights, J's diagonal and row, momentum, mean and priors' precisions. All are read
     before anything is written: a read behind a write, which might be of the same memory, waits."""
@@ -193,7 +219,7 @@ def _read_weights(
         j = tl.load(second + first + at, mask=mask, other=1.0)
     if KIND == 3 and HAS_BIAS:
         c = tl.load(cross + first + at, mask=mask, other=0.0)
-    if MOVES:
+    if SCHEME > 0:
         r = tl.load(momentum + first + at, mask=mask, other=0.0)
     if HAS_MEAN:
         average = tl.load(mean + first + at, mask=mask, other=0.0)
@@ -206,11 +232,12 @@ def _read_weights(
 def _move_weights(
     gradient, squares, crosses, bias_v, corner, known, theta, mean, second, cross, momentum, prior,
     damping, rates, keys, o, i, in_i, I, O, chain, start, fresh, KIND: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, MOVES: tl.constexpr, EACH: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr, SCHEME: tl.constexpr, EACH: tl.constexpr,
     ADAPTS: tl.constexpr, PAIRED: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """Metric, drift, noise and mean of a tile of weights, from its batch's gradient (BLOCK_O,
-    BLOCK_I), statistics and what ``_read_weights`` found; what the weights add to their biases."""
+    BLOCK_I), statistics and what ``_read_weights`` found; what the weights add to their biases,
+    and of it the noise."""
     w, j, c, r, average, own = known
     eta, scale, gamma, mu, per_datum, keep, kept = rates
     live_o = o < tl.where(keep > 0, O, 0)  # stopped chains stand still
@@ -226,47 +253,49 @@ def _move_weights(
         z = normal_at(at + start, key0, key1)
     first = chain * O * I
     v = gradient + (own if EACH else precision) * per_datum * (w - centre)
-    pulls = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    pulls, noisy_pulls = tl.zeros_like(w), tl.zeros_like(w)
+    noise = scale * z
     if KIND == 0:
-        change = scale * z - eta * v
+        change = noise - eta * v
     else:  # ``j`` and ``c`` become what this step applies
         if ADAPTS:
-            new_j = _mix(j, gradient * gradient if KIND == 1 else squares, gamma)
+            new_j = mix(j, gradient * gradient if KIND == 1 else squares, gamma)
             tl.store(second + first + at, new_j, mask=live)
             j = tl.where(fresh != 0, new_j, j)
         if KIND == 3 and HAS_BIAS:
             if ADAPTS:
-                new_c = _mix(c, crosses, gamma)
+                new_c = mix(c, crosses, gamma)
                 tl.store(cross + first + at, new_c, mask=live)
                 c = tl.where(fresh != 0, new_c, c)
             scaled = corner[:, None] * c
             diagonal = tl.rsqrt(tl.maximum(j - scaled * scaled, 0.0) + epsilon)
             row = -corner[:, None] * diagonal * scaled
             pulled = row * bias_v[:, None] + diagonal * v  # A^T v
-            push = scale * z - eta * pulled
-            change = diagonal * push
-            pulls = tl.where(mask, row * push, 0.0)
+            push = noise - eta * pulled
+            pulls, noisy_pulls = tl.where(mask, row * push, 0.0), tl.where(mask, row * noise, 0.0)
+            change, noise = diagonal * push, diagonal * noise
         else:
             root = tl.rsqrt(j + epsilon)  # C for RMSProp, C^{1/2} for the diagonal Fisher metric
             if KIND == 1:
-                change = scale * tl.sqrt(root) * z - eta * root * v
+                noise = scale * tl.sqrt(root) * z
+                change = noise - eta * root * v
             else:
-                change = root * (scale * z - eta * root * v)
-    if MOVES:  # theta follows the momentum, r <- kept r + change
-        change += kept * r
-        tl.store(momentum + first + at, change, mask=live)
+                change, noise = root * (noise - eta * root * v), root * noise
+    change, r = follow(change, noise, r, kept, SCHEME)
+    if SCHEME > 0:
+        tl.store(momentum + first + at, r, mask=live)
     moved = w + change
     tl.store(theta + first + at, moved, mask=live)
     if HAS_MEAN:
-        tl.store(mean + first + at, _mix(average, moved, mu), mask=live)
-    return pulls
+        tl.store(mean + first + at, mix(average, moved, mu), mask=live)
+    return pulls, noisy_pulls
 
 
 @triton.jit(do_not_specialize=["O", "tiles_i", "start", "fresh"])
 def bias_kernel(
     bias, mean, second, momentum, prior, damping, numbers, keys, sums, squares, row_sums, O,
     tiles_i, start, fresh, KIND: tl.constexpr, HAS_MEAN: tl.constexpr,
-    MOVES: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+    SCHEME: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Biases, with the pull of their weights (``row_sums``). One kernel for steps with and without
     statistics: without, gamma is 0."""
@@ -285,33 +314,38 @@ def bias_kernel(
     key0 = tl.load(keys + chain * 2).to(tl.uint32, bitcast=True)
     key1 = tl.load(keys + chain * 2 + 1).to(tl.uint32, bitcast=True)
     z = normal_at(o + start, key0, key1)
+    noise = scale * z
     if KIND == 0:
-        change = scale * z - eta * v
+        change = noise - eta * v
     else:
         j = tl.load(second + at, mask=mask, other=1.0)
         square = gradient * gradient
         if KIND > 1:
             square = tl.load(squares + at, mask=mask, other=0.0)
-        new_j = tl.where(gamma > 0, _mix(j, square, gamma), j)
+        new_j = tl.where(gamma > 0, mix(j, square, gamma), j)
         tl.store(second + at, new_j, mask=live)
         j = tl.where(fresh != 0, new_j, j)
         root = tl.rsqrt(j + tl.load(damping + chain * 2 + 1))
         if KIND == 1:
-            change = scale * tl.sqrt(root) * z - eta * root * v
+            noise = scale * tl.sqrt(root) * z
+            change = noise - eta * root * v
         else:
-            change = root * (scale * z - eta * root * v)
+            change, noise = root * (noise - eta * root * v), root * noise
         if KIND == 3:
+            whole = tl.num_programs(1).to(tl.int64) * tiles_i * O
             for first in range(0, tiles_i, TILES):  # several at once: one wait for all of them
                 tile = first + tl.arange(0, TILES)
                 part = row_sums + (chain * tiles_i + tile[:, None]) * O + o[None, :]
                 there = (tile < tiles_i)[:, None] & mask[None, :]
                 change += tl.sum(tl.load(part, mask=there, other=0.0), axis=0)
-    if MOVES:
-        kept = tl.load(numbers + chain * 7 + 6)
-        change += kept * tl.load(momentum + at, mask=mask, other=0.0)
-        tl.store(momentum + at, change, mask=live)
+                if SCHEME == 2:
+                    noise += tl.sum(tl.load(part + whole, mask=there, other=0.0), axis=0)
+    if SCHEME > 0:
+        r = tl.load(momentum + at, mask=mask, other=0.0)
+        change, r = follow(change, noise, r, tl.load(numbers + chain * 7 + 6), SCHEME)
+        tl.store(momentum + at, r, mask=live)
     moved = b + change
     tl.store(bias + at, moved, mask=live)
     if HAS_MEAN:
         average = tl.load(mean + at, mask=mask, other=0.0)
-        tl.store(mean + at, _mix(average, moved, tl.load(numbers + chain * 7 + 3)), mask=live)
+        tl.store(mean + at, mix(average, moved, tl.load(numbers + chain * 7 + 3)), mask=live)

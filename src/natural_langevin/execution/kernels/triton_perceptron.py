@@ -7,6 +7,7 @@ operations and without autograd. Everything else goes that way.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +18,11 @@ from natural_langevin._internal.gpu_build import launch
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.execution.kernels.layer import KINDS, LayerTask
+from natural_langevin.execution.kernels.layer import LayerTask
 from natural_langevin.execution.kernels.native import settings
-from natural_langevin.execution.kernels.native.engine import fixed_tensors, specs_of
 from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, LIKELIHOODS
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
-from natural_langevin.execution.kernels.native.trace import LayerSpec
+from natural_langevin.execution.kernels.perceptron_layers import PerceptronLayer, perceptron_layers
 from natural_langevin.execution.kernels.triton_linear import dot_precision
 from natural_langevin.execution.kernels.triton_perceptron_kernels import (
     backward_kernel,
@@ -48,10 +48,11 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Of both directions."""
+    """Of both directions, and of the last layer, whose units are all in one tile."""
 
     forward: Tile
     backward: Tile
+    last: Tile = Tile(16, 16, 64)
 
 
 #: For few chains and for many, chosen on an H200, by rule for everybody: another choice is another
@@ -59,6 +60,35 @@ class Tiles(NamedTuple):
 FEW = Tiles(Tile(32, 16, 64), Tile(32, 16, 64))
 MANY = Tiles(Tile(128, 128, 64, 8, 3), Tile(32, 64, 32, 4, 3))
 MANY_FROM = 8
+#: The fewest inputs at a time that a product of tiles takes, and bytes that kernels need beside
+#: their tiles.
+LEAST_DEPTH, BESIDE = 16, 1024
+
+
+def tiles_for(chains: int, classes: int, memory: float) -> Tiles:
+    """For so many chains and classes, on a device that gives a program ``memory`` bytes."""
+    found = MANY if chains >= MANY_FROM else FEW
+    last = found.last._replace(units=max(16, triton.next_power_of_2(classes)))
+    return Tiles(*(_within(tile, memory) for tile in found._replace(last=last)))
+
+
+def _within(tile: Tile, memory: float) -> Tile:
+    """``tile`` with so few inputs at a time that those of all its stages fit. They are summed in
+    the same order."""
+    while tile.depth > LEAST_DEPTH:
+        stage = 4 * tile.depth * (tile.samples + tile.units)
+        if tile.stages * stage + BESIDE <= memory:
+            break
+        tile = tile._replace(depth=tile.depth // 2)
+    return tile
+
+
+def shared_memory(device: torch.device) -> float:
+    """Bytes that the tiles of one program may take; in Triton's interpreter, any number."""
+    if device.type != "cuda":
+        return math.inf
+    about = torch.cuda.get_device_properties(device)
+    return float(getattr(about, "shared_memory_per_block_optin", about.shared_memory_per_block))
 
 
 class Passed(NamedTuple):
@@ -72,7 +102,7 @@ class Layer(NamedTuple):
     """A layer, where its outputs, their slopes and output gradients go, and its task's name. Of the
     last layer only output gradients are kept."""
 
-    spec: LayerSpec
+    own: PerceptronLayer
     name: str
     out: Tensor
     slopes: Tensor
@@ -95,18 +125,15 @@ class Perceptron:
     def __init__(
         self, dynamics: LangevinDynamics, data: StepData, state: State, tasks: list[LayerTask]
     ) -> None:
-        settings.refuse_indirect(dynamics.gradients)
         stream = data.stream
         assert isinstance(stream, InMemory)
-        metric = dynamics.preconditioner
-        if metric.targets == "model" and type(metric) in KINDS:
-            raise UnsupportedError("labels drawn from the model")
-        if state.anchor or stream.x.dtype != torch.float32 or stream.x is stream.y:
-            raise UnsupportedError("control variates, or inputs that are not float32")
-        self._specs_of(dynamics, state, stream, tasks)
-        self._take_labels(dynamics, stream, state)
+        if state.anchor or stream.x is stream.y:
+            raise UnsupportedError("control variates, or inputs that are their own outcomes")
+        layers = perceptron_layers(dynamics, state, stream)
+        names = _task_names(layers, tasks)
+        _check_labels(dynamics, stream, layers[-1])
         chains, size, x = state.chains, stream.batch_size, stream.x
-        widths = [p.shape[1] for p in state.params.values() if p.ndim == 3]
+        widths = [layer.outputs for layer in layers]
         numbers = chains * size * (3 * sum(widths) + x[0].numel())
         # Within a chain the kernels count in 32 bits.
         if size * max(*widths, x[0].numel()) >= 1 << 31 or chains > MOST_CHAINS:
@@ -114,45 +141,13 @@ class Perceptron:
         if numbers * x.element_size() > MOST_MEMORY:
             raise UnsupportedError("activations that take gigabytes")
         self._layers = []
-        for spec, name in zip(self._specs, self._names, strict=True):
-            assert spec.weight is not None
-            delta = x.new_empty(chains, size, state.params[spec.weight].shape[1])
-            hidden = spec is not self._specs[-1]
+        for own, name in zip(layers, names, strict=True):
+            delta = x.new_empty(chains, size, own.outputs)
+            hidden = own is not layers[-1]
             out, slopes = (torch.empty_like(delta) if hidden else delta for _ in range(2))
-            self._layers.append(Layer(spec, name, out, slopes, delta))
-        self._tiles = MANY if chains >= MANY_FROM else FEW
-        self._losses = x.new_empty(chains, -(-size // 16))
-
-    def _specs_of(
-        self, dynamics: LangevinDynamics, state: State, stream: InMemory, tasks: list[LayerTask]
-    ) -> None:
-        """The layers in order, and the names of their tasks: each has one, and no task is left."""
-        self._specs = specs_of(dynamics, state, fixed_tensors(dynamics, state), stream.example()[0])
-        names = {task.parameters: task.name for task in tasks if not task.given}
-        wanted = [(s.weight, s.bias)[: 1 + (s.bias is not None)] for s in self._specs]
-        if any(s.kind != "linear" for s in self._specs) or set(wanted) != set(names):
-            raise UnsupportedError("layers that others move")
-        if len(names) != len(tasks):
-            raise UnsupportedError("gradients that are given")
-        self._names = [names[w] for w in wanted]  # type: ignore[index]
-        width = stream.x[0].numel()
-        for spec in self._specs:
-            assert spec.weight is not None
-            outputs, inputs = state.params[spec.weight].shape[1:]
-            if inputs != width:
-                raise UnsupportedError("layers that do not fit")
-            width = outputs
-
-    def _take_labels(self, dynamics: LangevinDynamics, stream: InMemory, state: State) -> None:
-        likelihood = dynamics.gradients.likelihood
-        last = self._specs[-1]
-        assert last.weight is not None
-        classes = state.params[last.weight].shape[1]
-        number = settings.likelihood(likelihood, drawn=True).number
-        if LIKELIHOODS[number] != "categorical" or not 2 <= classes <= MOST_CLASSES:
-            raise UnsupportedError(f"{classes} outputs of {likelihood!r}")
-        if last.activation != "identity" or stream.y.ndim != 1 or stream.y.is_floating_point():
-            raise UnsupportedError("outputs or labels of another form")
+            self._layers.append(Layer(own, name, out, slopes, delta))
+        self._tiles = tiles_for(chains, widths[-1], shared_memory(x.device))
+        self._losses = x.new_empty(chains, -(-size // self._tiles.last.samples))
 
     def __call__(self, state: State, batch: Batch, run: Any = launch) -> Passed:
         """Of ``batch``, which has a chain axis. ``run``: ``gpu_build.launch`` or ``build``."""
@@ -170,28 +165,26 @@ class Perceptron:
         return Passed(self._losses, calls)
 
     def _forward(self, layer: Layer, a: Tensor, state: State, run: Any) -> None:
-        spec, tile = layer.spec, self._tiles.forward
+        own, tile = layer.own, self._tiles.forward
         chains, samples, inputs = a.shape
         units = layer.out.shape[2]
-        first, second = spec.parameters
+        first, second = own.parameters
         run(
             forward_kernel, (-(-samples // tile.samples) * -(-units // tile.units), chains), a,
-            *_weights(spec, state), layer.out, layer.slopes, samples, inputs, units, a.stride(0),
-            ACTIVATION=ACTIVATIONS.index(spec.activation), FIRST=first, SECOND=second,
-            HAS_BIAS=spec.bias is not None, PRECISION=dot_precision(), BLOCK_B=tile.samples,
+            *_weights(own, state), layer.out, layer.slopes, samples, inputs, units, a.stride(0),
+            ACTIVATION=ACTIVATIONS.index(own.activation), FIRST=first, SECOND=second,
+            HAS_BIAS=own.has_bias, PRECISION=dot_precision(), BLOCK_B=tile.samples,
             BLOCK_O=tile.units, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def _end(self, layer: Layer, a: Tensor, labels: Tensor, state: State, run: Any) -> None:
-        spec, tile = layer.spec, FEW.forward
+        own, tile = layer.own, self._tiles.last
         chains, samples, inputs = a.shape
-        classes = layer.out.shape[2]
         run(
-            output_kernel, (self._losses.shape[1], chains), a, *_weights(spec, state), labels,
-            layer.delta, self._losses, samples, inputs, classes, a.stride(0),
-            HAS_BIAS=spec.bias is not None, PRECISION=dot_precision(), BLOCK_B=16,
-            BLOCK_O=max(16, triton.next_power_of_2(classes)), DEPTH=tile.depth,
-            num_warps=tile.warps, num_stages=tile.stages,
+            output_kernel, (self._losses.shape[1], chains), a, *_weights(own, state), labels,
+            layer.delta, self._losses, samples, inputs, own.outputs, a.stride(0),
+            HAS_BIAS=own.has_bias, PRECISION=dot_precision(), BLOCK_B=tile.samples,
+            BLOCK_O=tile.units, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def _backward(self, above: Layer, layer: Layer, state: State, run: Any) -> None:
@@ -200,15 +193,32 @@ class Perceptron:
         inputs = layer.delta.shape[2]
         run(
             backward_kernel, (-(-samples // tile.samples) * -(-inputs // tile.units), chains),
-            above.delta, _weights(above.spec, state)[0], layer.slopes, layer.delta, samples,
+            above.delta, _weights(above.own, state)[0], layer.slopes, layer.delta, samples,
             inputs, units, PRECISION=dot_precision(), BLOCK_B=tile.samples, BLOCK_I=tile.units,
             DEPTH=min(tile.depth, max(16, triton.next_power_of_2(units))), num_warps=tile.warps,
             num_stages=tile.stages,
         )  # fmt: skip
 
 
-def _weights(spec: LayerSpec, state: State) -> tuple[Tensor, Tensor]:
+def _task_names(layers: list[PerceptronLayer], tasks: list[LayerTask]) -> list[str]:
+    """The names of the layers' tasks: each has one, and no task is left."""
+    names = {task.parameters: task.name for task in tasks if not task.given}
+    if {layer.names for layer in layers} != set(names):
+        raise UnsupportedError("layers that others move")
+    if len(names) != len(tasks):
+        raise UnsupportedError("gradients that are given")
+    return [names[layer.names] for layer in layers]
+
+
+def _check_labels(dynamics: LangevinDynamics, stream: InMemory, last: PerceptronLayer) -> None:
+    likelihood = dynamics.gradients.likelihood
+    number = settings.likelihood(likelihood, drawn=True).number
+    if LIKELIHOODS[number] != "categorical" or not 2 <= last.outputs <= MOST_CLASSES:
+        raise UnsupportedError(f"{last.outputs} outputs of {likelihood!r}")
+    if last.activation != "identity" or stream.y.ndim != 1 or stream.y.is_floating_point():
+        raise UnsupportedError("outputs or labels of another form")
+
+
+def _weights(layer: PerceptronLayer, state: State) -> tuple[Tensor, Tensor]:
     """A layer's weight and bias; without one, a pointer that no kernel follows."""
-    assert spec.weight is not None
-    weight = state.params[spec.weight]
-    return weight, weight if spec.bias is None else state.params[spec.bias]
+    return state.params[layer.names[0]], state.params[layer.names[-1]]

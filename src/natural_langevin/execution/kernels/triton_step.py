@@ -113,7 +113,7 @@ class Bookkeeping:
         self._batch = [t.new_empty(chains, size, *t.shape[1:]) for t in (*both, stream.y)]
         self._words = [_words(t) for t in (*both, stream.y)]
         self._temperature = dynamics.temperature.to(torch.float32).contiguous()
-        self._share, self._kept = dynamics.integrator.linear_kernel
+        self._share, self._kept, _ = dynamics.integrator.kernel_update
 
     @staticmethod
     def serves(dynamics: LangevinDynamics, data: StepData, state: State) -> bool:

@@ -18,7 +18,7 @@ from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
 from natural_langevin.dynamics.dropout import PerceptronLoss, forward
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.experiments.beyond.inputs import mapped, views
+from natural_langevin.experiments.beyond.inputs import Inputs, mapped, views
 from natural_langevin.experiments.beyond.running import Ran, advance
 from natural_langevin.experiments.beyond.sampling import Bench
 from natural_langevin.experiments.table1.baselines import mc_dropout
@@ -27,9 +27,13 @@ from natural_langevin.experiments.table1.baselines import mc_dropout
 class Network(NamedTuple):
     """What a network is trained with; ``rate`` 0: without dropout."""
 
-    length: float
+    inputs: Inputs
     step_size: float
     rate: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        return {**self.inputs._asdict(), "step_size": self.step_size, "rate": self.rate}
 
 
 class Trained(NamedTuple):
@@ -52,11 +56,11 @@ class _Nothing:
         """Nothing."""
 
 
-def grid(bench: Bench, lengths: Sequence[float]) -> list[Network]:
-    """Length x step size x rate."""
+def grid(bench: Bench, inputs: Sequence[Inputs]) -> list[Network]:
+    """Inputs x step size x rate."""
     protocol = bench.protocol
     rates = (0.0, *protocol.dropout_rates)
-    return [Network(*n) for n in product(lengths, protocol.sgd_step_sizes, rates)]
+    return [Network(*n) for n in product(inputs, protocol.sgd_step_sizes, rates)]
 
 
 def train(bench: Bench, part: str, networks: list[Network], *, final: bool) -> Trained:
@@ -64,7 +68,7 @@ def train(bench: Bench, part: str, networks: list[Network], *, final: bool) -> T
     protocol, device, count = bench.protocol, bench.device, len(networks)
     steps = protocol.steps if final else protocol.select_steps
     x, y, _, _ = bench.part(final=final)
-    data = views(x, y, [n.length for n in networks])
+    data = views(x, y, [n.inputs for n in networks])
     chain = torch.arange(count, device=device)
     stream = InMemory(
         data.x, data.y, batch_size=protocol.batch_size, chain=chain, seed=protocol.seed,
@@ -80,7 +84,7 @@ def train(bench: Bench, part: str, networks: list[Network], *, final: bool) -> T
     state = descent.init(models.fan_in_init(template, chain=chain, seed=protocol.seed))
     engine = Engine(descent, stream, rates, stream.num_data, mode=choose_mode(bench.compile))
     engine.notify = bench.say
-    config = {"part": part, "networks": [list(n) for n in networks]} | protocol.as_dict()
+    config = {"part": part, "networks": [n.as_dict() for n in networks]} | protocol.as_dict()
     ran = advance(
         engine, state, _Nothing(), steps=steps, burn_in=steps, thin=1000,
         folder=bench.folder / part, config=config, deadline=bench.deadline, say=bench.say,
@@ -92,10 +96,10 @@ def train(bench: Bench, part: str, networks: list[Network], *, final: bool) -> T
 def predict(trained: Trained, x: Tensor, *, masks: int = 0) -> Tensor:
     """Probabilities (network, n, classes); with ``masks``, averaged over so many dropout masks."""
     found: dict[int, Tensor] = {}
-    for length in dict.fromkeys(n.length for n in trained.networks):
-        chosen = [k for k, n in enumerate(trained.networks) if n.length == length]
+    for inputs in dict.fromkeys(n.inputs for n in trained.networks):
+        chosen = [k for k, n in enumerate(trained.networks) if n.inputs == inputs]
         params = {k: p[chosen] for k, p in trained.params.items()}
-        images = mapped(x, length)
+        images = mapped(x, inputs)
         rate = images.new_tensor([trained.networks[k].rate for k in chosen])
         with torch.no_grad():
             if masks:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin._internal.chains import per_chain
+from natural_langevin.experiments.beyond.deskew import square_side
 from natural_langevin.priors.base import Prior, check_number_or_vector
 
 #: What a unit's standard deviation keeps far away, before it is scaled.
@@ -32,9 +33,7 @@ def envelope(units: int, pixels: int, width: float) -> Tensor:
     """
     if not width:
         return torch.ones(units, pixels, dtype=torch.float64)
-    side, rows = math.isqrt(pixels), math.isqrt(units - 1) + 1
-    if side * side != pixels:
-        raise ValueError(f"images must be square, got {pixels} pixels")
+    side, rows = square_side(pixels), math.isqrt(units - 1) + 1
     place = (torch.arange(units)[:, None] // torch.tensor([rows, 1])) % rows  # (unit, 2)
     centre = (place + 0.5) / rows
     pixel = (torch.cartesian_prod(torch.arange(side), torch.arange(side)) + 0.5) / side

@@ -1,8 +1,9 @@
-"""Parts that change the model: places in the image, predictions that reckon with wrong labels, and
-both."""
+"""Parts that change the model: places in the image, predictions that reckon with wrong labels,
+both, and both for images that are set upright."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from natural_langevin.experiments.beyond.protocol import Setting
@@ -71,18 +72,8 @@ def both_select(bench: Bench, done: dict[str, Result]) -> Result:
         return {"complete": True, "ranking": []}
     best = ranked_settings(done["noisy-select"])[0]
     known = [of["width"] for of in done.get("local-select", {}).get("ranking", [])]
-    width = replace(protocol.width, start=known[0]) if known else protocol.width
-    near = (-1, 0, 1) if best.length else (0,)
-    length = replace(protocol.length, start=best.length, levels=near, grows=bool(best.length))
-    axes = (width, length, *_wider(bench, best))
-
-    def setting(cell: Cell) -> Setting:
-        width, length, *two = (a.value(k) for a, k in zip(axes, cell, strict=True))
-        return best._replace(width=width, length=length, variances=(*two, *best.variances[2:]))
-
-    return search_cells(
-        bench, "both-select", axes, star(axes), setting, momentum(bench), by="brier", extensions=1
-    )
+    start = best._replace(width=known[0] if known else protocol.width.start)
+    return _search_of_images(bench, "both-select", start, _kept(start.deskew))
 
 
 def both(bench: Bench, done: dict[str, Result]) -> Result:
@@ -92,6 +83,52 @@ def both(bench: Bench, done: dict[str, Result]) -> Result:
     return _final(bench, done, "both", label, protocol.seeds, protocol.both_pooled)
 
 
+def deskewed_select(bench: Bench, done: dict[str, Result]) -> Result:
+    """How far images are set upright, and what ``both_select`` has chosen once more."""
+    if bench.protocol.deskew.levels == (OFF,):
+        return {"complete": True, "ranking": []}
+    start = ranked_settings(done["both-select"])[0]
+    return _search_of_images(bench, "deskewed-select", start, bench.protocol.deskew)
+
+
+def deskewed(bench: Bench, done: dict[str, Result]) -> Result:
+    """Images set upright, with all of the above; and pooled with chains of the next best share.
+
+    Where the search would rather leave images as they are there is nothing to add."""
+    protocol, ranked = bench.protocol, ranked_settings(done["deskewed-select"])
+    if not ranked or not ranked[0].deskew:
+        return {"complete": True, "rows": []}
+    shares = {s.deskew: s for s in reversed(ranked) if s.deskew not in (0, ranked[0].deskew)}
+    beside = [Group(s, protocol.deskewed_mixed) for s in list(shares.values())[-1:]]
+    return _final(
+        bench, done, "deskewed", "deskewed images", protocol.seeds, protocol.pooled, beside
+    )
+
+
+def _search_of_images(bench: Bench, part: str, start: Setting, deskew: Axis) -> Result:
+    """Slant, places' width, the blur's length and two variances about a setting, by pooled chains
+    and the Brier score."""
+    protocol = bench.protocol
+    near = (-1, 0, 1) if start.length else (0,)
+    length = replace(protocol.length, start=start.length, levels=near, grows=bool(start.length))
+    width = replace(protocol.width, start=start.width)
+    axes = (deskew, width, length, *_wider(bench, start))
+
+    def setting(cell: Cell) -> Setting:
+        deskew, width, length, *two = (a.value(k) for a, k in zip(axes, cell, strict=True))
+        variances = (*two, *start.variances[2:])
+        return start._replace(deskew=deskew, width=width, length=length, variances=variances)
+
+    return search_cells(
+        bench, part, axes, star(axes), setting, momentum(bench), by="brier", extensions=1
+    )
+
+
+def _kept(value: float) -> Axis:
+    """An axis that stays where it is."""
+    return Axis(value, 1.0, (0,), grows=False)
+
+
 def _wider(bench: Bench, best: Setting) -> list[Axis]:
     """Axes of the first two variances about a setting."""
     pairs = zip(bench.protocol.variances, best.variances, strict=True)
@@ -99,15 +136,18 @@ def _wider(bench: Bench, best: Setting) -> list[Axis]:
 
 
 def _final(
-    bench: Bench, done: dict[str, Result], part: str, label: str, seeds: int, size: int
-) -> Result:
-    """Rows of one chain, of ``size`` pooled, and of all, at what ``part``'s search has chosen."""
+    bench: Bench, done: dict[str, Result], part: str, label: str, seeds: int, size: int,
+    beside: Sequence[Group] = (),
+) -> Result:  # fmt: skip
+    """Rows of one chain, of ``size`` pooled, and of all, at what ``part``'s search has chosen; and
+    of these together with chains ``beside`` them."""
     ranking = done[f"{part}-select"]["ranking"]
     if not ranking:
         return {"complete": True, "rows": []}
-    groups = [Group(ranked_settings(done[f"{part}-select"])[0], seeds * size)]
+    groups = [Group(ranked_settings(done[f"{part}-select"])[0], seeds * size), *beside]
     found = sample(bench, part, groups, momentum(bench), final=True)
-    p, row = found.probabilities, rows_of(found, groups)
+    everything, row = found.probabilities, rows_of(found, groups)
+    p = everything[: seeds * size]
     by_seed = p.unflatten(0, (-1, size))
     rows = [
         row(f"one chain, {label}", by_seed[:, 0], 1),
@@ -115,4 +155,8 @@ def _final(
         row(f"{size} pooled, {label}", mean_of(by_seed, 1), size),
         row(f"all {len(p)} chains, {label}", mean_of(p), len(p)),
     ]
+    if beside:
+        inputs = " and ".join(str(group.setting.inputs) for group in groups)
+        pool = f"all {len(everything)} chains pooled, {inputs}"
+        rows.append(row(pool, mean_of(everything), len(everything)))
     return part_result(found, bench, groups, rows)

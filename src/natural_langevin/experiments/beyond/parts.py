@@ -11,6 +11,7 @@ import torch
 
 from natural_langevin.dynamics import Overdamped
 from natural_langevin.experiments.beyond import baselines, model_parts
+from natural_langevin.experiments.beyond.inputs import Inputs
 from natural_langevin.experiments.beyond.protocol import Setting
 from natural_langevin.experiments.beyond.sampling import Bench, Group, sample
 from natural_langevin.experiments.beyond.scoring import (
@@ -89,7 +90,7 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
         near = [float(f"{length:.3g}") for length in (best.length / ratio, best.length * ratio)]
         lengths = {f"length {k:g}": best._replace(length=k) for k in near if protocol.mixed}
     groups = [Group(best, protocol.seeds * size)]
-    fixed = {f"prototype, {_inputs(s)}": s for s in protocol.fixed}
+    fixed = {f"prototype, {s.inputs}": s for s in protocol.fixed}
     groups += [Group(setting, size) for of in (beside, lengths, fixed) for setting in of.values()]
     found = sample(bench, "final", groups, momentum(bench), final=True)
     row = rows_of(found, groups)
@@ -118,29 +119,29 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
 
 
 def baselines_select(bench: Bench, done: dict[str, Result]) -> Result:
-    """Step sizes and rates of the baselines, on plain inputs and on the chosen ones."""
-    networks = baselines.grid(bench, _both_lengths(done))
+    """Step sizes and rates of the baselines, on plain inputs and on those that chains chose."""
+    networks = baselines.grid(bench, _chosen_inputs(done))
     trained = baselines.train(bench, "baselines-select", networks, final=False)
     _, _, x, y = bench.part(final=False)
     scores = [
-        {**n._asdict(), **scores_of(p, y)}
+        {**n.as_dict(), **scores_of(p, y)}
         for n, p in zip(networks, baselines.predict(trained, x), strict=True)
     ]
     chosen = [
-        min((s for s in scores if s["length"] == length and (s["rate"] > 0) == drops), key=_nll)
-        for length in _both_lengths(done)
+        min((s for s in scores if _of(s) == inputs and (s["rate"] > 0) == drops), key=_nll)
+        for inputs in _chosen_inputs(done)
         for drops in (False, True)
     ]
     return ran_result(trained.ran, bench.protocol.select_steps) | {"chosen": chosen, "grid": scores}
 
 
 def baselines_final(bench: Bench, done: dict[str, Result]) -> Result:
-    """Dropout, MC-dropout, one SGD network and ensembles of them, for both kinds of inputs."""
+    """Dropout, MC-dropout, one SGD network and ensembles of them, for every kind of inputs."""
     protocol = bench.protocol
     networks: list[baselines.Network] = []
     blocks = []
     for chosen in done["baselines-select"]["chosen"]:
-        one = baselines.Network(chosen["length"], chosen["step_size"], chosen["rate"])
+        one = baselines.Network(_of(chosen), chosen["step_size"], chosen["rate"])
         count = protocol.seeds if one.rate else protocol.ensembles * protocol.pooled
         blocks.append((one, slice(len(networks), len(networks) + count)))
         networks += [one] * count
@@ -150,7 +151,7 @@ def baselines_final(bench: Bench, done: dict[str, Result]) -> Result:
     masked = baselines.predict(trained, x, masks=protocol.masks)
     rows = []
     for one, where in blocks:
-        inputs = _inputs(one)
+        inputs = str(one.inputs)
         pairs = [("Dropout", plain[where])] if one.rate else [("SGD", plain[where])]
         if one.rate:
             pairs.append((f"MC-dropout, {protocol.masks} masks", masked[where]))
@@ -159,7 +160,7 @@ def baselines_final(bench: Bench, done: dict[str, Result]) -> Result:
             pairs.append((f"{protocol.pooled} SGD networks", pooled))
         for label, p in pairs:
             rows.append(
-                {"label": f"{label}, {inputs}", "kind": "baseline", "setting": one._asdict(),
+                {"label": f"{label}, {inputs}", "kind": "baseline", "setting": one.as_dict(),
                  "updates": trained.ran.updates, **summaries_of(p, y)}
             )  # fmt: skip
     return ran_result(trained.ran, protocol.steps) | {"rows": [row for row in rows if "nll" in row]}
@@ -186,8 +187,8 @@ def overdamped_select(bench: Bench, done: dict[str, Result]) -> Result:
 def overdamped(bench: Bench, done: dict[str, Result]) -> Result:
     """What momentum adds: the same without, on plain inputs and on the chosen ones."""
     protocol = bench.protocol
-    settings = {_inputs(s): s for s in reversed(ranked_settings(done["overdamped-select"]))}
-    settings |= {f"prototype, {_inputs(s)}": s for s in protocol.overdamped_fixed}
+    settings = {str(s.inputs): s for s in reversed(ranked_settings(done["overdamped-select"]))}
+    settings |= {f"prototype, {s.inputs}": s for s in protocol.overdamped_fixed}
     size = protocol.pooled
     groups = [Group(s, size) for s in settings.values()]
     found = sample(bench, "overdamped", groups, Overdamped(), final=True)
@@ -201,18 +202,20 @@ def overdamped(bench: Bench, done: dict[str, Result]) -> Result:
     return part_result(found, bench, groups, rows)
 
 
-def _inputs(of: Setting | baselines.Network) -> str:
-    return f"length {of.length:g}" if of.length else "plain inputs"
-
-
 def _refined(done: dict[str, Result], kind: int) -> Setting:
     """The best of one kind of the second search's chains."""
     ranking = done["refine"]["ranking"]
     return next(Setting.from_dict(of) for of in ranking if of["cell"][0] == kind)
 
 
-def _both_lengths(done: dict[str, Result]) -> list[float]:
-    return [*dict.fromkeys((0.0, best_setting(done).length))]
+def _chosen_inputs(done: dict[str, Result]) -> list[Inputs]:
+    """Plain ones, those of the first searches, and deskewed ones where they were preferred."""
+    deskewed = ranked_settings(done.get("deskewed-select", {"ranking": []}))[:1]
+    return [*dict.fromkeys((Inputs(), *(s.inputs for s in (best_setting(done), *deskewed))))]
+
+
+def _of(scores: dict[str, float]) -> Inputs:
+    return Inputs(scores["length"], scores["deskew"])
 
 
 def _nll(scores: dict[str, float]) -> float:
@@ -229,6 +232,8 @@ PARTS = {
     "noisy": Part(model_parts.noisy, ("noisy-select",), 45.0),
     "both-select": Part(model_parts.both_select, ("noisy-select",), 65.0),
     "both": Part(model_parts.both, ("both-select",), 100.0),
+    "deskewed-select": Part(model_parts.deskewed_select, ("both-select",), 65.0),
+    "deskewed": Part(model_parts.deskewed, ("deskewed-select",), 120.0),
     "baselines-select": Part(baselines_select, ("refine",), 25.0),
     "baselines": Part(baselines_final, ("baselines-select",), 40.0),
     "overdamped-select": Part(overdamped_select, ("refine",), 25.0),

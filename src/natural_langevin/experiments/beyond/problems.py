@@ -27,7 +27,7 @@ def problem(
     if not name.endswith(".npz"):
         return data.load(name, data_dir=data_dir), protocol
     off = Axis(1.0, 1.0, (OFF,), grows=False)
-    no_pixels = replace(protocol, length=off, width=off, fixed=(), overdamped_fixed=())
+    no_pixels = replace(protocol, length=off, width=off, deskew=off, fixed=(), overdamped_fixed=())
     return table(Path(name)), no_pixels
 
 

@@ -14,7 +14,9 @@ searches (``search``) that go on where their best cell lies on an edge:
 - noisy-select: the share of labels that predictions take for random (``noisy``), with which long
   steps and wide priors cost less, and so the step size and two variances again; by single chains;
 - both-select: noisy labels and places; by pooled chains and the Brier score, which counts what is
-  right and wrong more than how sure the wrong ones are.
+  right and wrong more than how sure the wrong ones are;
+- deskewed-select: images set upright, half of that, or not at all (``deskew``), and what came out
+  before once more, in the same way.
 
 A cell of a search is ``copies`` chains, scored as one ensemble: what is to be chosen is a setting
 whose chains are pooled, and hot chains lose by a few draws what they win by many. Thousands of
@@ -35,7 +37,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from natural_langevin.experiments.beyond.search import Axis
+from natural_langevin.experiments.beyond.inputs import Inputs
+from natural_langevin.experiments.beyond.search import OFF, Axis
 
 
 class Setting(NamedTuple):
@@ -47,6 +50,12 @@ class Setting(NamedTuple):
     variances: tuple[float, ...]  # of the prior, for each layer
     width: float = 0.0  # of the first layer's places in the image (``local``); 0: none
     noise: float = 0.0  # share of labels that predictions take for random (``noisy``)
+    deskew: float = 0.0  # share of an image's slant that is taken out (``deskew``)
+
+    @property
+    def inputs(self) -> Inputs:
+        """What is done to its images."""
+        return Inputs(self.length, self.deskew)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
@@ -67,6 +76,7 @@ DAMPING = Axis(18.0, 3.0, (-1, 0, 1))
 VARIANCES = tuple(Axis(start, 2.5, (-1, 0, 1)) for start in (0.2, 0.3, 0.008))
 WIDTH = Axis(0.2, 1.5, (-1, 0, 1))
 NOISE = Axis(1e-3, 3.0, (-1, 0, 1))
+DESKEW = Axis(1.0, 2.0, (OFF, -1, 0), grows=False)
 OVERDAMPED_STEP_SIZE = Axis(1.4e-3, 2.0, (-1, 0, 1))
 #: Settings of a prototype on MNIST, shown beside the chosen ones: with momentum, and without.
 PROTOTYPE = (Setting(0.8, 3e-4, 6.0, (0.2, 0.3, 0.008)),)
@@ -107,6 +117,8 @@ class Protocol:
     noise: Axis = NOISE
     noisy_pooled: int = 4  # chains of a seed, with noisy labels
     both_pooled: int = 6  # and with places as well
+    deskew: Axis = DESKEW
+    deskewed_mixed: int = 24  # chains of the next best share, for the widest pool
     single: tuple[float, ...] = (0.03, 0.1, 0.3)  # one variance for all layers
     overdamped_step_size: Axis = OVERDAMPED_STEP_SIZE
     fixed: tuple[Setting, ...] = ()  # shown beside the chosen setting in the final part
@@ -148,7 +160,7 @@ TOY = Protocol(
     length=Axis(1.0, 1.4, (0,)), step_size=Axis(2e-4, 2.0, (0,)), damping=Axis(60.0, 3.0, (0,)),
     variances=(Axis(0.2, 2.0, (0,), grows=False), Axis(0.3, 2.0, (0, 1)), Axis(0.02, 2.0, (0,))),
     width=Axis(0.2, 1.5, (0,), grows=False), local_seeds=1, single=(0.1,),
-    noise=Axis(1e-2, 3.0, (0,), grows=False), noisy_pooled=2, both_pooled=2,
+    noise=Axis(1e-2, 3.0, (0,), grows=False), noisy_pooled=2, both_pooled=2, deskewed_mixed=2,
     overdamped_step_size=Axis(1e-3, 2.0, (0,), grows=False),
     sgd_step_sizes=(0.1,), dropout_rates=(0.2,), ensembles=2, masks=3,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from natural_langevin import likelihoods, models, preconditioners, priors, sched
 from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data import Dataset
 from natural_langevin.dynamics import Integrator
-from natural_langevin.experiments.beyond.inputs import BlurredScorer, views
+from natural_langevin.experiments.beyond.inputs import ViewScorer, views
 from natural_langevin.experiments.beyond.local import Local
 from natural_langevin.experiments.beyond.protocol import Protocol, Setting
 from natural_langevin.experiments.beyond.running import Ran, advance
@@ -142,7 +142,7 @@ def sample(
     """Runs the groups' chains as one, until done or until the part's time is over."""
     protocol = bench.protocol
     settings = [g.setting for g in groups for _ in range(g.chains)]
-    lengths = [s.length for s in settings]
+    inputs = [s.inputs for s in settings]
     steps, burn_in, thin = (
         (protocol.steps, protocol.burn_in, protocol.thin)
         if final
@@ -151,12 +151,12 @@ def sample(
     x, y, scored_x, scored_y = bench.part(final=final)
     one = sampler(bench, settings, dynamics, len(x))
     engine, state = one.prepare(
-        views(x, y, lengths), steps=steps, batch_size=protocol.batch_size, burn_in=burn_in
+        views(x, y, inputs), steps=steps, batch_size=protocol.batch_size, burn_in=burn_in
     )
     engine.notify = bench.say
     draws = (steps - burn_in) // thin
     noise = [s.noise for s in settings]
-    scorer = BlurredScorer(one.model, {"scored": (scored_x, scored_y)}, lengths, noise)
+    scorer = ViewScorer(one.model, {"scored": (scored_x, scored_y)}, inputs, noise)
     collector = _Both(
         Ensemble(scorer, chains=len(settings), classes=bench.data.num_classes, draws=draws),
         Virial(engine, state.params, draws),

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
-from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics import Integrator, State
 from natural_langevin.experiments.speed.contender import Ready, Unavailable
 from natural_langevin.experiments.speed.plain import flat
 from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, SIGMA, STEP_SIZE, Problem
@@ -15,14 +15,23 @@ from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, SIGMA, S
 STEPS = 20_000
 
 
-def sampler(problem: Problem, chains: int, metric: Any, *, compile: bool | str) -> Langevin:
-    """Raises ``Unavailable`` where the library has no rule for the network."""
+def sampler(
+    problem: Problem,
+    chains: int,
+    metric: Any,
+    *,
+    compile: bool | str,
+    dynamics: Integrator | None = None,
+) -> Langevin:
+    """``dynamics``: None is Algorithm 1. Raises ``Unavailable`` where the library has no rule for
+    the network."""
     try:
         return Langevin(
             problem.build(),
             likelihoods.Gaussian(sigma=SIGMA) if problem.regression else likelihoods.Categorical(),
             prior=priors.Gaussian(variance=PRIOR_VARIANCE),
             preconditioner=metric,
+            dynamics=dynamics,
             step_size=STEP_SIZE,
             chains=chains,
             seed=problem.seed,
@@ -34,16 +43,21 @@ def sampler(problem: Problem, chains: int, metric: Any, *, compile: bool | str) 
 
 
 def langevin(
-    problem: Problem, chains: int, *, name: str, compile: bool | str, **options: Any
+    problem: Problem,
+    chains: int,
+    *,
+    name: str,
+    compile: bool | str,
+    dynamics: Integrator | None = None,
+    **options: Any,
 ) -> Ready:
     """``preconditioners.<name>(**options)``; ``compile="auto"`` is what a user gets."""
     try:
         metric = getattr(preconditioners, name)(**options)
     except TypeError as error:
         raise Unavailable("no rule", f"{options}: {error}") from None
-    engine, state = sampler(problem, chains, metric, compile=compile).prepare(
-        (problem.x, problem.y), steps=STEPS, batch_size=problem.batch_size
-    )
+    one = sampler(problem, chains, metric, compile=compile, dynamics=dynamics)
+    engine, state = one.prepare((problem.x, problem.y), steps=STEPS, batch_size=problem.batch_size)
     warnings = Warnings()
     done = 0
 

@@ -13,15 +13,12 @@ from natural_langevin._internal.gpu_build import build, launch
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
-from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.kernels.layer import KIND_NUMBER, KINDS, LayerState, LayerTask
 from natural_langevin.execution.kernels.native import settings
-from natural_langevin.execution.kernels.native.engine import fixed_tensors, specs_of
 from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, LIKELIHOODS
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
-from natural_langevin.execution.kernels.native.trace import LayerSpec
+from natural_langevin.execution.kernels.perceptron_layers import PerceptronLayer, perceptron_layers
 from natural_langevin.execution.kernels.step import layer_task
 from natural_langevin.execution.kernels.triton_linear import dot_precision
 from natural_langevin.execution.kernels.whole_steps.triton_kernel import steps_kernel
@@ -63,22 +60,20 @@ class WholeSteps:
         num_data: float,
     ) -> None:
         self.dynamics, self.stream, self.rates, self.num_data = dynamics, stream, rates, num_data
-        settings.refuse_indirect(dynamics.gradients)
         if not stream.shuffled or not 1 <= stream.batch_size <= MOST_SAMPLES:
             raise UnsupportedError("another order of the data, or very large minibatches")
         x = stream.x
-        if x.dtype != torch.float32 or state.params[next(iter(state.params))].device != x.device:
-            raise UnsupportedError(f"inputs of {x.dtype}")
-        specs = specs_of(dynamics, state, fixed_tensors(dynamics, state), stream.example()[0])
-        self._tasks = _tasks(dynamics, specs, num_data)
+        if state.params[next(iter(state.params))].device != x.device:
+            raise UnsupportedError(f"inputs on {x.device}")
+        layers = perceptron_layers(dynamics, state, stream)
+        self._tasks = _tasks(dynamics, layers, num_data)
         used = {name for task in self._tasks for name in task.parameters}
         if set(state.params) != used:
             raise UnsupportedError("parameters that the network does not use")
         self._x = x.detach().reshape(len(x), -1).contiguous()
-        shapes = [tuple(state.params[task.parameters[0]].shape[1:]) for task in self._tasks]
-        self._sizes = _sizes(shapes, self._x.shape[1])
-        self._options = _network_options(specs, self._sizes)
-        self._take_likelihood(shapes[-1][0])
+        self._sizes = _sizes(layers)
+        self._options = _network_options(layers, self._sizes)
+        self._take_likelihood(layers[-1].outputs)
         self._take_integrator()
         self._loss = torch.zeros(state.chains, device=x.device)
         self._table = rates.values.to(torch.float32).contiguous()
@@ -147,9 +142,7 @@ class WholeSteps:
         return self._epochs.stop * batches - start
 
     def _take_likelihood(self, outputs: int) -> None:
-        likelihood, metric = self.dynamics.gradients.likelihood, self.dynamics.preconditioner
-        if metric.targets == "model" and type(metric) in KINDS:
-            raise UnsupportedError("labels drawn from the model")
+        likelihood = self.dynamics.gradients.likelihood
         number, self._variance, _, scale = settings.likelihood(likelihood, drawn=True)
         if LIKELIHOODS[number] not in KNOWN or scale is not None:
             raise UnsupportedError(f"the likelihood {likelihood!r}")
@@ -164,17 +157,9 @@ class WholeSteps:
 
     def _take_integrator(self) -> None:
         """The share h of the noise, and how much of the momentum is kept."""
-        integrator, scheme = self.dynamics.integrator, 0
-        self._share, self._kept = 1.0, 0.0
-        if type(integrator) is Underdamped:
-            scheme = 1 + ("euler", "baoab").index(integrator.integrator)
-            self._kept = 1 - integrator.friction
-            self._share = integrator.friction
-            if scheme == 2:
-                self._share = (1 - self._kept**2) / 2
-        elif type(integrator) is not Overdamped:
-            raise UnsupportedError(f"the integrator {integrator!r}")
-        self._options["SCHEME"] = scheme
+        if "mlp" not in self.dynamics.kernels:
+            raise UnsupportedError(f"the integrator {self.dynamics.integrator!r}")
+        self._share, self._kept, self._options["SCHEME"] = self.dynamics.integrator.kernel_update
 
     def _bind(self, state: State) -> None:
         """Points at the state's tensors; where there is none, at one that nobody follows."""
@@ -191,56 +176,51 @@ class WholeSteps:
         self._bound = state
 
 
-def _tasks(dynamics: LangevinDynamics, specs: list[LayerSpec], num_data: float) -> list[LayerTask]:
+def _tasks(
+    dynamics: LangevinDynamics, layers: list[PerceptronLayer], num_data: float
+) -> list[LayerTask]:
     """What the kernel is told of every layer: metric, damping, prior, place in the noise."""
     kind = KINDS.get(type(dynamics.preconditioner))
-    if kind is None or len(specs) > MOST_LAYERS:
-        raise UnsupportedError(f"the metric {dynamics.preconditioner!r}, or {len(specs)} layers")
+    if kind is None or len(layers) > MOST_LAYERS:
+        raise UnsupportedError(f"the metric {dynamics.preconditioner!r}, or {len(layers)} layers")
     trainable = dynamics.gradients.network.trainable()
     damping = dynamics.damping(dynamics.prior, num_data)
     found = []
-    for spec in specs:
-        if spec.weight is None or spec.kind != "linear":
-            raise UnsupportedError("convolutions and pools")
-        names = (spec.weight,) if spec.bias is None else (spec.weight, spec.bias)
-        if not set(names) <= set(trainable):
-            raise UnsupportedError("frozen parameters")
-        task = layer_task(dynamics, spec.weight, names, kind, trainable, damping)
+    for layer in layers:
+        task = layer_task(dynamics, layer.names[0], layer.names, kind, trainable, damping)
         if task is None:
             raise UnsupportedError("a prior that is not Gaussian, or another dtype than float32")
         found.append(task)
     return found
 
 
-def _sizes(shapes: list[tuple[int, ...]], width: int) -> tuple[int, int, int, int, int]:
+def _sizes(layers: list[PerceptronLayer]) -> tuple[int, int, int, int, int]:
     """Inputs; units of the first, the second and the last layer; inputs of the last."""
-    for outputs, inputs in shapes:
-        if inputs != width or max(outputs, inputs) > MOST_UNITS:
-            raise UnsupportedError("layers that do not fit, or are too wide")
-        width = outputs
-    hidden = [outputs for outputs, _ in shapes[:-1]]
-    return shapes[0][1], *(*hidden, 0, 0)[:2], shapes[-1][0], shapes[-1][1]  # type: ignore[return-value]
+    if any(max(layer.outputs, layer.inputs) > MOST_UNITS for layer in layers):
+        raise UnsupportedError("layers that are too wide")
+    one, two, *_ = *(layer.outputs for layer in layers[:-1]), 0, 0
+    return layers[0].inputs, one, two, layers[-1].outputs, layers[-1].inputs
 
 
 def _padded(width: int) -> int:
     return next(size for size in (16, 32, MOST_UNITS) if width <= size)
 
 
-def _network_options(specs: list[LayerSpec], sizes: tuple[int, ...]) -> dict[str, Any]:
+def _network_options(layers: list[PerceptronLayer], sizes: tuple[int, ...]) -> dict[str, Any]:
     """The kernel's constants that describe the network."""
-    inputs, one, two, outputs, last = sizes
-    numbers = {spec.parameters for spec in specs if spec.parameters != (0.0, 0.0)}
+    inputs, units, two, outputs, last = sizes
+    numbers = {layer.parameters for layer in layers if layer.parameters != (0.0, 0.0)}
     if len(numbers) > 1:
         raise UnsupportedError("activations of one kind with several parameters")
     first, second = numbers.pop() if numbers else (0.0, 0.0)
-    widths = inputs, one, last
-    by_place = [specs[0], specs[1 % len(specs)], specs[-1]]
+    widths = inputs, units, last
+    by_place = [layers[0], layers[1 % len(layers)], layers[-1]]
     return {
-        "LAYERS": len(specs), "WIDTH": _padded(inputs), "H1": _padded(one), "H2": _padded(two),
+        "LAYERS": len(layers), "WIDTH": _padded(inputs), "H1": _padded(units), "H2": _padded(two),
         "H3": _padded(last), "OUTPUTS": 1 if outputs == 1 else _padded(outputs),
         "FIRST": first, "SECOND": second,
-        **{f"ACT{k}": ACTIVATIONS.index(s.activation) for k, s in enumerate(by_place, 1)},
-        **{f"BIAS{k}": s.bias is not None for k, s in enumerate(by_place, 1)},
+        **{f"ACT{k}": ACTIVATIONS.index(one.activation) for k, one in enumerate(by_place, 1)},
+        **{f"BIAS{k}": one.has_bias for k, one in enumerate(by_place, 1)},
         **{f"FREE{k}": width < _padded(width) for k, width in enumerate(widths, 1)},
     }  # fmt: skip
 

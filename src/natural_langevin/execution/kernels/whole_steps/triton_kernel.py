@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from natural_langevin._internal.triton_random import key_at
+from natural_langevin.execution.kernels.triton_linear_kernels import mix
 from natural_langevin.execution.kernels.whole_steps.triton_network import (
     activate,
     add_sums,
@@ -23,7 +24,7 @@ from natural_langevin.execution.kernels.whole_steps.triton_network import (
     send_back,
     with_ones,
 )
-from natural_langevin.execution.kernels.whole_steps.triton_update import mix, move_layer
+from natural_langevin.execution.kernels.whole_steps.triton_update import move_layer
 
 #: Arguments that change from launch to launch: nothing is compiled anew for them.
 NUMBERS = (

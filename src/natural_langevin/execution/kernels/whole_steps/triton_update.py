@@ -1,9 +1,8 @@
 """What a step does with the sums over its batch: metric, drift, noise, update and running mean.
 
-The formulas are those of ``triton_linear``, for a whole layer at once and with its biases. The
-``rates`` are eta, sqrt(2 h eta T / N), gamma, mu, 1 / N and the kept share of the momentum. METRIC:
-0 is none, 1 RMSProp, 2 the diagonal and 3 the quasi-diagonal Fisher metric. SCHEME: 0 has no
-momentum, 1 is Euler's, 2 BAOAB's.
+The formulas, and the numbers of METRIC (its KIND) and SCHEME, are those of
+``triton_linear_kernels``, for a whole layer at once and with its biases. The ``rates`` are eta,
+sqrt(2 h eta T / N), gamma, mu, 1 / N and the kept share of the momentum.
 """
 
 from __future__ import annotations
@@ -12,12 +11,7 @@ import triton
 import triton.language as tl
 
 from natural_langevin._internal.triton_random import normal_at
-
-
-@triton.jit
-def mix(old, new, rate):
-    """(1 - rate) old + rate new."""
-    return old + rate * (new - old)
+from natural_langevin.execution.kernels.triton_linear_kernels import follow, mix
 
 
 @triton.jit
@@ -51,13 +45,9 @@ def _moved(
 ):  # fmt: skip
     """theta after a ``change`` of which ``noise`` is noise, its running mean and its momentum."""
     r, average = change, theta
-    if SCHEME == 1:
-        r = rates[5] * tl.load(momentum + at, mask=mask, other=0.0) + change
-        change = r
-    if SCHEME == 2:
-        kicked = tl.load(momentum + at, mask=mask, other=0.0) + (change - noise)
-        r = rates[5] * kicked + noise
-        change = 0.5 * (kicked + r)
+    if SCHEME > 0:
+        r = tl.load(momentum + at, mask=mask, other=0.0)
+        change, r = follow(change, noise, r, rates[5], SCHEME)
     theta += change
     if HAS_MEAN:
         average = mix(tl.load(mean + at, mask=mask, other=0.0), theta, rates[3])

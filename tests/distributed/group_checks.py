@@ -57,21 +57,21 @@ def check_a_setting_is_missing(group: Group, folder: Path) -> None:
 
 
 def check_one_rank_raises(group: Group, folder: Path) -> None:
-    with group.all_or_none("preparing the data"):
+    with group.together("preparing the data"):
         if group.rank == 1:
             raise FileNotFoundError("there is no train.csv")
 
 
 def check_one_rank_raises_before_a_meeting(group: Group, folder: Path) -> None:
     """The others wait in the middle of the block for a rank that will not come."""
-    with group.all_or_none("everything"), group.all_or_none("preparing"):
+    with group.together("everything"), group.together("preparing"):
         if group.rank == 0:
             raise ValueError("no data")
         group.agree("the settings", {"seed": 0})
 
 
 def check_after_errors_all_goes_on(group: Group, folder: Path) -> list[str]:
-    with group.all_or_none("something that works"):
+    with group.together("something that works"):
         pass
     return group.exchange("still here", str(group.rank))
 

@@ -123,7 +123,7 @@ def test_alone_everything_is_trivial(monkeypatch):
     assert (group.rank, group.world, group.first) == (0, 1, True)
     group.agree("the settings", {"seed": 0})
     assert group.exchange("here", "me") == ["me"]
-    with pytest.raises(KeyError), group.all_or_none("something"):
+    with pytest.raises(KeyError), group.together("something"):
         raise KeyError("lost")
     group.barrier("afterwards")
     assert not dist.is_initialized()

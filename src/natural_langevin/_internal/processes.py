@@ -40,7 +40,7 @@ class Processes(Protocol):
     def agree(self, label: str, settings: Mapping[str, Any]) -> None:
         """An error at every process unless all have the same settings."""
 
-    def all_or_none(self, label: str) -> AbstractContextManager[None]:
+    def together(self, label: str) -> AbstractContextManager[None]:
         """A block that succeeds at all processes or fails at all: what one raises, all raise."""
 
     def waiting(self, label: str) -> AbstractContextManager[None]:
@@ -76,10 +76,10 @@ class SingleProcess(Processes):
     def agree(self, label: str, settings: Mapping[str, Any]) -> None:
         pass
 
-    def all_or_none(self, label: str) -> AbstractContextManager[None]:
+    def together(self, label: str) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    waiting = all_or_none
+    waiting = together
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
         return list(flags)

@@ -84,7 +84,7 @@ class ShardedCheckpoint:
         self._damaged: set[str] = set()  # generations that could not be read
         self._lock: FolderLock | None = None
         self._token = f".{secrets.token_hex(8)}.part"
-        with group.all_or_none("locking the checkpoint folder"):
+        with group.together("locking the checkpoint folder"):
             if group.first:
                 self._claim()
         with tensorfile.writing(f"checkpoints to {folder}", remedy="Give another folder"):

@@ -7,7 +7,7 @@ limit of its own for every question, and it can say who has answered and who has
 
     group = join(device)
     group.agree("the settings", {"step_size": ..., "seed": ...})  # or an error on every rank
-    with group.all_or_none("preparing the data"):                    # fails on one rank: on all
+    with group.together("preparing the data"):                    # fails on one rank: on all
         ...
     with group.waiting("the sum of the gradients"):               # a collective of torch's
         torch.distributed.all_reduce(buffer)
@@ -101,7 +101,7 @@ class Group:
             raise GroupError(f"{differences(label, dict(enumerate(everybody)))}. {remedy}")
 
     @contextlib.contextmanager
-    def all_or_none(self, label: str) -> Iterator[None]:
+    def together(self, label: str) -> Iterator[None]:
         """A block that succeeds on all ranks or fails on all: on the rank where it failed with
         its own error, on the others with a ``GroupError`` that quotes it. Blocks may be nested."""
         try:

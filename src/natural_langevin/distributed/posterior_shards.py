@@ -76,18 +76,18 @@ def write(
     contents = [(samples, set(samples)), (rest, shared)]
     specs = [_all_chains(tensors, by_chain, mesh.chains) for tensors, by_chain in contents]
     with contextlib.ExitStack() as held, _removed_on_failure(mesh, paths):
-        with mesh.all_or_none("making room for the posterior"), storage.write_errors(folder):
+        with mesh.together("making room for the posterior"), storage.write_errors(folder):
             if mesh.first:
                 held.enter_context(storage.save_lock(folder))
                 for path, of in zip(paths, specs, strict=True):
                     _reserve(path, of)
-        with mesh.all_or_none("writing the posterior"), storage.write_errors(folder):
+        with mesh.together("writing the posterior"), storage.write_errors(folder):
             for path, of, (tensors, by_chain) in zip(paths, specs, contents, strict=True):
                 mine = {k: v for k, v in tensors.items() if k in by_chain and mesh.writes}
                 once = {k: v for k, v in tensors.items() if k not in by_chain and mesh.first}
                 _write_rows(path, of, mine, first=mesh.own.start)
                 _write_rows(path, of, once, first=0)
-        with mesh.all_or_none("naming the posterior"), storage.write_errors(folder):
+        with mesh.together("naming the posterior"), storage.write_errors(folder):
             if mesh.first:
                 files = [storage.written(p, of) for p, of in zip(paths, specs, strict=True)]
                 storage.publish(

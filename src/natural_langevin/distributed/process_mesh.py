@@ -58,7 +58,7 @@ class ProcessMesh:
         self.layout, self.chains, self.device = layout, chains, group.device
         self.rank, self.world, self.first = group.rank, group.world, group.first
         self.exchange, self.agree = group.exchange, group.agree
-        self.all_or_none, self.waiting = group.all_or_none, group.waiting
+        self.together, self.waiting = group.together, group.waiting
         names = mesh.mesh_dim_names or ()
         row = mesh.get_local_rank("chains") if "chains" in names else 0
         column = mesh.get_local_rank("data") if "data" in names else 0

@@ -28,7 +28,7 @@ def on_rank_zero(what: str, action: Callable[[], T], *, device: str | None = Non
     """``action()`` at the first process; None at the others. Where it fails, it fails at all."""
     if not launched():
         return action()
-    with join(device).all_or_none(what):
+    with join(device).together(what):
         return action() if is_rank_zero() else None
 
 

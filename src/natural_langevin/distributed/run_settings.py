@@ -83,7 +83,7 @@ def settle(
     choice, runs, attempts = None, None, 0
     where = stores.location(store)
     if sampler._by_recipe:
-        with sampler.mesh.all_or_none("choosing what was left open"):
+        with sampler.mesh.together("choosing what was left open"):
             known = recipe.Choice.from_config(resumed_config(checkpoint, sampler.mesh))
             batch_size, choice, lengths = planning.plan(
                 sampler, data, batch_size, known, steps=steps, burn_in=burn_in, thin=thin,

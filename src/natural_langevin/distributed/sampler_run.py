@@ -110,7 +110,7 @@ def _run_once(
 ) -> Posterior | State:
     """One run from where the one ``before`` ended; its end where another is to follow."""
     plan, mesh = asked.plan, sampler.mesh
-    with mesh.all_or_none("preparing the run"):
+    with mesh.together("preparing the run"):
         choice, step_size, engine, state = _prepared(sampler, data, asked, before)
     _notice(sampler, engine.stream)
     config = run_description.described(sampler, asked, engine, choice, step_size)
@@ -140,7 +140,7 @@ def _run_once(
         saved = open_checkpoint(asked.checkpoint, identity, engine.stream, mesh, made_by)
         if saved is not None:
             closing.callback(saved.close)
-        with mesh.all_or_none("the run"):
+        with mesh.together("the run"):
             state, interrupted = run(
                 plan, engine, state, collector, saved=saved, title=title,
                 progress=bool(progress), processes=mesh, watcher=watcher,

@@ -38,7 +38,8 @@ class Likelihood:
     raw_outputs = False
     #: What makes class probabilities of the outputs, where these are logits.
     link: Literal["softmax", "sigmoid"] | None = None
-    #: Whether targets are numbers in units that a run may change (see ``in_units``).
+    #: Whether a target is a number with Normal noise, or Student's t, around an output: a run may
+    #: then change its units (see ``in_units``).
     has_units = False
     #: Whether outliers are expected.
     heavy_tails = False

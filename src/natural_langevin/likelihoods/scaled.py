@@ -62,6 +62,8 @@ class Scaled(Likelihood):
         law = cast(Any, self.likelihood.distribution(outputs / size, state))
         if isinstance(law, StudentTLaw):
             return StudentTLaw(law.df, outputs, law.scale * size, validate_args=False)
+        if not isinstance(law, distributions.Normal):
+            raise TypeError(f"Scaled knows Normal and Student's t noise, not {law!r}")
         return distributions.Normal(outputs, law.scale * size, validate_args=False)
 
     def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:

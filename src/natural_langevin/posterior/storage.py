@@ -232,7 +232,7 @@ def _read_file(folder: Path, file: File) -> Params:
     return {name: value.clone() for name, value in tensors.items()}
 
 
-def _check_shapes(saved: Manifest, parameters: dict[str, Tensor]) -> None:
+def _check_shapes(saved: Manifest, parameters: Params) -> None:
     """The tensors must be those of a posterior of these parameters, before any is read."""
     rest, samples = dict(saved.rest.tensors), saved.samples.tensors
     chains, draws = 0, 0

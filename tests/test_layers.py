@@ -34,9 +34,9 @@ def module_of(path: Path) -> str:
 
 
 def files() -> list[Path]:
-    """All but the two doors: what ``import`` and ``python -m`` enter by is no room."""
-    doors = {ROOT / "__init__.py", ROOT / "__main__.py"}
-    return [p for p in sorted(ROOT.rglob("*.py")) if p not in doors]
+    """All but the two entry points, of ``import`` and of ``python -m``."""
+    entries = {ROOT / "__init__.py", ROOT / "__main__.py"}
+    return [p for p in sorted(ROOT.rglob("*.py")) if p not in entries]
 
 
 def dotted(path: Path) -> str:
@@ -117,13 +117,13 @@ def test_every_package_says_what_it_imports_and_what_imports_it(package: str) ->
         assert users <= named(said[2], own)
 
 
-def test_few_rooms_at_the_top_and_a_map_of_them() -> None:
-    rooms = {module_of(p) for p in files()}
-    assert len(rooms) <= 25
-    assert rooms <= set(ORDER)
+def test_few_modules_at_the_top_and_a_map_of_them_in_order() -> None:
+    modules = {module_of(p) for p in files()}
+    assert len(modules) <= 25
+    assert modules == set(ORDER)
     contributing = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
     mapped = re.findall(r"^  (\w+)(?:/|\.py) ", contributing, flags=re.MULTILINE)
-    assert sorted(mapped) == sorted(rooms)
+    assert mapped == ORDER  # "a line imports from those above it"
 
 
 def test_no_circles_between_files() -> None:
@@ -169,3 +169,25 @@ def test_the_check_sees_imports() -> None:
         ROOT / "dynamics" / "frame.py"
     )
     assert len(files()) > 25
+
+
+def test_nothing_asks_a_likelihood_for_its_class() -> None:
+    """What depends on a likelihood is asked of it (``link``, ``has_units``, ...), so that one of a
+    user's own is treated like the library's."""
+    own = {path for path in files() if module_of(path) == "likelihoods"}
+    asked = []
+    for path in set(files()) - own:
+        tree = ast.parse(path.read_text())
+        of = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == f"{PACKAGE}.likelihoods"
+            for alias in node.names
+        } - {"Likelihood"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                kinds = ast.unparse(node.args[1])
+                named = re.findall(r"likelihoods\.(?!Likelihood\b)\w+", kinds)
+                if named or of & set(re.findall(r"\w+", kinds)):
+                    asked.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not asked

@@ -18,7 +18,7 @@ from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin.data.signature import Signature
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.distributed import run_description, run_settings, sampler_run
+from natural_langevin.distributed import run_description, sampler_run
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.distributed.process_mesh import ProcessMesh, find_processes
 from natural_langevin.dynamics.base import Info, Integrator, State
@@ -30,7 +30,6 @@ from natural_langevin.sampling import (
     cost,
     density,
     frozen_front,
-    notices,
     open_settings,
     preparation,
     standard_units,
@@ -39,29 +38,17 @@ from natural_langevin.sampling import (
     temperature_probe,
     time_limit,
     trained,
+    validation,
 )
 from natural_langevin.sampling.footprint import check_step_memory
 from natural_langevin.sampling.look import Callback
-from natural_langevin.sampling.pitfalls import refuse_autocast
 from natural_langevin.sampling.preparation import in_tensors
 from natural_langevin.sampling.step_size_checks import StepSize
-from natural_langevin.sampling.until import parse as parse_until
-from natural_langevin.sampling.validation import (
-    check_arguments,
-    check_counts,
-    check_parameters,
-    check_temperature,
-    check_training,
-    data_in_one,
-    device_of,
-    to_device,
-)
+from natural_langevin.sampling.validation import data_in_one
 from natural_langevin.statistics import Network, check_hooks, plain_copy, prepare_model
 from natural_langevin.types import Batch, Params
 
 log = logging.getLogger("natural_langevin")
-
-THE_NETWORK = ("self", "model", "likelihood")  # arguments that are not options
 
 
 class Langevin:
@@ -121,7 +108,9 @@ class Langevin:
         processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
         process for itself. ``chains`` and values per chain are always those of all processes."""
         #: For a sampler of some layers alone (``sampling.frozen_front``).
-        self._options = {k: v for k, v in locals().items() if k not in THE_NETWORK}
+        self._options = {
+            k: v for k, v in locals().items() if k not in ("self", "model", "likelihood")
+        }
         found = open_settings.settle(
             model, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
             step_size=step_size, init=init,
@@ -131,21 +120,12 @@ class Langevin:
         self.likelihood, self.preconditioner = likelihood, found.preconditioner
         self.dynamics, self._start = found.dynamics, found.init
         self.step_size, self.mean_rate, self.compile = found.step_size, mean_rate, compile
-        check_arguments(
+        validation.check_arguments(
             model, likelihood, found.prior, self.preconditioner, self._start, self.dynamics
         )
-        self.chains, self.num_data, self.seed = check_counts(chains, num_data, seed)
-        check_hooks(model, log)
-        self.model = plain_copy(model)  # the user's own is never touched
-        prepare_model(self.model, log)
-        trainable = check_parameters(self.model)
-        self.device = device_of(device) if device is not None else trainable[0].device
-        self.mesh = find_processes(parallel, chains=self.chains, device=self.device)
-        if isinstance(self.mesh, ProcessMesh):
-            self.device = self.mesh.device
-        gpu_build.start(self.device)
-        to_device(self.model, self.device)
-        self._training = check_training(
+        self.chains, self.num_data, self.seed = validation.check_counts(chains, num_data, seed)
+        dtype = self._copy_model(model, device, parallel)
+        self._training = validation.check_training(
             microbatch, autocast, clip, self.preconditioner, control_variates, self.dynamics,
             likelihood,
         )  # fmt: skip
@@ -160,18 +140,31 @@ class Langevin:
             self.model, discrete=likelihood.discrete, raw=likelihood.raw_outputs
         )
         network = Network(self.model, autocast=autocast, signature=self.signature)
-        self._prior = priors.resolve(
-            found.prior, network.trainable(), self.chains, device=self.device
-        )
-        self._temperature = check_temperature(temperature, self.chains).to(
-            dtype=trainable[0].dtype, device=self.device
+        weights = network.trainable()
+        self._prior = priors.resolve(found.prior, weights, self.chains, device=self.device)
+        self._temperature = validation.check_temperature(temperature, self.chains).to(
+            dtype=dtype, device=self.device
         )
         self._dynamics = assembly.dynamics(
             self, network, microbatch=microbatch, clip=clip, control_variates=control_variates
         )
         self._forget_runs()
-        check_step_memory(self._dynamics, network.trainable(), len(self.chain_ids), self.device)
+        check_step_memory(self._dynamics, weights, len(self.chain_ids), self.device)
         self.init()  # a model too large for its metric, or an improper prior, fails here
+
+    def _copy_model(self, model: nn.Module, device: Any, parallel: Any) -> torch.dtype:
+        """A copy of the user's network, on its device, among the processes; its weights' dtype."""
+        check_hooks(model, log)
+        self.model = plain_copy(model)
+        prepare_model(self.model, log)
+        first = validation.check_parameters(self.model)[0]
+        self.device = validation.device_of(device) if device is not None else first.device
+        self.mesh = find_processes(parallel, chains=self.chains, device=self.device)
+        if isinstance(self.mesh, ProcessMesh):
+            self.device = self.mesh.device
+        gpu_build.start(self.device)
+        validation.to_device(self.model, self.device)
+        return first.dtype
 
     def __repr__(self) -> str:
         weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -182,14 +175,13 @@ class Langevin:
 
     def _forget_runs(self) -> None:
         """Sets to nothing what a run, or its caller, leaves in the sampler for the next one."""
-        self._step_checked = 0  # batch size of the last check
+        self._step_checked, self._noticed = 0, False  # batch size of the last check, notices given
         self._downhill = False  # whether chains go downhill before their burn-in
         self._downhill_pattern: Tensor | None = None  # which of them go for all (see warm_up)
         #: Where chains begin in place of all that, and what their likelihoods have learned there.
         self._begin: tuple[Params, Params] | None = None
         #: What step_size="auto" turned out to be, and the batch size it was chosen for.
         self._settled: tuple[StepSize, int] | None = None
-        self._noticed = False
         self._owner = self  # whose network the posterior's is
         self._fingerprint: str | None = None  # of the owner's data, where it is another
         #: The sampler of the last run's data in standard units, where they are of unusual size.
@@ -258,7 +250,6 @@ class Langevin:
         metric with ``adapt="burn-in"`` stands still. 0: it follows every batch.
 
         The first batch that a sampler sees here is checked like the data of ``sample``."""
-        refuse_autocast(self.device)
         return preparation.single_step(self, state, batch, chain_axis=chain_axis, burn_in=burn_in)
 
     @data_in_one
@@ -326,27 +317,10 @@ class Langevin:
         arguments = {k: v for k, v in locals().items() if k not in ("self", "data")}
         if (found := standard_units.sampled(self, data, arguments)) is not None:
             return found
-        if (apart := frozen_front.sampled_apart(self, data)) is not None:
-            inner, features = apart
-            posterior: Posterior = inner.sample(features, **arguments)
-            frozen_front.adopt(self, inner)
-            self._standard = None
-            return posterior
-        refuse_autocast(self.device)
-        wanted = parse_until(until)
-        data = in_tensors(self, data)
-        if progress and (checkpoint is None or not os.path.exists(checkpoint)):
-            notices.announce(self, progress if isinstance(progress, str) else "sampling")
-        asked = run_settings.settle(
-            self, data, steps=steps, seconds=seconds, until=until, wanted=wanted,
-            batch_size=batch_size, burn_in=burn_in, thin=thin, keep=keep, store=store,
-            sample_dtype=sample_dtype, checkpoint=checkpoint, every=every, exchange=exchange,
-        )  # fmt: skip
-        posterior = sampler_run.carry_out(
-            self, data, asked, callback=callback, exchange=exchange, progress=progress
-        )
+        if (found := frozen_front.sampled(self, data, arguments)) is None:
+            found = sampler_run.sampled(self, data, **arguments)
         self._standard = None  # of a run before
-        return posterior
+        return found
 
     @data_in_one
     @exclusive
@@ -360,9 +334,8 @@ class Langevin:
         step_size_search.refuse_loader(data)
         data = in_tensors(self, data)
         self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
-        setup = assembly.pilot_setup(self)
         return step_size_search.choose(
-            setup, data, steps=steps, batch_size=batch_size, splits=splits
+            assembly.pilot_setup(self), data, steps=steps, batch_size=batch_size, splits=splits
         )
 
     @exclusive

@@ -63,7 +63,7 @@ def test_no_global_random_state_is_touched() -> None:
 
 def test_without_scikit_learn_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"pip install natural-langevin\[sklearn\]"):
+    with pytest.raises(ImportError, match=r"pip install 'natural-langevin\[sklearn\]'"):
         digits()
 
 

@@ -411,7 +411,7 @@ def test_auto_with_neither_mnist_nor_scikit_learn(
     mnist: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataUnavailableError, match=r"pip install natural-langevin\[sklearn\]"):
+    with pytest.raises(DataUnavailableError, match=r"pip install 'natural-langevin\[sklearn\]'"):
         catalog.load("auto", download=False)
 
 

@@ -24,7 +24,13 @@ from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1.protocol import PRESETS
-from natural_langevin.sampling import prior_scale, recipe, temperature_probe, warm_up
+from natural_langevin.sampling import (
+    prior_scale,
+    recipe,
+    step_size_rule,
+    temperature_probe,
+    warm_up,
+)
 
 DOUBLE = torch.float64
 #: Options that belong to ``sample``; all others are the sampler's.
@@ -410,7 +416,7 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
             run(where, classes(), step_size="auto", steps=10).config["recipe"]["step_size"]
             for where in (Layout(data=group.world), None)
         )
-        patch.setattr(recipe, "choose", lambda *_, **__: pytest.fail("a second pilot"))
+        patch.setattr(step_size_rule, "choose", lambda *_, **__: pytest.fail("a second pilot"))
         again = different_chains("auto", checkpoint=at, every=10, **options)
     own = again.shards.processes.own
     rows = slice(own.start, own.stop)

@@ -30,7 +30,7 @@ from natural_langevin._internal import gpu_build, triton_categorical
 
 kernel = triton_categorical._kernel
 with gpu_build.side_by_side():
-    triton_categorical.build_usual()
+    triton_categorical.build_usual(gpu_build.build)
 (built,) = kernel.device_caches[0][0].values()
 assert len(built.asm["cubin"]) > 1000
 assert asked == [kernel], "its launcher is built with it; that this one fails is nobody's business"

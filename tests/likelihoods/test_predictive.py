@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from torch import Tensor
 
 from natural_langevin import likelihoods
-from natural_langevin.likelihoods.predictive import Mixture, probabilities, said
+from natural_langevin.likelihoods.predictive import Mixture, predicted_by, probabilities
 
 #: A likelihood, the outputs of one target, and scipy's law for them.
 CASES: dict[str, tuple[likelihoods.Likelihood, int, Callable[[Any], Any]]] = {
@@ -146,7 +146,7 @@ def test_what_a_likelihood_learned_belongs_to_its_network() -> None:
 
 def test_classes_average_their_probabilities() -> None:
     outputs = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
-    value, spread, kind = said(likelihoods.Categorical(), outputs, {})
+    value, spread, kind = predicted_by(likelihoods.Categorical(), outputs, {})
     torch.testing.assert_close(value, outputs.softmax(-1))
     assert spread is not None
     assert spread.shape == (4, 5)
@@ -160,7 +160,7 @@ def test_classes_of_every_network_are_torchs(classes: int) -> None:
     """Few classes go by formulas of their own: far logits and impossible classes too."""
     logits = 100 * torch.randn(5, 7, classes, generator=torch.Generator().manual_seed(0))
     logits[0, 0, 0], logits[1] = -torch.inf, 0.0
-    found = said(likelihoods.Categorical(), logits, {})
+    found = predicted_by(likelihoods.Categorical(), logits, {})
     wanted = torch.distributions.Categorical(logits=logits.double())
     assert found.spread is not None
     torch.testing.assert_close(found.value.double(), wanted.probs, rtol=1e-5, atol=1e-12)
@@ -174,5 +174,5 @@ def test_classes_by_a_law_of_ones_own() -> None:
             return torch.distributions.Categorical(logits=outputs / 2)
 
     logits = torch.randn(3, 4, 2)
-    found = said(Halved(), logits, {})
+    found = predicted_by(Halved(), logits, {})
     torch.testing.assert_close(found.value, (logits / 2).softmax(-1))

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from natural_langevin import Langevin, likelihoods
-from natural_langevin.sampling import cost, recipe
+from natural_langevin.sampling import cost, planning, recipe, run_length, step_size_rule
+from short_recipe import shorten
 
 
 def convolutional(activation: nn.Module | None = None) -> nn.Sequential:
@@ -21,11 +22,23 @@ def convolutional(activation: nn.Module | None = None) -> nn.Sequential:
 def test_every_use_of_a_weight_counts() -> None:
     images = Langevin(convolutional(), likelihoods.Categorical())
     x = torch.rand(5, 1, 4, 4)
-    assert cost.budget(images, x) is cost.PLACES
-    assert cost.multiplications(images, x) == 16 * 9 * 3 + 48 * 2
+    assert cost.of_sampler(images, x).budget is cost.PLACES
+    assert cost.of_sampler(images, x).multiplications == 16 * 9 * 3 + 48 * 2
     table = Langevin(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), likelihoods.Categorical())
-    assert cost.budget(table, x[:, 0, 0]) is cost.USUAL
-    assert cost.multiplications(table, x[:, 0, 0]) == (4 + 1) * 3 + (3 + 1) * 2
+    assert cost.of_sampler(table, x[:, 0, 0]).budget is cost.USUAL
+    assert cost.of_sampler(table, x[:, 0, 0]).multiplications == (4 + 1) * 3 + (3 + 1) * 2
+
+
+def test_a_network_is_traced_once_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch)
+    traced, trace = [], cost.trace
+    monkeypatch.setattr(cost, "trace", lambda *call: traced.append(1) or trace(*call))
+    layers = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    sampler = Langevin(layers, likelihoods.Gaussian("rmse"), init="model", chains=1)
+    x = torch.rand(60, 2)
+    given = dict.fromkeys(("steps", "burn_in", "thin", "seconds"))
+    planning.plan(sampler, (x, x[:, :1]), None, None, **given)
+    assert len(traced) == 1
 
 
 def test_few_weights_are_dear_where_a_network_uses_them_many_times() -> None:
@@ -34,7 +47,9 @@ def test_few_weights_are_dear_where_a_network_uses_them_many_times() -> None:
         nn.Conv2d(1, 2, 3), nn.ELU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 2)
     )
     small = Langevin(layers, likelihoods.Categorical())
-    assert cost.budget(small, torch.rand(5, 1, 8, 8)) is cost.EAGER  # no engine knows ELU
+    assert (
+        cost.of_sampler(small, torch.rand(5, 1, 8, 8)).budget is cost.EAGER
+    )  # no engine knows ELU
 
     class Line(nn.Module):
         def __init__(self) -> None:
@@ -45,26 +60,28 @@ def test_few_weights_are_dear_where_a_network_uses_them_many_times() -> None:
             return self.slope * x
 
     line = Langevin(Line(), likelihoods.Gaussian(1.0))
-    assert cost.budget(line, torch.rand(5, 1)) is cost.USUAL
+    assert cost.of_sampler(line, torch.rand(5, 1)).budget is cost.USUAL
 
 
 def test_a_small_matrix_at_many_positions_counts_as_a_larger_one() -> None:
     layers = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Flatten(), nn.Linear(60, 2))
     tokens = Langevin(layers, likelihoods.Categorical())
-    assert cost.multiplications(tokens, torch.rand(4, 3, 5)) == 3 * cost.SMALLEST + 60 * 2
+    assert (
+        cost.of_sampler(tokens, torch.rand(4, 3, 5)).multiplications == 3 * cost.SMALLEST + 60 * 2
+    )
 
 
 def test_a_dear_run_is_shorter_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     choice = recipe.Choice(1e-3, 100.0, 0.0, "", "eager")
     options = {"steps": None, "burn_in": None, "thin": None}
     with caplog.at_level(logging.WARNING, logger="natural_langevin"):
-        assert recipe.length(choice, work=1e6, budget=cost.EAGER, **options).steps == 4000
+        assert run_length.choose(choice, work=1e6, budget=cost.EAGER, **options).steps == 4000
         assert not caplog.text
         most, fewest = cost.EAGER.work, cost.EAGER.fewest
-        found = recipe.length(choice, work=most / 750, budget=cost.EAGER, **options)
+        found = run_length.choose(choice, work=most / 750, budget=cost.EAGER, **options)
         assert found.steps == 700
         assert "700 steps, where 4000" in caplog.text
-        found = recipe.length(choice, work=most, budget=cost.EAGER, **options)
+        found = run_length.choose(choice, work=most, budget=cost.EAGER, **options)
         assert (found.steps, found.burn_in) == (fewest, fewest // 3)
 
 
@@ -79,14 +96,14 @@ def test_a_pilot_ends_early_where_its_steps_are_dear(
     monkeypatch.setattr(cost, kind, little)
     monkeypatch.setattr(cost, "PILOT_WORK", 1e6)
     seen: list[int] = []
-    measured = recipe.steepest
+    measured = step_size_rule.steepest
 
     def steepest(dynamics, state, data, num_data):  # type: ignore[no-untyped-def]
         seen.append(int(state.step))
         assert len(data[0]) == cost.ROWS
         return measured(dynamics, state, data, num_data)
 
-    monkeypatch.setattr(recipe, "steepest", steepest)
+    monkeypatch.setattr(step_size_rule, "steepest", steepest)
     monkeypatch.setattr("natural_langevin.sampling.warm_up.ROUNDS", (10,))
     model = convolutional() if native else convolutional(nn.ELU())
     posterior = Langevin(model, likelihoods.Categorical(), chains=2).sample((x, y), progress=False)

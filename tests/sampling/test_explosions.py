@@ -13,8 +13,8 @@ from natural_langevin import Langevin, likelihoods, models, priors
 from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.rates import RatesTable
-from natural_langevin.sampling import cost, planning, prior_scale, recipe
-from natural_langevin.sampling.until import Target
+from natural_langevin.sampling import cost, prior_scale, prior_trial, recipe
+from natural_langevin.sampling.until import EssTarget
 from natural_langevin.sampling.watching import ExplosionError, Watching
 
 
@@ -75,7 +75,7 @@ def test_a_loss_may_rise_by_as_much_for_every_number_of_a_target(numbers: int) -
     stream = InMemory(*data, batch_size=4, chain=torch.arange(2), seed=0, device="cpu")
     engine: Any = SimpleNamespace(stream=stream)
     watching = Watching(
-        engine, SingleProcess(2), Target(None, None, None), steps=9, breaks_off=True
+        engine, SingleProcess(2), EssTarget(None, None, None), steps=9, breaks_off=True
     )
 
     def see(*losses: float) -> None:
@@ -104,11 +104,11 @@ def test_a_wider_prior_is_taken_to_be_as_steep_as_a_narrower_one(
     scales = (0.2, 1.0, 5.0, 25.0)
     choices = [recipe.Choice(0.1 / k, k, 0.0, f"{k}") for k in (10.0, 900.0, 50.0, 2000.0)]
     scores = torch.tensor([[1.0], [0.9], [0.5], [0.8]]).double().expand(4, 50)
-    run = planning._Compared(
+    run = prior_trial.Compared(
         scales, choices, prior_scale.NATIVE, None, wave(), torch.zeros(4, 1), scores
     )
-    monkeypatch.setattr(planning, "_compare", lambda *_: [run])
-    found = planning._prior_scale(sampler(), wave(), 100, 1.0)
+    monkeypatch.setattr(prior_trial, "_compare", lambda *_: [run])
+    found = prior_trial.choose(sampler(), wave(), 100, cost.Costs(1.0, cost.USUAL))
     assert found is not None
     assert found.curvature == 900.0
     assert found.prior_scale is not None
@@ -123,7 +123,7 @@ def test_the_next_scale_begins_where_the_widest_ended() -> None:
     class Found:
         last, learned = weights, {"s": torch.arange(4 * 6.0)}
 
-    run = planning._Compared(
+    run = prior_trial.Compared(
         (0.2, 1.0, 5.0, 25.0), [], trial, Found(), wave(), torch.zeros(1), torch.zeros(1)
     )
     found, learned = run.end((25.0, 25.0))

@@ -26,7 +26,14 @@ from natural_langevin.distributed import sampler_run
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
-from natural_langevin.sampling import cost, prior_scale, recipe, trial_predictions, warm_up
+from natural_langevin.sampling import (
+    cost,
+    prior_scale,
+    recipe,
+    run_length,
+    trial_predictions,
+    warm_up,
+)
 from natural_langevin.sampling.curvature import steepest
 
 
@@ -225,24 +232,24 @@ def _trace(losses: torch.Tensor) -> torch.Tensor:
 
 def test_a_loss_that_still_falls_is_told_from_one_that_has_settled() -> None:
     flat, looks = torch.zeros(120), torch.arange(120.0)
-    assert recipe.falls_by(_trace(flat)) == 0.0
-    assert recipe.falls_by(_trace(-looks / 400)) == pytest.approx(0.1, abs=0.03)
-    assert recipe.falls_by(_trace(-looks / 4000)) == 0.0  # too little to wait for
-    assert recipe.falls_by(_trace(looks / 400)) == 0.0
-    assert recipe.falls_by(_trace(-looks[:20] / 40)) == 0.0  # too few looks
-    assert recipe.falls_by(_trace(-looks / 400).log()) == 0.0  # a chain was lost
+    assert run_length.falls_by(_trace(flat)) == 0.0
+    assert run_length.falls_by(_trace(-looks / 400)) == pytest.approx(0.1, abs=0.03)
+    assert run_length.falls_by(_trace(-looks / 4000)) == 0.0  # too little to wait for
+    assert run_length.falls_by(_trace(looks / 400)) == 0.0
+    assert run_length.falls_by(_trace(-looks[:20] / 40)) == 0.0  # too few looks
+    assert run_length.falls_by(_trace(-looks / 400).log()) == 0.0  # a chain was lost
 
 
 def test_what_chains_that_disagree_cost() -> None:
     """Chains of mean densities m_c: the loss by which a pool of four is above one of many."""
     g = torch.Generator().manual_seed(0)
     level = 1 + 0.2 * torch.randn(4, 5000, generator=g).double()
-    found = recipe.disagreement(level)
+    found = run_length.disagreement(level)
     assert found == pytest.approx(0.2**2 / (2 * 4), rel=0.1)
     pool = level.mean(0)  # of many chains it is 1
     assert found == pytest.approx(float((pool - 1 - pool.log()).mean()), rel=0.1)
-    assert recipe.disagreement(torch.ones(4, 7)) == 0.0
-    assert recipe.disagreement(level[:1]) == 0.0
+    assert run_length.disagreement(torch.ones(4, 7)) == 0.0
+    assert run_length.disagreement(level[:1]) == 0.0
 
 
 def test_classes_are_weighed_by_what_may_be_observed() -> None:
@@ -252,23 +259,23 @@ def test_classes_are_weighed_by_what_may_be_observed() -> None:
     p = torch.tensor([0.999, 0.999, 0.999, 0.9]).double()
     each = torch.stack([p, 1 - p], -1)[:, None]
     mean = each.mean(0)
-    by_label = recipe.disagreement(each[..., 0])
-    found = recipe.disagreement(each, mean)
+    by_label = run_length.disagreement(each[..., 0])
+    found = run_length.disagreement(each, mean)
     assert found > 10 * by_label
     assert found == pytest.approx(float((each.var(0) / mean).sum()) / 8)
-    assert recipe.disagreement(each[:1].expand(4, 1, 2), mean) == 0.0
+    assert run_length.disagreement(each[:1].expand(4, 1, 2), mean) == 0.0
 
 
 def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = line(150)
     monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
     monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
-    monkeypatch.setattr(recipe, "falls_by", lambda trace: 0.0)
+    monkeypatch.setattr(run_length, "falls_by", lambda trace: 0.0)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)
     # The last of them is too short for parts: what is whole is not begun anew for that.
     for nats, first, before, last in ((0.5, 200, 200, 600), (0.0, 200, 0, 200), (0.5, 400, 0, 600)):
         monkeypatch.setattr(recipe, "FIRST_STEPS", first)
-        monkeypatch.setattr(recipe, "disagreement", lambda density, nats=nats: nats)
+        monkeypatch.setattr(run_length, "disagreement", lambda density, nats=nats: nats)
         sampler = Langevin(net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2)
         found = sampler.sample((x, y), progress=False)
         assert found.config.get("steps_before", 0) == before
@@ -278,22 +285,22 @@ def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.Monkey
 def test_a_run_of_open_length_is_made_of_parts() -> None:
     """Of which each is the last unless its loss still falls."""
     steps = lambda length: [run.steps for run in length.runs()]  # noqa: E731
-    assert steps(recipe.Length(12000, 4000, 40, repeats=1)) == [3000, 9000, 12000]
-    assert steps(recipe.Length(6000, 2000, 20, repeats=0)) == [2500, 3500]
-    assert steps(recipe.Length(4900, 1633, 16, repeats=2)) == [4900] * 3  # too short for parts
-    assert recipe.Length(8000, 10, 7).runs() == [recipe.Length(8000, 10, 7)]  # it was given
-    for run in recipe.Length(12000, 4000, 40, repeats=1).runs():
+    assert steps(run_length.Length(12000, 4000, 40, repeats=1)) == [3000, 9000, 12000]
+    assert steps(run_length.Length(6000, 2000, 20, repeats=0)) == [2500, 3500]
+    assert steps(run_length.Length(4900, 1633, 16, repeats=2)) == [4900] * 3  # too short for parts
+    assert run_length.Length(8000, 10, 7).runs() == [run_length.Length(8000, 10, 7)]  # it was given
+    for run in run_length.Length(12000, 4000, 40, repeats=1).runs():
         assert run.burn_in == run.steps // 3
         assert 200 <= (run.steps - run.burn_in) // run.thin < 400
 
 
 def test_the_rest_is_longer_where_work_allows_and_no_more_burn_in() -> None:
-    usual = recipe.Length(12000, 4000, 40, repeats=1)
+    usual = run_length.Length(12000, 4000, 40, repeats=1)
     limits = (20000, 25500, 90000)
     rests = [dataclasses.replace(usual, most=most).runs()[1] for most in limits]
     assert [run.steps for run in rests] == [9000, 10500, 13500]
     assert all(run.burn_in == 3000 for run in rests)
-    long = recipe.Length(48000, 16000, 160, repeats=0, most=90000).runs()
+    long = run_length.Length(48000, 16000, 160, repeats=0, most=90000).runs()
     assert sum(run.steps for run in long) == recipe.MOST_STEPS
     # The steps that another run may need are left to it.
     assert sum(run.steps for run in dataclasses.replace(usual, most=24000).runs()) == 24000
@@ -306,7 +313,7 @@ def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.Monke
     x = torch.randn(150, 2, generator=g)
     y = x[:, :1].sin() + 0.1 * torch.randn(150, 1, generator=g)
     falls: list[float] = [0.3, 0.3, 0.0]
-    monkeypatch.setattr(recipe, "falls_by", lambda trace: falls.pop(0))
+    monkeypatch.setattr(run_length, "falls_by", lambda trace: falls.pop(0))
     monkeypatch.setattr(recipe, "FIRST_STEPS", 600)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of 129 weights
     sampler = Langevin(net, likelihoods.Gaussian("rmse"), prior=priors.Gaussian(1.0), chains=2)
@@ -478,11 +485,11 @@ def test_lengths_follow_the_step_size_and_the_cost() -> None:
     slow = recipe.Choice(1e-4, 1000.0, 0.0, "", "native")
     quick = recipe.Choice(1e-2, 10.0, 0.0, "", "native")
     options = {"steps": None, "burn_in": None, "thin": None}
-    assert recipe.length(slow, work=1e6, **options).steps == recipe.MOST_STEPS
-    found = recipe.length(quick, work=1e6, **options)
+    assert run_length.choose(slow, work=1e6, **options).steps == recipe.MOST_STEPS
+    found = run_length.choose(quick, work=1e6, **options)
     assert (found.steps, found.burn_in, found.thin) == (2000, 666, 6)
-    assert recipe.length(slow, work=1e12, **options).steps == recipe.FEWEST_STEPS
-    given = recipe.length(quick, steps=90, burn_in=10, thin=2, work=1e6)
+    assert run_length.choose(slow, work=1e12, **options).steps == recipe.FEWEST_STEPS
+    given = run_length.choose(quick, steps=90, burn_in=10, thin=2, work=1e6)
     assert (given.steps, given.burn_in, given.thin) == (90, 10, 2)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
-from natural_langevin.sampling import cost, recipe
+from natural_langevin.sampling import cost, recipe, run_length, step_size_rule
 from natural_langevin.sampling.curvature import steepest
 from natural_langevin.sampling.slowness import (
     DAMPED,
@@ -98,7 +98,7 @@ def test_a_quick_posterior_is_sampled_as_usual() -> None:
 def test_a_run_that_cannot_be_long_enough_warns(caplog: pytest.LogCaptureFixture) -> None:
     slow = recipe.Choice(1e-6, 100.0, 0.0, "", friction=1e-3, slowest=1e-4, relaxation=1e4)
     with caplog.at_level(logging.WARNING, logger="natural_langevin"):
-        found = recipe.length(slow, steps=None, burn_in=None, thin=None, work=1.0)
+        found = run_length.choose(slow, steps=None, burn_in=None, thin=None, work=1.0)
     assert found.steps == recipe.MOST_STEPS
     assert "relaxes in 10000 steps" in caplog.text
     assert "600000 would be needed" in caplog.text
@@ -179,13 +179,13 @@ def test_a_metric_that_is_no_fisher_matrix_steps_less_where_minibatches_heat_it(
     mean 9 % too wide. A Fisher metric's are near 1, and its choice stands."""
     epochs = Epochs(1000, 250, shuffled=True)
     usual = recipe.Choice(0.0017, 60.2, 0.003, "by the steepest curvature", "eager")
-    chosen = recipe._paced(usual, [7.2, 20.0, 60.2], epochs)
+    chosen = step_size_rule._paced(usual, [7.2, 20.0, 60.2], epochs)
     assert chosen.step_size < 0.7 * usual.step_size
     heat = epochs.heat(chosen.step_size * 60.2, chosen.friction)
     assert heat == pytest.approx(MOST_HEAT, rel=0.1), "to the two digits that a step size has"
     assert "allow no more there" in chosen.reason
     fisher = recipe.Choice(0.0067, 1.17, 0.1, "minibatches", "eager")
-    assert recipe._paced(fisher, [0.82, 1.17], epochs) == replace(fisher, slowest=0.82)
+    assert step_size_rule._paced(fisher, [0.82, 1.17], epochs) == replace(fisher, slowest=0.82)
 
 
 def test_rmsprop_begins_at_the_identity_where_gradients_vanish() -> None:

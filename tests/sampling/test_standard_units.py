@@ -417,3 +417,37 @@ def test_several_targets_are_loaded_with_the_users_own_likelihood(tmp_path: Path
     loaded = Posterior.load(tmp_path / "saved", network(2), likelihood=LEARNED)
     assert loaded.sigma is not None
     torch.testing.assert_close(loaded.sigma, posterior.sigma)
+
+
+class OwnNoise(likelihoods.Likelihood):
+    """A user's own Gaussian of known width, which says that units may be changed."""
+
+    has_units = True
+
+    def __init__(self, width: float) -> None:
+        self.width = width
+
+    @property
+    def known_width(self) -> float:
+        return self.width
+
+    def in_units(self, size: float) -> OwnNoise:
+        return OwnNoise(self.width / size)
+
+    def distribution(self, outputs: Tensor, state: likelihoods.State) -> Any:
+        return torch.distributions.Normal(outputs, self.width, validate_args=False)
+
+    def __repr__(self) -> str:
+        return f"OwnNoise({self.width})"
+
+
+def test_a_likelihood_of_ones_own_is_asked_and_not_its_class() -> None:
+    """The library's Gaussian of the same width samples the same, to rounding."""
+    x, y = rows()
+    y = 1e5 * y + 4e5
+    own, ours = (
+        sampled(x, y, one, network())[1] for one in (OwnNoise(3e4), likelihoods.Gaussian(3e4))
+    )
+    assert own.config["units"] == ours.config["units"] is not None
+    assert isinstance(own.likelihood, OwnNoise)
+    torch.testing.assert_close(own.predict(x).mean, ours.predict(x).mean, rtol=1e-2, atol=1e3)

@@ -48,7 +48,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         found.steps[chains] += count
         return real(self, state, start, count)
 
-    monkeypatch.setattr(cost, "budget", lambda *_: cost.EAGER)  # as without an engine
+    costs = cost.of_sampler
+    monkeypatch.setattr(  # as without an engine
+        cost, "of_sampler", lambda *given: costs(*given)._replace(budget=cost.EAGER)
+    )
     monkeypatch.setattr(Engine, "run", run)
     monkeypatch.setattr(time_limit, "clock", found)
     return found

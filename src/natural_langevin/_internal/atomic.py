@@ -1,4 +1,8 @@
-"""A file appears under its name whole, or not at all."""
+"""A file appears under its name whole, or not at all.
+
+Ours, since what writes files elsewhere (``torch.save``, safetensors) neither waits for the disk nor
+keeps the former file until the new one is whole.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +61,18 @@ def output(destination: Path) -> Iterator[BinaryIO]:
                 os.fchown(handle.fileno(), there.st_uid, there.st_gid)
             os.fchmod(handle.fileno(), stat.S_IMODE(there.st_mode))
         yield handle
+
+
+def write(destination: Path, content: bytes) -> None:
+    """A file of this content, by ``staged``."""
+    with staged(destination) as handle:
+        handle.write(content)
+
+
+def write_output(destination: str | os.PathLike[str], content: bytes) -> None:
+    """The same where a user named it, by ``output``."""
+    with output(Path(destination)) as handle:
+        handle.write(content)
 
 
 def check_writable(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""JSON read without trust, and with a checksum of its own: damage and edits are noticed."""
+"""JSON read without trust, written whole, and with a checksum: damage and edits are noticed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from natural_langevin._internal.atomic import write_output
 
 #: No file of ours comes near it.
 MOST_BYTES = 1 << 28
@@ -27,6 +29,11 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all; NaN is refused rather than written as invalid JSON."""
+    write_output(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def checksum(fields: Mapping[str, Any]) -> str:

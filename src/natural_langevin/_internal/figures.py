@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from natural_langevin._internal.extras import needing
+
 
 def new_figure(*, layout: Any = "constrained", **options: Any) -> Any:
     """A matplotlib figure that shows nothing by itself: ``figure.savefig("name.png")``."""
-    try:
+    with needing("plots need matplotlib", "report"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "plots need matplotlib: pip install 'natural-langevin[report]'"
-        ) from error
     return Figure(layout=layout, **options)

@@ -17,7 +17,6 @@ import time
 import weakref
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from natural_langevin._internal.tensorfile import StorageError
@@ -61,12 +60,7 @@ class FolderLock:
     def __enter__(self) -> FolderLock:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.release()
 
 

@@ -65,7 +65,7 @@ def _load(device: torch.device, hashing: Future[None]) -> None:
         driver.active  # noqa: B018 - made when it is first asked for, with gcc
         hashing.result()
         with torch.cuda.device(device), side_by_side():
-            triton_categorical.build_usual()
+            triton_categorical.build_usual(build)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(_written_out(c) if _controls(c) else c for c in text)
+    return "".join(c.encode("unicode_escape").decode("ascii") if _controls(c) else c for c in text)
 
 
 def bounded(text: str, limit: int = LONGEST) -> str:
@@ -39,7 +39,3 @@ def _controls(character: str) -> bool:
         return False
     kind = unicodedata.category(character)
     return kind in ("Cc", "Zl", "Zp", "Cs") or character in _TURNING
-
-
-def _written_out(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 MEBIBYTE = 1 << 20
@@ -69,12 +68,7 @@ class Progress:
         elif self._shown:
             print(f"{self._title}: {text}", file=sys.stderr, flush=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._rich is not None:
             self._rich.stop()
 

@@ -7,21 +7,17 @@ are always of one kind, for which the tests make these comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+
+from natural_langevin._internal.context import setting
 
 _PROVEN: ContextVar[bool] = ContextVar("proven", default=False)
 
 
-@contextmanager
-def proven_network() -> Iterator[None]:
+def proven_network() -> AbstractContextManager[None]:
     """Inside, the network is a chain of linear layers and activations that tests have seen."""
-    token = _PROVEN.set(True)
-    try:
-        yield
-    finally:
-        _PROVEN.reset(token)
+    return setting(_PROVEN, True)
 
 
 def is_proven() -> bool:

@@ -76,7 +76,7 @@ def size_in_bytes(of: Spec) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """Where everything is in a file: ``header``, then tensor ``name`` from byte ``start[name]``."""
 
     header: bytes
@@ -84,7 +84,7 @@ class Layout:
     size: int
 
 
-def layout(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> Layout:
+def layout(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> FileLayout:
     """Wide dtypes first, and a header of a multiple of eight bytes: every tensor is aligned."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     start, offset = {}, 0
@@ -96,7 +96,7 @@ def layout(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> Layout:
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    return Layout(header, {k: v + len(header) for k, v in start.items()}, len(header) + offset)
+    return FileLayout(header, {k: v + len(header) for k, v in start.items()}, len(header) + offset)
 
 
 def write_tensors(

@@ -5,12 +5,12 @@ loss_n = logsumexp(f_n) - f_n[y_n],        d loss_n / d f_n = softmax(f_n) - one
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from natural_langevin._internal.gpu_build import build
 
 #: Classes, and samples of a program, that fit into its registers; as many columns have all
 #: networks of few classes: one kernel.
@@ -49,7 +49,7 @@ def loss_and_gradient(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return gradient, losses
 
 
-def build_usual() -> None:
-    """The kernel of few classes, compiled and not run."""
+def build_usual(build: Callable[..., None]) -> None:
+    """The kernel of few classes, compiled and not run: by ``gpu_build.build``."""
     f, y = torch.float32, torch.int64
     build(_kernel, (1,), f, y, f, f, 8, 3, ROWS=ROWS, COLUMNS=COLUMNS)

@@ -45,18 +45,9 @@ def bench(
         natural-langevin bench --quick --out bench.json
     """
     settings = Settings(
-        device=device,
-        chains=tuple(chains),
-        repeats=repeats,
-        quick=quick,
-        sections=tuple(sections),
-        networks=tuple(networks),
-        only=tuple(only),
-        compile=compile,
-        resume=resume,
-        precision=precision,
-        seed=seed,
-        threads=threads,
-    )
+        device=device, chains=tuple(chains), repeats=repeats, quick=quick,
+        sections=tuple(sections), networks=tuple(networks), only=tuple(only), compile=compile,
+        resume=resume, precision=precision, seed=seed, threads=threads,
+    )  # fmt: skip
     with one_line_errors(BenchError):
         measure_and_show(settings, out=out, picture=plot or out.with_suffix(".png"))

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from torch import Tensor
 
+from natural_langevin._internal.checked_json import write_json
 from natural_langevin.cli import run_summary, uncertainty
 from natural_langevin.cli.console import terminal
 from natural_langevin.cli.device import choose_device
@@ -21,7 +22,7 @@ from natural_langevin.data.tables import open_source
 from natural_langevin.tabular.fit import labelled
 from natural_langevin.tabular.quality import quality
 from natural_langevin.tabular.recipe import CHUNK
-from natural_langevin.tabular.run import Run, load_learned, load_run, write_json
+from natural_langevin.tabular.run import Run, load_learned, load_run
 
 
 def evaluate(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from natural_langevin._internal.checked_json import write_json
 from natural_langevin.cli import table as shown
 from natural_langevin.cli.console import terminal
 from natural_langevin.cli.device import choose_device
@@ -16,7 +17,7 @@ from natural_langevin.distributed.rank_zero import is_rank_zero
 from natural_langevin.experiments.beyond import run as beyond
 from natural_langevin.experiments.beyond.problems import problem
 from natural_langevin.experiments.beyond.protocol import TOY, Protocol
-from natural_langevin.experiments.runner import Request, RunError, run, spent, write_json
+from natural_langevin.experiments.runner import Request, RunError, run, spent
 from natural_langevin.experiments.table1.results import assemble
 from natural_langevin.report import write_report
 

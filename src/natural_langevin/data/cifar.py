@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import write
 from natural_langevin.data import locate, npm
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.download import retrieve
@@ -103,21 +103,17 @@ def _dataset(folder: Path, source: str) -> Dataset:
 
 def _read(content: bytes, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images (10,000, 32, 32, 3) and labels of a file, verified."""
-    if len(content) != _SIZE or _sha1(content) != FILES[name]:
+    found = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+    if len(content) != _SIZE or found != FILES[name]:
         raise CorruptDataError(f"{name} is not CIFAR-10's ({len(content)} bytes, wrong checksum)")
     rows = np.frombuffer(content, np.uint8).reshape(_ROWS, 1 + _PIXELS)
     images = rows[:, 1:].reshape(_ROWS, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), rows[:, 0].copy()
 
 
-def _sha1(content: bytes) -> str:
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
-
-
 def _write(folder: Path, name: str, content: bytes) -> None:
     _read(content, name)
-    with staged(folder / name) as handle:
-        handle.write(content)
+    write(folder / name, content)
 
 
 def _from_archive(folder: Path) -> str:

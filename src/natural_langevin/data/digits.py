@@ -7,6 +7,8 @@ import importlib
 import numpy as np
 import torch
 
+from natural_langevin._internal.extras import needing
+
 from .dataset import Dataset
 
 _TEST_SIZE = 360
@@ -23,13 +25,9 @@ def digits() -> Dataset:
     >>> digits()
     Dataset('digits', train=1437x64, test=360x64, num_classes=10, source="scikit-learn's digits")
     """
-    try:
+    with needing("the digits need scikit-learn", "sklearn"):
         datasets = importlib.import_module("sklearn.datasets")
         model_selection = importlib.import_module("sklearn.model_selection")
-    except ImportError as error:
-        raise ImportError(
-            "the digits need scikit-learn: pip install natural-langevin[sklearn]", name="sklearn"
-        ) from error
     pixels, labels = datasets.load_digits(return_X_y=True)
     train, test = model_selection.train_test_split(
         np.arange(len(labels)), test_size=_TEST_SIZE, random_state=_SPLIT_SEED, stratify=labels

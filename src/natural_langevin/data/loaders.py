@@ -87,22 +87,8 @@ class Loader(_LoaderStream):
         self._first: Batch | None = None
         self._rows, self._largest = 0, 0
         self.expected: float | None = None
-        self.epoch = epochs.of_loader(loader)
-
-    @property
-    def num_data(self) -> int | None:
-        """N, what the loader yields in an epoch; None where that cannot be known."""
-        return self.epoch.num_data
-
-    @property
-    def unknown(self) -> str:
-        """Why N cannot be known, or ""."""
-        return self.epoch.why
-
-    @property
-    def wrong(self) -> str:
-        """Why its batches do not stand for the data, or ""."""
-        return self.epoch.wrong
+        epoch = epochs.of_loader(loader)
+        self.num_data, self.unknown, self.wrong = epoch.num_data, epoch.why, epoch.wrong
 
     def example(self) -> Batch:
         """The first batch, which ``batch`` hands out later."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from natural_langevin._internal.extras import needing
+
 from .errors import DataError
 
 if TYPE_CHECKING:
@@ -74,12 +76,8 @@ class Source(Protocol):
 
 def need_pandas() -> Any:
     """The module, or an error that names the extra to install."""
-    try:
+    with needing("tables need pandas and scikit-learn", "sklearn"):
         import pandas
-    except ImportError as error:
-        raise ImportError(
-            "tables need pandas and scikit-learn: pip install 'natural-langevin[sklearn]'"
-        ) from error
     return pandas
 
 
@@ -154,7 +152,7 @@ def joined(parts: list[pd.Series]) -> pd.Series:
     return pd.Series(pd.api.types.union_categoricals(parts), index=index)
 
 
-def from_frame(frame: Any, label: str = "the table") -> Table:
+def from_frame(frame: Any) -> Table:
     """A pandas or polars frame: numbers stay numbers, words become categories, times stay times."""
     pd = need_pandas()
     if not isinstance(frame, pd.DataFrame):  # polars; its own to_pandas would need pyarrow
@@ -178,9 +176,10 @@ def from_frame(frame: Any, label: str = "the table") -> Table:
     if len(columns) < frame.shape[1]:
         names = [str(name) for name in frame.columns]
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{label} has two columns {twice!r}: rename one of them")
+        raise DataError(f"the table has two columns {twice!r}: rename one of them")
     rows = pd.RangeIndex(len(frame))
-    return Table(label, pd.DataFrame({k: v.set_axis(rows) for k, v in columns.items()}), "row")
+    found = pd.DataFrame({k: v.set_axis(rows) for k, v in columns.items()})
+    return Table("the table", found, "row")
 
 
 def _is_boolean(cells: pd.Series) -> bool:

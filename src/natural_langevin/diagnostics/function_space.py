@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from natural_langevin._internal.extras import needing
 from natural_langevin.diagnostics import ranks
 from natural_langevin.diagnostics.ranks import Array
 
@@ -93,12 +94,7 @@ def some_components(
 
 def import_arviz() -> Any:
     """ArviZ, without its announcement of a next version; ImportError names the extra."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # it announces its next version
-            import arviz
-    except ImportError as error:
-        raise ImportError(
-            "this needs ArviZ: pip install 'natural-langevin[diagnostics]'"
-        ) from error
+    with needing("this needs ArviZ", "diagnostics"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it announces its next version
+        import arviz
     return arviz

@@ -26,13 +26,13 @@ def trace_plot(series: Mapping[str, Array], chains: list[int]) -> Any:
     return figure
 
 
-def rank_plot(series: Mapping[str, Array], chains: list[int], *, bins: int = 20) -> Any:
+def rank_plot(series: Mapping[str, Array], chains: list[int]) -> Any:
     """Of every chain, how many of its draws fall in each range of ranks among all draws.
 
     The dashed line is what chains that agree would show."""
     figure, panels = _panels(len(series))
     for axes, (name, values) in zip(panels, series.items(), strict=True):
-        counts = rank_counts(values, bins=bins)
+        counts = rank_counts(values)
         for chain, line in zip(chains, counts, strict=True):
             axes.step(range(counts.shape[1]), line, where="mid", label=f"chain {chain}")
         axes.axhline(values.shape[1] / counts.shape[1], color="0.5", linestyle="--", linewidth=1)

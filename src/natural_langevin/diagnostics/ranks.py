@@ -37,12 +37,16 @@ def ess(values: Array) -> Array:
     return _ess(_normal_scores(_split(values)))
 
 
+def ess_of_mean(values: Array) -> Array:
+    """The same of the draws and not of their ranks: for their mean."""
+    return _ess(_split(values))
+
+
 def error_of_mean(values: Array) -> Array:
-    """Monte-Carlo standard error sd / sqrt(ESS), with the ESS of the draws and not of their ranks;
-    of fewer than four draws it is not known."""
+    """Monte-Carlo standard error sd / sqrt(ESS); of fewer than four draws it is not known."""
     if values.shape[1] < 4:
         return np.full(values.shape[2], np.nan)
-    found: Array = values.std(axis=(0, 1), ddof=1) / np.sqrt(_ess(_split(values)))
+    found: Array = values.std(axis=(0, 1), ddof=1) / np.sqrt(ess_of_mean(values))
     return found
 
 

@@ -11,11 +11,7 @@ from torch import Tensor
 
 from natural_langevin.diagnostics.advice import Advice
 from natural_langevin.diagnostics.configurational import Configurational
-from natural_langevin.diagnostics.function_space import (
-    Mixing,
-    chain_distances,
-    mixing,
-)
+from natural_langevin.diagnostics.function_space import Mixing, chain_distances, mixing
 from natural_langevin.diagnostics.halved import Halved
 from natural_langevin.diagnostics.kinetic import Kinetic
 from natural_langevin.diagnostics.limits import distance_limit, ess_limit, rhat_limit

@@ -89,7 +89,10 @@ class Group:
         """Compares settings between ranks; a difference is the same error on every rank.
 
         Only a digest is compared; the settings themselves are sent when digests differ."""
-        mine = {name: _text(value) for name, value in settings.items()}
+        mine = {
+            name: json.dumps(value, sort_keys=True, default=stable_repr)
+            for name, value in settings.items()
+        }
         text = json.dumps(mine, sort_keys=True)
         digests = self.exchange(label, hashlib.sha256(text.encode()).hexdigest())
         if len(set(digests)) > 1:
@@ -115,7 +118,7 @@ class Group:
             return
         setattr(error, _REPORTED, True)
         with contextlib.suppress(RuntimeError):  # whoever keeps the store may have gone
-            self._store.set(self._key(self.rank), _Message(label, error=said(error)).encode())
+            self._store.set(self._key(self.rank), _Message(label, error=error_text(error)).encode())
         self._meetings += 1
 
     @contextlib.contextmanager
@@ -232,7 +235,7 @@ def _check(messages: Sequence[_Message]) -> None:
         )
 
 
-def said(error: BaseException | None) -> str:
+def error_text(error: BaseException | None) -> str:
     """An error as one rank tells it to the others, of bounded length; "" where there is none."""
     if error is None:
         return ""
@@ -259,7 +262,3 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]} to {ranks[-1]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=stable_repr)

@@ -24,7 +24,7 @@ from natural_langevin.sampling import (
     temperature_probe,
 )
 from natural_langevin.sampling.step_size_checks import StepSize
-from natural_langevin.sampling.until import Target
+from natural_langevin.sampling.until import EssTarget
 
 Choice = recipe.Choice | step_size_search.Choice
 
@@ -123,7 +123,7 @@ def refuse_different(until: str | None, config: dict[str, Any], chains: int) -> 
 
 
 def length_reached(
-    asked: RunSettings, target: Target, state: State, interrupted: bool
+    asked: RunSettings, target: EssTarget, state: State, interrupted: bool
 ) -> dict[str, Any]:
     """How far the run went, and what ended it; the log says so too, unless it was interrupted."""
     done = int(state.step)

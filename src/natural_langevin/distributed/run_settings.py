@@ -17,7 +17,7 @@ from natural_langevin import schedules
 from natural_langevin._internal.tensorfile import Spec
 from natural_langevin.distributed.run_setup import resumed_config
 from natural_langevin.posterior import networks, stores
-from natural_langevin.sampling import pace, planning, preparation, recipe
+from natural_langevin.sampling import pace, planning, preparation, recipe, run_length
 from natural_langevin.sampling.kept_draws import (
     check_every,
     check_given,
@@ -32,7 +32,7 @@ from natural_langevin.sampling.validation import whole_number
 class RunSettings:
     """``plan``: which iterates are kept. ``where``, ``specs``, ``dtype``: how they are stored.
     ``choice``: what the recipe chose. ``wanted``: the effective sample size of ``until``.
-    ``then``: the run that follows this one where its loss still falls (see ``recipe.falls_by``),
+    ``then``: the run that follows this one where its loss still falls (see ``run_length``),
     ``spent``: the steps of those before, ``part``: whether it is a first part of the whole length.
     ``attempts``: how often it may begin anew with smaller steps, where it explodes (0: it is
     reported as it is)."""
@@ -107,7 +107,9 @@ def settle(
         )
     steps, burn_in = whole_number("steps", steps), whole_number("burn_in", burn_in or 0)
     if runs is None:
-        runs = [recipe.Length(steps, burn_in, whole_number("thin", 1 if thin is None else thin))]
+        runs = [
+            run_length.Length(steps, burn_in, whole_number("thin", 1 if thin is None else thin))
+        ]
     return _one_after_the_other(
         sampler, runs, steps, keep, every, sample_dtype,
         batch_size=batch_size, where=where, choice=choice, checkpoint=checkpoint,
@@ -117,7 +119,7 @@ def settle(
 
 def _one_after_the_other(
     sampler: Any,
-    runs: Sequence[recipe.Length],
+    runs: Sequence[run_length.Length],
     steps: int,
     keep: int | None,
     every: int | None,
@@ -139,7 +141,7 @@ def _one_after_the_other(
                 thin,
                 check_every(every),
                 explores=explores,
-                look_every=LOOK_EVERY if found is None else recipe.looks_apart(run.steps),
+                look_every=LOOK_EVERY if found is None else run_length.look_interval(run.steps),
             ),
             specs=networks.specs(params, draws, dtype),
             dtype=dtype,

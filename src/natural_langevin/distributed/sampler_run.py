@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from natural_langevin import random
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.distributed import run_description
+from natural_langevin.distributed import run_description, run_settings
 from natural_langevin.distributed.posterior_shards import shard_posterior
 from natural_langevin.distributed.process_mesh import ProcessMesh
 from natural_langevin.distributed.run_description import Choice
@@ -31,7 +32,6 @@ from natural_langevin.distributed.run_setup import (
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.likelihoods import Bernoulli, Categorical
 from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.posterior import noise_widths, spread, stores
 from natural_langevin.posterior.posterior import Posterior
@@ -40,6 +40,7 @@ from natural_langevin.sampling import (
     noise_floor,
     notices,
     recipe,
+    run_length,
     step_size_search,
     time_limit,
     trials,
@@ -51,26 +52,39 @@ from natural_langevin.sampling.exchange import ReplicaExchange
 from natural_langevin.sampling.kept_draws import check_memory
 from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.loop import run
+from natural_langevin.sampling.pitfalls import refuse_autocast
+from natural_langevin.sampling.preparation import in_tensors
 from natural_langevin.sampling.step_size_checks import StepSize
-from natural_langevin.sampling.until import Target
+from natural_langevin.sampling.until import EssTarget
+from natural_langevin.sampling.until import parse as parse_until
 from natural_langevin.sampling.watching import ExplosionError, Watching
 
 log = logging.getLogger("natural_langevin")
 
 
-def carry_out(
+def sampled(
     sampler: Any,
     data: Any,
-    asked: RunSettings,
     *,
     callback: Callback | None,
     exchange: int | None,
     progress: bool | str,
+    until: str | None,
+    checkpoint: str | os.PathLike[str] | None,
+    **open_or_given: Any,
 ) -> Posterior:
-    """Prepares, samples and reports; what is kept of it is ``sampler``'s posterior. A run whose
-    loss still falls is followed by another, from where it ended (see ``recipe``)."""
+    """See ``Langevin.sample``: what its arguments leave open is settled, and then it is run. One
+    whose loss still falls is followed by another, from where it ended (see ``run_length``)."""
+    refuse_autocast(sampler.device)
+    wanted = parse_until(until)
+    data = in_tensors(sampler, data)
+    if progress and (checkpoint is None or not os.path.exists(checkpoint)):
+        notices.announce(sampler, progress if isinstance(progress, str) else "sampling")
+    runs: RunSettings | None = run_settings.settle(
+        sampler, data, until=until, wanted=wanted, checkpoint=checkpoint, exchange=exchange,
+        **open_or_given,
+    )  # fmt: skip
     found: Posterior | State | None = None
-    runs: RunSettings | None = asked
     while runs is not None and not isinstance(found, Posterior):
         try:
             found = _run_once(sampler, data, runs, found, callback, exchange, progress=progress)
@@ -100,13 +114,8 @@ def _run_once(
         choice, step_size, engine, state = _prepared(sampler, data, asked, before)
     _notice(sampler, engine.stream)
     config = run_description.described(sampler, asked, engine, choice, step_size)
-    swaps = None
-    if exchange is not None:
-        swaps = ReplicaExchange(
-            engine, mesh, sampler._temperature, sampler._prior,
-            every=exchange, burn_in=plan.burn_in, seed=sampler.seed,
-        )  # fmt: skip
-        engine.pauses.append(swaps)
+    swaps = None if exchange is None else _swaps(sampler, engine, exchange, plan.burn_in)
+    if swaps is not None:
         state, config["exchange"] = swaps.begin(state), swaps.describe()
     run_description.refuse_different(asked.until, config, sampler.chains)
     identity = run_description.identity(sampler, asked, engine, step_size, config)
@@ -116,11 +125,12 @@ def _run_once(
     collector = SampleCollector(
         state, store=sink, dtype=asked.dtype, looks=plan.looks, first=int(sampler.chain_ids[0])
     )
+
+    def so_far(now: State) -> Posterior:
+        return _posterior(sampler, sampler, collector.so_far, now, config)
+
     limit = time_limit.left_for_steps(asked.seconds) if asked.seconds and asked.wanted else None
-    target = Target(
-        asked.wanted, lambda now: _posterior(sampler, sampler, collector.so_far, now, config),
-        engine.stream.example()[0], seconds=limit,
-    )  # fmt: skip
+    target = EssTarget(asked.wanted, so_far, engine.stream.example()[0], seconds=limit)
     watcher = Watching(
         engine, mesh, target, steps=plan.steps, callback=callback, breaks_off=asked.attempts > 0
     )
@@ -137,12 +147,9 @@ def _run_once(
                 partial=saved is None and mesh.world == 1 and interrupts.may_end_early(),
             )  # fmt: skip
         # Chains that were lost are reported: another run would begin with them again.
-        if asked.then is not None and not interrupted and bool((state.diverged < 0).all()):
-            so_far = _posterior(sampler, sampler, collector.so_far, state, config)
-            if (why := _goes_on(asked, so_far, engine.stream)) is not None:
-                log.info("%s: %d steps were burn-in, and %d follow",
-                         why, plan.steps, asked.then.plan.steps)  # fmt: skip
-                return state
+        may_go_on = asked.then is not None and not interrupted and bool((state.diverged < 0).all())
+        if may_go_on and _goes_on(asked, so_far(state), engine.stream):
+            return state
         config |= run_description.length_reached(asked, target, state, interrupted)
         if swaps is not None:
             config["exchange"] = swaps.report(state)
@@ -150,36 +157,43 @@ def _run_once(
         if _noise_is_open(sampler, data):  # by this sampler's network, whose inputs the data are
             x, y, _ = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
             state = state._replace(likelihood=noise_floor.raised(state.likelihood, y))
-            if isinstance(choice, recipe.Choice) and (asks := choice.spread) is not None:
-                noise = float(state.likelihood["variance"][state.diverged < 0].double().mean())
-                config["spread"] = spread.of_run(asks.value, asks.variance, noise)
-                config["noise_widths"] = asks.widths
-                log.info("spread of networks x %.3g in predictions", config["spread"])
-            else:
-                own = _posterior(sampler, sampler, collector.so_far, state, config)
-                noise_widths.learn(own, x, y)
-                config |= {k: v for k, v in own.config.items() if k == "noise_widths"}
+            config |= _noise_widths(choice, so_far(state), state, (x, y))
         return _posterior(sampler, sampler._owner, collector.finish, state, config)
 
 
-def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> str | None:
-    """Why a run is to be followed by another, if it is: of chains that disagree a first part is."""
-    if fall := recipe.falls_by(so_far.trace):
-        return f"the loss still fell by {fall:.2g} nats per sample in the last third"
-    if not asked.part:
-        return None
-    loss = _disagreement(so_far, *stream.example())
-    return f"chains disagree, by {loss:.2g} nats" if loss > recipe.DISAGREEMENT else None
+def _swaps(sampler: Any, engine: Engine, every: int, burn_in: int) -> ReplicaExchange:
+    """Swaps of chains before every so many steps of the engine."""
+    found = ReplicaExchange(
+        engine, sampler.mesh, sampler._temperature, sampler._prior,
+        every=every, burn_in=burn_in, seed=sampler.seed,
+    )  # fmt: skip
+    engine.pauses.append(found)
+    return found
+
+
+def _goes_on(asked: RunSettings, so_far: Posterior, stream: Stream) -> bool:
+    """Whether a run is to be followed by another, and says why: a first part also is where its
+    chains disagree."""
+    assert asked.then is not None
+    if fall := run_length.falls_by(so_far.trace):
+        why = f"the loss still fell by {fall:.2g} nats per sample in the last third"
+    elif asked.part and (nats := _disagreement(so_far, *stream.example())) > recipe.DISAGREEMENT:
+        why = f"chains disagree, by {nats:.2g} nats"
+    else:
+        return False
+    log.info("%s: %d steps were burn-in, and %d follow",
+             why, asked.plan.steps, asked.then.plan.steps)  # fmt: skip
+    return True
 
 
 def _disagreement(so_far: Posterior, x: Tensor, y: Tensor) -> float:
-    """``recipe.disagreement`` of all chains: about every class, or about the targets that are."""
-    if isinstance(so_far.likelihood, Bernoulli | Categorical):
+    """That of all chains (see ``run_length``): about every class, or the targets that are."""
+    if so_far.likelihood.link is not None:
         laws = [so_far.predict_dist(x, chains=[c], sharpness=1.0) for c in so_far.healthy]
         each = torch.stack([probabilities(law) for law in laws])
-        return recipe.disagreement(each, each.mean(0))
+        return run_length.disagreement(each, each.mean(0))
     log_density = so_far.log_likelihood(x, y).double()
-    return recipe.disagreement(torch.exp(log_density - log_density.amax((0, 1))).mean(1))
+    return run_length.disagreement(torch.exp(log_density - log_density.amax((0, 1))).mean(1))
 
 
 def _noise_is_open(sampler: Any, data: Any) -> bool:
@@ -191,6 +205,20 @@ def _noise_is_open(sampler: Any, data: Any) -> bool:
     alike = sampler.mesh.world == 1 and bool((sampler._temperature == 1).all())
     in_memory = isinstance(data, tuple | list | TensorDataset)
     return ours and alike and sampler.likelihood.learns_width and in_memory
+
+
+def _noise_widths(
+    choice: Choice | None, so_far: Posterior, state: State, data: tuple[Tensor, Tensor]
+) -> dict[str, Any]:
+    """The widths of the noise in predictions, and how far networks are from their mean there: as
+    the trial chose them, or by the rows of the run."""
+    if isinstance(choice, recipe.Choice) and (asks := choice.spread) is not None:
+        noise = float(state.likelihood["variance"][state.diverged < 0].double().mean())
+        value = spread.of_run(asks.value, asks.variance, noise)
+        log.info("spread of networks x %.3g in predictions", value)
+        return {"spread": value, "noise_widths": asks.widths}
+    noise_widths.learn(so_far, *data)
+    return {k: v for k, v in so_far.config.items() if k == "noise_widths"}
 
 
 def _notice(sampler: Any, stream: Stream) -> None:
@@ -233,7 +261,11 @@ def _prepared(
     choice: Choice | None = asked.choice
     check_memory(asked.specs, asked.where, sampler.device)
     if sampler._auto and not sampler._by_recipe:
-        choice = _pilot(sampler, data, asked)
+        # A run to go on with keeps what it was started with.
+        found = resumed_config(asked.checkpoint, sampler.mesh)
+        choice = step_size_search.Choice.from_config(found, sampler.chains) or (
+            sampler.choose_step_size(data, plan.steps, batch_size=asked.batch_size)
+        )
     step_size = None if choice is None else choice.schedule_of(plan.burn_in)
     if choice is not None:
         sampler._settled = (choice.schedule_of(0), asked.batch_size)
@@ -272,11 +304,3 @@ def _prepared(
             pattern=sampler._downhill_pattern,
         )  # fmt: skip
     return choice, step_size, engine, state
-
-
-def _pilot(sampler: Any, data: Any, asked: RunSettings) -> step_size_search.Choice:
-    """The pilot's choice; a run to go on with keeps the one that it was started with."""
-    found = step_size_search.Choice.from_config(
-        resumed_config(asked.checkpoint, sampler.mesh), sampler.chains
-    )
-    return found or sampler.choose_step_size(data, asked.plan.steps, batch_size=asked.batch_size)

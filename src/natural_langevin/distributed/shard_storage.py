@@ -4,6 +4,7 @@ Torch plans who writes what (of several equal copies, one) and gathers the plan 
 are the two ends of it. Every rank writes one file of tensors, ``part-00003.safetensors``, with a
 check sum. When all of them are on the disk, one rank writes ``index.json``, which says in which
 file each tensor is: a folder with an index is a whole checkpoint, and one without is none.
+Torch's own safetensors storage has no check sums, and writes no such index of shards at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from natural_langevin._internal import tensorfile
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import staged, write
 from natural_langevin._internal.tensorfile import Spec, StorageError
 from natural_langevin.sampling.checkpoint import SHARDED_INDEX
 
@@ -74,8 +75,7 @@ class ShardWriter(StorageWriter):
             code = tensorfile.DTYPES[about.properties.dtype]
             tensors[result.index.fqn] = [result.storage_data, code, list(about.size)]
         text = json.dumps({"format": 1, **self._about, "tensors": tensors})
-        with staged(self.folder / SHARDED_INDEX) as handle:
-            handle.write(text.encode())
+        write(self.folder / SHARDED_INDEX, text.encode())
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

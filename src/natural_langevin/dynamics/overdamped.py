@@ -38,6 +38,8 @@ class Overdamped(Integrator):
 
     correct_heat: bool = False
 
+    overshoots = True
+
     def __post_init__(self) -> None:
         check_flag(self.correct_heat)
 

@@ -1,4 +1,4 @@
-"""The paper's experiment: presets and methods -> stages -> results.json.
+"""Experiments, one folder each: the paper's table, and what goes beyond it. ``runner`` is shared.
 
 Imports everything below it; sklearn and up import it.
 """

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.atomic import output
-from natural_langevin._internal.checked_json import read_json
+from natural_langevin._internal.checked_json import read_json, write_json
 
 
 def open_results(
@@ -30,6 +29,5 @@ def open_results(
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
-    """The whole file or nothing; a NaN is refused rather than written as invalid JSON."""
-    with output(path) as handle:
-        handle.write((json.dumps(results, indent=1, allow_nan=False) + "\n").encode())
+    """The whole file or nothing."""
+    write_json(path, results)

@@ -21,8 +21,13 @@ from typing import Any
 import torch
 
 from natural_langevin import data
-from natural_langevin._internal.atomic import remove_leftovers, staged
-from natural_langevin._internal.checked_json import read_json, with_checksum, without_checksum
+from natural_langevin._internal.atomic import remove_leftovers
+from natural_langevin._internal.checked_json import (
+    read_json,
+    with_checksum,
+    without_checksum,
+    write_json,
+)
 from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin.distributed import launched
@@ -288,9 +293,3 @@ def read_record(path: Path, *needed: str) -> dict[str, Any]:
             f"{path} is damaged ({reason}): remove it and run the same with --resume, which makes "
             "it again"
         ) from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all; NaN is refused rather than written as invalid JSON."""
-    with staged(path) as handle:
-        handle.write((json.dumps(value, allow_nan=False) + "\n").encode())

@@ -23,14 +23,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from natural_langevin._internal.extras import needing
 from natural_langevin.integrations.collect_posterior import PosteriorCallback
 
-try:
+with needing("the Lightning callback needs lightning", "lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError as error:
-    raise ImportError(
-        "the Lightning callback needs lightning: pip install 'natural-langevin[lightning]'"
-    ) from error
 
 
 class CollectPosterior(PosteriorCallback, Callback):

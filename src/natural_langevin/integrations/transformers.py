@@ -27,16 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import write
+from natural_langevin._internal.extras import needing
 from natural_langevin.integrations.collect_posterior import PosteriorCallback
 from natural_langevin.posterior.storage import StorageError
 
-try:
+with needing("the Transformers callback needs transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-except ImportError as error:
-    raise ImportError(
-        "the Transformers callback needs transformers: pip install 'natural-langevin[transformers]'"
-    ) from error
 
 #: Beside optimizer.pt in every checkpoint of the trainer.
 FILE = "langevin_samples.safetensors"
@@ -113,8 +110,7 @@ def write_samples(where: Path, state: dict[str, Any]) -> None:
         for name, value in values.items()
     }
     about = {"burn_in": state["burn_in"], "thin": state["thin"], "trace": state["trace"].tolist()}
-    with staged(where / FILE) as handle:
-        handle.write(save(tensors, metadata={"collector": json.dumps(about)}))
+    write(where / FILE, save(tensors, metadata={"collector": json.dumps(about)}))
 
 
 def read_samples(where: Path) -> dict[str, Any]:

@@ -8,6 +8,8 @@ the distribution.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
@@ -30,8 +32,31 @@ class Likelihood:
     discrete = False
     #: The label that stands for no label at all, if there is one.
     ignore_index: int | None = None
+    #: What the log-loss of every class is multiplied by, if anything.
+    class_weights: tuple[float, ...] | None = None
     #: Whether what the network gives, a tuple or a dictionary as well, is taken as it is.
     raw_outputs = False
+    #: What makes class probabilities of the outputs, where these are logits.
+    link: Literal["softmax", "sigmoid"] | None = None
+    #: Whether a target is a number with Normal noise, or Student's t, around an output: a run may
+    #: then change its units (see ``in_units``).
+    has_units = False
+    #: Whether outliers are expected.
+    heavy_tails = False
+
+    @property
+    def outputs_per_target(self) -> int:
+        """How many outputs there are for every number of a target."""
+        return 1
+
+    @property
+    def known_width(self) -> float | None:
+        """The size of the noise, where it was given in the targets' units."""
+        return None
+
+    def in_units(self, size: float) -> Likelihood:
+        """The same likelihood of targets and outputs that are divided by ``size``."""
+        return self
 
     @property
     def learns_width(self) -> bool:

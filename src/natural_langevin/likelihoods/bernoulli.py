@@ -16,6 +16,7 @@ class Bernoulli(Likelihood):
     """Independent binary targets in {0, 1} from logits: outputs (B,), (B, 1) or (B, D)."""
 
     discrete = True
+    link = "sigmoid"
 
     def distribution(self, outputs: Tensor, state: State) -> distributions.Bernoulli:
         return distributions.Bernoulli(logits=outputs, validate_args=False)

@@ -36,6 +36,7 @@ class Categorical(Likelihood):
     ignore_index: int | None = None
 
     discrete = True
+    link = "softmax"
 
     def __post_init__(self) -> None:
         if self.class_weights is None:

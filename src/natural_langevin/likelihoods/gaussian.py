@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, distributions
@@ -32,6 +32,8 @@ class Gaussian(Likelihood):
 
     sigma: float | str = ""
 
+    has_units = True
+
     def __post_init__(self) -> None:
         if self.sigma == "":
             raise TypeError(
@@ -43,6 +45,14 @@ class Gaussian(Likelihood):
     @property
     def learns_width(self) -> bool:
         return self.sigma == "rmse"
+
+    @property
+    def known_width(self) -> float | None:
+        return None if isinstance(self.sigma, str) else self.sigma
+
+    def in_units(self, size: float) -> Gaussian:
+        width = self.known_width
+        return self if width is None else replace(self, sigma=width / size)
 
     def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
         if self.learns_width:

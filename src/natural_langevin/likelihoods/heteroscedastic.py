@@ -26,6 +26,9 @@ class HeteroscedasticGaussian(Likelihood):
     of ln v too: scale the targets to variance 1, so that ln v = 0 is a reasonable start.
     """
 
+    has_units = True
+    outputs_per_target = 2
+
     def distribution(self, outputs: Tensor, state: State) -> distributions.Normal:
         mean, log_variance = outputs.chunk(2, dim=-1)
         return distributions.Normal(mean, (log_variance / 2).exp(), validate_args=False)
@@ -42,5 +45,7 @@ class HeteroscedasticGaussian(Likelihood):
         return mean + (log_variance / 2).exp() * z
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        same_observation("HeteroscedasticGaussian", outputs, y, per_component=2)
+        same_observation(
+            "HeteroscedasticGaussian", outputs, y, per_component=self.outputs_per_target
+        )
         check_real("HeteroscedasticGaussian", y)

@@ -36,6 +36,10 @@ class NegativeBinomial(Likelihood):
                 "without dispersion are likelihoods.Poisson()"
             )
 
+    @property
+    def outputs_per_target(self) -> int:
+        return 2 if self.dispersion == "outputs" else 1
+
     def distribution(self, outputs: Tensor, state: State) -> distributions.NegativeBinomial:
         log_mean, log_a = self._parts(outputs)
         return distributions.NegativeBinomial(
@@ -50,8 +54,7 @@ class NegativeBinomial(Likelihood):
         return poisson_quantile(rate, v.reshape(rate.shape)).to(outputs.dtype)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        per_component = 2 if self.dispersion == "outputs" else 1
-        same_observation("NegativeBinomial", outputs, y, per_component=per_component)
+        same_observation("NegativeBinomial", outputs, y, per_component=self.outputs_per_target)
         check_counts("NegativeBinomial", y)
 
     def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor]:

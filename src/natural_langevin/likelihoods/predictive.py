@@ -23,13 +23,7 @@ from torch.nn.functional import logsigmoid
 
 from natural_langevin import random
 from natural_langevin.likelihoods import mixtures
-from natural_langevin.likelihoods.base import (
-    Likelihood,
-    State,
-    components,
-    per_sample,
-    shape_of,
-)
+from natural_langevin.likelihoods.base import Likelihood, State, components, per_sample, shape_of
 
 #: Quantiles further than this from the mean are not searched for.
 _LARGEST = 2.0**52
@@ -43,7 +37,7 @@ _FEW_CLASSES = 32
 _NODES = 12
 
 
-class Said(NamedTuple):
+class NetworkPredictions(NamedTuple):
     """What every network says: its value and its own uncertainty.
 
     ``classes``: the kind of distribution over classes, whose probabilities the values are and
@@ -55,14 +49,14 @@ class Said(NamedTuple):
     classes: type[Distribution] | None
 
 
-def said(likelihood: Likelihood, outputs: Tensor, state: State) -> Said:
+def predicted_by(likelihood: Likelihood, outputs: Tensor, state: State) -> NetworkPredictions:
     """Every network's own prediction."""
     logits = likelihood.class_logits(outputs)
     if logits is not None and logits.ndim > 2 and logits.shape[-1] <= _FEW_CLASSES:
-        return Said(*_of_few_classes(logits), Categorical)
+        return NetworkPredictions(*_of_few_classes(logits), Categorical)
     law = _side_by_side(likelihood, outputs, state)
     if law is None:
-        return Said(outputs, None, None)
+        return NetworkPredictions(outputs, None, None)
     count, batch = outputs.shape[:2]
     if isinstance(law, Categorical | Bernoulli):
         value, spread = law.probs, law.entropy()
@@ -70,7 +64,9 @@ def said(likelihood: Likelihood, outputs: Tensor, state: State) -> Said:
     else:
         # In memory of its own: torch.export cannot tell the rows of an expanded view apart.
         value, spread, classes = law.mean + 0, law.variance, None
-    return Said(value.unflatten(0, (count, batch)), spread.unflatten(0, (count, batch)), classes)
+    return NetworkPredictions(
+        value.unflatten(0, (count, batch)), spread.unflatten(0, (count, batch)), classes
+    )
 
 
 def _of_few_classes(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributions
 
 from natural_langevin.likelihoods.base import Likelihood, State
 from natural_langevin.likelihoods.distributions import StudentT as StudentTLaw
-from natural_langevin.likelihoods.gaussian import Gaussian
-from natural_langevin.likelihoods.student_t import StudentT
 
 
 @dataclass(frozen=True)
@@ -26,23 +24,30 @@ class Scaled(Likelihood):
     scale_d sigma: one sigma is learned, for numbers whose sizes differ. A run by the recipe makes
     one of such a likelihood where it finds the targets' sizes far from one.
 
+    >>> from natural_langevin.likelihoods import Gaussian
     >>> law = Scaled(Gaussian(0.1), (1.0, 1000.0)).distribution(torch.zeros(1, 2), {})
     >>> law.scale.tolist()
     [[0.10000000149011612, 100.0]]
     """
 
-    likelihood: Gaussian | StudentT
+    likelihood: Likelihood
     scale: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.likelihood, Gaussian | StudentT):
+        own = self.likelihood
+        one_width = isinstance(own, Likelihood) and own.has_units
+        if not one_width or own.outputs_per_target > 1:
             raise TypeError(
                 "Scaled takes a Gaussian or a StudentT likelihood, whose noise is of one size, got "
-                f"{self.likelihood!r}"
+                f"{own!r}"
             )
         if not self.scale or not all(math.isfinite(s) and s > 0 for s in self.scale):
             raise ValueError(f"scale must hold positive numbers, got {self.scale!r}")
         object.__setattr__(self, "scale", tuple(float(s) for s in self.scale))
+
+    def in_units(self, size: float) -> Likelihood:
+        """Of targets in units of ``self.scale``, the one that is scaled."""
+        return self.likelihood
 
     def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
         return self.likelihood.init(chains, dtype=dtype, device=device)
@@ -54,9 +59,11 @@ class Scaled(Likelihood):
 
     def distribution(self, outputs: Tensor, state: State) -> distributions.Distribution:
         size = self._sizes(outputs)
-        law = self.likelihood.distribution(outputs / size, state)
+        law = cast(Any, self.likelihood.distribution(outputs / size, state))
         if isinstance(law, StudentTLaw):
             return StudentTLaw(law.df, outputs, law.scale * size, validate_args=False)
+        if not isinstance(law, distributions.Normal):
+            raise TypeError(f"Scaled knows Normal and Student's t noise, not {law!r}")
         return distributions.Normal(outputs, law.scale * size, validate_args=False)
 
     def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:

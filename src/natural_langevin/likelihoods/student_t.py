@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,10 +29,21 @@ class StudentT(Likelihood):
     df: float = 4.0
     scale: float | str = "auto"
 
+    has_units = True
+    heavy_tails = True
+
     def __post_init__(self) -> None:
         if not (math.isfinite(self.df) and self.df > 0):
             raise ValueError(f"df must be positive and finite, got {self.df!r}")
         check_scale("scale", self.scale, "auto")
+
+    @property
+    def known_width(self) -> float | None:
+        return None if isinstance(self.scale, str) else self.scale
+
+    def in_units(self, size: float) -> StudentT:
+        width = self.known_width
+        return self if width is None else replace(self, scale=width / size)
 
     def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
         if self.scale == "auto":

@@ -1,4 +1,7 @@
-"""Scores of predictive probabilities (n, classes) against labels (n,)."""
+"""Scores of predictive probabilities (n, classes) against labels (n,).
+
+Ours and not torchmetrics': ``import natural_langevin`` needs torch, numpy and safetensors alone.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from natural_langevin.distributed.group import GroupError, differences, said
+from natural_langevin.distributed.group import GroupError, differences, error_text
 from natural_langevin.distributed.join import join
 from natural_langevin.optim import shards
 from natural_langevin.sampling.loop import DivergenceError
@@ -76,7 +76,7 @@ class Agreement:
         with waiting(f"step {described.get('step')} of the optimizer", first, groups):
             totals = shards.total([float(v) for v in values], first, groups)
             samples, squares, broken, ranks, failed, skipped, hashes, squared = totals
-            told = shards.gathered(said(mine.failure), groups) if failed else {}
+            told = shards.gathered(error_text(mine.failure), groups) if failed else {}
             if not failed and int(hashes) ** 2 != int(ranks) * int(squared):
                 _name_difference(described, groups)
         if mine.failure is not None:  # outside of ``waiting``: all ranks know it already

@@ -2,8 +2,8 @@
 
 A preconditioner's metric is a tree of tensors (chain, *shape): ``metric["second"][name]``,
 ``metric["cross"][bias][weight]``, ``metric["fisher"][""]``. ``torch.optim`` keeps a dict of tensors
-per parameter. ``Layout`` maps one to the other: every tensor goes to the parameter that its path
-ends in (a weight belongs to one bias at most), or to the first one.
+per parameter. ``MetricLayout`` maps one to the other: every tensor goes to the parameter that its
+path ends in (a weight belongs to one bias at most), or to the first one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from natural_langevin.types import Params
 Path = tuple[str, ...]
 
 
-class Layout:
+class MetricLayout:
     """Where the tensors of a metric are kept, and which parameters belong together."""
 
     def __init__(

@@ -25,15 +25,10 @@ from natural_langevin.optim.agreement import Agreement, Local
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
 from natural_langevin.optim.fisher import Fisher, Reduction
-from natural_langevin.optim.groups import (
-    Names,
-    as_groups,
-    check_number,
-    refuse_ignored,
-)
+from natural_langevin.optim.groups import Names, as_groups, check_number, refuse_ignored
 from natural_langevin.optim.labels import Labels
 from natural_langevin.optim.loss_check import LossCheck
-from natural_langevin.optim.metric_state import Layout
+from natural_langevin.optim.metric_state import MetricLayout
 from natural_langevin.optim.reading import local_gradient, not_finite
 from natural_langevin.optim.scaling import Scale, Scaling
 from natural_langevin.sampling.loop import DivergenceError
@@ -154,7 +149,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._scaling = Scaling(scaler)
         self._prior_like, self._group_priors = prior, dict[str, priors.Prior]()
         self._prior: dict[str, priors.Prior] = {}
-        self._layout: Layout  # of the metric; made with the first group
+        self._layout: MetricLayout  # of the metric; made with the first group
         self._dynamics_of: dict[Any, LangevinDynamics] = {}
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
@@ -185,7 +180,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         if shards.any_sharded(sampled.values()):
             shards.check_shards(sampled, units, self._prior)
         shapes = {n: p.shape for n, p in sampled.items()}
-        self._layout = Layout(self.preconditioner, shapes, units)
+        self._layout = MetricLayout(self.preconditioner, shapes, units)
         self._dynamics_of = {}
 
     @property

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin.diagnostics import import_arviz
-from natural_langevin.likelihoods import Bernoulli
 from natural_langevin.likelihoods.categorical import draw_classes
 from natural_langevin.posterior import networks
 from natural_langevin.posterior.ensemble import learned_by, spread_of
@@ -69,7 +68,7 @@ def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
         values = posterior.predict(x, chains="all").samples
         assert values is not None
         keys = [random.stream(origins, d)[c] for c in range(len(chains)) for d in range(count)]
-        binary = isinstance(posterior.likelihood, Bernoulli)
+        binary = posterior.likelihood.link == "sigmoid"
         return torch.stack(
             [
                 posterior.likelihood.sample(p.logit(), key, {}) if binary else draw_classes(p, key)

@@ -57,7 +57,7 @@ def averaged(
             spread=spread_of(posterior, plain=plain),
             draws=draws if errors else None,
         )  # fmt: skip
-        size = networks.together(samples, sample_batch, batch_size=batch_size, inputs=len(batch))
+        size = networks.at_once(samples, sample_batch, batch_size=batch_size, inputs=len(batch))
         _fill(posterior, averager, samples, batch.to(device), size, pooled)
         yield averager
     if empty:

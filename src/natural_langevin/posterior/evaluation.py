@@ -100,7 +100,7 @@ def log_likelihood(
         return general(params, learned)
 
     with torch.no_grad():
-        size = networks.together(
+        size = networks.at_once(
             posterior.samples, sample_batch, batch_size=batch_size, inputs=min(len(y), batch_size)
         )
         for some in networks.chunks(posterior.samples, pooled, size, like=posterior.last):

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from natural_langevin._internal.atomic import output
+from natural_langevin._internal.atomic import write_output
+from natural_langevin._internal.extras import needing
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, State
-from natural_langevin.likelihoods.predictive import Said, said
+from natural_langevin.likelihoods.predictive import NetworkPredictions, predicted_by
 from natural_langevin.posterior.prediction import combined, one_tensor
 from natural_langevin.posterior.sharpening import classes_only, sharpened
 from natural_langevin.posterior.spread import contracted
@@ -81,7 +82,7 @@ class Served(nn.Module):
             members = [{k: v[m] for k, v in networks.items()} for m in range(count)]
             outputs = torch.stack([one(member) for member in members])
         state = {name: getattr(self, f"learned_{name}") for name in self._learned}
-        value, spread, classes = self._said(outputs, state)
+        value, spread, classes = self._predicted(outputs, state)
         mean, own = value.mean(0), None if spread is None else spread.mean(0)
         if classes is not None:
             assert own is not None
@@ -91,11 +92,11 @@ class Served(nn.Module):
             total = None if own is None else own + epistemic
         return (mean, epistemic) if total is None else (mean, total, epistemic)
 
-    def _said(self, outputs: Tensor, state: State) -> Said:
+    def _predicted(self, outputs: Tensor, state: State) -> NetworkPredictions:
         if self.spread != 1:
             outputs = contracted(outputs, self.spread)
         if self.sharpness == 1:
-            return said(self.likelihood, outputs, state)
+            return predicted_by(self.likelihood, outputs, state)
         log_p, classes = classes_only(self.likelihood, outputs, state, self.sharpness)
         return sharpened(log_p, classes, self.sharpness, served=True)
 
@@ -112,8 +113,7 @@ def write(served: Served, path: str | os.PathLike[str], example: Tensor, format:
     if format == "torch":
         buffer = io.BytesIO()
         torch.export.save(program, buffer)
-        with output(Path(path)) as handle:
-            handle.write(buffer.getvalue())
+        write_output(path, buffer.getvalue())
         return
     found = ["mean", "total", "epistemic"]
     names = found if len(program.graph_signature.user_outputs) == 3 else found[::2]
@@ -154,10 +154,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _import_onnx() -> None:
-    try:
+    with needing("ONNX needs onnx and onnxscript", "export"):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "ONNX needs onnx and onnxscript: pip install 'natural-langevin[export]'"
-        ) from error

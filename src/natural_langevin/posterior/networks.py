@@ -83,12 +83,12 @@ def chunks(
         yield {name: _joined([part[name] for part in parts], like, name) for name in samples}
 
 
-def together(samples: Mapping[str, Tensor], size: int, *, batch_size: int, inputs: int) -> int:
+def at_once(samples: Mapping[str, Tensor], size: int, *, batch_size: int, inputs: int) -> int:
     """How many networks are evaluated at a time: ``size`` on ``batch_size`` inputs, and of fewer
     inputs as many more, while their weights take little memory.
 
     >>> samples = {"w": torch.zeros(4, 50, 10)}
-    >>> [together(samples, 16, batch_size=1000, inputs=n) for n in (1000, 250, 2)]
+    >>> [at_once(samples, 16, batch_size=1000, inputs=n) for n in (1000, 250, 2)]
     [16, 64, 8000]
     """
     weights = sum(value[0, :1].numel() for value in samples.values())

@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Distribution
 
 from natural_langevin.likelihoods import Likelihood, State, mixtures
-from natural_langevin.likelihoods.predictive import Mixture, Said, of_classes, said
+from natural_langevin.likelihoods.predictive import (
+    Mixture,
+    NetworkPredictions,
+    of_classes,
+    predicted_by,
+)
 from natural_langevin.posterior import monte_carlo, sharpening
 from natural_langevin.posterior.spread import contracted
 
@@ -86,7 +91,7 @@ class Averager:
         #: ln q of the mixtures without one batch of draws each, (A, B, ..., K).
         self.log_left_out: Tensor | None = None
         self._sums: list[Tensor] = []  # of values, their squares and spreads, over the networks
-        self._said: Said | None = None
+        self._predicted: NetworkPredictions | None = None
         self._classes: type[Distribution] | None = None
         self.example = torch.empty(0)  # of the shape of one network's outputs
 
@@ -99,7 +104,7 @@ class Averager:
             self._held.append(outputs)
             return
         if self.sharpness == 1:
-            self._take(said(self.likelihood, outputs, state), outputs)
+            self._take(predicted_by(self.likelihood, outputs, state), outputs)
             return
         log_p, self._classes = sharpening.classes_only(
             self.likelihood, outputs, state, self.sharpness
@@ -114,7 +119,7 @@ class Averager:
         held, self._held = torch.cat(self._held), []
         if self.spread != 1:
             outputs = contracted(held, self.spread)
-            self._take(said(self.likelihood, outputs, self._state), outputs)
+            self._take(predicted_by(self.likelihood, outputs, self._state), outputs)
             return
         assert self._classes is not None
         log_p = held
@@ -124,9 +129,9 @@ class Averager:
             if means is not None:
                 self.log_left_out = sharpening.sharper(means, self.sharpness)
 
-    def _take(self, new: Said, outputs: Tensor) -> None:
+    def _take(self, new: NetworkPredictions, outputs: Tensor) -> None:
         """Adds what networks say to what is kept."""
-        self._said = new
+        self._predicted = new
         numbers = new.classes is None
         if self.keep_samples or (self.levels and (not numbers or new.spread is None)):
             self._values.append(new.value)
@@ -151,8 +156,8 @@ class Averager:
 
     def finish(self) -> Prediction:
         """The prediction in the networks' own dtype."""
-        assert self._said is not None
-        dtype, classes = self._said.value.dtype, self._said.classes
+        assert self._predicted is not None
+        dtype, classes = self._predicted.value.dtype, self._predicted.classes
         mean, *others = self._sums
         total, aleatoric, epistemic = combined(classes, mean, *others)
         values = torch.cat(self._values) if self._values else None
@@ -176,13 +181,13 @@ class Averager:
         """The Monte-Carlo error of sharpened probabilities."""
         if self.log_left_out is None:
             return None
-        assert self._said is not None
-        found = monte_carlo.jackknife(self.log_left_out.exp()).to(self._said.value.dtype)
-        return found[..., 1] if self._said.classes is Bernoulli else found
+        assert self._predicted is not None
+        found = monte_carlo.jackknife(self.log_left_out.exp()).to(self._predicted.value.dtype)
+        return found[..., 1] if self._predicted.classes is Bernoulli else found
 
     def distribution(self, *others: Averager) -> Distribution:
         """The predictive distribution of these inputs, and of the others' after them."""
-        classes = self._said.classes if self._said is not None else None
+        classes = self._predicted.classes if self._predicted is not None else None
         if classes is not None:
             means = torch.cat([one._sums[0] for one in (self, *others)])
             return of_classes(classes, means.double())

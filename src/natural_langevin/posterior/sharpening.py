@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Distribution
 
 from natural_langevin.likelihoods import Likelihood, State
-from natural_langevin.likelihoods.predictive import Said, log_probabilities
+from natural_langevin.likelihoods.predictive import NetworkPredictions, log_probabilities
 
 #: Largest |mean_s p'_s - q| that is left, and the most steps of Newton's method. Networks that are
 #: one-hot to rounding cannot be moved: inputs with more than ``GIVEN_UP`` left are not sharpened.
@@ -85,7 +85,7 @@ def sharper(mean: Tensor, sharpness: float) -> Tensor:
 
 def sharpened(
     log_p: Tensor, classes: type[Distribution], sharpness: float, *, served: bool = False
-) -> Said:
+) -> NetworkPredictions:
     """What M networks say together with log-probabilities (M, B, ..., K), after the shift that
     sharpens their mean. ``served``: in a fixed number of operations, for an exported file."""
     flat = log_p.flatten(1, -2).permute(1, 2, 0)  # (n, K, M): long rows are quick to multiply
@@ -94,7 +94,7 @@ def sharpened(
     found = [_shifted(part.contiguous().double().exp(), sharpness, served=served) for part in parts]
     p = torch.cat(found).permute(2, 0, 1).reshape(log_p.shape).to(log_p.dtype)
     spread = torch.special.entr(p).sum(-1)
-    return Said(p[..., 1] if classes is Bernoulli else p, spread, classes)
+    return NetworkPredictions(p[..., 1] if classes is Bernoulli else p, spread, classes)
 
 
 def _shifted(p: Tensor, sharpness: float, *, served: bool) -> Tensor:

@@ -65,8 +65,8 @@ def write(
 #: Seconds that a save waits for another one to the same folder, and how often a reader whose files
 #: were replaced under its eyes begins again.
 PATIENCE, RETRIES = 10.0, 20
-#: A likelihood around another one.
-SCALED = likelihoods.Scaled.__name__
+#: Likelihoods that a file can hold: those of numbers, and what may stand around one.
+LIKELIHOODS = likelihoods.REGISTRY | {"Scaled": likelihoods.Scaled}
 
 
 def save_lock(folder: Path) -> FolderLock:
@@ -210,17 +210,14 @@ def _read(
     if memory_map:
         return OnDisk(samples, saved.samples.tensors), groups, found, saved.config
     devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
-    size, there = _bytes(saved.samples), min(map(capacity.in_memory, devices))
+    size = sum(map(tensorfile.size_in_bytes, saved.samples.tensors.values()))
+    there = min(map(capacity.in_memory, devices))
     if size > there:
         raise StorageError(
             f"the samples take {size / 2**30:.3g} GiB and the memory has {there / 2**30:.3g}: "
             "leave them on the disk, Posterior.load(..., memory_map=True)"
         )
     return _read_file(folder, saved.samples), groups, found, saved.config
-
-
-def _bytes(file: File) -> int:
-    return sum(tensorfile.size_in_bytes(of) for of in file.tensors.values())
 
 
 def _read_file(folder: Path, file: File) -> Params:
@@ -235,7 +232,7 @@ def _read_file(folder: Path, file: File) -> Params:
     return {name: value.clone() for name, value in tensors.items()}
 
 
-def _check_shapes(saved: Manifest, parameters: dict[str, Tensor]) -> None:
+def _check_shapes(saved: Manifest, parameters: Params) -> None:
     """The tensors must be those of a posterior of these parameters, before any is read."""
     rest, samples = dict(saved.rest.tensors), saved.samples.tensors
     chains, draws = 0, 0
@@ -265,12 +262,12 @@ def _check_shapes(saved: Manifest, parameters: dict[str, Tensor]) -> None:
 
 def _describe_likelihood(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
     name = type(likelihood).__name__
-    if isinstance(likelihood, likelihoods.Scaled):
-        own = _describe_likelihood(likelihood.likelihood)
-        return {"name": name, "arguments": {"likelihood": own, "scale": list(likelihood.scale)}}
-    if name not in likelihoods.REGISTRY:
+    if name not in LIKELIHOODS:
         return {"name": name}  # a LogLoss holds functions: they must be given again when loading
-    return {"name": name, "arguments": asdict(likelihood)}  # type: ignore[call-overload]
+    arguments = asdict(likelihood)  # type: ignore[call-overload]
+    for key in arguments.keys() & {"likelihood"}:  # another one inside
+        arguments[key] = _describe_likelihood(getattr(likelihood, key))
+    return {"name": name, "arguments": arguments}
 
 
 def _likelihood(
@@ -278,24 +275,24 @@ def _likelihood(
 ) -> likelihoods.Likelihood:
     name = fields.get("name")
     if given is not None:
-        inside = fields.get("arguments", {}).get("likelihood", {}) if name == SCALED else {}
+        arguments = fields.get("arguments", {})
+        inside = arguments.get("likelihood", {}) if name == "Scaled" else {}
         if inside and type(given).__name__ == inside.get("name"):  # what the user gave, scaled
-            return likelihoods.Scaled(given, fields["arguments"]["scale"])  # type: ignore[arg-type]
+            return LIKELIHOODS["Scaled"](**arguments | {"likelihood": given})
         if type(given).__name__ != name:
             raise StorageError(
                 f"the posterior was sampled with the likelihood {name!r}, not with {given!r}"
             )
         return given
-    if not isinstance(name, str) or name not in {SCALED, *likelihoods.REGISTRY}:
+    if not isinstance(name, str) or name not in LIKELIHOODS:
         raise StorageError(
             f"the likelihood {name!r:.80} cannot be restored from a file: give it again, "
             "Posterior.load(folder, model, likelihood=...)"
         )
-    arguments = fields.get("arguments", {})
     try:
-        if name == SCALED:
-            own = _likelihood(dict(arguments["likelihood"]), None)
-            return likelihoods.Scaled(own, arguments["scale"])  # type: ignore[arg-type]
-        return likelihoods.REGISTRY[name](**arguments)
+        arguments = dict(fields.get("arguments", {}))
+        if "likelihood" in arguments:
+            arguments["likelihood"] = _likelihood(dict(arguments["likelihood"]), None)
+        return LIKELIHOODS[name](**arguments)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StorageError(f"the saved likelihood {name} is malformed: {error}") from error

@@ -44,7 +44,7 @@ def open_store(
     if isinstance(where, Path):
         text = json.dumps(run, sort_keys=True)
         return InFolder(where, specs, run=hashlib.sha256(text.encode()).hexdigest())
-    return InMemory(specs, device if where == "device" else torch.device("cpu"))
+    return MemoryStore(specs, device if where == "device" else torch.device("cpu"))
 
 
 class Store(Protocol):
@@ -72,7 +72,7 @@ class Store(Protocol):
         """Lets go of files and folders, however the run ended."""
 
 
-class InMemory:
+class MemoryStore:
     """Samples in the memory of a device; what has not been drawn is NaN."""
 
     def __init__(self, specs: Mapping[str, Spec], device: torch.device) -> None:

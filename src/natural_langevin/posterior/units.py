@@ -20,19 +20,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from natural_langevin.likelihoods import (
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-    Scaled,
-    StudentT,
-)
+from natural_langevin.likelihoods import Likelihood, Scaled
 from natural_langevin.types import Params
 
 if TYPE_CHECKING:
@@ -122,25 +116,13 @@ class Units:
     def standard_likelihood(self, likelihood: Likelihood) -> Likelihood:
         """Of targets in standard units. A width that was given is one number for all columns, and
         so is then their scale."""
-        if self.y is None:
-            return likelihood
-        if isinstance(likelihood, Scaled):
-            return likelihood.likelihood
-        size = self.y.scale[0]
-        if isinstance(likelihood, Gaussian) and not isinstance(likelihood.sigma, str):
-            return Gaussian(likelihood.sigma / size)
-        if isinstance(likelihood, StudentT) and not isinstance(likelihood.scale, str):
-            return replace(likelihood, scale=likelihood.scale / size)
-        return likelihood
+        return likelihood if self.y is None else likelihood.in_units(self.y.scale[0])
 
     def given_likelihood(self, likelihood: Likelihood) -> Likelihood:
         """``likelihood``, the user's own, as it says what was sampled: noise that was learned by
         the columns' sizes is of different size in each."""
-        if self.y is None or len(set(self.y.scale)) == 1:
+        if self.y is None or self.spread or len(set(self.y.scale)) == 1:
             return likelihood
-        if isinstance(likelihood, HeteroscedasticGaussian):
-            return likelihood
-        assert isinstance(likelihood, Gaussian | StudentT)
         return Scaled(likelihood, self.y.scale)
 
     def learned_factor(self) -> float:

@@ -81,6 +81,8 @@ class Preconditioner:
     adapt: Literal["burn-in", "always"] = "burn-in"
     #: Statistics are taken at every so many steps.
     every: int = 1
+    #: The largest step size that a search tries.
+    largest_tried: ClassVar[float] = 0.3
 
     @property
     def refresh_steps(self) -> int:
@@ -122,6 +124,10 @@ class Preconditioner:
         """epsilon of ``damping="prior"``, for a prior of this curvature per datum, 1/(N variance):
         the curvature itself where C^{-1} is J + epsilon."""
         return curvature
+
+    def inverse_from(self, damping: Tensor) -> Tensor:
+        """The least that C^{-1} can be with this epsilon: what it is where no datum is seen."""
+        return damping
 
     def ema_schedule(self, burn_in: float = math.inf) -> schedules.Schedule:
         """gamma_t of every step: decay(t // every) where statistics are taken, else 0.

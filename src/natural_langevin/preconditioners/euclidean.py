@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner
@@ -13,6 +14,10 @@ class Euclidean(Preconditioner):
     """No preconditioning: nothing is stored, and drift and noise pass unchanged."""
 
     decay = 0.0  # there is nothing to average
+    largest_tried = 3.0
+
+    def inverse_from(self, damping: Tensor) -> Tensor:
+        return torch.ones_like(damping)
 
     def init(self, params: Params, units: Units) -> Metric:
         return {}

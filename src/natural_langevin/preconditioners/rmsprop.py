@@ -28,6 +28,9 @@ class RMSProp(AveragedPreconditioner):
         """The square of the prior's curvature: C is the prior's N variance where D vanishes."""
         return curvature * curvature
 
+    def inverse_from(self, damping: Tensor) -> Tensor:
+        return damping.sqrt()
+
     def init(self, params: Params, units: Units) -> Metric:
         return {"square": {name: torch.ones_like(p) for name, p in params.items()}}
 

@@ -101,9 +101,7 @@ class HalfNormal(Constrained):
     def law(self, like: Tensor) -> Distribution:
         return distributions.HalfNormal(per_chain(self.scale, like), validate_args=False)
 
-    @property
-    def precision(self) -> float | Tensor:
-        return 2.0
+    precision = 2.0
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,7 @@ class HalfCauchy(Constrained):
     def law(self, like: Tensor) -> Distribution:
         return distributions.HalfCauchy(per_chain(self.scale, like), validate_args=False)
 
-    @property
-    def precision(self) -> float | Tensor:
-        return 0.5
+    precision = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +178,7 @@ class Positive(Constrained):
     def law(self, like: Tensor) -> None:
         return None
 
-    @property
-    def precision(self) -> float | Tensor:
-        return 0.0
+    precision = 0.0
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from natural_langevin.report import text
-from natural_langevin.report.table import in_paper, lookup
+from natural_langevin.report.table import Row, in_paper, lookup
 
-Row = Mapping[str, Any]
 CLEAR = 2  # standard errors
 SGLD = ("euclidean", "rmsprop", "dop", "qdop")
 

@@ -7,19 +7,11 @@ import os
 import shlex
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from natural_langevin._internal.atomic import output
-from natural_langevin.report import (
-    charts,
-    digits,
-    heatmap,
-    reliability,
-    schema,
-    summary,
-    text,
-)
+from natural_langevin._internal.atomic import write_output
+from natural_langevin._internal.extras import needing
+from natural_langevin.report import charts, digits, heatmap, reliability, schema, summary, text
 from natural_langevin.report.claims import claims
 from natural_langevin.report.palette import hues
 from natural_langevin.report.table import table
@@ -51,9 +43,7 @@ def render(results: dict[str, Any]) -> str:
 
 def write_report(results: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write the page under its name whole, or leave what was there."""
-    page = render(results).encode("utf-8")
-    with output(Path(path)) as handle:
-        handle.write(page)
+    write_output(path, render(results).encode("utf-8"))
 
 
 def _values(results: dict[str, Any]) -> dict[str, Any]:
@@ -134,12 +124,8 @@ def _command(config: Mapping[str, Any]) -> str:
 @cache
 def environment() -> Environment:
     """Jinja over the package's templates: everything escaped, an unknown name an error."""
-    try:
+    with needing("the report needs jinja2", "report"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
-        raise ImportError(
-            "the report needs jinja2: pip install natural-langevin[report]"
-        ) from error
     return Environment(
         loader=PackageLoader("natural_langevin.report"),
         autoescape=True,

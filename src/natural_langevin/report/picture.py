@@ -12,10 +12,9 @@ import math
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.atomic import output
+from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.figures import new_figure
 from natural_langevin.report.schema import ResultsError
 
@@ -35,8 +34,7 @@ def write_picture(
         ) from None
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
-    with output(Path(path)) as handle:
-        handle.write(content.getvalue())
+    write_output(path, content.getvalue())
 
 
 def draw(quality: Mapping[str, Any], *, title: str, words: Sequence[str]) -> Any:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.atomic import output
+from natural_langevin._internal.atomic import write_output
 from natural_langevin.report import charts, text
 from natural_langevin.report.page import environment, plain
 from natural_langevin.report.reliability import coverage, reliability
@@ -50,9 +49,7 @@ def render_posterior(page: Mapping[str, Any]) -> str:
 
 def write_posterior_report(page: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write the page under its name whole, or leave what was there."""
-    content = render_posterior(page).encode("utf-8")
-    with output(Path(path)) as handle:
-        handle.write(content)
+    write_output(path, render_posterior(page).encode("utf-8"))
 
 
 def _values(page: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from natural_langevin.report import text
-from natural_langevin.report.table import in_paper, lookup, mean
-
-Row = Mapping[str, Any]
+from natural_langevin.report.table import Row, in_paper, lookup, mean
 
 
 def machine(results: Mapping[str, Any]) -> str:
@@ -64,13 +62,10 @@ def _what_ran(results: Mapping[str, Any]) -> str:
     if isinstance(config.get("seeds"), list) and config["seeds"]:
         parts.append(text.count(len(config["seeds"]), "seed"))
     details = f" ({', '.join(parts)} per method)" if parts else ""
-    return f"This run compares {text.count(_methods(results), 'method')} on " + (
+    methods = len({row["method"] for row in results["rows"]})
+    return f"This run compares {text.count(methods, 'method')} on " + (
         f"{text.dataset(config)}{details}."
     )
-
-
-def _methods(results: Mapping[str, Any]) -> int:
-    return len({row["method"] for row in results["rows"]})
 
 
 def _best(rows: Sequence[Row]) -> Row | None:

@@ -12,10 +12,9 @@ import math
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from natural_langevin.dynamics.base import Info, State
-from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.networks import OnDisk
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.stores import Store
@@ -164,19 +163,13 @@ class SampleCollector:
                     step,
                 )
 
-    def so_far(
-        self, state: State, *, model: nn.Module, likelihood: Likelihood, config: dict[str, Any]
-    ) -> Posterior:
-        """The posterior of the draws that are there while the run goes on."""
-        return Posterior(
-            model=model, likelihood=likelihood, samples=self._store.first(self.kept),
-            mean=state.params, last=state.params, diverged=state.diverged.clone(),
-            learned=state.likelihood, trace=self.trace, config=config,
-        )  # fmt: skip
+    def so_far(self, state: State, **described: Any) -> Posterior:
+        """The posterior of the draws so far, while the run goes on; ``described``: its model,
+        likelihood and config."""
+        samples, diverged = self._store.first(self.kept), state.diverged.clone()
+        return self._posterior(state, samples, state.params, diverged, described)
 
-    def finish(
-        self, state: State, *, model: nn.Module, likelihood: Likelihood, config: dict[str, Any]
-    ) -> Posterior:
+    def finish(self, state: State, **described: Any) -> Posterior:
         """The posterior of this process's chains; of a run that ended early, the draws it has."""
         # A chain that broke in the very last step has not been noticed by the dynamics yet.
         late = ~finite_chains(state) & (state.diverged < 0)
@@ -187,14 +180,13 @@ class SampleCollector:
             cut = {name: value[:, : self.kept] for name, value in samples.items()}
             on_disk = isinstance(samples, OnDisk)  # from where they are read when needed
             samples = cut if on_disk else {name: value.clone() for name, value in cut.items()}
+        mean = state.mean or draws_mean(samples, state.params)
+        return self._posterior(state, samples, mean, diverged, described)
+
+    def _posterior(
+        self, state: State, samples: Params, mean: Params, diverged: Tensor, about: dict[str, Any]
+    ) -> Posterior:
         return Posterior(
-            model=model,
-            likelihood=likelihood,
-            samples=samples,
-            mean=state.mean or draws_mean(samples, state.params),
-            last=state.params,
-            diverged=diverged,
-            learned=state.likelihood,
-            trace=self.trace,
-            config=config,
-        )
+            samples=samples, mean=mean, last=state.params, diverged=diverged,
+            learned=state.likelihood, trace=self.trace, **about,
+        )  # fmt: skip

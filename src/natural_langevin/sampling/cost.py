@@ -53,20 +53,41 @@ REUSES = (_ConvNd, nn.RNNBase, nn.MultiheadAttention)
 BATCH, ROWS = 100, 250
 
 
-def budget(sampler: Any, x: Tensor) -> Budget:
-    """What a run of the ``Langevin`` ``sampler`` on inputs like ``x`` may cost.
+class Costs(NamedTuple):
+    """What the steps of a sampler cost, and may cost."""
+
+    multiplications: float  # M; at least the number of trainable weights
+    budget: Budget
+
+    @property
+    def per_sample(self) -> float:
+        """Operations of one sample's part of a step."""
+        return 6.0 * self.multiplications
+
+    def of_pilot(self, samples: int, steps: int) -> tuple[float, bool]:
+        """Operations of a pilot's step with so many samples, and whether they are spared where it
+        would have so many steps."""
+        work = self.per_sample * samples
+        return work, self.budget is EAGER or (self.budget.spares and work * steps > PILOT_WORK)
+
+
+def of_sampler(sampler: Any, x: Tensor) -> Costs:
+    """Of a ``Langevin`` on inputs like ``x``.
 
     A model of few numbers, whose curvatures are measured, may take its time, unless it is a
     network with layers that use them many times: such a model is asked for its posterior."""
+    network = sampler._dynamics.gradients.network
+    weights = sum(p.numel() for p in network.trainable().values())
     if sampler.device.type != "cpu":
-        return USUAL
-    chain = chain_of_layers(sampler._dynamics.gradients.network, x)
+        return Costs(weights, USUAL)
+    chain = chain_of_layers(network, x)
     if chain is not None:
-        return PLACES if any(spec.places is not None for spec in chain) else USUAL
-    model = sampler.model
-    weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    few = weights <= slowness.MOST_WEIGHTS
-    return USUAL if few and not any(isinstance(m, REUSES) for m in model.modules()) else EAGER
+        places = any(spec.places is not None for spec in chain)
+        return Costs(_products(network, chain), PLACES if places else USUAL)
+    reused = any(isinstance(m, REUSES) for m in sampler.model.modules())
+    if weights <= slowness.MOST_WEIGHTS and not reused:
+        return Costs(weights, USUAL)
+    return Costs(max(weights, _counted(sampler, x)), EAGER)
 
 
 def is_small(sampler: Any) -> bool:
@@ -85,37 +106,35 @@ def chain_of_layers(network: Network, x: Tensor) -> list[LayerSpec] | None:
     return trace(lambda batch: network.call(named, batch), named, x[:3].clone())
 
 
-def multiplications(sampler: Any, x: Tensor) -> float:
-    """M: multiply-adds of a sample's way forward; at least the number of trainable weights."""
-    network = sampler._dynamics.gradients.network
-    if sampler.device.type == "cpu" and (known := of_chain(network, x)) is not None:
-        return known
-    weights = float(sum(p.numel() for p in network.trainable().values()))
-    if budget(sampler, x) is not EAGER:
-        return weights
+def of_chain(network: Network, x: Tensor) -> float | None:
+    """M of a chain of layers, frozen ones not counted; None of other networks."""
+    chain = chain_of_layers(network, x)
+    return None if chain is None else _products(network, chain)
+
+
+def _products(network: Network, chain: list[LayerSpec]) -> float:
+    trained = network.trainable()
+    weights = sum(p.numel() for p in trained.values())
+    positions = {s.weight: 1 if s.places is None else len(s.places.table) for s in chain}
+    products = sum(p.numel() * positions.get(name, 0) for name, p in trained.items())
+    return float(max(weights, products))
+
+
+def _counted(sampler: Any, x: Tensor) -> float:
+    """M by the calls of its layers on one row."""
     params = sampler.init().params
     counts: list[float] = []
     layers = [m for m in sampler.model.modules() if not isinstance(m, nn.Embedding)]
     hooks = [m.register_forward_hook(lambda *call: counts.append(_of_call(*call))) for m in layers]
     try:
         with torch.no_grad():
-            network.call({k: p[0] for k, p in params.items()}, x[:1].to(sampler.device).clone())
+            sampler._dynamics.gradients.network.call(
+                {k: p[0] for k, p in params.items()}, x[:1].to(sampler.device).clone()
+            )
     finally:
         for hook in hooks:
             hook.remove()
-    return max(weights, sum(counts))
-
-
-def of_chain(network: Network, x: Tensor) -> float | None:
-    """M of a chain of layers, frozen ones not counted; None of other networks."""
-    chain = chain_of_layers(network, x)
-    if chain is None:
-        return None
-    trained = network.trainable()
-    weights = sum(p.numel() for p in trained.values())
-    positions = {s.weight: 1 if s.places is None else len(s.places.table) for s in chain}
-    products = sum(p.numel() * positions.get(name, 0) for name, p in trained.items())
-    return float(max(weights, products))
+    return sum(counts)
 
 
 def _of_call(module: nn.Module, inputs: Any, output: Any) -> float:

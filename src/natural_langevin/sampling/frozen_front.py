@@ -20,6 +20,7 @@ from torch.func import functional_call
 
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.data.signature import Signature
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sampling.preparation import ORDERED, in_tensors
 
 log = logging.getLogger("natural_langevin")
@@ -147,7 +148,23 @@ def _features(model: nn.Module, name: str, signature: Signature, x: Tensor) -> T
     return features
 
 
-def sampled_apart(sampler: Any, data: Any) -> tuple[Any, Any] | None:
+def sampled(sampler: Any, data: Any, arguments: dict[str, Any]) -> Posterior | None:
+    """The posterior by a sampler of the layers behind the fixed ones; None where there are no such
+    layers. ``arguments``: those of ``Langevin.sample``."""
+    apart = _apart(sampler, data)
+    if apart is None:
+        return None
+    inner, features = apart
+    found: Posterior = inner.sample(features, **arguments)
+    sampler._settled, sampler._prior = inner._settled, inner._prior
+    sampler.dynamics = inner.dynamics
+    sampler._dynamics = dataclasses.replace(
+        sampler._dynamics, prior=inner._dynamics.prior, integrator=inner.dynamics
+    )
+    return found
+
+
+def _apart(sampler: Any, data: Any) -> tuple[Any, Any] | None:
     """A sampler of the layers behind the fixed ones, and its data, where there are such layers."""
     if sampler._owner is not sampler:  # it is such a sampler
         return None
@@ -170,12 +187,3 @@ def sampled_apart(sampler: Any, data: Any) -> tuple[Any, Any] | None:
         inner.held_out = again[1], y_out
     log.info("what stands before layer %s is fixed, and computed once", found[0]._layers[0])
     return inner, (found[1], y)
-
-
-def adopt(sampler: Any, inner: Any) -> None:
-    """Takes over what the layers' own sampler has chosen in its run."""
-    sampler._settled, sampler._prior = inner._settled, inner._prior
-    sampler.dynamics = inner.dynamics
-    sampler._dynamics = dataclasses.replace(
-        sampler._dynamics, prior=inner._dynamics.prior, integrator=inner.dynamics
-    )

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+from natural_langevin._internal.context import setting
 from natural_langevin.sampling import trials
 
 _WHOLE: ContextVar[bool] = ContextVar("whole_runs", default=False)
@@ -17,11 +18,8 @@ _WHOLE: ContextVar[bool] = ContextVar("whole_runs", default=False)
 @contextmanager
 def whole_runs() -> Iterator[None]:
     """Inside, an interrupted run raises: for those who would take some of the draws for all."""
-    token = _WHOLE.set(True)
-    try:
+    with setting(_WHOLE, True):
         yield
-    finally:
-        _WHOLE.reset(token)
 
 
 def may_end_early() -> bool:

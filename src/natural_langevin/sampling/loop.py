@@ -114,20 +114,14 @@ def run(
     Several ``processes`` compare notes whenever losses are looked at: whether anybody was
     interrupted, it is time for a checkpoint, or any chain is running."""
     processes = processes or SingleProcess(0)
-    found = None
-    if saved is not None:
-        found = saved.load({"state": state, "collector": collector.tree()})
-    if found is not None:
-        state = found["state"]
-        log.info("resuming at step %d", int(state.step))
-    collector.begin(None if found is None else found["collector"])
+    state, resumed = _resumed(saved, state, collector)
     done, written = int(state.step), time.monotonic()
 
     def ready() -> bool:
         return partial and collector.kept > 0
 
     stopped = False
-    ended = found is not None and watcher is not None and watcher.ends(state, done, collector.kept)
+    ended = resumed and watcher is not None and watcher.ends(state, done, collector.kept)
     with (
         Progress(title, plan.steps, shown=progress and processes.first) as bar,
         interrupts.deferred(saved is not None, ready) as interrupted,
@@ -165,6 +159,18 @@ def run(
         if stopped and saved is not None:
             interrupts.end(interrupted[0] if interrupted else signal.SIGINT)
     return state, stopped
+
+
+def _resumed(saved: Saved | None, state: Any, collector: Collector) -> tuple[Any, bool]:
+    """Where a run begins, and whether that is its checkpoint."""
+    found = None
+    if saved is not None:
+        found = saved.load({"state": state, "collector": collector.tree()})
+    collector.begin(None if found is None else found["collector"])
+    if found is None:
+        return state, False
+    log.info("resuming at step %d", int(found["state"].step))
+    return found["state"], True
 
 
 def _say_interrupted(done: int, steps: int, kept: int, saved: bool) -> None:

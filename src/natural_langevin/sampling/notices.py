@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from natural_langevin import likelihoods
 from natural_langevin._internal.progress import Progress
 from natural_langevin.data.signature import Signature
+from natural_langevin.likelihoods import Likelihood
 from natural_langevin.sampling import trials
 
 log = logging.getLogger("natural_langevin")
@@ -25,12 +25,11 @@ log = logging.getLogger("natural_langevin")
 #: Root mean squares beyond these are not "of size about one".
 LARGE, SMALL = 10.0, 0.01
 ROWS = 1000
-_REAL = (likelihoods.Gaussian, likelihoods.HeteroscedasticGaussian, likelihoods.StudentT)
 
 
 def notice(
     model: nn.Module,
-    likelihood: likelihoods.Likelihood,
+    likelihood: Likelihood,
     signature: Signature,
     data: tuple[Tensor, Tensor],
     outputs: Any,
@@ -84,12 +83,10 @@ def _of_network(model: nn.Module) -> Iterator[str]:
         )
 
 
-def _of_outputs(
-    model: nn.Module, likelihood: likelihoods.Likelihood, outputs: Any
-) -> Iterator[str]:
+def _of_outputs(model: nn.Module, likelihood: Likelihood, outputs: Any) -> Iterator[str]:
     if not isinstance(outputs, Tensor):
         return
-    if isinstance(likelihood, likelihoods.Categorical):
+    if likelihood.link == "softmax":
         one = torch.isclose(outputs.sum(-1), outputs.new_ones(()), atol=1e-4)
         if bool(one.all()) and bool((outputs >= 0).all()) and outputs.shape[-1] > 1:
             yield (
@@ -97,7 +94,7 @@ def _of_outputs(
                 "Categorical takes logits and applies a softmax itself: predictions could never "
                 f"be more certain than {_most_certain(outputs.shape[-1]):.0%}. Remove the Softmax"
             )
-    if isinstance(likelihood, likelihoods.Bernoulli):
+    if likelihood.link == "sigmoid":
         last = [m for m in model.modules() if not [*m.children()]][-1:]
         if last and isinstance(last[0], nn.Sigmoid):
             yield (
@@ -106,10 +103,9 @@ def _of_outputs(
             )
 
 
-def _of_shapes(likelihood: likelihoods.Likelihood, outputs: Any, y: Tensor) -> Iterator[str]:
+def _of_shapes(likelihood: Likelihood, outputs: Any, y: Tensor) -> Iterator[str]:
     """Predictions have the network's shape: minus targets (n,) they would become (n, n)."""
-    numbers = likelihoods.Gaussian | likelihoods.StudentT | likelihoods.Poisson
-    if not isinstance(likelihood, numbers | likelihoods.NegativeBinomial):
+    if likelihood.discrete or likelihood.raw_outputs:
         return
     if isinstance(outputs, Tensor) and outputs.shape[1:] == (1,) and y.ndim == 1:
         yield (
@@ -143,8 +139,8 @@ def _of_inputs(model: nn.Module, signature: Signature, x: Tensor) -> Iterator[st
             )
 
 
-def _of_targets(likelihood: likelihoods.Likelihood, y: Tensor) -> Iterator[str]:
-    if not isinstance(likelihood, _REAL) or not y.is_floating_point():
+def _of_targets(likelihood: Likelihood, y: Tensor) -> Iterator[str]:
+    if not likelihood.has_units or not y.is_floating_point():
         return
     size, spread = float(y.double().square().mean().sqrt()), float(y.double().std(correction=0))
     if size > LARGE or 0 < spread < SMALL:

@@ -23,7 +23,7 @@ TUNED_FROM = 0.1
 
 
 @dataclass(frozen=True)
-class Settings:
+class SamplerSettings:
     """Nothing open but the step size where ``auto``, and the prior's scale where ``scale_open``."""
 
     prior: priors.PriorLike
@@ -44,7 +44,7 @@ def settle(
     dynamics: Integrator | None,
     step_size: StepSize | Literal["auto"],
     init: str | None,
-) -> Settings:
+) -> SamplerSettings:
     """The arguments that were given, and the default in the place of every None. Unchecked."""
     auto = isinstance(step_size, str) and step_size == "auto"
     if auto and isinstance(dynamics, Integrator) and dynamics.tunes:
@@ -61,13 +61,8 @@ def settle(
     elif preconditioner is None:
         preconditioner = preconditioners.QuasiDiagonalFisher()
     usual = recipe.dynamics() if by_recipe else Overdamped()
-    return Settings(
-        prior=prior,
-        preconditioner=preconditioner,
-        dynamics=usual if dynamics is None else dynamics,
-        step_size=step_size,
-        init=init,
-        auto=auto,
-        by_recipe=by_recipe,
-        scale_open=scale_open,
-    )
+    return SamplerSettings(
+        prior=prior, preconditioner=preconditioner,
+        dynamics=usual if dynamics is None else dynamics, step_size=step_size, init=init,
+        auto=auto, by_recipe=by_recipe, scale_open=scale_open,
+    )  # fmt: skip

@@ -49,21 +49,21 @@ def of_steps(
 
 
 def of_trial(
-    trial: prior_scale.Trial, scales: int, pace: tuple[float, str], *, dear: bool
+    trial: prior_scale.Trial, scales: int, pace: tuple[float, str], *, costly: bool
 ) -> float:
-    """Seconds of a trial with its way down, by the ``pace`` of steps of one chain for every scale.
+    """Seconds of a trial with its descent, by the ``pace`` of steps of one chain for every scale.
     Chains cost what one does where arithmetic is what is paid for."""
     lines, (seconds, way) = trial.folds * trial.chains, pace
 
     def times(chains: float) -> float:
-        return chains if dear or way == "native" else max(1.0, scales * chains / AT_ONCE)
+        return chains if costly or way == "native" else max(1.0, scales * chains / AT_ONCE)
 
     down = warm_up.ROUNDS[0] * times(lines / scales)
     return seconds * (down + trial.steps * trial.rounds * times(lines))
 
 
 def fitting(
-    trial: prior_scale.Trial, scales: int, pace: tuple[float, str], *, dear: bool
+    trial: prior_scale.Trial, scales: int, pace: tuple[float, str], *, costly: bool
 ) -> prior_scale.Trial | None:
     """The trial, or the longest of the cheaper ones, that the call has time for."""
     forms = (
@@ -71,10 +71,10 @@ def fitting(
         trial._replace(rounds=1),
         trial._replace(rounds=1, chains=min(2, trial.chains)),
         trial._replace(rounds=1, chains=1),
-        prior_scale.DEAR,
+        prior_scale.COSTLY,
     )
     for form in forms:
-        if time_limit.allows(of_trial(form, scales, pace, dear=dear)):
+        if time_limit.allows(of_trial(form, scales, pace, costly=costly)):
             return form
     return None
 
@@ -86,7 +86,7 @@ def of_scales(sampler: Any, data: Any, batch_size: int) -> tuple[float, str] | N
     return of_steps(sampler, data, batch_size)
 
 
-def least(scales: int, pace: tuple[float, str], *, dear: bool) -> float:
+def least(scales: int, pace: tuple[float, str], *, costly: bool) -> float:
     """Seconds of the cheapest trial with the pilot before it."""
-    pilot = cost.MOST_PILOT_STEPS + warm_up.ROUNDS[0] / (scales if dear else 1)
-    return pace[0] * pilot + of_trial(prior_scale.DEAR, scales, pace, dear=dear)
+    pilot = cost.MOST_PILOT_STEPS + warm_up.ROUNDS[0] / (scales if costly else 1)
+    return pace[0] * pilot + of_trial(prior_scale.COSTLY, scales, pace, costly=costly)

@@ -6,35 +6,28 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-import math
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.loaders import SharedBatches
 from natural_langevin.data.streams import Subsets
-from natural_langevin.execution.engine import choose_mode
 from natural_langevin.sampling import (
     cost,
     pace,
     prior_scale,
+    prior_trial,
     recipe,
+    run_length,
     starts,
-    step_size_search,
+    step_size_rule,
     time_limit,
-    trial_predictions,
-    trials,
 )
-from natural_langevin.sampling.assembly import all_chains, rates_table, set_friction, set_prior
-from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.sampling.assembly import set_friction, set_prior
 from natural_langevin.sampling.until import MOST, thinning
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -50,7 +43,7 @@ def plan(
     thin: int | None,
     seconds: float | None,
     until: bool = False,
-) -> tuple[int, recipe.Choice, recipe.Length]:
+) -> tuple[int, recipe.Choice, run_length.Length]:
     """Batch size, step size and length of a run that leaves them open; sets the start and the
     prior's scale. A run to go on with keeps what it was started with.
 
@@ -61,291 +54,78 @@ def plan(
         data, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
     )
     x, y, num_data = recipe.rows_of(data, sampler.num_data, sampler.signature.split)
-    price = 6.0 * cost.multiplications(sampler, x)  # of a sample
-    budget = cost.budget(sampler, x)
+    costs = cost.of_sampler(sampler, x)
     if batch_size is None:
-        batch_size = recipe.batch_size(data.rows.shape[1] if isinstance(data, Subsets) else len(x))
-        whole = sampler.chains * batch_size * price * recipe.MOST_EAGER_STEPS
-        if budget.spares and whole > budget.work:
-            batch_size = min(batch_size, cost.BATCH)
+        batch_size = _batch_size(sampler, data, len(x), costs)
     if sampler._start == "auto":
         rows = x[: recipe.ROWS], y[: recipe.ROWS]
         sampler._start, downhill = starts.better(sampler, rows)
         # A run to go on with has been downhill.
         sampler._downhill = downhill and known is None and sampler.mesh.data is None
-    choice = known
-    set_friction(sampler, recipe.FRICTION)
-    if known is None and sampler._scale_open and isinstance(data, tuple | list | TensorDataset):
-        with time_limit.searching():
-            choice = _prior_scale(sampler, (x, y), batch_size, price)
-    scale = choice.prior_scale if choice else None
-    if sampler._scale_open:
-        set_prior(sampler, recipe.prior(scale.value if scale else 1.0))
-    if choice is None or (known is None and len(x) > prior_scale.MOST_ROWS):
-        shuffled = not isinstance(data, DataLoader | SharedBatches)
-        with time_limit.searching():
-            pilot = _pilot(sampler, (x, y), num_data, batch_size, price, shuffled=shuffled)
-        found = recipe.Choice.most_careful(pilot)
-        sharpness, spread = (choice.sharpness, choice.spread) if choice else (None, None)
-        choice = dataclasses.replace(found, prior_scale=scale, sharpness=sharpness, spread=spread)
+    choice = _chosen(sampler, data, (x, y), num_data, batch_size, known, costs)
     log.info("step_size=%s", choice.reason)
     set_friction(sampler, choice.friction)
     if steps is None and seconds is not None and not until:
         steps = pace.steps_within(sampler, seconds, data, batch_size, choice.step_size)
-    work = price * sampler.chains * batch_size
-    lengths = recipe.length(
-        choice, steps=steps, burn_in=burn_in, thin=thin, work=work, budget=budget
-    )
+    length = functools.partial(
+        run_length.choose, choice, burn_in=burn_in, thin=thin, budget=costs.budget,
+        work=costs.per_sample * sampler.chains * batch_size,
+    )  # fmt: skip
+    lengths = length(steps=steps)
     weights = sum(p.numel() for p in sampler._dynamics.gradients.network.trainable().values())
     if weights > num_data and lengths.repeats:
         lengths = dataclasses.replace(lengths, repeats=0)
     if until:
-        usual = lengths
-        if steps is not None:
-            usual = recipe.length(
-                choice, steps=None, burn_in=burn_in, thin=thin, work=work, budget=budget
-            )
+        usual = lengths if steps is None else length(steps=None)
         if steps is None or steps > usual.steps:
             lengths = extended(usual, steps, thin, 4 * sampler.chains * weights)
     return batch_size, choice, lengths
 
 
+def _batch_size(sampler: Any, data: Any, rows: int, costs: cost.Costs) -> int:
+    """Rows of a minibatch, fewer where a run of them would cost too much."""
+    usual = recipe.batch_size(data.rows.shape[1] if isinstance(data, Subsets) else rows)
+    whole = sampler.chains * usual * costs.per_sample * recipe.MOST_EAGER_STEPS
+    costly = costs.budget.spares and whole > costs.budget.work
+    return min(usual, cost.BATCH) if costly else usual
+
+
+def _chosen(
+    sampler: Any,
+    data: Any,
+    rows: tuple[Tensor, Tensor],
+    num_data: float,
+    batch_size: int,
+    known: recipe.Choice | None,
+    costs: cost.Costs,
+) -> recipe.Choice:
+    """The step size, with the prior's scale where that is open, which the sampler then has;
+    ``known``: those of a run to go on with."""
+    choice = known
+    set_friction(sampler, recipe.FRICTION)
+    if known is None and sampler._scale_open and isinstance(data, tuple | list | TensorDataset):
+        with time_limit.searching():
+            choice = prior_trial.choose(sampler, rows, batch_size, costs)
+    scale = choice.prior_scale if choice else None
+    if sampler._scale_open:
+        set_prior(sampler, recipe.prior(scale.value if scale else 1.0))
+    if choice is None or (known is None and len(rows[0]) > prior_scale.MOST_ROWS):
+        shuffled = not isinstance(data, DataLoader | SharedBatches)
+        with time_limit.searching():
+            pilot = step_size_rule.choose(
+                sampler, rows, num_data, batch_size, costs, shuffled=shuffled
+            )
+        found = recipe.Choice.most_careful(pilot)
+        sharpness, spread = (choice.sharpness, choice.spread) if choice else (None, None)
+        choice = dataclasses.replace(found, prior_scale=scale, sharpness=sharpness, spread=spread)
+    return choice
+
+
 def extended(
-    usual: recipe.Length, steps: int | None, thin: int | None, bytes_per_draw: int
-) -> recipe.Length:
+    usual: run_length.Length, steps: int | None, thin: int | None, bytes_per_draw: int
+) -> run_length.Length:
     """A run that may go on beyond its usual length, with draws as far apart as usual: further
     only where all of them would take too much memory, and the user has not said how far."""
     most = usual.steps * MOST if steps is None else steps
     factor = thinning((most - usual.burn_in) // usual.thin, bytes_per_draw) if thin is None else 1
-    return recipe.Length(most, usual.burn_in, usual.thin * factor)
-
-
-def _pilot(
-    sampler: Any,
-    data: tuple[Tensor, Tensor],
-    num_data: float,
-    batch_size: int,
-    price: float,
-    chains: int = recipe.PILOT_CHAINS,
-    *,
-    shuffled: bool = True,
-) -> list[recipe.Choice]:
-    ids = torch.arange(min(chains, sampler.chains), device=sampler.device)
-    moves = step_size_search.for_chains(all_chains(sampler), ids, sampler.seed)
-    budget, work = cost.budget(sampler, data[0]), price * len(ids) * batch_size
-    spared = budget is cost.EAGER
-    spared |= budget.spares and work * recipe.PILOT_STEPS[-1] > cost.PILOT_WORK
-    return recipe.choose(
-        moves, sampler._start_of(moves, ids), data,
-        lambda eta, start, stop: rates_table(sampler, start, stop, eta, chains=len(ids)),
-        num_data=num_data, batch=batch_size, ids=ids, seed=sampler.seed,
-        mode=choose_mode(sampler.compile), downhill=sampler._downhill,
-        pattern=sampler._downhill_pattern if budget.spares else None, shuffled=shuffled,
-        work=work if spared else 0.0,
-    )  # fmt: skip
-
-
-def _with_scales(
-    sampler: Any, scales: tuple[float, ...], repeats: int, step_size: Any, after: int = 0
-) -> Any:
-    """A sampler like this one, with ``repeats`` chains for every scale of the prior; ``after`` so
-    many others, whose noise it does not repeat."""
-    variances = torch.tensor(scales).repeat_interleave(repeats)
-    gradients = sampler._dynamics.gradients
-    compared = type(sampler)(
-        sampler._template, sampler.likelihood, prior=recipe.prior(variances),
-        chains=len(variances),
-        preconditioner=sampler.preconditioner, dynamics=sampler.dynamics, step_size=step_size,
-        temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
-        seed=(sampler.seed + after) % (1 << 63), device=sampler.device, compile=sampler.compile,
-        parallel=None,
-        microbatch=gradients.microbatch, clip=gradients.clip,
-        autocast=gradients.network.autocast,
-    )  # fmt: skip
-    compared._downhill, compared._noticed = sampler._downhill, True  # the run itself says it
-    usual = repeats * (scales.index(1.0) if 1.0 in scales else 0)
-    pattern = usual + torch.arange(repeats, device=sampler.device)
-    compared._downhill_pattern = pattern.repeat(len(scales))
-    compared.signature.adopt(sampler.signature)
-    return compared
-
-
-class _Compared(NamedTuple):
-    """Scales of the prior that were tried side by side, on the same rows from the same starts."""
-
-    scales: tuple[float, ...]
-    choices: list[recipe.Choice]  # step sizes
-    trial: prior_scale.Trial
-    found: Any  # the posterior of all of them
-    data: tuple[Tensor, Tensor]  # with the rows held out
-    outside: Tensor  # (chain, row) of these
-    nll: Tensor  # (scale, row) of these
-
-    def end(self, scales: tuple[float, ...]) -> tuple[Params, Params]:
-        """Weights of these scales' chains, and what their likelihoods have learned."""
-        repeats = self.trial.folds * self.trial.chains
-        first = torch.tensor([self.scales.index(s) * repeats for s in scales])
-        own = (first[:, None] + torch.arange(repeats)).flatten()
-        weights, learned = (
-            {k: v[own.to(v.device)] for k, v in tree.items()}
-            for tree in (self.found.last, self.found.learned)
-        )
-        return weights, learned
-
-    def by_held_out_rows(self, sampler: Any, scale: float) -> dict[str, Any]:
-        """How sharp the predictions of a scale's chains should be, or how wide their spread."""
-        folds, chains = self.trial.folds, self.trial.chains
-        first = self.scales.index(scale) * folds
-        # Where the rows held out are the same for every fold, one fold has them all.
-        used = 1 if sampler.held_out is not None else folds
-        outside = self.outside[::chains][first : first + used]
-        held_out = trial_predictions.HeldOut(self.found, self.data, outside, first, chains)
-        return {
-            "sharpness": trial_predictions.sharpness(sampler, held_out),
-            "spread": trial_predictions.spread_of_networks(sampler, held_out),
-        }
-
-
-def _prior_scale(
-    sampler: Any, data: tuple[Tensor, Tensor], batch_size: int, price: float
-) -> recipe.Choice | None:
-    """The prior's scale by held-out rows, and the step size that goes with it: a wide prior leaves
-    more to the data, and its posterior is steeper in the metric. None where there are too few rows,
-    or it costs too much.
-
-    The chains of several processes all have the same prior: each process chooses alone."""
-    data = data[0][: prior_scale.MOST_ROWS], data[1][: prior_scale.MOST_ROWS]
-    if len(data[0]) < prior_scale.FEWEST_ROWS:
-        return None
-    dear = cost.budget(sampler, data[0]) is cost.EAGER
-    scales = prior_scale.DEAR_SCALES if dear else prior_scale.SCALES
-    began = time_limit.clock()
-    runs = _compare(sampler, data, batch_size, price, scales)
-    if not runs:
-        return None
-    scores = _scores(runs)
-    as_long = time_limit.allows((time_limit.clock() - began) / 2)
-    pair = prior_scale.beyond(scores) if as_long and not dear else None
-    more: list[_Compared] = []
-    if pair:  # what agreed with the reference in one trial does so in the next
-        with proven_network() if runs[-1].choices[0].way == "native" else nullcontext():
-            more = _compare(sampler, data, batch_size, price, pair, runs)
-    if pair and more:
-        runs += more
-        found = _scores(more)
-        further = scores[pair[0]] + found[pair[1]] - found[pair[0]]  # from one start both
-        scores[pair[1]] = further if math.isfinite(further) else math.inf
-    best, scale, why = prior_scale.best(scores)
-    chosen = [run for run in runs if best in run.scales][-1]
-    log.info("prior variance x %.3g: %s", scale, why)
-    # A wider prior is steeper in the metric: what one chain found at a narrower one holds here too.
-    upto = [c for run in runs for s, c in zip(run.scales, run.choices, strict=True) if s <= best]
-    return dataclasses.replace(
-        recipe.Choice.most_careful(upto),
-        prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
-        **chosen.by_held_out_rows(sampler, best),
-    )
-
-
-def _scores(runs: list[_Compared]) -> dict[float, float]:
-    """Mean held-out -ln density of every scale, those of a later round in the place of former ones.
-    A scale that ended before is taken to have gained as much as the best of those did."""
-    scores: dict[float, float] = {}
-    for run in runs:
-        found = dict(zip(run.scales, prior_scale.means(run.nll), strict=True))
-        if scores:
-            best = min(found, key=found.__getitem__)
-            scores = {s: value + found[best] - scores[best] for s, value in scores.items()}
-        scores |= found
-    return scores
-
-
-def _compare(
-    sampler: Any,
-    data: tuple[Tensor, Tensor],
-    batch_size: int,
-    price: float,
-    scales: tuple[float, ...],
-    before: Sequence[_Compared] = (),
-) -> list[_Compared]:
-    """A pilot for every scale, and then a trial of all, in rounds; none where it costs too much, or
-    nothing came of it. After the rounds ``before``, all begin where the chains of the narrowest
-    ended there."""
-    x, y = data
-    inside, lines = len(x), len(prior_scale.SCALES) * prior_scale.FOLDS
-    work = price * lines * min(batch_size, inside)  # of a step with a chain on each fold
-    budget = cost.budget(sampler, x)
-    most = prior_scale.MOST_WORK if budget.trial is None else budget.trial
-    dear = budget.trial is not None and work * prior_scale.EAGER.steps > most
-    short = work / prior_scale.FOLDS * prior_scale.DEAR.steps
-    if short > most if dear else prior_scale.EAGER.affordable(work) is None:
-        log.info("prior variance x 1: a trial of others would cost more than the run")
-        return []
-    scaled = _with_scales(sampler, scales, 1, recipe.FIRST_STEP)
-    took = pace.of_scales(scaled, (x, y), batch_size)
-    if took and not time_limit.allows(pace.least(len(scales), took, dear=budget.spares)):
-        log.info("prior variance x 1: there is no time for a trial of others")
-        return []
-    choices = _pilot(scaled, (x, y), inside, batch_size, price, len(scales))
-    usual = prior_scale.EAGER if choices[0].way.startswith("eager") else prior_scale.NATIVE
-    affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
-    trial = prior_scale.DEAR if dear else affordable
-    assert trial is not None, "what the pilot was run for is affordable"
-    if budget is cost.EAGER:
-        trial = trial.on_enough(inside)
-    if took:
-        trial = pace.fitting(trial, len(scales), took, dear=budget.spares) or prior_scale.DEAR
-    runs: list[_Compared] = []
-    begin = None
-    if before:
-        last = next(run for run in reversed(before) if scales[0] in run.scales)
-        trial = trial._replace(folds=last.trial.folds, chains=last.trial.chains)
-        begin = last.end(scales[:1] * len(scales))
-    while len(runs) < trial.rounds and scales:
-        begin, after = runs[-1].end(scales) if runs else begin, len(before) + len(runs)
-        run = _try_out(sampler, data, batch_size, scales, choices, trial, begin, after)
-        if run is None:
-            break
-        runs.append(run)
-        left = prior_scale.in_question(run.nll)
-        scales, choices = tuple(scales[k] for k in left), [choices[k] for k in left]
-    return runs
-
-
-def _try_out(
-    sampler: Any,
-    data: tuple[Tensor, Tensor],
-    batch_size: int,
-    scales: tuple[float, ...],
-    choices: list[recipe.Choice],
-    trial: prior_scale.Trial,
-    begin: tuple[Params, Params] | None,
-    after: int,
-) -> _Compared | None:
-    """A round of a trial, from where chains ``begin`` (None: at the end of their way down),
-    ``after`` so many others; None where all chains were lost."""
-    x, y = data
-    inside, repeats = len(x), trial.folds * trial.chains
-    rows = prior_scale.folds(inside, sampler.seed, trial.chains, trial.folds, len(scales))
-    if sampler.held_out is not None:  # all rows to learn from, and others to be scored on
-        x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), sampler.held_out, strict=True))
-        numbers = torch.arange(len(x)).expand(len(scales) * repeats, -1)
-        rows = prior_scale.Folds(numbers[:, :inside], numbers[:, inside:])
-    etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(repeats)
-    compared = _with_scales(sampler, scales, repeats, etas, after=after)
-    compared._begin = begin
-    half = trial.steps // 2
-    # Where the pilot went by the native engine, that has agreed with the reference on this network.
-    checked = proven_network() if choices[0].way == "native" else nullcontext()
-    try:
-        with trials.trial(), checked:
-            found = compared.sample(
-                Subsets(x, y, rows.inside), trial.steps,
-                batch_size=min(batch_size, rows.inside.shape[1]), burn_in=half,
-                thin=half // trial.draws, progress=False,
-            )  # fmt: skip
-    except DivergenceError:
-        return None
-    nll = trial_predictions.nll(found, (x, y), rows.outside, trial.chains)
-    nll = nll.unflatten(0, (-1, trial.folds)).flatten(1)
-    return _Compared(scales, choices, trial, found, (x, y), rows.outside, nll)
+    return run_length.Length(most, usual.burn_in, usual.thin * factor)

@@ -24,11 +24,11 @@ from natural_langevin.data.streams import (
     usual_batch,
 )
 from natural_langevin.dynamics.base import Conditions, Info, State
-from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.sampling import assembly, planning
 from natural_langevin.sampling.data_checks import batch_check, check_data, number_of_data
+from natural_langevin.sampling.pitfalls import refuse_autocast
 from natural_langevin.sampling.step_size_checks import (
     StepSize,
     check_stages,
@@ -125,7 +125,7 @@ def _check_rates(
     )  # fmt: skip
     sampler.dynamics.check(sampler._dynamics, run)
     warn_if_epochs(sampler.dynamics, stream)
-    if isinstance(sampler.dynamics, Overdamped):
+    if sampler.dynamics.overshoots:
         warn_if_stiff(sampler.preconditioner, sampler._prior, float(kept.max()), num_data)
 
 
@@ -133,6 +133,7 @@ def single_step(
     sampler: Any, state: State, batch: tuple[Tensor, Tensor], *, chain_axis: bool, burn_in: int
 ) -> tuple[State, Info]:
     """See ``Langevin.step``."""
+    refuse_autocast(sampler.device)
     refuse_anchors("step()", sampler._dynamics)
     if sampler.num_data is None:
         raise ValueError(

@@ -23,7 +23,7 @@ from natural_langevin.metrics import TemperatureScaling, nll
 #: Variances in units of the default's.
 SCALES = (0.2, 1.0, 5.0, 25.0)
 #: Where steps have no engine (see ``cost``), and no further ones are tried.
-DEAR_SCALES = (1.0, 5.0, 25.0, 125.0)
+COSTLY_SCALES = (1.0, 5.0, 25.0, 125.0)
 STEP = 5.0
 #: By so many nats per row the widest must be ahead for the next one to be tried.
 AHEAD = 0.01
@@ -67,7 +67,7 @@ class Trial(NamedTuple):
 
 NATIVE, EAGER = Trial(300, 4, 10, rounds=2), Trial(300, 2, 15)
 #: Where a step costs much (see ``cost``): one third of the rows is held out, once.
-DEAR = Trial(150, 1, 15, folds=1)
+COSTLY = Trial(150, 1, 15, folds=1)
 MOST_WORK = 1.2e11
 ENOUGH_HELD_OUT = 200
 #: Of the prior of ln sharpness, and the nats on held-out labels below which it stays 1.
@@ -85,7 +85,8 @@ def folds(
     count: int, seed: int, chains: int = 1, used: int = FOLDS, scales: int = len(SCALES)
 ) -> Folds:
     """A line for every chain of every one of ``scales`` on every fold: the ``chains`` of scale 0 on
-    fold 0, those of scale 0 on fold 1, ...; ``used``: how many of the folds."""
+    fold 0, those of scale 0 on fold 1, ...; ``used``: how many of the folds. Not by scikit-learn's
+    ``KFold``, which ``import natural_langevin`` does without."""
     key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), 0)
     order = random.permutation(key, count)[0]
     size = count // FOLDS

@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
+from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior import stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
@@ -48,7 +48,6 @@ VARIES = 1e-6
 #: A network has learned from targets as they are if it leaves at most this part of their variance:
 #: random ones, whose outputs follow a large column, leave as little as nine tenths by chance.
 LEFT = 0.5
-_WIDE = (Gaussian, HeteroscedasticGaussian, StudentT)
 
 
 class Standard(NamedTuple):
@@ -178,14 +177,14 @@ def find(sampler: Any, x: Tensor, y: Tensor) -> Units | None:
     """The units in which data of unusual size are of a usual one, where the layers allow it."""
     model, likelihood = sampler._template, sampler.likelihood
     few = x[:: max(1, len(x) // FEW)][:FEW].to(sampler.device)
-    found = Units(spread=isinstance(likelihood, HeteroscedasticGaussian))
+    found = Units(spread=likelihood.outputs_per_target == 2)
     if not sampler.signature.packed and x.is_floating_point():
         wanted = _of_inputs(model, x)
         for one in wanted:
             if _agrees(sampler, few, Units(x=one)):
                 found = dataclasses.replace(found, x=one)
                 break
-    if isinstance(likelihood, _WIDE) and y.is_floating_point():
+    if likelihood.has_units and y.is_floating_point():
         for one in _of_targets(model, likelihood, y):
             if _agrees(sampler, few, Units(y=one, spread=found.spread)):
                 found = dataclasses.replace(found, y=one)
@@ -221,19 +220,16 @@ def _of_inputs(model: nn.Module, x: Tensor) -> Iterator[Columns]:
             yield Columns(name, (0.0,), tuple(scale.tolist()))
 
 
-def _of_targets(
-    model: nn.Module, likelihood: Gaussian | HeteroscedasticGaussian | StudentT, y: Tensor
-) -> Iterator[Columns]:
+def _of_targets(model: nn.Module, likelihood: Likelihood, y: Tensor) -> Iterator[Columns]:
     """Columns of targets that are not of size about one, for every layer that may say them."""
     rows = _some(y).flatten(1) if y.ndim > 1 else _some(y)[:, None]
-    location, scale = _mean_and_size(rows, robust=isinstance(likelihood, StudentT))
+    location, scale = _mean_and_size(rows, robust=likelihood.heavy_tails)
     size, spread = rows.square().mean(0).sqrt(), rows.std(0, correction=0)
     if not bool(((size > LARGE) | ((spread < SMALL) & (spread > VARIES * size))).any()):
         return
-    known = [getattr(likelihood, name, "") for name in ("sigma", "scale")]
-    if any(not isinstance(width, str) for width in known):  # one width, for all columns
+    if likelihood.known_width is not None:  # one width, for all columns
         scale = scale.square().mean().sqrt().expand_as(scale)
-    outputs = rows.shape[1] * (2 if isinstance(likelihood, HeteroscedasticGaussian) else 1)
+    outputs = rows.shape[1] * likelihood.outputs_per_target
     for name, layer in reversed([*model.named_modules()]):
         fits = isinstance(layer, nn.Linear) and layer.out_features == outputs
         if fits and layer.bias is not None:
@@ -321,13 +317,12 @@ def _outputs(sampler: Any, params: dict[str, Tensor], x: Tensor) -> Tensor:
 def _has_learned(sampler: Any, x: Tensor, y: Tensor) -> bool:
     """Whether the network predicts the data as they are: it is where chains will start."""
     rows = tuple(t[: recipe.ROWS].to(sampler.device) for t in (x, y))
-    if not isinstance(sampler.likelihood, _WIDE):
+    if not sampler.likelihood.has_units:
         return not starts.better(sampler, (rows[0], rows[1]))[1]
     said = _outputs(
         sampler, {k: p.detach() for k, p in sampler._template.named_parameters()}, rows[0]
     )
-    if isinstance(sampler.likelihood, HeteroscedasticGaussian):
-        said = said.chunk(2, -1)[0]
+    said = said.chunk(sampler.likelihood.outputs_per_target, -1)[0]
     targets = rows[1].double().reshape(len(said), -1)
     left = (targets - said.reshape(len(said), -1)).square().mean(0)
     return bool((left <= LEFT * targets.var(0, correction=0)).all())

@@ -12,12 +12,7 @@ from torch import Tensor
 from natural_langevin import schedules
 from natural_langevin.data.streams import Loader, Stream
 from natural_langevin.dynamics import Integrator, RatesTable
-from natural_langevin.preconditioners import (
-    Euclidean,
-    Preconditioner,
-    RMSProp,
-    resolve_damping,
-)
+from natural_langevin.preconditioners import Preconditioner, resolve_damping
 from natural_langevin.priors import Prior
 from natural_langevin.sampling import trials
 
@@ -53,12 +48,8 @@ def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_da
     damping = resolve_damping(preconditioner, prior, num_data)
     limits = []
     for name, one in prior.items():
-        # As ``damping_from`` has it: epsilon is the curvature, or for RMSProp its square.
-        inverse = torch.as_tensor(damping[name], dtype=torch.float64)
-        if isinstance(preconditioner, RMSProp):
-            inverse = inverse.sqrt()
-        elif isinstance(preconditioner, Euclidean):
-            inverse = torch.ones((), dtype=torch.float64)
+        epsilon = torch.as_tensor(damping[name], dtype=torch.float64)
+        inverse = preconditioner.inverse_from(epsilon)
         precision = torch.as_tensor(one.precision, dtype=torch.float64)
         limits.append(float((inverse * num_data / precision.to(inverse.device)).min()))
     return min([limit for limit in limits if limit > 0], default=math.inf)

@@ -48,8 +48,6 @@ log = logging.getLogger("natural_langevin")
 
 #: Candidates, half a decade apart, downwards from the largest (the paper's grids, wider).
 CANDIDATES, SPACING = 8, 10**-0.5
-LARGEST = {"Euclidean": 3.0}
-LARGEST_ELSE = 0.3
 #: At most this part of the run's steps, and of its chain-steps (candidates are chains).
 PART_OF_STEPS, PART_OF_WORK = 0.1, 0.2
 FEWEST_STEPS, MOST_STEPS = 50, 2000
@@ -92,7 +90,9 @@ class Choice:
 
     def schedule_of(self, burn_in: int) -> schedules.Schedule:
         """eta_t of a run, whatever its burn-in: falling from the pilot's length on."""
-        return schedules.polynomial(_number_or_tensor(self.step_sizes), offset=self.steps)
+        sizes = self.step_sizes
+        initial = sizes[0] if len(sizes) == 1 else torch.tensor(sizes, dtype=torch.float64)
+        return schedules.polynomial(initial, offset=self.steps)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and texts, for ``posterior.config["pilot"]``."""
@@ -206,11 +206,8 @@ def _engine(
 
 def candidates(dynamics: LangevinDynamics, num_data: float) -> Tensor:
     """Step sizes to try, smallest first: float64. None that the prior alone makes unstable."""
-    kind = type(dynamics.preconditioner).__name__
-    largest = min(
-        LARGEST.get(kind, LARGEST_ELSE),
-        largest_step(dynamics.preconditioner, dynamics.prior, num_data),
-    )
+    metric = dynamics.preconditioner
+    largest = min(metric.largest_tried, largest_step(metric, dynamics.prior, num_data))
     # Three digits read well, and rounding down keeps below the limit.
     exponents = range(CANDIDATES - 1, -1, -1)
     values = [_three_digits(largest * SPACING**k) for k in exponents]
@@ -371,7 +368,3 @@ def _three_digits(value: float) -> float:
     """Rounded down to three significant digits."""
     scale = 10.0 ** (math.floor(math.log10(value)) - 2)
     return float(f"{math.floor(value / scale + 1e-9) * scale:.3g}")
-
-
-def _number_or_tensor(values: tuple[float, ...]) -> float | Tensor:
-    return values[0] if len(values) == 1 else torch.tensor(values, dtype=torch.float64)

@@ -1,7 +1,7 @@
 """The time of a whole call: ``sample(seconds=...)``.
 
 Somebody who says ten seconds means all that the call does: the trial of the prior's scales, the
-pilot and the way down as well. What these have taken is gone for the steps of the run, which get
+pilot and the descent as well. What these have taken is gone for the steps of the run, which get
 ``LEAST`` of the time in any case; and the search is cut short where it would take more than
 ``SEARCH`` of it. A run with ``seconds`` therefore differs from machine to machine, and from call to
 call, in what is chosen as well as in its length.
@@ -12,10 +12,12 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
+
+from natural_langevin._internal.context import setting
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -26,7 +28,7 @@ clock = time.monotonic
 
 
 class _Limit:
-    """Of one call. ``descent``: seconds that a chain's way down has taken at most."""
+    """Of one call. ``descent``: seconds that a chain's descent has taken at most."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.began, self.descent = seconds, clock(), 0.0
@@ -54,23 +56,15 @@ def of_call(method: Method) -> Method:
         counts = steps is None or kwargs.get("until") is not None
         if seconds is None or not counts or _LIMIT.get() is not None or self.mesh.world > 1:
             return method(self, *args, **kwargs)
-        token = _LIMIT.set(_Limit(float(seconds)))
-        try:
+        with setting(_LIMIT, _Limit(float(seconds))):
             return method(self, *args, **kwargs)
-        finally:
-            _LIMIT.reset(token)
 
     return limited  # type: ignore[return-value]
 
 
-@contextmanager
-def searching() -> Iterator[None]:
+def searching() -> AbstractContextManager[None]:
     """Inside, time is over when the search should be."""
-    token = _SHARE.set(SEARCH)
-    try:
-        yield
-    finally:
-        _SHARE.reset(token)
+    return setting(_SHARE, SEARCH)
 
 
 def exists() -> bool:
@@ -85,7 +79,7 @@ def allows(seconds: float) -> bool:
 
 
 def note_descent(seconds: float) -> None:
-    """A chain's way down has taken so long: the run's own will too."""
+    """A chain's descent has taken so long: the run's own will too."""
     if (limit := _LIMIT.get()) is not None:
         limit.descent = max(limit.descent, seconds)
 

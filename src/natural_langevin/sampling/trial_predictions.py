@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin.likelihoods import Bernoulli, Categorical
 from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.posterior import spread
 from natural_langevin.sampling import prior_scale, recipe
@@ -48,10 +47,8 @@ def sharpness(sampler: Any, held_out: HeldOut) -> recipe.HeldOutChoice | None:
     """How sharply the chains should predict; None for numbers, for weighted classes, whose
     probabilities are of other proportions, and for chains of several posteriors."""
     likelihood, (x, y) = sampler.likelihood, held_out.data
-    counted = isinstance(likelihood, Bernoulli) or (
-        isinstance(likelihood, Categorical) and likelihood.class_weights is None
-    )
-    if not counted or len(set(sampler._temperature.tolist())) > 1:
+    several = len(set(sampler._temperature.tolist())) > 1
+    if likelihood.link is None or likelihood.class_weights is not None or several:
         return None
     mixtures, targets = [], []
     for own, rows in held_out.lines():

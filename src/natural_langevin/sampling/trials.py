@@ -6,21 +6,17 @@ Inside one, a chain that diverges and a step size that is stiff are information,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+
+from natural_langevin._internal.context import setting
 
 _TRIAL: ContextVar[bool] = ContextVar("trial", default=False)
 
 
-@contextmanager
-def trial() -> Iterator[None]:
+def trial() -> AbstractContextManager[None]:
     """Inside, what would be said to a user is only logged."""
-    token = _TRIAL.set(True)
-    try:
-        yield
-    finally:
-        _TRIAL.reset(token)
+    return setting(_TRIAL, True)
 
 
 def under_way() -> bool:

@@ -54,7 +54,7 @@ def thinning(draws: int, bytes_per_draw: int) -> int:
     return max(1, math.ceil(draws * bytes_per_draw / MOST_BYTES))
 
 
-class Target:
+class EssTarget:
     """Whether a run may end: the effective sample size is reached, or ``seconds`` are over.
 
     ``posterior()`` gives the draws so far; ``x`` are inputs to predict for. Afterwards ``reached``

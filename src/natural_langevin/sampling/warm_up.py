@@ -5,7 +5,7 @@ lowers the loss by at most eta / a nats per sample (a the friction), however hig
 gradients of the way there stay in the metric's average. So the first steps are RMSProp with
 momentum, without noise: its steps have a length of their own, which falls along a cosine. They are
 repeated, twice as many each time, until that lowers the loss by less than ``ENOUGH`` nats per
-sample (``DEAR_ENOUGH`` where steps are run eagerly, or cost much).
+sample (``COSTLY_ENOUGH`` where steps are run eagerly, or cost much).
 
 The loss is that of a fifth of every chain's rows, which these steps do not see, and a chain begins
 where it was lowest. Further down a network fits its rows more closely than the posterior does, and
@@ -41,7 +41,7 @@ from natural_langevin.sampling import cost, time_limit, trials
 from natural_langevin.statistics import Gradients, Network
 from natural_langevin.types import Params
 
-ROUNDS, ENOUGH, DEAR_ENOUGH = (300, 600, 1200, 2400, 4800, 9600), 0.1, 1.0
+ROUNDS, ENOUGH, COSTLY_ENOUGH = (300, 600, 1200, 2400, 4800, 9600), 0.1, 1.0
 #: Rounds of a trial, which compares chains that have come equally far.
 TRIAL_ROUNDS = 4
 #: How often a round looks at the rows held out, their share, and the rows of which one is spared.
@@ -53,7 +53,7 @@ LENGTH, SMALL = 0.02, 1000
 MANY_CHAINS, ROWS_AT_ONCE = 8, 20_000
 #: Steps between two looks at the clock, where time is limited.
 FEW = 10
-#: Operations of one chain's round that is dear, and of all its rounds through convolutions.
+#: Operations of one chain's round that is costly, and of all its rounds through convolutions.
 MOST_WORK = 2e10
 #: Outputs in C, where it knows the network.
 _NATIVE: WeakKeyDictionary[Network, NativeOutputs] = WeakKeyDictionary()
@@ -68,7 +68,7 @@ def descend(
     mode: Any,
     pattern: Tensor | None = None,
 ) -> State:
-    """The state of ``moves`` at the end of the way down from ``state``: of every chain the one of
+    """The state of ``moves`` at the end of the descent from ``state``: of every chain the one of
     lowest loss that was looked at.
 
     ``pattern`` (chain,): chain c begins where chain ``pattern[c]`` comes to, which sees the same
@@ -84,47 +84,59 @@ def descend(
         stream, rows = stream.parted(HELD_OUT, MOST_HELD_OUT)
         held_out = stream.x[rows], stream.y[rows]
     downhill, weights = _downhill(moves), sum(p[0].numel() for p in state.params.values())
-    best = torch.full((state.chains,), torch.inf, dtype=torch.float64, device=state.diverged.device)
+    lowest = _Lowest(state)
     # Each decides for itself: where a chain starts must not depend on which others are here.
-    going = torch.arange(state.chains, device=best.device)
+    going = torch.arange(state.chains, device=lowest.loss.device)
     here, way, began = _Chains(downhill, state, stream), "", time_limit.clock()
     products = cost.of_chain(moves.gradients.network, stream.example()[0]) or weights
     work, done = 6.0 * products * stream.batch_size, 0  # of one chain's step; steps
     for steps in ROUNDS[: TRIAL_ROUNDS if trials.under_way() else None]:
         done += steps
         if products > weights and done > steps and work * done > MOST_WORK:
-            break  # every weight is used many times: the way is as dear as what it leads to
+            break  # every weight is used many times: the way is as costly as what it leads to
         if len(going) < here.state.chains:
-            here = _Chains(downhill, state, stream).chosen(going)
-        before = best[going]
+            here = _Chains(downhill, lowest.state, stream).chosen(going)
+        before = lowest.loss[going]
         # What agreed with the reference in one round does so in the next.
         with proven_network() if way == "native" else nullcontext():
             engine = _engine(here, steps, weights, num_data, mode)
             # On a copy: steps are written over the state that they begin at.
-            end = here.moves.init(_at(state.params, going))
+            end = here.moves.init(_at(lowest.state.params, going))
             own = None if held_out is None else (held_out[0][going], held_out[1][going])
             for look in range(LOOKS):
                 end, info = _run(engine, end, look * steps // LOOKS, steps // LOOKS)
                 loss = info.loss
                 if own is not None:
                     loss = losses(moves.gradients, end.params, own, end.likelihood)
-                loss = loss.double().masked_fill(end.diverged >= 0, torch.inf)
-                better = loss < best[going]
-                state = state._replace(
-                    params=_put(going[better], end.params, better, state.params),
-                    likelihood=_put(going[better], end.likelihood, better, state.likelihood),
-                )
-                best[going] = torch.where(better, loss, best[going])
+                lowest.note(going, end, loss.double().masked_fill(end.diverged >= 0, torch.inf))
                 if not time_limit.allows(0.0):
                     break
         way = engine.way
-        dear = way.startswith("eager") or work * steps > MOST_WORK
-        going = going[_falling(best[going], before, moves.gradients.likelihood.discrete, dear)]
+        costly = way.startswith("eager") or work * steps > MOST_WORK
+        now, discrete = lowest.loss[going], moves.gradients.likelihood.discrete
+        going = going[_falling(now, before, discrete, costly)]
         taken = time_limit.clock() - began
         if not len(going) or not time_limit.allows(2 * taken):
             break
     time_limit.note_descent(taken / state.chains)
-    return moves.init(state.params)._replace(likelihood=state.likelihood)
+    return moves.init(lowest.state.params)._replace(likelihood=lowest.state.likelihood)
+
+
+class _Lowest:
+    """The lowest loss that every chain has come to, and its weights there."""
+
+    def __init__(self, state: State) -> None:
+        self.state, device = state, state.diverged.device
+        self.loss = torch.full((state.chains,), torch.inf, dtype=torch.float64, device=device)
+
+    def note(self, chains: Tensor, end: State, loss: Tensor) -> None:
+        """Takes over those of ``chains``, at ``end``, whose loss is lower than before."""
+        better = loss < self.loss[chains]
+        self.state = self.state._replace(
+            params=_put(chains[better], end.params, better, self.state.params),
+            likelihood=_put(chains[better], end.likelihood, better, self.state.likelihood),
+        )
+        self.loss[chains] = torch.where(better, loss, self.loss[chains])
 
 
 def _run(engine: Engine, state: State, first: int, count: int) -> tuple[State, Info]:
@@ -163,9 +175,9 @@ def _engine(here: _Chains, steps: int, weights: int, num_data: float, mode: Any)
     return Engine(here.moves, here.stream, rates, num_data, mode=mode)
 
 
-def _falling(now: Tensor, before: Tensor, discrete: bool, dear: bool) -> Tensor:
+def _falling(now: Tensor, before: Tensor, discrete: bool, costly: bool) -> Tensor:
     """Which chains' losses fell by enough for another round: (chain,) bool."""
-    enough = DEAR_ENOUGH if dear else ENOUGH
+    enough = COSTLY_ENOUGH if costly else ENOUGH
     falling = now < before - enough
     # A loss of at least 0 cannot fall by so much again.
     return falling & (now >= enough) if discrete else falling

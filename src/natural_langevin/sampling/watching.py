@@ -10,7 +10,7 @@ from natural_langevin.dynamics.base import Info
 from natural_langevin.execution.engine import Engine
 from natural_langevin.sampling import temperature_probe
 from natural_langevin.sampling.look import Callback, Look
-from natural_langevin.sampling.until import Target
+from natural_langevin.sampling.until import EssTarget
 
 #: Nats per sample, for every number of its target, by which a chain's loss may rise above the worst
 #: one of the first look: the loss is a sum over these numbers, and so is what it rises by.
@@ -28,7 +28,7 @@ class Watching:
         self,
         engine: Engine,
         processes: Processes,
-        target: Target,
+        target: EssTarget,
         *,
         steps: int,
         callback: Callback | None = None,

@@ -6,12 +6,10 @@ Imports tabular and what it needs from below; nothing imports it.
 * ``python -m natural_langevin.sklearn.compare``: the comparison with scikit-learn's own networks
 """
 
-try:
+from natural_langevin._internal.extras import needing
+
+with needing("the estimators need scikit-learn", "sklearn"):
     import sklearn  # noqa: F401 (the real one: imports are absolute)
-except ImportError as error:
-    raise ImportError(
-        "the estimators need scikit-learn: pip install 'natural-langevin[sklearn]'"
-    ) from error
 
 from natural_langevin.sklearn.classifier import NaturalLangevinClassifier
 from natural_langevin.sklearn.regressor import NaturalLangevinRegressor

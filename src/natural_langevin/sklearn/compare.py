@@ -23,7 +23,7 @@ from sklearn import datasets
 from sklearn.model_selection import train_test_split
 
 from natural_langevin import metrics
-from natural_langevin._internal.atomic import output
+from natural_langevin._internal.atomic import write_output
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.parts import join_parts
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
@@ -196,8 +196,7 @@ def go_on(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Score
         results |= {"config": configuration()} | origin("cpu")
         results["versions"]["scikit-learn"] = sklearn.__version__
         results["rows"].append(row)
-        with output(options.out) as handle:
-            handle.write(json.dumps(results, indent=1).encode() + b"\n")
+        write_output(options.out, json.dumps(results, indent=1).encode() + b"\n")
     return results
 
 

@@ -47,7 +47,7 @@ class DeferredCall(NamedTuple):
     fisher_delta: Tensor | None = None  # of drawn labels, for statistics; None: the same as delta
 
 
-class Settled(NamedTuple):
+class BatchTargets(NamedTuple):
     """What is known once the outputs are: the likelihood's state, the labels of the loss, and
     those of the statistics."""
 

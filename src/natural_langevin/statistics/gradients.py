@@ -25,21 +25,16 @@ from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.accumulation import clipped
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import DataParallel, Part, at_its_rows
-from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Settled, Statistics
-from natural_langevin.statistics.moments import (
-    CHUNK_NUMBERS,
-    NO_BASIS,
-    Sharing,
+from natural_langevin.statistics.evaluation import (
+    BatchTargets,
+    DeferredCall,
+    Evaluation,
+    Statistics,
 )
+from natural_langevin.statistics.moments import CHUNK_NUMBERS, NO_BASIS, Sharing
 from natural_langevin.statistics.one_chain import OneChain, from_layers, kind_of
 from natural_langevin.statistics.plan import Plan, make_plan
-from natural_langevin.statistics.requests import (
-    Basis,
-    Request,
-    Requests,
-    check_requests,
-    grouped,
-)
+from natural_langevin.statistics.requests import Basis, Request, Requests, check_requests, grouped
 from natural_langevin.types import Params
 
 
@@ -238,8 +233,8 @@ def _overlapped(
     data = 0 if chain_axis else None
 
     def backward(p: Params, s: LikelihoodState, x: Tensor, y: Tensor, k: Tensor) -> Any:
-        def settle(outputs: Any) -> Settled:
-            return Settled(s, y, one.labels(outputs, y, k, s))
+        def settle(outputs: Any) -> BatchTargets:
+            return BatchTargets(s, y, one.labels(outputs, y, k, s))
 
         loss, gradient, _, _, tape = one.backward(p, x, settle)
         return loss, gradient, tape

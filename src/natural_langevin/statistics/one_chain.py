@@ -22,7 +22,7 @@ from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.accumulation import accumulated, joined
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import Part, at_its_rows
-from natural_langevin.statistics.evaluation import Settled
+from natural_langevin.statistics.evaluation import BatchTargets
 from natural_langevin.statistics.moments import Moments, Sharing, dense_moments
 from natural_langevin.statistics.plan import Plan
 from natural_langevin.statistics.requests import Basis, Group, Requests
@@ -77,10 +77,10 @@ class OneChain:
     ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
         """``key`` draws labels; the likelihood's own averages move at ``rate``."""
 
-        def settle(outputs: Any) -> Settled:
+        def settle(outputs: Any) -> BatchTargets:
             learned = self.part is not None
             new = state if learned else self.likelihood.update(state, outputs, y, rate)
-            return Settled(new, y, self.labels(outputs, y, key, new))
+            return BatchTargets(new, y, self.labels(outputs, y, key, new))
 
         if "samples" in self.requests:
             return (*self._with_samples(params, x, settle, basis), {})
@@ -89,14 +89,14 @@ class OneChain:
         return (*self._in_pieces(params, state, x, y, settle, basis), {})
 
     def _one_batch(
-        self, params: Params, x: Tensor, settle: Callable[[Any], Settled], basis: Basis
+        self, params: Params, x: Tensor, settle: Callable[[Any], BatchTargets], basis: Basis
     ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
         loss, gradient, state, calls, tape = self.backward(params, x, settle)
         found = self.moments(params, state, x, *tape, basis) if self.requests else {}
         return loss, gradient, found, state, calls
 
     def backward(
-        self, params: Params, x: Tensor, settle: Callable[[Any], Settled]
+        self, params: Params, x: Tensor, settle: Callable[[Any], BatchTargets]
     ) -> tuple[Tensor, Params, LikelihoodState, Deferred, tuple[Any, Any, Tensor]]:
         """Loss and gradient; and what the statistics are made of: every watched call's inputs, the
         gradients of its outputs, and the labels whose gradients count."""
@@ -151,7 +151,7 @@ class OneChain:
         state: LikelihoodState,
         x: Tensor,
         y: Tensor,
-        settle: Callable[[Any], Settled],
+        settle: Callable[[Any], BatchTargets],
         basis: Basis,
     ) -> tuple[Tensor, Params, Moments, LikelihoodState]:
         """The same for a batch in pieces. What depends on all outputs (the likelihood's averages,
@@ -164,7 +164,8 @@ class OneChain:
             state, _, labels = settle(outputs)
 
         def piece(part: Tensor, y: Tensor, labels: Tensor) -> Any:
-            return self._one_batch(params, part, lambda _: Settled(state, y, labels), basis)[:3]
+            known = BatchTargets(state, y, labels)
+            return self._one_batch(params, part, lambda _: known, basis)[:3]
 
         means = map(piece, xs, ys, labels.split(self.microbatch))
         return (*accumulated(means, [len(part) for part in xs]), state)
@@ -193,7 +194,7 @@ class OneChain:
         return self.likelihood.log_loss(self.network.call(p, x), y, state).sum()
 
     def _with_samples(
-        self, params: Params, x: Tensor, settle: Callable[[Any], Settled], basis: Basis
+        self, params: Params, x: Tensor, settle: Callable[[Any], BatchTargets], basis: Basis
     ) -> tuple[Tensor, Params, Moments, LikelihoodState]:
         """Per-sample gradients of the whole network: any layer, at B times the memory."""
         outputs = self.network.call(params, x)

@@ -3,7 +3,8 @@
 Numbers are standardised with mean and (population) standard deviation of the *training* rows and
 filled with 0 where they are missing, beside an input that says so; dates become days and phases;
 categories of K levels become K inputs of 0 or 1. Columns that say nothing are left out: constant
-ones, copies of others, and names of rows. The JSON is the whole of it, and nothing is pickled.
+ones, copies of others, and names of rows. The JSON is the whole of it, and nothing is pickled:
+scikit-learn's ``ColumnTransformer`` knows no such file, and says nothing of single cells.
 """
 
 from __future__ import annotations

@@ -94,23 +94,19 @@ def quality_of(posterior: Posterior, data: str | None) -> dict[str, Any]:
     dtype = next(iter(posterior.last.values())).dtype
     x = x.to(dtype) if x.is_floating_point() else x
     outputs = posterior.predict(x[:1], keep_samples=False).mean
-    kind = type(posterior.likelihood).__name__
-    if kind == "Categorical" and outputs.ndim == 2 and y.ndim == 1:
-        target = Target("y", tuple(map(str, range(outputs.shape[1]))), ())
-        return quality(
-            OnePosterior(posterior), target, _batches(x, y.long()), label=os.path.basename(data)
-        )
-    if kind == "Gaussian" and outputs.numel() == 1 and y.numel() == len(y) and outputs.ndim == 2:
-        batches = _batches(x, y.to(dtype).reshape(-1, 1))
-        return quality(
-            OnePosterior(posterior),
-            Target("y", task="regression"),
-            batches,
-            label=os.path.basename(data),
-        )
-    # No scores for other likelihoods; their chains can be compared all the same.
-    verdict = diagnosis(posterior, x[:40])
-    return {"format": FORMAT, "rows": 0, "trace": trace(posterior), "diagnosis": verdict}
+    likelihood, target = posterior.likelihood, None
+    if likelihood.link == "softmax" and outputs.ndim == 2 and y.ndim == 1:
+        target, y = Target("y", tuple(map(str, range(outputs.shape[1]))), ()), y.long()
+    # Gaussian noise, of one size: what ``OnePosterior.predictive`` says of numbers.
+    gaussian = likelihood.has_units and not likelihood.heavy_tails
+    numbers = gaussian and likelihood.outputs_per_target == 1
+    if numbers and outputs.numel() == 1 and y.numel() == len(y) and outputs.ndim == 2:
+        target, y = Target("y", task="regression"), y.to(dtype).reshape(-1, 1)
+    if target is None:  # no scores for other likelihoods; their chains can be compared all the same
+        verdict = diagnosis(posterior, x[:40])
+        return {"format": FORMAT, "rows": 0, "trace": trace(posterior), "diagnosis": verdict}
+    label = os.path.basename(data)
+    return quality(OnePosterior(posterior), target, _batches(x, y), label=label)
 
 
 def _plain(array: Any) -> Any:

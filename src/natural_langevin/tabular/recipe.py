@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal import threads
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import write
 from natural_langevin._internal.checked_json import read_json, with_checksum, without_checksum
 from natural_langevin.data.errors import DataError
 from natural_langevin.metrics.conformal import threshold
@@ -178,8 +178,7 @@ class Learned:
             "reason": self.reason,
             "scales": self.scales,
         }
-        with staged(folder / "learned.json") as handle:
-            handle.write(json.dumps(with_checksum(value), indent=1).encode())
+        write(folder / "learned.json", json.dumps(with_checksum(value), indent=1).encode())
 
     @staticmethod
     def load(folder: str | os.PathLike[str], device: str = "cpu") -> Learned:

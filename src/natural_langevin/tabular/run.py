@@ -1,4 +1,7 @@
-"""A run's folder: run.json says how columns become inputs and which network was sampled."""
+"""A run's folder: run.json says how columns become inputs and which network was sampled.
+
+Not held against a pydantic model: it has a checksum, and what reads a field refuses wrong ones.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from natural_langevin._internal import checked_json
-from natural_langevin._internal.atomic import output
-from natural_langevin._internal.checked_json import with_checksum, without_checksum
+from natural_langevin._internal.checked_json import with_checksum, without_checksum, write_json
 from natural_langevin._internal.same_run import check_same_run
 from natural_langevin._internal.version import __version__
 from natural_langevin.tabular.features import Features
@@ -95,12 +97,6 @@ def is_started(folder: Path) -> bool:
 def is_finished(folder: Path) -> bool:
     """Whether a run is finished: quality.json is the last thing that train writes."""
     return (folder / "quality.json").is_file()
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes a file of a run, all of it or nothing."""
-    with output(path) as handle:
-        handle.write(json.dumps(value, indent=1, allow_nan=False).encode())
 
 
 def write_run(folder: Path, run: Run) -> None:

@@ -261,13 +261,13 @@ def answers(p: Tensor, y: Tensor) -> dict[str, Any]:
 
 
 def histogram(
-    label: str, total: Tensor, epistemic: Tensor, *, high: float | None = None, bins: int = 24
+    label: str, total: Tensor, epistemic: Tensor, *, high: float | None = None
 ) -> dict[str, Any]:
     """Counts of total and epistemic uncertainty on the same bins, from 0 to ``high``."""
     top = float(max(total.max(), epistemic.max())) if high is None else high
     top = top if 0 < top < math.inf else 1.0
     counts = [
-        torch.histc(v.double().clamp(0, top), bins=bins, min=0.0, max=top).long().tolist()
+        torch.histc(v.double().clamp(0, top), bins=24, min=0.0, max=top).long().tolist()
         for v in (total, epistemic)
     ]
     return {"label": label, "high": top, "total": counts[0], "epistemic": counts[1]}

@@ -184,7 +184,10 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for run.json."""
-        return asdict(self) | {"hidden": _listed(self.hidden), "step_size": _plain(self.step_size)}
+        found, size = asdict(self), self.step_size
+        found["hidden"] = self.hidden if isinstance(self.hidden, str) else list(self.hidden)
+        found["step_size"] = size if isinstance(size, str | int | float) else repr(size)
+        return found
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Settings:
@@ -194,14 +197,6 @@ class Settings:
             if str(field.type) == "int" and type(getattr(found, field.name)) is not int:
                 raise TypeError(f"{field.name} is {getattr(found, field.name)!r}")
         return found
-
-
-def _listed(hidden: Any) -> Any:
-    return hidden if isinstance(hidden, str) else list(hidden)
-
-
-def _plain(step_size: Any) -> Any:
-    return step_size if isinstance(step_size, (str, int, float)) else repr(step_size)
 
 
 def _sizes(sizes: Any) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import write
 from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.pages import with_part
 from natural_langevin.experiments.origin import origin
@@ -36,8 +36,7 @@ def keep(path: Path, part: str, name: str, row: Any) -> None:
         own = everything.setdefault(part, {"problems": {}})
         own["problems"][name] = row
         own |= origin("cpu")
-        with staged(path) as handle:
-            handle.write(json.dumps(everything, indent=1).encode())
+        write(path, json.dumps(everything, indent=1).encode())
 
 
 def show(page: Path, path: Path, part: str, table: Callable[[dict[str, Any]], str]) -> None:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,19 @@ class Settings:
     seed: int = 0
     shift: int = 0
     device: str = "cpu"
+
+
+class Entry(NamedTuple):
+    """A contender on a problem: its step size, the seconds that it has, those of one step, and how
+    often it is looked at."""
+
+    contender: Contender
+    problem: Problem
+    settings: Settings
+    eta: float
+    seconds: float
+    step_seconds: float
+    looks: int
 
 
 class Flat(nn.Module):
@@ -173,24 +187,18 @@ def pace(contender: Contender, problem: Problem, settings: Settings) -> float:
 
 
 def follow(
-    contender: Contender,
-    problem: Problem,
-    settings: Settings,
-    eta: float,
-    *,
-    seconds: float,
-    step_seconds: float,
-    looks: int,
+    entry: Entry,
+    say: Callable[[str], None],
     pool: Pool | None = None,
     draws: list[dict[str, Tensor]] | None = None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[tuple[dict[str, float], Pool]]:
     """After every look: seconds, epochs and draws so far, and what the chains have come to.
 
     The run is planned from the pace and broken off where it takes longer than that; seconds are
-    those of steps and predictions, without compiling, recording and copying data. ``pool``: chains
-    that have been run before, after which this one goes on; ``draws``: where to put the parameters
-    whose predictions count."""
+    those of steps and predictions, without compiling, recording and copying data, which the
+    library's own loop would not tell apart. ``pool``: chains that have been run before, after which
+    this one goes on; ``draws``: where to put the parameters whose predictions count."""
+    contender, problem, settings, eta, seconds, step_seconds, looks = entry
     pool = pool or Pool(torch.zeros_like(problem.reference))
     epoch = len(problem.y) // settings.batch_size
     sampled = contender.members == 1

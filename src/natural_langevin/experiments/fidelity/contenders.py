@@ -64,8 +64,8 @@ def falling(initial: float, steps: int) -> schedules.Schedule:
 
 
 def settling(eta: float, steps: int) -> schedules.Schedule:
-    """Four times the step size at first, on the way down, and the step size itself from a quarter
-    of the run on; the very first steps, which have hardly a metric, begin near 0."""
+    """Four times the step size at first, to get there, and the step size itself from a quarter of
+    the run on; the very first steps, which have hardly a metric, begin near 0."""
     return schedules.warm_start(eta, factor=4.0, steps=steps // 4, rise=steps // 100)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from natural_langevin.experiments.fidelity.chain import (
     TIMED,
     WARM_UP,
+    Entry,
     Flat,
     Pool,
     Settings,
@@ -35,7 +36,7 @@ MASKS = 40
 
 
 class Descent:
-    """One network on its way down, minibatch by minibatch."""
+    """One network and its optimiser, minibatch by minibatch."""
 
     def __init__(self, contender: Contender, problem: Problem, settings: Settings) -> None:
         network = start(contender, settings).to(settings.device)
@@ -101,19 +102,13 @@ def pace(contender: Contender, problem: Problem, settings: Settings) -> float:
 
 
 def follow(
-    contender: Contender,
-    problem: Problem,
-    settings: Settings,
-    eta: float,
-    *,
-    seconds: float,
-    step_seconds: float,
-    looks: int,
+    entry: Entry,
+    say: Callable[[str], None],
     pool: Pool | None = None,
     draws: list[dict[str, Tensor]] | None = None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[tuple[dict[str, float], Pool]]:
     """As ``chain.follow``, with one look, at the end: predictions averaged over masks."""
+    contender, problem, settings, eta, seconds, step_seconds, looks = entry
     pool = pool or Pool(torch.zeros_like(problem.reference))
     if pool.chains:
         return

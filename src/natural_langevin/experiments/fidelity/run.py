@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import time
@@ -14,13 +15,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save as serialise
 
-from natural_langevin._internal.atomic import staged
+from natural_langevin._internal.atomic import write
 from natural_langevin.experiments.fidelity import chain, dropout
-from natural_langevin.experiments.fidelity.chain import Pool, Settings, now
+from natural_langevin.experiments.fidelity.chain import Entry, Pool, Settings, now
 from natural_langevin.experiments.fidelity.contenders import CONTENDERS, Contender
 from natural_langevin.experiments.fidelity.problem import Problem, scores
 from natural_langevin.experiments.fidelity.shifted import shifted
 from natural_langevin.experiments.origin import origin
+from natural_langevin.experiments.results_file import open_results, write_results
 from natural_langevin.types import Params
 
 #: From Izmailov et al. 2021 and the competition: agreement with HMC, total variation.
@@ -58,28 +60,16 @@ def run(
     described = dataclasses.asdict(settings) | {"data": problem.source, "images": len(problem.y)}
     if problem.foreign:
         described["foreign"] = list(problem.foreign)
-    results: dict[str, Any] = {"settings": described, "rows": {}}
-    if out.exists():
-        try:
-            results = json.loads(out.read_text(encoding="utf-8"))
-            same = results["settings"] == described
-        except (ValueError, KeyError, TypeError):
-            raise FidelityError(f"{out} holds no results: give another --out") from None
-        if not same:
-            raise FidelityError(f"{out} holds results of other settings: give another --out")
-    results |= origin(settings.device)
+    results = open_results(out, described, {}, FidelityError) | origin(settings.device)
     results["reference"] = scores(problem.reference, problem)
     problem = problem.to(settings.device)
     torch.backends.cudnn.benchmark = settings.device.startswith("cuda")  # shapes never change
-
-    def save() -> None:
-        with staged(out) as handle:
-            handle.write(json.dumps(results, indent=1, allow_nan=False).encode())
 
     for name in names:
         row = results["rows"].setdefault(name, {})
         if not row.get("done"):
             pooled = out.with_name(f"{out.stem}-{name}.safetensors")
+            save = functools.partial(write_results, out, results)
             _contend(CONTENDERS[name], problem, settings, row, pooled, save, say)
             save()
     return results
@@ -107,11 +97,12 @@ def _contend(
     row["looks"] = [look for look in row["looks"] if before and look["chain"] <= before.chains]
     draws: list[Params] = []
     chains = before.chains if before else 0
-    for look, pool in _way(contender).follow(
-        contender, problem, settings, row["step_size"], seconds=settings.seconds,
-        step_seconds=row["step_milliseconds"] / 1000, looks=settings.looks, pool=before, say=say,
-        draws=draws if settings.shift else None,
-    ):  # fmt: skip
+    entry = Entry(
+        contender, problem, settings, row["step_size"], settings.seconds,
+        row["step_milliseconds"] / 1000, settings.looks,
+    )  # fmt: skip
+    kept = draws if settings.shift else None
+    for look, pool in _way(contender).follow(entry, say, before, kept):
         row["looks"].append(look | scores(pool.mean, problem))
         save()
         if pool.chains > chains:
@@ -140,17 +131,10 @@ class Way(Protocol):
 
     def follow(
         self,
-        contender: Contender,
-        problem: Problem,
-        settings: Settings,
-        eta: float,
-        *,
-        seconds: float,
-        step_seconds: float,
-        looks: int,
+        entry: Entry,
+        say: Callable[[str], None],
         pool: Pool | None = None,
         draws: list[Params] | None = None,
-        say: Callable[[str], None] = ...,
     ) -> Iterator[tuple[dict[str, float], Pool]]:
         """After every look: what was spent, and what the networks have come to."""
 
@@ -183,8 +167,7 @@ def _prepare(
 def _keep(pool: Pool, path: Path) -> None:
     """The chains so far: the sum of their probabilities, and how many, how long."""
     described = {key: repr(value) for key, value in vars(pool).items() if key != "total"}
-    with staged(path) as handle:
-        handle.write(serialise({"total": pool.total.cpu()}, described))
+    write(path, serialise({"total": pool.total.cpu()}, described))
 
 
 def _pool(path: Path, problem: Problem) -> Pool | None:
@@ -214,12 +197,9 @@ def _pilot(
     tried = []
     for eta in candidates:
         began, held_out = time.perf_counter(), problem.pilot()
-        looks = list(
-            _way(short).follow(
-                short, held_out, one, contender.step_size(eta, settings.pilot / step_seconds),
-                seconds=settings.pilot, step_seconds=step_seconds, looks=10, say=say,
-            )
-        )  # fmt: skip
+        size = contender.step_size(eta, settings.pilot / step_seconds)
+        entry = Entry(short, held_out, one, size, settings.pilot, step_seconds, 10)
+        looks = list(_way(short).follow(entry, say))
         found = scores(looks[-1][1].mean, held_out) if looks else {"nll": math.inf}
         nll = found["nll"] if math.isfinite(found["nll"]) else 1e9
         tried.append({"step_size": eta, "nll": nll})

@@ -81,12 +81,10 @@ def looked_at(members: Members, x: Tensor, y: Tensor, others: dict[str, Tensor])
 def scores(p: Tensor, y: Tensor) -> dict[str, float]:
     """Of probabilities (network, n, classes), averaged over networks."""
     mean = p.mean(0)
-    bins = metrics.reliability(mean, y)
-    share = bins.count / bins.count.sum()
     return {
         "nll": metrics.nll(mean, y),
         "accuracy": metrics.accuracy(mean, y),
-        "ece": float((share * (bins.confidence - bins.accuracy).abs()).sum()),
+        "ece": metrics.expected_calibration_error(mean, y),
         "epistemic": float(uncertainty(p)[1].mean()),
     }
 

@@ -15,6 +15,9 @@ Status = Literal["measured", "not installed", "no rule", "left out", "failed"]
 #: Launches that many steps; the clock's owner waits for the device.
 Advance = Callable[[int], None]
 
+#: (weight, bias) of every layer of a multilayer perceptron, with a chain axis.
+Layers = list[tuple[Tensor, Tensor]]
+
 
 class Unavailable(Exception):  # noqa: N818 (an answer rather than an error)
     """A contender that cannot take part, and why: it stays in the table under this status."""
@@ -34,8 +37,7 @@ class Ready:
     multiple: int = 1  # steps go in this many at a time
     check: Callable[[], str] = lambda: ""  # afterwards: what a reader of the figures must know
     way: Callable[[], str] = lambda: ""  # of our own: which way the steps went
-    #: (weight, bias) of every layer of a multilayer perceptron, with a chain axis.
-    layers: Callable[[], list[tuple[Tensor, Tensor]]] = list
+    layers: Callable[[], Layers] = list
 
 
 @dataclass(frozen=True)

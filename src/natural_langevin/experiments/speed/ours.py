@@ -9,12 +9,7 @@ from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin.dynamics import Integrator, State
 from natural_langevin.experiments.speed.contender import Ready, Unavailable
 from natural_langevin.experiments.speed.plain import flat
-from natural_langevin.experiments.speed.problems import (
-    PRIOR_VARIANCE,
-    SIGMA,
-    STEP_SIZE,
-    Problem,
-)
+from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, SIGMA, STEP_SIZE, Problem
 
 #: Rows of the table of rates. A longer run starts again at the first: the cost is the same.
 STEPS = 20_000

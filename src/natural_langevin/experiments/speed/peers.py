@@ -14,14 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from natural_langevin.experiments.speed.contender import Ready, Unavailable
+from natural_langevin.experiments.speed.contender import Layers, Ready, Unavailable
 from natural_langevin.experiments.speed.plain import flat, generator, minibatch
-from natural_langevin.experiments.speed.problems import (
-    PRIOR_VARIANCE,
-    SIGMA,
-    STEP_SIZE,
-    Problem,
-)
+from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, SIGMA, STEP_SIZE, Problem
 
 #: Steps in one call of the jitted scan.
 SCAN = {"cpu": 10, "cuda": 100}
@@ -62,13 +57,23 @@ def posteriors_sgld(problem: Problem, chains: int = 1) -> Ready:
 
 
 def blackjax_sgld(
-    problem: Problem,
-    chains: int,
-    *,
-    step_size: float = STEP_SIZE,
-    start: list[tuple[Tensor, Tensor]] | None = None,
+    problem: Problem, chains: int, *, step_size: float = STEP_SIZE, start: Layers | None = None
 ) -> Ready:
     """``blackjax.sgld`` with its own gradient estimator."""
+    return _of_blackjax("sgld", problem, chains, step_size / problem.num_data, start)
+
+
+def blackjax_sghmc(
+    problem: Problem, chains: int, *, step_size: float, start: Layers | None = None
+) -> Ready:
+    """``blackjax.sghmc`` as it comes: ten steps on one minibatch, friction 0.01, fresh momenta.
+    ``step_size`` is its own."""
+    return _of_blackjax("sghmc", problem, chains, step_size, start)
+
+
+def _of_blackjax(
+    name: str, problem: Problem, chains: int, rate: float, start: Layers | None
+) -> Ready:
     jax = import_jax(problem)
     try:
         import blackjax
@@ -76,16 +81,11 @@ def blackjax_sgld(
         raise missing("blackjax") from None
     prior, likelihood = log_densities(jax, problem)
     estimator = blackjax.sgmcmc.gradients.grad_estimator(prior, likelihood, problem.num_data)
-    step, rate = blackjax.sgld(estimator).step, step_size / problem.num_data
-    return scanned(jax, problem, chains, step, rate=rate, start=start)
+    return scanned(jax, problem, chains, getattr(blackjax, name)(estimator).step, rate, start)
 
 
 def jax_sgld(
-    problem: Problem,
-    chains: int,
-    *,
-    step_size: float = STEP_SIZE,
-    start: list[tuple[Tensor, Tensor]] | None = None,
+    problem: Problem, chains: int, *, step_size: float = STEP_SIZE, start: Layers | None = None
 ) -> Ready:
     """The same step written by hand in jax."""
     jax = import_jax(problem)
@@ -104,7 +104,7 @@ def jax_sgld(
             position, gradient, keys,
         )  # fmt: skip
 
-    return scanned(jax, problem, chains, step, rate=step_size / problem.num_data, start=start)
+    return scanned(jax, problem, chains, step, step_size / problem.num_data, start)
 
 
 def import_jax(problem: Problem) -> Any:
@@ -144,44 +144,21 @@ def log_densities(jax: Any, problem: Problem) -> tuple[Callable[..., Any], Calla
     return prior, likelihood
 
 
-def blackjax_sghmc(
-    problem: Problem,
-    chains: int,
-    *,
-    step_size: float,
-    start: list[tuple[Tensor, Tensor]] | None = None,
-) -> Ready:
-    """``blackjax.sghmc`` as it comes: ten steps on one minibatch, friction 0.01, fresh momenta.
-    ``step_size`` is its own."""
-    jax = import_jax(problem)
-    try:
-        import blackjax
-    except ImportError:
-        raise missing("blackjax") from None
-    prior, likelihood = log_densities(jax, problem)
-    estimator = blackjax.sgmcmc.gradients.grad_estimator(prior, likelihood, problem.num_data)
-    step = blackjax.sghmc(estimator).step
-    return scanned(jax, problem, chains, step, rate=step_size, start=start)
-
-
 def scanned(
     jax: Any,
     problem: Problem,
     chains: int,
     step: Callable[..., Any],
-    *,
-    rate: float | None = None,
-    start: list[tuple[Tensor, Tensor]] | None = None,
+    rate: float,
+    start: Layers | None,
 ) -> Ready:
     """Many steps in one jitted call, each with a fresh minibatch; vmapped where chains > 1.
 
-    ``rate``: of a density that is a sum over all data. ``start``: (weight, bias) of every layer,
-    with a chain axis."""
+    ``rate``: of a density that is a sum over all data."""
     x, y = (jax.numpy.asarray(t.cpu().numpy()) for t in (problem.x, problem.y))
     first = [jax.numpy.asarray(p.detach().cpu().numpy()) for p in problem.build().parameters()]
     initial = list(zip(first[::2], first[1::2], strict=True))
     count = SCAN[problem.device.type]
-    rate = STEP_SIZE / problem.num_data if rate is None else rate
 
     def one_chain(key: Any, position: Any, x: Any, y: Any) -> Any:
         def body(position: Any, key: Any) -> Any:
@@ -215,7 +192,7 @@ def scanned(
         leaves = [np.array(p)[0] if chains > 1 else np.array(p) for p in jax.tree.leaves(state)]
         return flat(torch.from_numpy(leaf) for leaf in leaves)
 
-    def layers() -> list[tuple[Tensor, Tensor]]:
+    def layers() -> Layers:
         pairs = [[torch.from_numpy(np.array(t)) for t in pair] for pair in state]
         return [(weight, bias) for weight, bias in pairs]
 

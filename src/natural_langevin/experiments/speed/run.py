@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from natural_langevin._internal.atomic import output
+from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.checked_json import read_json
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.speed import growth, latency, memory, samples, steps
@@ -80,8 +80,7 @@ def run(settings: Settings, *, out: Path | None = None, say: Say = lambda line: 
             results["left_out"] = _left_out(settings, results["sections"])
             results["seconds"] = sum(piece["seconds"] for piece in results["pieces"].values())
             if out is not None:
-                with output(out) as handle:
-                    handle.write(json.dumps(results, indent=1).encode())
+                write_output(out, json.dumps(results, indent=1).encode())
     return results
 
 

@@ -10,8 +10,7 @@ some training images along the run, against that of the reference (the sampler t
 at a quarter of its step size): ``bias`` is the relative difference. A step size counts where |bias|
 is at most 5 %, and of those that count the one with most effective samples per second does.
 
-ESS. Over all chains, autocorrelations summed by Geyer's initial positive sequence, with the
-variance between chains in it (Vehtari et al. 2021), the median over the numbers followed. Time is
+ESS. Over all chains (``diagnostics.ranks``), the median over the numbers followed. Time is
 that of the steps alone, after the first ones, which compile. A run of many seconds ends before all
 of its steps are done.
 """
@@ -37,8 +36,9 @@ from natural_langevin import (
     priors,
     schedules,
 )
+from natural_langevin.diagnostics import ranks
 from natural_langevin.experiments.speed import peers
-from natural_langevin.experiments.speed.contender import Ready, Unavailable
+from natural_langevin.experiments.speed.contender import Layers, Ready, Unavailable
 from natural_langevin.experiments.speed.measure import Say, synchronise
 from natural_langevin.experiments.speed.plain import flat
 from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, Problem
@@ -55,8 +55,6 @@ SIZES = {
 START_STEP = 2e-4
 #: A row's steps end after so many seconds, but not before so many draws.
 MOST_SECONDS, FEWEST_DRAWS = 60.0, 100
-
-Layers = list[tuple[Tensor, Tensor]]
 
 
 class Rival(NamedTuple):
@@ -195,7 +193,7 @@ def one(
     if not np.isfinite(bias):
         return row | {"status": "diverged", "reason": "", "counts": False}
     draws = followed[:, followed.shape[1] // 5 :]
-    ess = effective_samples(draws) * followed.shape[1] / draws.shape[1]
+    ess = float(np.median(ranks.ess_of_mean(draws))) * followed.shape[1] / draws.shape[1]
     say(f"samples: {rival.name}, {step_size:g}: bias {bias:+.3f}, ESS {ess:.0f} in {seconds:.1f} s")
     return row | {
         "status": "measured", "way": ready.way(), "bias": bias, "counts": abs(bias) <= MOST_BIAS,
@@ -234,25 +232,3 @@ def outputs(layers: Layers, x: Tensor) -> Tensor:
         if index < len(layers) - 1:
             h = h.relu()
     return h
-
-
-def effective_samples(values: np.ndarray[Any, Any]) -> float:
-    """The median over k of (chain, draw, k)'s effective sample sizes, summed over chains.
-
-    >>> round(effective_samples(np.random.default_rng(0).normal(size=(4, 500, 9))) / 2000, 1)
-    1.0
-    """
-    chains, draws, _ = values.shape
-    centred = values - values.mean(1, keepdims=True)
-    size = 2 ** int(np.ceil(np.log2(2 * draws)))
-    power = np.abs(np.fft.rfft(centred, size, axis=1)) ** 2
-    covariance = np.fft.irfft(power, size, axis=1)[:, :draws].mean(0) / draws  # (lag, k)
-    within = covariance[0] * draws / (draws - 1)
-    between = values.mean(1).var(0, ddof=1) if chains > 1 else 0.0
-    total = within * (draws - 1) / draws + between
-    rho = 1 - (within - covariance) / np.maximum(total, 1e-300)
-    rho[0] = 1
-    pairs = rho[: draws // 2 * 2].reshape(draws // 2, 2, -1).sum(1)
-    positive = np.minimum.accumulate(np.where(np.cumprod(pairs > 0, 0), pairs, 0), 0)
-    tau = np.maximum(2 * positive.sum(0) - 1, 1 / np.log10(chains * draws))
-    return float(np.median(chains * draws / tau))

@@ -50,17 +50,15 @@ def finite(values: Tensor) -> list[float | None]:
     return [v if math.isfinite(v) else None for v in values.flatten().tolist()]
 
 
-def uncertain_inputs(
-    p: Tensor, entropy: Tensor, x: Tensor, y: Tensor, count: int = 12
-) -> list[Any]:
-    """The inputs on which mean probabilities ``p`` (n, classes) are most uncertain, as pixels.
+def uncertain_inputs(p: Tensor, entropy: Tensor, x: Tensor, y: Tensor) -> list[Any]:
+    """The twelve inputs on which mean probabilities ``p`` (n, classes) are most uncertain: pixels.
 
     ``entropy`` (n,) is the mean entropy of the members: total minus it is the epistemic part.
     """
     total = torch.special.entr(p).sum(1)
     side = math.isqrt(x.shape[1])
     rows = []
-    for index in total.topk(min(count, len(p))).indices.tolist():
+    for index in total.topk(min(12, len(p))).indices.tolist():
         rows.append(
             {
                 "index": index,

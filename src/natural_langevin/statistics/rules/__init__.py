@@ -26,11 +26,7 @@ from natural_langevin.statistics.rules.convolution import (
     transposed_gradients,
 )
 from natural_langevin.statistics.rules.embedding import Embedding, embedding_gradients
-from natural_langevin.statistics.rules.linear import (
-    Bilinear,
-    bilinear_gradients,
-    linear_gradients,
-)
+from natural_langevin.statistics.rules.linear import Bilinear, bilinear_gradients, linear_gradients
 from natural_langevin.statistics.rules.normalisation import (
     CHANNEL_NORMS,
     FilterResponseNorm,

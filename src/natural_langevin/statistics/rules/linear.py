@@ -9,13 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from natural_langevin.statistics.rules.base import (
-    Call,
-    Outer,
-    SampleGradient,
-    Sum,
-    positions,
-)
+from natural_langevin.statistics.rules.base import Call, Outer, SampleGradient, Sum, positions
 from natural_langevin.statistics.rules.rewritten import rewrites
 
 

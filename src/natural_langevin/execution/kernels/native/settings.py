@@ -140,11 +140,10 @@ def likelihood(one: Any, *, drawn: bool) -> Law:
     name = _known_as(one, likelihoods)
     if name == "Scaled":
         return likelihood(one.likelihood, drawn=drawn)._replace(scale=one.scale)
-    weighted = getattr(one, "class_weights", None) or getattr(one, "ignore_index", None) is not None
+    weighted = one.class_weights is not None or one.ignore_index is not None
     if name not in _LIKELIHOODS or (drawn and (weighted or name in _NOT_DRAWN)):
         raise UnsupportedError(f"the likelihood {one!r}")
-    width = getattr(one, "sigma", getattr(one, "scale", ""))
-    variance = 0.0 if isinstance(width, str) else float(width) ** 2
+    variance = 0.0 if one.known_width is None else float(one.known_width) ** 2
     if _has_known_dispersion(one):
         variance = float(one.dispersion)
     variance = float(getattr(one, "levels", variance))
@@ -154,7 +153,7 @@ def likelihood(one: Any, *, drawn: bool) -> Law:
 
 def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
     """``y`` (row, ...) as the likelihood reads it."""
-    if isinstance(one, likelihoods.Scaled):
+    if _known_as(one, likelihoods) == "Scaled":
         found = targets(one.likelihood, y, outputs, dtype)
         shift = sum(math.log(s) for s in one.scale)
         return found._replace(offset=torch.full((len(y),), shift, dtype=dtype))
@@ -177,8 +176,7 @@ def _classes(one: Any, y: Tensor, dtype: torch.dtype) -> Targets:
     if y.ndim != 1:
         raise UnsupportedError("several classes per sample")
     classes, weight = y.detach().to(torch.int64).contiguous(), None
-    class_weights = getattr(one, "class_weights", None)
-    ignored = getattr(one, "ignore_index", None)
+    class_weights, ignored = one.class_weights, one.ignore_index
     if class_weights is not None or ignored is not None:
         there = classes != ignored if ignored is not None else torch.ones_like(classes).bool()
         classes = classes.where(there, 0)

@@ -1,0 +1,16 @@
+"""Packages that only some of the library needs: where one is missing, the error names the extra."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Around an import: ``what`` says who needs which package, ``extra`` which of ours has it."""
+    try:
+        yield
+    except ImportError as error:
+        remedy = f"pip install 'natural-langevin[{extra}]'"
+        raise ImportError(f"{what}: {remedy}", name=error.name) from error

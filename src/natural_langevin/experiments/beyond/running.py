@@ -1,4 +1,6 @@
-"""Steps until a part is done or its time is over; then it can go on another time."""
+"""Steps until a part is done or its time is over; then it can go on another time.
+
+The run loop of the library, with a clock of the updates and an end at a given time."""
 
 from __future__ import annotations
 
@@ -10,17 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from natural_langevin._internal.trees import copy_tree_
+from natural_langevin.dynamics.base import Info
 from natural_langevin.execution.engine import Engine
 from natural_langevin.sampling.checkpoint import RunCheckpoint
-from natural_langevin.sampling.collector import is_kept
+from natural_langevin.sampling.loop import RunPlan, run
 
 #: Steps between two looks at the clock, where no iterate is kept.
 LOOK_EVERY = 100
 
 
-class Collector(Protocol):
+class Keeper(Protocol):
     """What takes the kept iterates."""
 
     def tree(self) -> dict[str, Any]:
@@ -39,10 +43,67 @@ class Ran(NamedTuple):
     wall: float
 
 
+class _Clocked:
+    """An engine whose updates' seconds are added to ``clock``, those of compiling too."""
+
+    def __init__(self, engine: Engine, clock: Tensor) -> None:
+        self._engine, self._clock = engine, clock
+        self.notify: Callable[[str], None] = engine.notify
+
+    def run(self, state: Any, start: int, count: int) -> tuple[Any, Info]:
+        began = time.monotonic()
+        state, info = self._engine.run(state, start, count)
+        bool(info.diverged.any())  # waits for the device
+        self._clock += time.monotonic() - began
+        return state, info
+
+
+class _Kept:
+    """A keeper, and the clock, as the run loop's collector."""
+
+    def __init__(self, keeper: Keeper, clock: Tensor) -> None:
+        self._keeper, self._clock, self.kept = keeper, clock, 0
+
+    def tree(self) -> dict[str, Any]:
+        return {"keeper": self._keeper.tree(), "clock": self._clock}
+
+    def begin(self, found: dict[str, Any] | None) -> None:
+        if found is not None:
+            copy_tree_(self.tree(), found)
+
+    def keep(self, state: Any) -> None:
+        self._keeper.keep(state)
+        self.kept += 1
+
+    def look(self, state: Any, info: Info) -> None:
+        """Losses are said, not kept."""
+
+
+class _Deadline:
+    """Ends a run in time, and says how far it is."""
+
+    def __init__(self, steps: int, clock: Tensor, deadline: float, say: Callable[[str], None]):
+        self._steps, self._clock, self._deadline, self._say = steps, clock, deadline, say
+        self._begun = False
+
+    def look(self, state: Any, info: Info, done: int, kept: int) -> None:
+        self._begun = True
+        if done % max(1, self._steps // 6) == 0:
+            loss, lost = float(info.loss[~info.diverged].mean()), int(info.diverged.sum())
+            spent = float(self._clock)
+            self._say(f"{done} updates, {spent:.1f} s, loss {loss:.4f}, {lost} diverged")
+
+    def ends(self, state: Any, done: int, kept: int) -> bool:
+        if not self._begun:  # however little time there is, every call gets somewhat further
+            self._say(f"goes on at update {done}")
+            return False
+        return done < self._steps and time.monotonic() >= self._deadline
+
+
 def advance(
     engine: Engine,
     state: Any,
-    collector: Collector,
+    keeper: Keeper,
     *,
     steps: int,
     burn_in: int,
@@ -58,32 +119,18 @@ def advance(
     leaves nothing there."""
     started = time.monotonic()
     clock = torch.zeros((), dtype=torch.float64)
-    tree = {"state": state, "collector": collector.tree(), "clock": clock}
+    # A checkpoint of hundreds of chains takes seconds: there is one where the time is over.
+    plan = RunPlan(
+        steps, burn_in, thin, save_every=steps, look_every=min(LOOK_EVERY, thin), save_end=False
+    )
     with contextlib.closing(RunCheckpoint(folder, config)) as saved:
-        found = saved.load(tree)
-        if found is not None:
-            state = found["state"]
-            copy_tree_(collector.tree(), found["collector"])
-            clock.copy_(found["clock"])
-            say(f"goes on at update {int(state.step)}")
-        first = done = int(state.step)
-        # However little time there is, every call gets somewhat further.
-        while done < steps and (done == first or time.monotonic() < deadline):
-            stop = min(done + LOOK_EVERY - done % LOOK_EVERY, steps)
-            stop = min(stop, done + thin - (done - burn_in) % thin)
-            began = time.monotonic()
-            state, info = engine.run(state, done, stop - done)
-            diverged = int(info.diverged.sum())  # waits for the device
-            clock += time.monotonic() - began
-            done = stop
-            if is_kept(done, burn_in, thin):
-                collector.keep(state)
-            if done % max(1, steps // 6) == 0:
-                loss = float(info.loss[~info.diverged].mean())
-                say(f"{done} updates, {float(clock):.1f} s, loss {loss:.4f}, {diverged} diverged")
-        if done < steps:
-            saved.save({"state": state, "collector": collector.tree(), "clock": clock})
-            say(f"time is over at update {done} of {steps}: the same command goes on from there")
-    if done == steps:
+        state, _ = run(
+            plan, _Clocked(engine, clock), state, _Kept(keeper, clock), saved=saved,
+            progress=False, watcher=_Deadline(steps, clock, deadline, say),
+        )  # fmt: skip
+    done = int(state.step)
+    if done < steps:
+        say(f"time is over at update {done} of {steps}: the same command goes on from there")
+    else:
         shutil.rmtree(folder, ignore_errors=True)
     return Ran(state, done, float(clock), time.monotonic() - started)

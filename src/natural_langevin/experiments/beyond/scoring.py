@@ -14,6 +14,7 @@ from natural_langevin.experiments.beyond.protocol import Setting
 from natural_langevin.experiments.beyond.running import Ran
 from natural_langevin.experiments.beyond.sampling import Bench, Group, Sampled, sample
 from natural_langevin.experiments.beyond.search import Axis, Cell, Round, search
+from natural_langevin.sampling.loop import DivergenceError
 
 Result = dict[str, Any]
 #: The share of the uniform in scores called "resolved".
@@ -35,7 +36,11 @@ def search_cells(
 
     def score(count: int, cells: list[Cell]) -> Round:
         groups = [Group(setting(cell), bench.protocol.copies) for cell in cells]
-        found = sample(bench, f"{part}-{count}", groups, dynamics, final=False)
+        try:
+            found = sample(bench, f"{part}-{count}", groups, dynamics, final=False)
+        except DivergenceError as error:  # every chain of the round
+            bench.say(str(error))
+            return Round([None] * len(cells), True, 0, 0.0, 0.0)
         bench.say(f"round {count}: {found.ran.state.chains} chains, {found.measured['execution']}")
         rows: list[dict[str, Any] | None] = []
         for group, p in zip(groups, found.probabilities.split(bench.protocol.copies), strict=True):

@@ -41,7 +41,7 @@ from natural_langevin.preconditioners import (
     UnitFisher,
 )
 
-CHAINS, ADAPT, STEPS = 1024, 20, 60
+CHAINS, ADAPT, STEPS = 1280, 20, 60
 #: Largest bias accepted against the posterior, in posterior standard deviations (variances).
 SMALL = 0.15
 

@@ -34,7 +34,7 @@ PRIORS: dict[str, Any] = {
     "fan-in": priors.FanIn(gain=1.5),
     "per tensor": {"*.bias": priors.Gaussian(2.0), "*": priors.NormalInverseGamma()},
 }
-STEPS, BURN_IN = 9, 6
+STEPS, BURN_IN = 7, 5
 
 
 def engines(model: nn.Module, likelihood: Any, given: Any, *, dtype: torch.dtype = torch.float64,

@@ -296,6 +296,7 @@ def test_chains_in_pieces(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
+@pytest.mark.self_checked
 def test_a_disagreement_is_noticed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -317,6 +318,7 @@ def test_a_disagreement_is_noticed(
     assert native.way != "native"
 
 
+@pytest.mark.self_checked
 def test_inputs_far_from_zero_are_no_disagreement(caplog: pytest.LogCaptureFixture) -> None:
     """J_ii - J_0i^2 / J_00 is rounding alone in float32 there, for the reference too; float64
     tells that the formulas are the same."""
@@ -395,6 +397,7 @@ def test_the_same_draws() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.self_checked
 def test_hardly_any_dispersion_is_no_disagreement(dtype: torch.dtype) -> None:
     """Large counts of 1/a = 1e13: neither side may subtract numbers of that size."""
     model = network(4, 6, 2).to(dtype)

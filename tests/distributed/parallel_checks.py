@@ -408,9 +408,9 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
     options: dict[str, Any] = {"step_size": "auto", "steps": 20, "burn_in": 10, "thin": 5}
     at = folder / "auto"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "PILOT_STEPS", (1, 5))
-        patch.setattr(prior_scale, "EAGER", prior_scale.Trial(steps=4, chains=1, draws=2))
-        patch.setattr(warm_up, "ROUNDS", (4, 8))
+        patch.setattr(recipe, "PILOT_STEPS", (1, 10))
+        patch.setattr(prior_scale, "EAGER", prior_scale.Trial(steps=8, chains=1, draws=4))
+        patch.setattr(warm_up, "ROUNDS", (10, 20))
         alone = different_chains(None, **options)
         spread = different_chains("auto", checkpoint=at, every=10, **options)
         shared, one = (

@@ -87,9 +87,7 @@ def starts(problem: Problem) -> Law:
     return Law(mean, covariance)
 
 
-def assert_law(
-    theta: torch.Tensor, law: Law, posterior: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def assert_law(theta: torch.Tensor, law: Law, posterior: tuple[torch.Tensor, torch.Tensor]) -> None:
     """The exact law of all chains; of those that were draws of it, the posterior up to the law's
     bias."""
     assert_normal(law.whiten(theta))

@@ -26,7 +26,7 @@ LONGEST = ("distributed", "experiments", "law", "statistics", "docs", "report")
 #: Folders and files that ask what becomes of samples, not whether a run notices a wrong network.
 KNOWN = {
     "law", "posterior", "test_checkpoint.py", "test_native.py", "test_native_convolutions.py",
-    "test_until.py",
+    "test_native_threads.py", "test_until.py",
 }  # fmt: skip
 
 

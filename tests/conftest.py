@@ -24,7 +24,10 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 #: What takes longest begins first, so that no worker is left with it at the end.
 LONGEST = ("distributed", "experiments", "law", "statistics", "docs", "report")
 #: Folders and files that ask what becomes of samples, not whether a run notices a wrong network.
-KNOWN = {"law", "posterior", "test_checkpoint.py", "test_until.py"}
+KNOWN = {
+    "law", "posterior", "test_checkpoint.py", "test_native.py", "test_native_convolutions.py",
+    "test_native_threads.py", "test_until.py",
+}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,14 +1,16 @@
-"""Pairs of engines for one run, the reference's and the native one, and how they are compared."""
+"""Pairs of engines for one run, the reference's and the native one, and how they are compared;
+networks and data for all that they are compared on."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from natural_langevin import Langevin, preconditioners, priors
+from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin.dynamics import State
 from natural_langevin.execution.engine import Engine
 
@@ -34,7 +36,72 @@ PRIORS: dict[str, Any] = {
     "fan-in": priors.FanIn(gain=1.5),
     "per tensor": {"*.bias": priors.Gaussian(2.0), "*": priors.NormalInverseGamma()},
 }
-STEPS, BURN_IN = 9, 6
+LIKELIHOODS: dict[str, Any] = {
+    "categorical": likelihoods.Categorical(),
+    "bernoulli": likelihoods.Bernoulli(),
+    "gaussian": likelihoods.Gaussian(sigma=0.7),
+    "rmse": likelihoods.Gaussian(sigma="rmse"),
+    "heteroscedastic": likelihoods.HeteroscedasticGaussian(),
+    "student-t": likelihoods.StudentT(df=3.5, scale=0.6),
+    "student-t, auto": likelihoods.StudentT(),
+    "scaled": likelihoods.Scaled(likelihoods.Gaussian(0.7), (0.4, 6.0)),
+    "scaled, rmse": likelihoods.Scaled(likelihoods.Gaussian("rmse"), (0.4, 6.0)),
+    "scaled, student-t": likelihoods.Scaled(likelihoods.StudentT(), (0.4, 6.0)),
+    "poisson": likelihoods.Poisson(),
+    "negative-binomial": likelihoods.NegativeBinomial(),
+    "dispersion": likelihoods.NegativeBinomial(0.3),
+    "ordinal": likelihoods.Ordinal(4),
+    "ordinal, gaps": likelihoods.Ordinal(3),
+    "weighted": likelihoods.Categorical(class_weights=(0.5, 2.0), ignore_index=-1),
+}
+ACTIVATIONS: dict[str, Any] = {
+    "relu": nn.ReLU,
+    "in place": lambda: nn.ReLU(inplace=True),
+    "leaky": lambda: nn.LeakyReLU(0.2),
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+    "gelu, tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+    "softplus": lambda: nn.Softplus(beta=2.0, threshold=3.0),
+    "elu": lambda: nn.ELU(0.7),
+    # 1.5 is a float32: torch rounds alpha to one in the gradient, in float64 too.
+    "celu": lambda: nn.CELU(1.5),
+    "selu": nn.SELU,
+    "mish": nn.Mish,
+    "relu6": nn.ReLU6,
+    "hardtanh": lambda: nn.Hardtanh(-0.4, 0.8),
+    "identity": nn.Identity,
+}
+STEPS, BURN_IN = 7, 5
+
+
+def network(*widths: int, activation: Any = nn.Tanh, bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(1)
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out, bias=bias), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def data(likelihood: Any, inputs: int, outputs: int, count: int = 50) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(count, inputs, generator=g, dtype=torch.float64)
+    if isinstance(likelihood, likelihoods.Categorical):
+        lowest = 0 if likelihood.ignore_index is None else likelihood.ignore_index
+        return x, torch.randint(lowest, outputs, (count,), generator=g)
+    if isinstance(likelihood, likelihoods.Poisson):
+        return x, torch.randint(0, 5, (count, outputs), generator=g)
+    if isinstance(likelihood, likelihoods.Ordinal):
+        return x, torch.randint(0, likelihood.levels, (count,), generator=g)
+    if isinstance(likelihood, likelihoods.NegativeBinomial):  # beyond what is multiplied out
+        outputs //= 2 if likelihood.dispersion == "outputs" else 1
+        return x, torch.randint(0, 30, (count, outputs), generator=g)
+    if isinstance(likelihood, likelihoods.HeteroscedasticGaussian):
+        outputs //= 2
+    if isinstance(likelihood, likelihoods.Bernoulli):
+        return x, torch.randint(0, 2, (count, outputs), generator=g).double()
+    return x, torch.randn(count, outputs, generator=g, dtype=torch.float64)
 
 
 def engines(model: nn.Module, likelihood: Any, given: Any, *, dtype: torch.dtype = torch.float64,

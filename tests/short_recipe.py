@@ -11,13 +11,13 @@ from natural_langevin.sampling.prior_scale import Trial
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
     """Every part is there, and short: the way down, the trial of priors, the pilot, the run."""
-    patch.setattr(cost, "USUAL", cost.USUAL._replace(work=0.1 * cost.USUAL.work, fewest=400))
-    patch.setattr(recipe, "FEWEST_STEPS", 400)
-    patch.setattr(recipe, "FIRST_STEPS", 400)
-    patch.setattr(recipe, "MOST_STEPS", 2000)
-    patch.setattr(recipe, "DRAWS", 60)
-    patch.setattr(recipe, "PILOT_STEPS", (1, 50))
-    patch.setattr(prior_scale, "MOST_WORK", 0.1 * prior_scale.MOST_WORK)
-    patch.setattr(prior_scale, "NATIVE", Trial(100, 2, 10, rounds=2))
-    patch.setattr(prior_scale, "EAGER", Trial(60, 1, 15))
-    patch.setattr(warm_up, "ROUNDS", (100, 200))
+    patch.setattr(cost, "USUAL", cost.USUAL._replace(work=0.03 * cost.USUAL.work, fewest=120))
+    patch.setattr(recipe, "FEWEST_STEPS", 120)
+    patch.setattr(recipe, "FIRST_STEPS", 120)
+    patch.setattr(recipe, "MOST_STEPS", 600)
+    patch.setattr(recipe, "DRAWS", 24)
+    patch.setattr(recipe, "PILOT_STEPS", (1, 20))
+    patch.setattr(prior_scale, "MOST_WORK", 0.03 * prior_scale.MOST_WORK)
+    patch.setattr(prior_scale, "NATIVE", Trial(40, 2, 5, rounds=2))
+    patch.setattr(prior_scale, "EAGER", Trial(24, 1, 6))
+    patch.setattr(warm_up, "ROUNDS", (40, 80))

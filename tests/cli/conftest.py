@@ -1,10 +1,12 @@
 """Tables and finished runs that the tests of the commands share, made once."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from natural_langevin.report import picture
 from tables import SMALL, flowers, prices, run
 
 
@@ -15,6 +17,26 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _coarse_pictures(request):
+    """Drawn from the same numbers, in a fraction of a second's time: a picture as users have it is
+    in test_uncertainty.py."""
+    if request.path.name == "test_uncertainty.py":
+        yield
+        return
+    fine = picture.new_figure
+
+    def coarse(**options: Any) -> Any:
+        figure = fine(**options | {"layout": None})
+        whole = figure.savefig
+        figure.savefig = lambda *args, **options: whole(*args, **options | {"dpi": 20})
+        return figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(picture, "new_figure", coarse)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzzing import examples
 from natural_langevin.data import DataError
 from natural_langevin.data.csv_file import CsvFile
 from natural_langevin.data.npz import read_npz
@@ -22,8 +23,8 @@ SETTINGS = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-MANY = settings(SETTINGS, max_examples=250)
-SEEDS = settings(SETTINGS, max_examples=50)  # of many cases each
+MANY = settings(SETTINGS, max_examples=examples(250))
+SEEDS = settings(SETTINGS, max_examples=examples(50))  # of many cases each
 GOOD = b'age,town,"height, cm"\n31,Rome,1.7e2\n42,"Oslo ""N""",180\n7,Rome,99.5\n' * 2
 
 
@@ -107,7 +108,7 @@ TEXT = st.text(string.ascii_letters + ' ,;"\n\té', min_size=1, max_size=10).fil
 )
 
 
-@settings(SETTINGS, max_examples=200)
+@settings(SETTINGS, max_examples=examples(200))
 @given(
     st.lists(st.tuples(st.floats(allow_nan=False, allow_infinity=False), TEXT), min_size=1),
 )
@@ -199,7 +200,7 @@ def test_any_header(tmp_path, descr, shape, fortran, version, data, compressed):
     assert_arrays_or_refusal(tmp_path / "f.npz", buffer.getvalue())
 
 
-@settings(SETTINGS, max_examples=300)
+@settings(SETTINGS, max_examples=examples(300))
 @given(st.binary(max_size=200))
 def test_any_bytes_are_no_archive(tmp_path, data):
     assert assert_arrays_or_refusal(tmp_path / "f.npz", b"PK\x03\x04" + data) is None

@@ -163,6 +163,7 @@ def test_much_memory_is_left_to_the_general_way(monkeypatch: pytest.MonkeyPatch)
     assert way_of(engines(*given, batch_size=50)) == "eager"
 
 
+@pytest.mark.self_checked
 def test_a_table_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof on the first batch: a step with one entry of the table changed is not taken."""
     likelihood = likelihoods.Categorical()

@@ -10,7 +10,7 @@ from natural_langevin import Langevin, likelihoods, priors
 from natural_langevin.preconditioners import Preconditioner
 
 SAMPLES, INPUTS, HIDDEN, OUTPUTS = 200, 3, 2, 2
-STEPS = 12
+STEPS = 8
 
 Data = tuple[Tensor, Tensor]
 

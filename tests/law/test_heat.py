@@ -42,7 +42,7 @@ def run(
     z = torch.randn(CHAINS, len(mean), generator=g).double()
     state = replace(state, mean + z @ torch.linalg.cholesky(covariance).mT)
     for _ in range(STEPS):
-        rows = torch.rand(CHAINS, SIZE, generator=g).argsort(1)[:, :BATCH]
+        rows = torch.rand(CHAINS, SIZE, generator=g).topk(BATCH).indices
         state, _ = sampler.step(
             state, (problem.x[rows], problem.y[rows]), chain_axis=True, burn_in=1
         )

@@ -54,8 +54,8 @@ def assert_reference(found: dict[str, Error]) -> None:
 def test_at_the_defaults(at_mode: bool) -> None:
     """Minibatches of a quarter; all but the length, which is kept short, is the recipe's. From a
     fitted model, so without the way down to it, whose 2,000 steps are most of a cold run."""
-    model, posterior = at_the_defaults("sblrc", chains=64, parts=4, steps=600, at_mode=at_mode)
-    assert posterior.healthy == list(range(64))
+    model, posterior = at_the_defaults("sblrc", chains=128, parts=4, steps=300, at_mode=at_mode)
+    assert posterior.healthy == list(range(128))
     assert "recipe" in posterior.config
     assert_reference(model.errors(posterior.samples))
 

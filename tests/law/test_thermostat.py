@@ -36,7 +36,7 @@ def run(
     for _ in range(steps):
         batch, own = (problem.x, problem.y), batch_size < SIZE
         if own:
-            rows = torch.rand(CHAINS, SIZE, generator=g).argsort(1)[:, :batch_size]
+            rows = torch.rand(CHAINS, SIZE, generator=g).topk(batch_size).indices
             batch = problem.x[rows], problem.y[rows]
         state, _ = sampler.step(state, batch, chain_axis=own, burn_in=1)
     return whiten(flat(state), mean, covariance), state

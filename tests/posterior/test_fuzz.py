@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import small_run
+from fuzzing import examples
 from natural_langevin import Posterior, StorageError
 from natural_langevin.posterior import manifest
 from natural_langevin.sampling.checkpoint import CheckpointError, RunCheckpoint
@@ -30,7 +31,7 @@ from reader_guard import guarded
 from small_run import network
 
 CASES = settings(
-    max_examples=80,
+    max_examples=examples(80),
     deadline=None,  # see guarded: a busy machine is not a slow reader
     derandomize=True,
     database=None,

@@ -67,6 +67,29 @@ class Run(NamedTuple):
     factors: list[Factors]  # per chain, with the same labels
 
 
+def batches(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(CHAINS, BATCH, 5, 3, generator=generator, dtype=torch.float64).to(dtype)
+    return x, torch.randint(0, 3, (CHAINS, BATCH), generator=generator)
+
+
+@functools.cache
+def oracle(drawn: bool, dtype: torch.dtype) -> tuple[list[Expected], list[Factors]]:
+    """Per chain, with the data's labels or with those that the model draws; for all metrics."""
+    model, (x, y) = build("everything", dtype), batches(dtype)
+    params = chains_of(model, CHAINS)
+    key = random.stream(random.origin(5, random.LABELS, torch.arange(CHAINS)), 0)
+    samples, factors = [], []
+    for c in range(CHAINS):
+        own, labels = {k: p[c] for k, p in params.items()}, y[c]
+        if drawn:
+            outputs = functional_call(model, own, (x[c],))
+            labels = likelihoods.Categorical().sample(outputs, key[c], {})
+        samples.append(per_sample_loop(model, cross_entropy, x[c], labels, own))
+        factors.append(kronecker_loop(model, cross_entropy, x[c], labels, own))
+    return samples, factors
+
+
 @functools.cache
 def first_step(name: str, targets: str | None, dtype: torch.dtype) -> Run:
     model, preconditioner = build("everything", dtype), make(name, targets)
@@ -74,22 +97,12 @@ def first_step(name: str, targets: str | None, dtype: torch.dtype) -> Run:
         model, likelihoods.Categorical(), preconditioner=preconditioner, chains=CHAINS,
         temperature=0.0, step_size=ETA, num_data=NUM_DATA, prior=priors.Gaussian(0.5), seed=5,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(4)
-    x = torch.randn(CHAINS, BATCH, 5, 3, generator=generator, dtype=torch.float64).to(dtype)
-    y = torch.randint(0, 3, (CHAINS, BATCH), generator=generator)
+    batch = batches(dtype)
     before = sampler.init()._replace(params=chains_of(model, CHAINS))
-    after, _ = sampler.step(before, (x, y), chain_axis=True)
-    key = random.stream(random.origin(5, random.LABELS, torch.arange(CHAINS)), 0)
-    data, fisher, factors = [], [], []
-    for c in range(CHAINS):
-        own, labels = {k: p[c] for k, p in before.params.items()}, y[c]
-        if targets == "model":
-            outputs = functional_call(model, own, (x[c],))
-            labels = likelihoods.Categorical().sample(outputs, key[c], {})
-        data.append(per_sample_loop(model, cross_entropy, x[c], y[c], own))
-        fisher.append(per_sample_loop(model, cross_entropy, x[c], labels, own))
-        factors.append(kronecker_loop(model, cross_entropy, x[c], labels, own))
-    return Run(preconditioner, sampler, (x, y), before, after, data, fisher, factors)
+    after, _ = sampler.step(before, batch, chain_axis=True)
+    data, _ = oracle(False, dtype)
+    fisher, factors = oracle(targets == "model", dtype)
+    return Run(preconditioner, sampler, batch, before, after, data, fisher, factors)
 
 
 def expected_inverse(name: str, run: Run, chain: int) -> tuple[Tensor, Tensor]:

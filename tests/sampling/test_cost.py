@@ -44,12 +44,12 @@ def test_a_network_is_traced_once_for_a_plan(monkeypatch: pytest.MonkeyPatch) ->
 def test_few_weights_are_dear_where_a_network_uses_them_many_times() -> None:
     """Which is not so of a model of one's own with a handful of numbers."""
     layers = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.ELU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 2)
+        nn.Conv2d(1, 2, 3), nn.Softsign(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 2)
     )
     small = Langevin(layers, likelihoods.Categorical())
     assert (
         cost.of_sampler(small, torch.rand(5, 1, 8, 8)).budget is cost.EAGER
-    )  # no engine knows ELU
+    )  # no engine knows Softsign
 
     class Line(nn.Module):
         def __init__(self) -> None:
@@ -105,7 +105,7 @@ def test_a_pilot_ends_early_where_its_steps_are_dear(
 
     monkeypatch.setattr(step_size_rule, "steepest", steepest)
     monkeypatch.setattr("natural_langevin.sampling.warm_up.ROUNDS", (10,))
-    model = convolutional() if native else convolutional(nn.ELU())
+    model = convolutional() if native else convolutional(nn.Softsign())
     posterior = Langevin(model, likelihoods.Categorical(), chains=2).sample((x, y), progress=False)
     assert seen == [1, 50]
     assert posterior.config["recipe"]["prior_scale"] is None

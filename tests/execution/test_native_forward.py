@@ -63,6 +63,11 @@ def test_every_activation(activation: nn.Module, dtype: torch.dtype) -> None:
         found = native(caller(model), params, x)
         assert found is not None
         torch.testing.assert_close(found, expected(model, params, x), **bounds(dtype))
+    # By a loss that is no number a diverged chain is known.
+    params["0.weight"][1] = torch.nan
+    found = native(caller(model), params, x)
+    assert found is not None
+    assert found.isnan().flatten(1).all(1).tolist() == [False, True, False, False]
 
 
 def test_inputs_of_their_own() -> None:

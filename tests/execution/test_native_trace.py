@@ -52,6 +52,7 @@ OTHERS: dict[str, Callable[[Custom, Tensor], Tensor]] = {
     "normalised inputs": lambda m, x: m.last(F.linear(x - x.mean(), m.w, m.b)),
     "a transposed batch": lambda m, x: m.last(F.linear(x[:4].t().reshape(4, 4), m.w, m.b)),
     "an activation first": lambda m, x: m.last(F.linear(torch.tanh(x), m.w, m.b)),
+    "an ELU with scales": lambda m, x: m.last(F.elu_(F.linear(x, m.w, m.b), 1.0, 2.0)),
     "written into": lambda m, x: m.last(_first_column_zero(F.linear(x, m.w, m.b))),
 }
 

@@ -24,6 +24,7 @@ from natural_langevin.experiments.beyond.sampling import Bench
 from natural_langevin.experiments.beyond.scoring import resolved
 from natural_langevin.metrics import nll
 from natural_langevin.models import mlp
+from natural_langevin.sampling.loop import DivergenceError
 
 
 def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -271,3 +272,19 @@ def test_the_rows_on_a_page(finished, tmp_path, monkeypatch):
     assert lines[-2:] == ["<!-- rows:end -->", "b"]
     assert sum(line.startswith("| ") for line in lines) == 1 + len(finished[1]["rows"])
     assert "old" not in lines
+
+
+def test_a_part_all_of_whose_chains_diverge_says_so_and_the_others_go_on(
+    tmp_path, finished, monkeypatch
+):
+    out, _ = finished
+
+    def lost(bench, part, *rest, **options):
+        raise DivergenceError(f"all chains of {part} became non-finite")
+
+    monkeypatch.setattr(model_parts, "sample", lost)
+    parts = {"local": 1e9, "overdamped-select": 1e9}
+    found = run(DATA, tmp_path / "a.json", protocol=PROTOCOL, parts=parts, searches=out)
+    assert found["parts"]["local"]["diverged"] == ["all chains of local became non-finite"]
+    assert found["parts"]["local"]["rows"] == []
+    assert found["parts"]["overdamped-select"]["complete"]

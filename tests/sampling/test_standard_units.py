@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
 from natural_langevin.sampling import cost, recipe, standard_units, warm_up
-
-RUN: dict[str, Any] = {"steps": 40, "burn_in": 8, "thin": 4, "progress": False}
+from short_unit_runs import RUN, network, rows, sampled
 
 
 @pytest.fixture(autouse=True)
@@ -24,27 +23,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe, "PILOT_STEPS", (1, 20))
 
 
-def rows(count: int = 30, numbers: int = 1) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(count, 3, generator=generator)
-    y = torch.sin(x) @ torch.randn(3, numbers, generator=generator)
-    return x, y + 0.3 * torch.randn(count, numbers, generator=generator)
-
-
 def standard(values: Tensor) -> Tensor:
     wide = values.double()
     return ((wide - wide.mean(0)) / wide.std(0, correction=0)).float()
-
-
-def network(outputs: int = 1) -> nn.Sequential:
-    return models.mlp(3, outputs, (6,), activation=nn.Tanh, seed=1)
-
-
-def sampled(
-    x: Tensor, y: Tensor, likelihood: likelihoods.Likelihood, model: nn.Module, **options: Any
-) -> tuple[Langevin, Posterior]:
-    sampler = Langevin(model, likelihood, chains=2, **options)
-    return sampler, sampler.sample((x, y), **RUN)
 
 
 LEARNED = likelihoods.Gaussian("rmse")
@@ -417,37 +398,3 @@ def test_several_targets_are_loaded_with_the_users_own_likelihood(tmp_path: Path
     loaded = Posterior.load(tmp_path / "saved", network(2), likelihood=LEARNED)
     assert loaded.sigma is not None
     torch.testing.assert_close(loaded.sigma, posterior.sigma)
-
-
-class OwnNoise(likelihoods.Likelihood):
-    """A user's own Gaussian of known width, which says that units may be changed."""
-
-    has_units = True
-
-    def __init__(self, width: float) -> None:
-        self.width = width
-
-    @property
-    def known_width(self) -> float:
-        return self.width
-
-    def in_units(self, size: float) -> OwnNoise:
-        return OwnNoise(self.width / size)
-
-    def distribution(self, outputs: Tensor, state: likelihoods.State) -> Any:
-        return torch.distributions.Normal(outputs, self.width, validate_args=False)
-
-    def __repr__(self) -> str:
-        return f"OwnNoise({self.width})"
-
-
-def test_a_likelihood_of_ones_own_is_asked_and_not_its_class() -> None:
-    """The library's Gaussian of the same width samples the same, to rounding."""
-    x, y = rows()
-    y = 1e5 * y + 4e5
-    own, ours = (
-        sampled(x, y, one, network())[1] for one in (OwnNoise(3e4), likelihoods.Gaussian(3e4))
-    )
-    assert own.config["units"] == ours.config["units"] is not None
-    assert isinstance(own.likelihood, OwnNoise)
-    torch.testing.assert_close(own.predict(x).mean, ours.predict(x).mean, rtol=1e-2, atol=1e3)

@@ -39,7 +39,8 @@ class Likelihood:
     #: What makes class probabilities of the outputs, where these are logits.
     link: Literal["softmax", "sigmoid"] | None = None
     #: Whether a target is a number with Normal noise, or Student's t, around an output: a run may
-    #: then change its units (see ``in_units``).
+    #: then change its units. One that says so defines ``in_units``, and where it learns something,
+    #: ``state`` holds squares of widths.
     has_units = False
     #: Whether outliers are expected.
     heavy_tails = False
@@ -56,6 +57,11 @@ class Likelihood:
 
     def in_units(self, size: float) -> Likelihood:
         """The same likelihood of targets and outputs that are divided by ``size``."""
+        if self.has_units:
+            raise NotImplementedError(
+                f"{type(self).__name__} has units, so it must say what it is in others: define "
+                "in_units(size), or leave has_units at False"
+            )
         return self
 
     @property

@@ -29,6 +29,10 @@ class HeteroscedasticGaussian(Likelihood):
     has_units = True
     outputs_per_target = 2
 
+    def in_units(self, size: float) -> HeteroscedasticGaussian:
+        """Itself: its widths are outputs."""
+        return self
+
     def distribution(self, outputs: Tensor, state: State) -> distributions.Normal:
         mean, log_variance = outputs.chunk(2, dim=-1)
         return distributions.Normal(mean, (log_variance / 2).exp(), validate_args=False)

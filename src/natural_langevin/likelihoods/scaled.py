@@ -45,6 +45,14 @@ class Scaled(Likelihood):
             raise ValueError(f"scale must hold positive numbers, got {self.scale!r}")
         object.__setattr__(self, "scale", tuple(float(s) for s in self.scale))
 
+    @staticmethod
+    def takes(likelihood: Likelihood) -> bool:
+        """Whether the noise is of a kind that can be scaled."""
+        state = likelihood.init(1, dtype=torch.float64, device=torch.device("cpu"))
+        outputs = torch.zeros(1, 1, dtype=torch.float64)
+        law = likelihood.distribution(outputs, {k: v[0] for k, v in state.items()})
+        return isinstance(law, distributions.Normal | StudentTLaw)
+
     def in_units(self, size: float) -> Likelihood:
         """Of targets in units of ``self.scale``, the one that is scaled."""
         return self.likelihood
@@ -78,7 +86,10 @@ class Scaled(Likelihood):
 
     def noise_variance(self, state: State) -> Tensor | None:
         """(chain, D), or (1, D) where it is known."""
-        own = cast(Tensor, self.likelihood.noise_variance(state)).reshape(-1, 1)
+        own = self.likelihood.noise_variance(state)
+        if own is None:
+            return None
+        own = own.reshape(-1, 1)
         return own * own.new_tensor(self.scale).square()
 
     def check(self, outputs: Tensor, y: Tensor) -> None:

@@ -294,5 +294,7 @@ def _likelihood(
         if "likelihood" in arguments:
             arguments["likelihood"] = _likelihood(dict(arguments["likelihood"]), None)
         return LIKELIHOODS[name](**arguments)
+    except StorageError:  # of the one inside, which says what to do
+        raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StorageError(f"the saved likelihood {name} is malformed: {error}") from error

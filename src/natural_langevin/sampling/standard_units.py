@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.likelihoods import Likelihood
+from natural_langevin.likelihoods import Likelihood, Scaled
 from natural_langevin.posterior import stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
@@ -177,7 +177,7 @@ def find(sampler: Any, x: Tensor, y: Tensor) -> Units | None:
     """The units in which data of unusual size are of a usual one, where the layers allow it."""
     model, likelihood = sampler._template, sampler.likelihood
     few = x[:: max(1, len(x) // FEW)][:FEW].to(sampler.device)
-    found = Units(spread=likelihood.outputs_per_target == 2)
+    found = Units(spread=likelihood.has_units and likelihood.outputs_per_target == 2)
     if not sampler.signature.packed and x.is_floating_point():
         wanted = _of_inputs(model, x)
         for one in wanted:
@@ -227,7 +227,9 @@ def _of_targets(model: nn.Module, likelihood: Likelihood, y: Tensor) -> Iterator
     size, spread = rows.square().mean(0).sqrt(), rows.std(0, correction=0)
     if not bool(((size > LARGE) | ((spread < SMALL) & (spread > VARIES * size))).any()):
         return
-    if likelihood.known_width is not None:  # one width, for all columns
+    one_output = likelihood.outputs_per_target == 1
+    # One width, for all columns; or noise that has no size to be multiplied by a column's.
+    if likelihood.known_width is not None or (one_output and not Scaled.takes(likelihood)):
         scale = scale.square().mean().sqrt().expand_as(scale)
     outputs = rows.shape[1] * likelihood.outputs_per_target
     for name, layer in reversed([*model.named_modules()]):

@@ -98,8 +98,8 @@ def deskewed(bench: Bench, done: dict[str, Result]) -> Result:
     protocol, ranked = bench.protocol, ranked_settings(done["deskewed-select"])
     if not ranked or not ranked[0].deskew:
         return {"complete": True, "rows": []}
-    shares = {s.deskew: s for s in reversed(ranked) if s.deskew not in (0, ranked[0].deskew)}
-    beside = [Group(s, protocol.deskewed_mixed) for s in list(shares.values())[-1:]]
+    others = [s for s in ranked if s.deskew not in (0, ranked[0].deskew)]
+    beside = [Group(s, protocol.deskewed_mixed) for s in others[:1]]
     return _final(
         bench, done, "deskewed", "deskewed images", protocol.seeds, protocol.pooled, beside
     )
@@ -158,5 +158,5 @@ def _final(
     if beside:
         inputs = " and ".join(str(group.setting.inputs) for group in groups)
         pool = f"all {len(everything)} chains pooled, {inputs}"
-        rows.append(row(pool, mean_of(everything), len(everything)))
+        rows.append(row(pool, mean_of(everything), len(everything), None))
     return part_result(found, bench, groups, rows)

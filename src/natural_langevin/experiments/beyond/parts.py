@@ -111,10 +111,10 @@ def final(bench: Bench, done: dict[str, Result]) -> Result:
         near_ones = others[len(beside) : len(beside) + len(lengths)]
         pool = torch.cat([seeds[0], *near_ones])
         label = f"{len(pool)} chains pooled over {1 + len(lengths)} lengths"
-        rows.append(row(label, mean_of(pool), len(pool)))
+        rows.append(row(label, mean_of(pool), len(pool), None))
         pool = torch.cat([main, *near_ones])
         label = f"{len(pool)} chains pooled, all of the smoothed"
-        rows.append(row(label, mean_of(pool), len(pool)))
+        rows.append(row(label, mean_of(pool), len(pool), None))
     return part_result(found, bench, groups, rows)
 
 

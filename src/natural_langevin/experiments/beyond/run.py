@@ -18,6 +18,7 @@ from natural_langevin.experiments.beyond.protocol import Protocol
 from natural_langevin.experiments.beyond.sampling import Bench
 from natural_langevin.experiments.origin import origin
 from natural_langevin.experiments.results_file import write_results
+from natural_langevin.sampling.loop import DivergenceError
 
 FORMAT = 1
 
@@ -76,6 +77,9 @@ def run(
             except TimeoutError as error:
                 say(str(error))
                 break
+            except DivergenceError as error:  # every chain of the part: the others go on
+                say(str(error))
+                found = {"complete": True, "rows": [], "diverged": [str(error)]}
             found["started"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             found["machine"] = origin(device)
             results["parts"][name] = _finite(found)

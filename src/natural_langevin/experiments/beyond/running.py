@@ -18,7 +18,7 @@ from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.dynamics.base import Info
 from natural_langevin.execution.engine import Engine
 from natural_langevin.sampling.checkpoint import RunCheckpoint
-from natural_langevin.sampling.loop import RunPlan, run
+from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
 
 #: Steps between two looks at the clock, where no iterate is kept.
 LOOK_EVERY = 100
@@ -62,10 +62,15 @@ class _Kept:
     """A keeper, and the clock, as the run loop's collector."""
 
     def __init__(self, keeper: Keeper, clock: Tensor) -> None:
-        self._keeper, self._clock, self.kept = keeper, clock, 0
+        self._keeper, self._clock = keeper, clock
+        self._count = torch.zeros((), dtype=torch.int64)
+
+    @property
+    def kept(self) -> int:
+        return int(self._count)
 
     def tree(self) -> dict[str, Any]:
-        return {"keeper": self._keeper.tree(), "clock": self._clock}
+        return {"keeper": self._keeper.tree(), "clock": self._clock, "kept": self._count}
 
     def begin(self, found: dict[str, Any] | None) -> None:
         if found is not None:
@@ -73,7 +78,7 @@ class _Kept:
 
     def keep(self, state: Any) -> None:
         self._keeper.keep(state)
-        self.kept += 1
+        self._count += 1
 
     def look(self, state: Any, info: Info) -> None:
         """Losses are said, not kept."""
@@ -124,10 +129,14 @@ def advance(
         steps, burn_in, thin, save_every=steps, look_every=min(LOOK_EVERY, thin), save_end=False
     )
     with contextlib.closing(RunCheckpoint(folder, config)) as saved:
-        state, _ = run(
-            plan, _Clocked(engine, clock), state, _Kept(keeper, clock), saved=saved,
-            progress=False, watcher=_Deadline(steps, clock, deadline, say),
-        )  # fmt: skip
+        try:
+            state, _ = run(
+                plan, _Clocked(engine, clock), state, _Kept(keeper, clock), saved=saved,
+                progress=False, watcher=_Deadline(steps, clock, deadline, say),
+            )  # fmt: skip
+        except DivergenceError:  # there is nothing to go on with
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     done = int(state.step)
     if done < steps:
         say(f"time is over at update {done} of {steps}: the same command goes on from there")

@@ -103,18 +103,19 @@ def ran_result(ran: Ran, steps: int) -> Result:
 
 
 def rows_of(found: Sampled, groups: Sequence[Group]) -> Callable[..., Result]:
-    """Makes rows ``row(label, probabilities, chains, group)`` of what was sampled."""
+    """Makes rows ``row(label, probabilities, chains, group)`` of what was sampled. Of chains of
+    several groups, ``group`` None, the row has the first one's setting, and no temperature."""
     virials = [of and of["temperature"] for of in found.measured["virial"]]
 
-    def row(label: str, p: Tensor, chains: int, group: int = 0) -> Result:
+    def row(label: str, p: Tensor, chains: int, group: int | None = 0) -> Result:
         return {
             "label": label,
             "kind": "chains",
             "chains": chains,
             "draws": found.draws,
             "updates": found.ran.updates,
-            "setting": groups[group].setting.as_dict(),
-            "virial": virials[group],
+            "setting": groups[group or 0].setting.as_dict(),
+            "virial": None if group is None else virials[group],
             **summaries_of(p, found.labels),
         }
 

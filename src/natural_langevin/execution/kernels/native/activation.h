@@ -64,7 +64,7 @@ static void activate(const Layer *l, real *restrict z, real *restrict slope, int
         EACH {
             const real x = z[n], below = exp_((x < 0 ? x : 0) / second);
             slope[n] = x > 0 ? 1 : first / second * below;
-            z[n] = x > 0 ? x : first * (below - 1);
+            z[n] = x > 0 || x != x ? x : first * (below - 1);  // NaN stays
         }
         break;
     case SELU:
@@ -72,7 +72,7 @@ static void activate(const Layer *l, real *restrict z, real *restrict slope, int
             const real scale = (real)1.0507009873554804934, height = (real)1.7580993408473768599;
             const real x = z[n], below = height * exp_(x < 0 ? x : 0);
             slope[n] = x > 0 ? scale : below;
-            z[n] = x > 0 ? scale * x : below - height;
+            z[n] = x > 0 || x != x ? scale * x : below - height;
         }
         break;
     case MISH:

@@ -15,6 +15,8 @@ ACTIVATIONS = (
     "identity", "relu", "leaky_relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "softplus",
     "elu", "selu", "mish", "hardtanh",
 )  # fmt: skip
+#: Those with numbers of their own.
+NUMBERED = ("leaky_relu", "softplus", "elu", "hardtanh")
 METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal", "unit")
 PRIORS = ("flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace", "two_gaussians")
 LIKELIHOODS = (

@@ -16,7 +16,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.layer import KIND_NUMBER, KINDS, LayerState, LayerTask
 from natural_langevin.execution.kernels.native import settings
-from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, LIKELIHOODS
+from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, LIKELIHOODS, NUMBERED
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.execution.kernels.perceptron_layers import PerceptronLayer, perceptron_layers
 from natural_langevin.execution.kernels.step import layer_task
@@ -209,7 +209,7 @@ def _padded(width: int) -> int:
 def _network_options(layers: list[PerceptronLayer], sizes: tuple[int, ...]) -> dict[str, Any]:
     """The kernel's constants that describe the network."""
     inputs, units, two, outputs, last = sizes
-    numbers = {layer.parameters for layer in layers if layer.parameters != (0.0, 0.0)}
+    numbers = {layer.parameters for layer in layers if layer.activation in NUMBERED}
     if len(numbers) > 1:
         raise UnsupportedError("activations of one kind with several parameters")
     first, second = numbers.pop() if numbers else (0.0, 0.0)

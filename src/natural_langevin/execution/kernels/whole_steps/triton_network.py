@@ -60,11 +60,11 @@ def activate(z, KIND: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
     if KIND == 9:
         below = tl.exp(tl.minimum(z, 0.0) / SECOND)
         slope = tl.where(z > 0, 1.0, FIRST / SECOND * below)
-        f = tl.where(z > 0, z, FIRST * (below - 1.0))
+        f = tl.where((z > 0) | (z != z), z, FIRST * (below - 1.0))  # NaN stays
     if KIND == 10:
         below = 1.7580993408473768 * tl.exp(tl.minimum(z, 0.0))
         slope = tl.where(z > 0, 1.0507009873554805, below)
-        f = tl.where(z > 0, 1.0507009873554805 * z, below - 1.7580993408473768)
+        f = tl.where((z > 0) | (z != z), 1.0507009873554805 * z, below - 1.7580993408473768)
     if KIND == 11:
         t = tanh(softplus(z))
         slope = t + z * (1.0 - t * t) * tl.sigmoid(z)

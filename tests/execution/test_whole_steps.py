@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import native_engines
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin.data import Subsets
 from natural_langevin.dynamics import Overdamped, State, Underdamped
@@ -43,21 +44,9 @@ DYNAMICS = {
     "euler": Underdamped(0.3),
     "baoab": Underdamped(0.3, "baoab"),
 }
-ACTIVATIONS: dict[str, Any] = {
-    "relu": nn.ReLU,
-    "leaky": lambda: nn.LeakyReLU(0.2),
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "gelu": nn.GELU,
-    "gelu, tanh": lambda: nn.GELU(approximate="tanh"),
-    "silu": nn.SiLU,
-    "softplus": lambda: nn.Softplus(beta=2.0, threshold=3.0),
-    "elu": lambda: nn.ELU(0.7),
-    "celu": lambda: nn.CELU(1.5),
-    "selu": nn.SELU,
-    "mish": nn.Mish,
-    "relu6": nn.ReLU6,
-    "hardtanh": lambda: nn.Hardtanh(-0.4, 0.8),
+#: In place or not is all one here, and the identity is the last layer's.
+ACTIVATIONS = {
+    k: make for k, make in native_engines.ACTIVATIONS.items() if k not in ("in place", "identity")
 }
 #: A batch of 37 is two tiles; 80 data make two batches of an epoch.
 STEPS, BURN_IN, BATCH, DATA = 7, 5, 37, 80
@@ -148,7 +137,7 @@ def check_stop() -> None:
 
 @pytest.mark.parametrize(
     ("which", "count"),
-    [("few", 3), pytest.param("all", 21, marks=pytest.mark.thorough)],
+    [("few", 3), pytest.param("all", 13 + len(ACTIVATIONS), marks=pytest.mark.thorough)],
 )
 def test_the_kernel_in_its_interpreter(which: str, count: int) -> None:
     script = Path(__file__).with_name("interpreted_whole_steps.py")

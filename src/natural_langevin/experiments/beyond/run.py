@@ -72,14 +72,9 @@ def run(
                 protocol, data, torch.device(device), work or out.with_suffix(".parts"), compile,
                 started + wanted[name], _prefixed(say, name),
             )  # fmt: skip
-            try:
-                found = PARTS[name].run(bench, results["parts"])
-            except TimeoutError as error:
-                say(str(error))
+            found = _found(name, bench, results["parts"])
+            if found is None:
                 break
-            except DivergenceError as error:  # every chain of the part: the others go on
-                say(str(error))
-                found = {"complete": True, "rows": [], "diverged": [str(error)]}
             found["started"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             found["machine"] = origin(device)
             results["parts"][name] = _finite(found)
@@ -91,6 +86,18 @@ def run(
     finally:
         torch.set_float32_matmul_precision(before)
     return results
+
+
+def _found(name: str, bench: Bench, done: dict[str, Any]) -> dict[str, Any] | None:
+    """What a part comes to; None where its time was over before it had anything."""
+    try:
+        return PARTS[name].run(bench, done)
+    except TimeoutError as error:
+        bench.say(str(error))
+        return None
+    except DivergenceError as error:  # every chain of the part: the others go on
+        bench.say(str(error))
+        return {"complete": True, "rows": [], "diverged": [str(error)]}
 
 
 def _prefixed(say: Callable[[str], None], name: str) -> Callable[[str], None]:

@@ -98,6 +98,47 @@ def test_an_owner_file_of_any_content_is_no_obstacle(tmp_path, content):
         assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
 
 
+PLANTED = {
+    "link": lambda lock, victim: lock.symlink_to(victim),
+    "link to nothing": lambda lock, victim: lock.symlink_to(victim.with_name("new")),
+    "second name": lambda lock, victim: lock.hardlink_to(victim),
+    "pipe": lambda lock, victim: os.mkfifo(lock),
+    "folder": lambda lock, victim: lock.mkdir(),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_lock_that_is_no_file_of_ours_is_refused_and_nothing_written_through_it(tmp_path, kind):
+    posterior, victim = small_run.sample(), tmp_path / "victim"
+    for user in ("checkpoint", "store", "save"):
+        folder = tmp_path / user
+        folder.mkdir()
+        victim.write_text("precious")
+        PLANTED[kind](folder / ".lock", victim)
+        with pytest.raises(StorageError, match=r"\.lock is a .*, not a plain file: remove it"):
+            posterior.save(folder) if user == "save" else small_run.sample(**{user: folder})
+        assert victim.read_text() == "precious"
+        assert not victim.with_name("new").exists()
+        assert os.path.lexists(folder / ".lock")
+
+
+def test_a_link_put_in_the_place_of_a_held_lock_is_not_written_through(tmp_path, monkeypatch):
+    victim, lock = tmp_path / "victim", tmp_path / "folder" / ".lock"
+    victim.write_text("precious")
+    lock.parent.mkdir()
+    is_at = folder_lock._is_at
+
+    def swapped(file, path):  # between the look at the name and the owner's
+        found = is_at(file, path)
+        lock.unlink()
+        lock.symlink_to(victim)
+        return found
+
+    monkeypatch.setattr(folder_lock, "_is_at", swapped)
+    FolderLock(lock.parent, "working").release()
+    assert victim.read_text() == "precious"
+
+
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 

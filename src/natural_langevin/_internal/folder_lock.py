@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import threading
 import time
 import weakref
@@ -95,11 +96,11 @@ def _open_locked(path: Path, purpose: str) -> int | None:
     # made read-only. NFS locks only what is open for writing.
     access = os.O_RDONLY
     while True:
-        file = os.open(path, access | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        file = _open_plain(path, access | os.O_CREAT)
         try:
             free = _lock(file, path)
             if free and _is_at(file, path):
-                _write_owner(path, purpose)
+                _write_owner(file, path, purpose)
                 return file
         except OSError as error:
             if error.errno != errno.EBADF or access == os.O_RDWR:
@@ -111,10 +112,33 @@ def _open_locked(path: Path, purpose: str) -> int | None:
             return None
 
 
+def _open_plain(path: Path, access: int) -> int:
+    """A file of our own under this name: never what a link leads to, never a pipe or a device."""
+    for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):  # Windows has none of them
+        access |= getattr(os, name, 0)
+    try:
+        file = os.open(path, access, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP and not path.is_dir():
+            raise
+        raise StorageError(f"{path} is {_kind(path)}, not a plain file: remove it") from error
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(file)
+        raise StorageError(f"{path} is {_kind(path)}, not a plain file: remove it")
+    return file
+
+
+def _kind(path: Path) -> str:
+    if path.is_symlink():
+        return "a link"
+    return "a file with several names" if path.is_file() else "a folder, a pipe or a device"
+
+
 def _is_at(file: int, path: Path) -> bool:
     """Whether the name still means this file: its last owner may have removed it in between."""
     try:
-        return os.path.samestat(os.fstat(file), os.stat(path))
+        return os.path.samestat(os.fstat(file), os.lstat(path))
     except FileNotFoundError:
         return False
 
@@ -133,17 +157,28 @@ def _lock(file: int, path: Path) -> bool:
     return not owner or (owner.get("host") == socket.gethostname() and not _alive(owner))
 
 
-def _write_owner(path: Path, purpose: str) -> None:
+def _write_owner(file: int, path: Path, purpose: str) -> None:
+    """Into the file that is locked, whatever its name means by now."""
     since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "purpose": purpose}
-    with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
-        path.write_text(json.dumps(owner))
+    with contextlib.suppress(OSError, StorageError):  # a full disk: it holds without a name
+        writer = _open_plain(path, os.O_WRONLY)
+        try:
+            if os.path.samestat(os.fstat(file), os.fstat(writer)):
+                os.ftruncate(writer, 0)
+                os.write(writer, json.dumps(owner).encode())
+        finally:
+            os.close(writer)
 
 
 def _read_owner(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes()[:10_000])
-    except (OSError, ValueError):
+        file = _open_plain(path, os.O_RDONLY)
+        try:
+            found = json.loads(os.read(file, 10_000))
+        finally:
+            os.close(file)
+    except (OSError, ValueError, StorageError):
         return {}
     return found if isinstance(found, dict) else {}
 

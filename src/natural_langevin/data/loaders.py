@@ -66,6 +66,8 @@ class _LoaderStream:
         """A loader's item as a checked pair (x, y) on the device."""
         x, y = self._split(item)
         check_pair(x, y)
+        if not len(x):
+            raise ValueError("the DataLoader gave a batch without rows: leave it out")
         moved = x.to(self._device)
         return moved, moved if y is x else y.to(self._device)
 

@@ -63,6 +63,7 @@ class NativeMLP:
         self.num_data, self.dtype = num_data, first.dtype
         self._check_settings()
         x = stream.example()[0]
+        self._row_shape = x.shape[1:]
         self._fixed = fixed_tensors(dynamics, state)
         self.specs = specs_of(dynamics, state, self._fixed, x)
         found = library(self.dtype, places=any(spec.places for spec in self.specs))
@@ -131,7 +132,18 @@ class NativeMLP:
             needed = self._library.workspace_bytes(ctypes.byref(run), self._layers)
             self._workspace = torch.empty(needed, dtype=torch.uint8)
             run.workspace = self._workspace.data_ptr()
+        if self._addresses != tuple(map(_pointer, self._data)):
+            raise RuntimeError(
+                "the memory of x or y was replaced during the run (resize_, set_ or a storage that "
+                "was freed): give the run a copy, x.clone()"
+            )
         self._library.run_steps(ctypes.byref(run), self._layers)
+        row = int(self._wrong_row)
+        if row >= 0:
+            raise ValueError(
+                f"row {row} of the data has a class that the likelihood does not know: y was "
+                "changed during the run. Give the run a copy, y.clone()"
+            )
 
     # What is fixed along a run -------------------------------------------------------------------
 
@@ -178,6 +190,8 @@ class NativeMLP:
         run, dynamics = self._run, self.dynamics
         chains = len(dynamics.temperature)
         self._loss = torch.zeros(chains, dtype=self.dtype)
+        self._wrong_row = torch.tensor(-1)
+        run.wrong_row = self._wrong_row.data_ptr()
         self._rates = self.rates.values.to(self.dtype).contiguous()
         run.chains, run.layers, run.step_stride = chains, len(self.specs), self._rates.stride(0)
         warm = dynamics.temperature.to(self.dtype)
@@ -238,12 +252,19 @@ class NativeMLP:
     def _take_rows(self, x: Tensor, y: Tensor, numbers: Tensor | None = None) -> None:
         if x.dtype != self.dtype:
             raise UnsupportedError(f"inputs of {x.dtype}")
+        if x.shape[1:] != self._row_shape or not len(x) == len(y) > 0:
+            raise ValueError(
+                f"a batch of x {tuple(x.shape)} and y {tuple(y.shape)} does not fit rows of "
+                f"{tuple(self._row_shape)}, with which the run began: give rows of one shape, or "
+                "compile=False"
+            )
         run, outputs = self._run, self._layers[len(self.specs) - 1].outputs
         rows = x.detach().reshape(len(x), -1).contiguous()
         found = settings.targets(self.dynamics.gradients.likelihood, y, outputs, self.dtype)
         run.x, run.targets = rows.data_ptr(), 0 if found.values is None else found.values.shape[1]
         run.classes, run.y, run.offset, run.weight = (_pointer(t) for t in found)
         self._data = (rows, numbers, *found)  # kept
+        self._addresses = tuple(map(_pointer, self._data))
 
     # State ---------------------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ typedef struct {
     real *learned_variance;   // (chain), NULL: known
     int64_t metric, fresh, model_targets;
     int64_t *diverged;        // (chain)
+    int64_t *wrong_row;       // one number: a row whose class is none of the likelihood's was read
     real *loss;               // (chain): of the last step
     void *workspace;
 } Run;

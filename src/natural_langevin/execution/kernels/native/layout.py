@@ -96,6 +96,7 @@ class Run(ctypes.Structure):
         ("fresh", c_int64),
         ("model_targets", c_int64),
         ("diverged", c_void_p),
+        ("wrong_row", c_void_p),
         ("loss", c_void_p),
         ("workspace", c_void_p),
     ]

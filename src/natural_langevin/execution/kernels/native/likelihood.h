@@ -16,6 +16,15 @@ typedef struct {
 
 #define SAMPLES for (int64_t n = o->from; n < o->to; ++n)
 
+// The class of a row, read once: labels are the caller's memory, which may change during a run. One
+// that does not exist is noted, and counts as class 0 until the call ends.
+INLINE int64_t class_of(const Run *run, int64_t row, int64_t classes) {
+    const int64_t label = *(const volatile int64_t *)(run->classes + row);
+    if (label >= 0 && label < classes) return label;
+    __atomic_store_n(run->wrong_row, row, __ATOMIC_RELAXED);
+    return 0;
+}
+
 // D becomes the probabilities, the loss logsumexp(Z).
 static void softmax(const Outputs *o) {
     real *restrict largest = o->largest, *restrict total = o->total;
@@ -46,7 +55,7 @@ static void softmax(const Outputs *o) {
 static void categorical(const Run *run, const Outputs *o) {
     softmax(o);
     SAMPLES {
-        const int64_t at = run->classes[o->rows[n]] * o->stride + n;
+        const int64_t at = class_of(run, o->rows[n], o->outputs) * o->stride + n;
         o->loss[n] -= o->z[at];
         o->d[at] -= 1;
     }
@@ -169,7 +178,7 @@ static void ordinal(const Run *run, const Outputs *o) {
     for (int64_t k = 1; k < o->outputs; ++k)
         SAMPLES o->d[k * o->stride + n] = 0;
     SAMPLES {
-        const int64_t level = run->classes[o->rows[n]];
+        const int64_t level = class_of(run, o->rows[n], last + 1);
         const real *z = o->z + n;
         real *d = o->d + n, below = 0, above = -(real)0.5 * (real)(last - 1) - z[0], gap = 0;
         for (int64_t k = 1; k <= level && k < last; ++k) {

@@ -7,10 +7,9 @@ import warnings
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from natural_langevin import Langevin, likelihoods, priors
-from natural_langevin.posterior import monte_carlo
 
 X = torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -67,43 +66,12 @@ def test_the_mean_of_the_draws_is_that() -> None:
         found.mean_network(average="late")
 
 
-def autoregression(chains: int, draws: int, rho: float, numbers: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(draws, chains, numbers, generator=generator, dtype=torch.float64)
-    values = [noise[0]]
-    for t in range(1, draws):
-        values.append(rho * values[-1] + (1 - rho**2) ** 0.5 * noise[t])
-    return torch.stack(values, 1)
-
-
-def test_the_error_of_a_mean_of_correlated_draws() -> None:
-    """sqrt((1 + rho) / ((1 - rho) C n)) for an autoregression. Batches of 50 draws miss a share
-    tau/50 of it; 200 numbers give it to half a per cent."""
-    rho, chains, draws = 0.5, 4, 2500
-    error = monte_carlo.standard_error(autoregression(chains, draws, rho, 200))
-    expected = math.sqrt((1 + rho) / (1 - rho) / (chains * draws))
-    assert float(error.square().mean().sqrt()) == pytest.approx(expected, rel=0.05)
-    assert monte_carlo.standard_error(torch.zeros(1, 3, 2)) is None
-
-
 def test_predictions_say_how_well_they_are_known() -> None:
     found = posterior().predict(X)
     assert found.error is not None
     assert found.error.shape == found.mean.shape
     assert bool((found.error > 0).all())
     assert posterior().predict(X, keep_samples=False).error is None
-
-
-def test_the_log_score_and_its_error() -> None:
-    """The score itself by its definition; its error against the spread over independent runs."""
-    generator = torch.Generator().manual_seed(2)
-    runs = -torch.randn(200, 2, 64, 30, generator=generator, dtype=torch.float64).square()
-    readings = [monte_carlo.log_score(one) for one in runs]
-    flat = runs[0].flatten(0, 1)
-    assert readings[0].value == pytest.approx(float(-flat.exp().mean(0).log().mean()))
-    spread = torch.tensor([r.value for r in readings]).std()
-    error = torch.tensor([r.error for r in readings]).mean()
-    assert float(error / spread) == pytest.approx(1.0, abs=0.25)  # 5 errors of a spread of 200
 
 
 def test_scores_carry_their_monte_carlo_error() -> None:

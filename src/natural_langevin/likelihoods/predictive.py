@@ -178,10 +178,13 @@ class Mixture(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """ln p of whole targets (B, ...): (B,)."""
+        return torch.logsumexp(self.log_prob_of_each(value), dim=0) - math.log(self._count)
+
+    def log_prob_of_each(self, value: Tensor) -> Tensor:
+        """ln p of whole targets (B, ...) by every network: (M, B)."""
         y = value.double().reshape(self.batch_shape + self.event_shape)
         y = y.repeat(self._count, *(1,) * len(self.event_shape))
-        terms = self._of_each(per_sample(self._networks.log_prob(y)))
-        return torch.logsumexp(terms, dim=0) - math.log(self._count)
+        return self._of_each(per_sample(self._networks.log_prob(y)))
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(Y <= y) of every component, at (B, ...) or (n, B, ...)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,24 +56,29 @@ def evaluate(
     other = None
     if ood is not None:
         other = posterior.predict(ood, keep_samples=False, **options).epistemic
+    law = found[0].distribution(*found[1:])
     scores = score(
-        found[0].distribution(*found[1:]), y, inside=prediction.epistemic, outside=other,
+        law, y, inside=prediction.epistemic, outside=other,
         ignored=posterior.likelihood.ignore_index,
     )  # fmt: skip
     if options["estimate"] != "ensemble" or scores.count != len(y) or not posterior.shards.whole:
         return scores
     each = posterior.log_likelihood(x, y, chains=options["chains"])
     single = -float(each.double().mean(-1).max())
+    if isinstance(law, Mixture):
+        each = law.log_prob_of_each(y).unflatten(0, each.shape[:2])
     return dataclasses.replace(scores, nll_error=_error(found, each, y), single_nll=single)
 
 
 def _error(found: Sequence[Averager], log_likelihood: Tensor, y: Tensor) -> float:
     """The Monte-Carlo error of the score, of sharpened predictions where they are."""
-    left_out = [averager.log_left_out for averager in found]
-    if left_out[0] is None:
+    moves = [averager.moves for averager in found if averager.moves is not None]
+    if not moves:
         return monte_carlo.log_score(log_likelihood).error
-    rows = torch.cat([part for part in left_out if part is not None], 1)
-    return monte_carlo.label_score_error(rows, y)
+    rows = torch.cat(moves, 2).flatten(2, -2)  # (chain, block, N, K)
+    index = y.flatten().long().to(rows.device).expand(*rows.shape[:2], -1).unsqueeze(-1)
+    error = monte_carlo.error_of_blocks(rows.gather(-1, index).mean((2, 3)))
+    return math.nan if error is None else float(error)
 
 
 def log_likelihood(

@@ -65,7 +65,7 @@ class Averager:
     that will be added. Only what was asked for is kept: without samples, quantiles or the
     ``whole`` distribution, memory does not grow with the number of networks. With a ``sharpness``
     other than 1 all class probabilities of a batch are held until ``settle``; ``draws`` of every
-    chain then ask for ``log_left_out``. So are the outputs with a ``spread`` other than 1.
+    chain then ask for ``moves``. So are the outputs with a ``spread`` other than 1.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Averager:
         self._values: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._held: list[Tensor] = []  # until all networks are known: outputs, or ln p of classes
-        #: ln q of the mixtures without one batch of draws each, (A, B, ..., K).
-        self.log_left_out: Tensor | None = None
+        #: How sharpened ln q moves with blocks of draws, (chain, block, B, ..., K).
+        self.moves: Tensor | None = None
         self._sums: list[Tensor] = []  # of values, their squares and spreads, over the networks
         self._predicted: NetworkPredictions | None = None
         self._classes: type[Distribution] | None = None
@@ -125,9 +125,8 @@ class Averager:
         log_p = held
         self._take(sharpening.sharpened(log_p, self._classes, self.sharpness), log_p)
         if self.draws is not None:
-            means = monte_carlo.left_out(log_p.exp().unflatten(0, (-1, self.draws)))
-            if means is not None:
-                self.log_left_out = sharpening.sharper(means, self.sharpness)
+            blocks = monte_carlo.block_means(log_p.exp().unflatten(0, (-1, self.draws)))
+            self.moves = sharpening.moves(blocks, self.sharpness)
 
     def _take(self, new: NetworkPredictions, outputs: Tensor) -> None:
         """Adds what networks say to what is kept."""
@@ -179,11 +178,12 @@ class Averager:
 
     def _error(self) -> Tensor | None:
         """The Monte-Carlo error of sharpened probabilities."""
-        if self.log_left_out is None:
+        if self.moves is None:
             return None
         assert self._predicted is not None
-        found = monte_carlo.jackknife(self.log_left_out.exp()).to(self._predicted.value.dtype)
-        return found[..., 1] if self._predicted.classes is Bernoulli else found
+        moves = self.moves[..., 1] if self._predicted.classes is Bernoulli else self.moves
+        found = monte_carlo.error_of_blocks(self._sums[0] * moves)
+        return None if found is None else found.to(self._predicted.value.dtype)
 
     def distribution(self, *others: Averager) -> Distribution:
         """The predictive distribution of these inputs, and of the others' after them."""

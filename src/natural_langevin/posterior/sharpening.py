@@ -83,6 +83,16 @@ def sharper(mean: Tensor, sharpness: float) -> Tensor:
     return (sharpness * mean.double().clamp_min(_LEAST).log()).log_softmax(-1)
 
 
+def moves(parts: Tensor, sharpness: float) -> Tensor:
+    """How ln q moves with means p_a (..., K) over parts of the networks, (chain, part, ..., K):
+
+    beta (p_ac / m_c - sum_k q_k p_ak / m_k),    m the mean over parts.
+    """
+    mean = parts.flatten(0, 1).mean(0).clamp_min(_LEAST)
+    ratio, q = parts / mean, sharper(mean, sharpness).exp()
+    return sharpness * (ratio - (q * ratio).sum(-1, keepdim=True))
+
+
 def sharpened(
     log_p: Tensor, classes: type[Distribution], sharpness: float, *, served: bool = False
 ) -> NetworkPredictions:

@@ -139,6 +139,7 @@ def test_a_disagreement_is_noticed(
 def test_nothing_is_built_for_predictions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NATURAL_LANGEVIN_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "_prebuilt", lambda dtype: None)
+    monkeypatch.setattr(build, "_KNOWN", {})
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     assert NativeOutputs(model)(caller(model), networks_of(model, 2), torch.randn(9, 4)) is None
     assert not list(tmp_path.iterdir())

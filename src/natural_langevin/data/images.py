@@ -55,7 +55,7 @@ def _load(
     if found is not None:
         arrays, folder = found
         return _dataset(source, arrays, f"{source.title} from {folder}")
-    cache = locate.cache_folder(source)
+    cache = locate.cache_folder(source.name)
     if cache is None:
         tried.append("cache: no home folder; XDG_CACHE_HOME may name one")
         raise _unavailable(source, tried)

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from natural_langevin._internal.cache_root import cache_root
+
 from . import verify
 from .errors import CorruptDataError, DataError, WrongDatasetError
 from .sources import IdxFile, ImageSource
@@ -95,21 +97,10 @@ def _read_all(paths: list[Path], source: ImageSource) -> dict[str, NDArray[np.ui
     return arrays
 
 
-def cache_folder(source: ImageSource) -> Path | None:
-    """The cache of a dataset of idx files."""
-    return cache_root(source.name)
-
-
-def cache_root(name: str) -> Path | None:
-    """$XDG_CACHE_HOME or ~/.cache, then natural-langevin/<dataset>; None without a home."""
-    # The XDG specification says that a relative path is to be ignored.
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not root.is_absolute():
-        try:
-            root = Path.home() / ".cache"
-        except RuntimeError:
-            return None
-    return root / "natural-langevin" / name
+def cache_folder(dataset: str) -> Path | None:
+    """The cache of a dataset; None without a home."""
+    root = cache_root()
+    return None if root is None else root / dataset
 
 
 def from_cache(

@@ -2,10 +2,12 @@
 
 One library per dtype, and one more where layers have places (convolutions and pools), so that who
 has none does not wait for them to be compiled. It is built with the system's C compiler (``$CC``,
-else cc, gcc or clang) for the processor at hand, and kept in a cache folder under a name that
-depends on sources, compiler and processor: ``$NATURAL_LANGEVIN_CACHE``, else ``natural-langevin``
-in the user's cache folder. Two processes may build at once. ``NATURAL_LANGEVIN_NATIVE=off``
-switches the native engine off.
+else cc, gcc or clang) for the processor at hand, and kept in a cache: ``$NATURAL_LANGEVIN_CACHE``,
+else ``natural-langevin`` in the user's cache folder. Its name there holds a digest of sources,
+compiler and processor, and one of its own bytes. It is loaded only where nobody but the user and
+root can have written it and those bytes are whole; anything else is built anew. Where there is no
+such folder it is built for the process alone. Two processes may build at once.
+``NATURAL_LANGEVIN_NATIVE=off`` switches the native engine off.
 """
 
 from __future__ import annotations
@@ -15,48 +17,73 @@ import hashlib
 import logging
 import os
 import platform
+import stat
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from natural_langevin._internal import atomic
+from natural_langevin._internal.cache_root import cache_root
 from natural_langevin.execution.kernels.native import compiler
 from natural_langevin.execution.kernels.native.compiler import NoLibraryError
 from natural_langevin.execution.kernels.native.layout import Layer, Run
 
 log = logging.getLogger("natural_langevin")
 
-_SEEN: set[torch.dtype] = set()
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+#: What was found, or None where there is nothing to be found: by dtype, and whether with places.
+_KNOWN: dict[tuple[torch.dtype, bool], ctypes.CDLL | None] = {}
+#: Seconds after which what somebody was writing in the cache is a killed process's.
+_ABANDONED = 3600
 
 
-@cache
 def library(dtype: torch.dtype, *, places: bool = False) -> ctypes.CDLL | None:
     """The library for networks of this dtype; None where there is none, said once in the log."""
-    if os.environ.get("NATURAL_LANGEVIN_NATIVE", "").lower() in ("0", "off", "no", "false"):
-        return None
-    try:
-        return _load(_prebuilt(dtype) or _built(dtype, places), dtype)
-    except (NoLibraryError, OSError) as error:
-        log.warning("no native engine (%s): the general step serves", error)
-        return None
+    if (dtype, places) not in _KNOWN:
+        try:
+            _KNOWN[dtype, places] = None if _is_off() else _found_or_built(dtype, places)
+        except (NoLibraryError, OSError) as error:
+            log.warning("no native engine (%s): the general step serves", error)
+            _KNOWN[dtype, places] = None
+    return _KNOWN[dtype, places]
 
 
 def library_at_hand(dtype: torch.dtype, *, places: bool = False) -> ctypes.CDLL | None:
     """Like ``library``, but None where it would have to be built first."""
-    try:
-        there = _prebuilt(dtype) is not None or (_cache_folder() / _name(dtype, places)).exists()
-    except (NoLibraryError, OSError):
-        return None
-    return library(dtype, places=places) if there else None
+    if (dtype, places) not in _KNOWN and not _is_off():
+        try:
+            found = _found(dtype, places)
+        except (NoLibraryError, OSError):
+            return None
+        if found is not None:
+            _KNOWN[dtype, places] = found
+    return _KNOWN.get((dtype, places))
 
 
 def is_at_hand(dtype: torch.dtype) -> bool:
     """Whether there is any library of this dtype; once there, it stays."""
-    if dtype not in _SEEN and any(library_at_hand(dtype, places=p) for p in (False, True)):
-        _SEEN.add(dtype)
-    return dtype in _SEEN
+    return any(library_at_hand(dtype, places=places) for places in (False, True))
+
+
+def _is_off() -> bool:
+    return os.environ.get("NATURAL_LANGEVIN_NATIVE", "").lower() in ("0", "off", "no", "false")
+
+
+def _found(dtype: torch.dtype, places: bool) -> ctypes.CDLL | None:
+    """The package's library, or the cache's."""
+    path = _prebuilt(dtype) or _cached(_name(dtype, places))
+    return None if path is None else _load(path, dtype)
+
+
+def _found_or_built(dtype: torch.dtype, places: bool) -> ctypes.CDLL:
+    try:
+        found = _found(dtype, places)
+    except OSError:  # no cache, or a library that this system cannot load
+        found = None
+    return _built(dtype, places) if found is None else found
 
 
 def _prebuilt(dtype: torch.dtype) -> Path | None:
@@ -68,44 +95,89 @@ def _prebuilt(dtype: torch.dtype) -> Path | None:
 
 @cache
 def _name(dtype: torch.dtype, places: bool) -> str:
-    """What the library is called in a cache folder."""
+    """What the library is called in a cache folder, up to the digest of its bytes."""
     program = compiler.find_compiler().resolve()
-    stat = program.stat()
-    parts = [path.read_text() for path in sorted(compiler.HERE.glob("*.[ch]"))]
-    parts += [*compiler.FLAGS, str(program), str(stat.st_mtime_ns), str(stat.st_size)]
-    digest = hashlib.sha256("\0".join([*parts, _processor()]).encode()).hexdigest()[:20]
-    return f"native-{'places-' if places else ''}{DTYPES[dtype]}-{digest}.so"
+    found = program.stat()
+    words = [*compiler.FLAGS, str(program), str(found.st_mtime_ns), str(found.st_size)]
+    parts = [path.read_bytes() for path in sorted(compiler.HERE.glob("*.[ch]"))]
+    parts += map(os.fsencode, [*words, _processor()])
+    digest = _digest(b"\0".join(parts))
+    return f"native-{'places-' if places else ''}{DTYPES[dtype]}-{digest}"
 
 
-def _built(dtype: torch.dtype, places: bool) -> Path:
-    """The library of the cache, built where it is not there yet."""
-    target = _cache_folder() / _name(dtype, places)
-    if not target.exists():
-        try:
-            compiler.build(target, DTYPES[dtype], tune=compiler.OWN, places=places)
-        except NoLibraryError:  # a compiler that does not know this processor
-            compiler.build(target, DTYPES[dtype], tune=(), places=places)
-    return target
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _cache_folder() -> Path:
+    """This user's libraries; the folder need not be there. OSError: there is no place for it."""
     given = os.environ.get("NATURAL_LANGEVIN_CACHE")
-    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "natural-langevin"
-    folder = Path(given) if given else usual
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        if given:
-            raise
-    return Path(_process_folder())
+    root = Path(given) if given else cache_root()
+    if root is None:
+        raise OSError("there is no home folder")
+    if not root.is_absolute():
+        raise OSError(f"NATURAL_LANGEVIN_CACHE={given} is not an absolute path")
+    return root / f"native-{_user()}"
+
+
+def _user() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def _refuse_foreign(path: Path) -> None:
+    """OSError where somebody else than this user and root can have written it, or a link."""
+    found = path.lstat()
+    foreign = found.st_uid not in (0, _user()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if hasattr(os, "geteuid") and (foreign or stat.S_ISLNK(found.st_mode)):
+        raise OSError(f"{path} can be written by others")
+
+
+def _cached(name: str) -> Path | None:
+    """The library of this name in the cache, where it is whole and nobody else's work."""
+    folder = _cache_folder()
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        _refuse_foreign(folder)
+        _refuse_foreign(path)
+        if path.stem.rpartition("-")[2] == _digest(path.read_bytes()):
+            return path
+    return None
+
+
+def _built(dtype: torch.dtype, places: bool) -> ctypes.CDLL:
+    """The library, built anew and kept in the cache where there is one."""
+    with tempfile.TemporaryDirectory(prefix="natural-langevin-") as own:
+        made = Path(own) / "library.so"
+        try:
+            compiler.build(made, DTYPES[dtype], tune=compiler.OWN, places=places)
+        except NoLibraryError:  # a compiler that does not know this processor
+            compiler.build(made, DTYPES[dtype], tune=(), places=places)
+        try:
+            return _load(_kept(made.read_bytes(), _name(dtype, places)), dtype)
+        except OSError as error:
+            _say_uncached(str(error))
+            return _load(made, dtype)
+
+
+def _kept(content: bytes, name: str) -> Path:
+    folder = _cache_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _refuse_foreign(folder)
+    for part in folder.glob(".*.part"):
+        if time.time() - part.stat().st_mtime > _ABANDONED:
+            part.unlink(missing_ok=True)
+    path = folder / f"{name}-{_digest(content)}.so"
+    with atomic.staged(path) as handle:
+        os.fchmod(handle.fileno(), 0o600)  # whatever the umask
+        handle.write(content)
+    return path
 
 
 @cache
-def _process_folder() -> str:
-    """Where no cache can be written: a folder of this process."""
-    return tempfile.mkdtemp(prefix="natural-langevin-")
+def _say_uncached(why: str) -> None:
+    log.warning(
+        "no cache for the native engine (%s): it is built for this process alone. Set "
+        "NATURAL_LANGEVIN_CACHE to a folder of your own", why,
+    )  # fmt: skip
 
 
 @cache
@@ -121,12 +193,13 @@ def _processor() -> str:
 
 def _load(path: Path, dtype: torch.dtype) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
-    sizes = [found.layout_bytes(which) for which in (0, 1)]
-    if sizes != [ctypes.sizeof(Run), ctypes.sizeof(Layer)] or found.real_bytes() != dtype.itemsize:
-        raise NoLibraryError(f"{path.name} belongs to another version")
-    found.workspace_bytes.restype = ctypes.c_int64
-    found.run_steps.restype = None
-    found.forward_bytes.restype = ctypes.c_int64
-    found.network_outputs.restype = None
-    found.network_outputs.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_void_p]
+    try:
+        sizes = [found.layout_bytes(which) for which in (0, 1)] + [found.real_bytes()]
+        found.workspace_bytes.restype = found.forward_bytes.restype = ctypes.c_int64
+        found.run_steps.restype = found.network_outputs.restype = None
+        found.network_outputs.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_void_p]
+    except AttributeError as error:
+        raise OSError(f"{path.name} lacks a function: {error}") from error
+    if sizes != [ctypes.sizeof(Run), ctypes.sizeof(Layer), dtype.itemsize]:
+        raise OSError(f"{path.name} belongs to another version")
     return found

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -38,17 +37,16 @@ def build(target: Path, dtype: str, *, tune: tuple[str, ...], places: bool = Tru
     """Compiles the sources into ``target`` for "float32" or "float64"; without ``places`` it knows
     linear layers alone, and takes half as long.
 
-    It is made beside its place and moved there. An error tells the compiler's own words."""
+    An error tells the compiler's own words."""
     define = ["-DDOUBLE"] * (dtype == "float64") + ["-DPLACES"] * places
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
-        made = Path(folder) / "library.so"
-        command = [str(find_compiler()), *FLAGS, *tune, *define, str(HERE / "engine.c")]
-        command += ["-o", str(made), "-lm"]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        if found.returncode:
-            lines = [line for line in found.stderr.splitlines() if "error" in line] or ["failed"]
-            raise NoLibraryError(f"{command[0]}: {lines[0]}")
-        made.replace(target)
+    command = [str(find_compiler()), *FLAGS, *tune, *define, str(HERE / "engine.c")]
+    found = subprocess.run(
+        [*command, "-o", str(target), "-lm"], stdin=subprocess.DEVNULL,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if found.returncode:
+        said = found.stderr.decode(errors="replace").splitlines()
+        raise NoLibraryError(f"{command[0]}: {next((s for s in said if 'error' in s), 'failed')}")
 
 
 def prebuilt_name(dtype: str) -> str:

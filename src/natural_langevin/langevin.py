@@ -249,7 +249,8 @@ class Langevin:
         ``burn_in``: that of the run which the step belongs to, as in ``sample``: from there on a
         metric with ``adapt="burn-in"`` stands still. 0: it follows every batch.
 
-        The first batch that a sampler sees here is checked like the data of ``sample``."""
+        The first batch that a sampler sees here is checked like the data of ``sample``, and of
+        every later one its shape, its numbers (finite) and its targets (in range)."""
         return preparation.single_step(self, state, batch, chain_axis=chain_axis, burn_in=burn_in)
 
     @data_in_one

@@ -63,17 +63,19 @@ def shown_to_model(x: Tensor) -> Iterator[None]:
 
 def check_finite(name: str, value: Tensor) -> None:
     """Refuses NaN and infinities, saying in which samples, and numbers whose squares are."""
-    if value.is_floating_point() and value.numel():
-        largest, most = float(value.abs().max()), math.sqrt(torch.finfo(value.dtype).max)
-        if most < largest < math.inf:
-            raise ValueError(
-                f"{name} holds values up to {largest:.3g}, whose squares are no {value.dtype} "
-                f"(beyond {most:.2g}): standardise it, or remove what is no measurement"
-            )
-    if value.is_floating_point() and not torch.isfinite(value).all():
-        flat = torch.isfinite(value.reshape(len(value), -1)).all(1) if len(value) else value
-        rows = (~flat).nonzero().flatten().tolist()
+    if not value.is_floating_point() or not value.numel():
+        return
+    largest, most = float(value.abs().max()), math.sqrt(torch.finfo(value.dtype).max)
+    if largest <= most:
+        return
+    if largest < math.inf:
         raise ValueError(
-            f"{name} holds NaN or infinite values in {len(rows)} of {len(value)} samples "
-            f"(first: {rows[:5]}): remove or impute them"
+            f"{name} holds values up to {largest:.3g}, whose squares are no {value.dtype} "
+            f"(beyond {most:.2g}): standardise it, or remove what is no measurement"
         )
+    flat = torch.isfinite(value.reshape(len(value), -1)).all(1)
+    rows = (~flat).nonzero().flatten().tolist()
+    raise ValueError(
+        f"{name} holds NaN or infinite values in {len(rows)} of {len(value)} samples "
+        f"(first: {rows[:5]}): remove or impute them"
+    )

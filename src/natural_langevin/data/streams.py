@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin.data.checks import check_finite, split_pair
+from natural_langevin.data.checks import check_pair, split_pair
 from natural_langevin.data.loaders import Loader, OwnOrders, SharedBatches, Split, stream_of
 from natural_langevin.data.memory import InMemory
 from natural_langevin.data.sweeps import SymmetricOrder, SymmetricSweeps
@@ -31,7 +31,7 @@ __all__ = [
     "Subsets",
     "SymmetricSweeps",
     "as_stream",
-    "check_finite",
+    "check_pair",
     "split_pair",
 ]
 

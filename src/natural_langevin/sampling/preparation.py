@@ -19,7 +19,7 @@ from natural_langevin.data.streams import (
     Subsets,
     SymmetricSweeps,
     as_stream,
-    check_finite,
+    check_pair,
     split_pair,
     usual_batch,
 )
@@ -129,6 +129,16 @@ def _check_rates(
         warn_if_stiff(sampler.preconditioner, sampler._prior, float(kept.max()), num_data)
 
 
+def _all_rows(x: Tensor, y: Tensor, chains: int) -> tuple[Tensor, Tensor]:
+    """(chain, B, ...) of x and y as rows, where they have a line for every chain."""
+    if not (x.ndim > 1 < y.ndim and x.shape[:2] == y.shape[:2] and len(x) == chains):
+        raise ValueError(
+            f"with chain_axis=True x and y must begin with ({chains} chains, rows), got "
+            f"{tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    return x.flatten(0, 1), y.flatten(0, 1)
+
+
 def single_step(
     sampler: Any, state: State, batch: tuple[Tensor, Tensor], *, chain_axis: bool, burn_in: int
 ) -> tuple[State, Info]:
@@ -142,11 +152,17 @@ def single_step(
         )
     split = split_pair if chain_axis else sampler.signature.split
     x, y = (t.to(sampler.device) for t in split(batch))
+    rows = _all_rows(x, y, state.chains) if chain_axis else (x, y)
+    check_pair(*rows)
+    if not len(rows[0]):
+        raise ValueError("the batch is empty: give at least one row")
     one = (x[0], y[0]) if chain_axis else (x, y)
     if not sampler._step_checked:  # at the start: ``state`` may hold a diverged chain
-        check_finite("x", one[0])
-        check_finite("y", one[1])
-        check_data(sampler._dynamics.gradients, sampler.init(), *one, targets=one[1])
+        start = sampler.init()
+        check_data(sampler._dynamics.gradients, start, *one, targets=rows[1])
+        sampler._check_batch = batch_check(sampler._dynamics.gradients, start.params)
+    else:
+        sampler._check_batch(*rows)
     sampler._dynamics.gradients.prepare(state.params, one[0])
     done = int(state.step)
     size: StepSize | None = None

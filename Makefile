@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # environment says otherwise: torch alone takes four seconds to compile, in every process of a test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: attack gpu-check run test test-thorough lint types docs dist clean
+.PHONY: attack gpu-check run test test-lab test-thorough lint types docs dist clean
 
 # The paper's table at its quick size. Finished work is kept: running it again shows the table,
 # and after an interruption it goes on. Another size: make run ARGS="--preset paper".
@@ -26,7 +26,11 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
-	$(PYTEST) -m "not thorough" $(ARGS)
+	$(PYTEST) -m "not thorough" --ignore tests/lab $(ARGS)
+
+# The tests of lab/, the experiments that are run from a checkout.
+test-lab: $(READY)
+	$(PYTEST) -m "not thorough" tests/lab $(ARGS)
 
 # The tests that take minutes each; every one has a cheaper sibling in `make test`.
 test-thorough: $(READY)
@@ -42,7 +46,7 @@ types: $(READY)
 # Every dynamics and metric, run every way there is, against the eager float64 step: on a GPU in
 # under two minutes. On a machine without one: make gpu-check ARGS="--device cpu".
 gpu-check: $(READY)
-	$(BIN)/python -m natural_langevin.experiments.matrix $(ARGS)
+	$(BIN)/python -m lab.matrix $(ARGS)
 
 # Every family of attacks: kills, full disks, hostile files, ranks, threads, leaks; cases tried,
 # survived and failed. Some minutes; a part of it is in `make test`.

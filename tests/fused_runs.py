@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from lab.beyond.local import Local
 from natural_langevin import (
     Langevin,
     dynamics,
@@ -22,7 +23,6 @@ from natural_langevin.dynamics import State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, plan
 from natural_langevin.execution.stepping import pure_step
-from natural_langevin.experiments.beyond.local import Local
 
 METRICS = {
     "euclidean": preconditioners.Euclidean(),

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods
-from natural_langevin.models import FilterResponseNorm, resnet_frn
 from natural_langevin.statistics import Evaluation, Gradients, Network, Params, prepare_model
 from zoo import (
     Apply,
@@ -38,7 +37,6 @@ from zoo import (
     patched,
     pooled,
     scaled,
-    thresholds,
 )
 
 
@@ -99,11 +97,6 @@ CASES: dict[str, Case] = {
                        channels_first=False), (4, 2, 3)),
     "group norm": Case(
         lambda: pooled(nn.Conv1d(2, 4, 1), scaled(nn.GroupNorm(2, 4)), features=4), (2, 5)),
-    "filter response norm": Case(
-        lambda: pooled(nn.Conv2d(2, 3, 2), thresholds(FilterResponseNorm(3)), features=3),
-        (2, 4, 3)),
-    "residual network": Case(
-        lambda: resnet_frn(depth=8, width=2, colours=2, classes=3), (12, 12, 2)),
     "instance norm": Case(
         lambda: pooled(
             scaled(nn.InstanceNorm2d(3, affine=True)),

@@ -21,9 +21,10 @@ from typing import Any
 
 from families import FAMILIES, QUICK
 
-from natural_langevin._internal.pages import with_part
-
 TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS.parent))
+
+from lab.pages import with_part  # noqa: E402
 
 
 def run(families: dict[str, tuple[str, ...]]) -> tuple[dict[str, Any], str]:

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from natural_langevin.cli.app import app
 
-TOY = "--data synthetic --depth 8 --width 2 --seconds 1e-9 --pilot 0 --looks 2 --batch-size 50"
 FIT = "train flats.csv --target price --steps 8 --chains 2 --folds 0"
 ROWS = "".join(f"{30 + 3 * i},{1 + i % 4},{800 + 45 * i}\n" for i in range(24))
 
@@ -39,29 +38,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("sbc --burn-in -1", "--burn-in"),
         ("sbc --thin 0", "--thin"),
         ("sbc --seed -1", "--seed"),
-        ("uci yacht --splits 0", "--splits"),
-        ("uci yacht --steps 0", "--steps"),
-        (f"fidelity rmsprop {TOY} --depth 9", "--depth must be 6 n + 2"),
-        (f"fidelity rmsprop {TOY} --width 0", "--width"),
-        (f"fidelity rmsprop {TOY} --seconds nan", "--seconds must be positive and finite"),
-        (f"fidelity rmsprop {TOY} --pilot inf", "--pilot must be positive and finite"),
-        (f"fidelity rmsprop {TOY} --chains 0", "--chains"),
-        (f"fidelity rmsprop {TOY} --batch-size 0", "--batch-size"),
-        (f"fidelity rmsprop {TOY} --looks 0", "--looks"),
-        (f"fidelity rmsprop {TOY} --seed -1", "--seed"),
-        (f"fidelity rmsprop {TOY} --shift -1", "--shift"),
-        (f"fidelity rmsprop {TOY} --device gpu", "use auto, cpu or cuda"),
-        (f"fidelity rmsprop {TOY} --page page.md", "page.md has no place for the table: add"),
-        (f"fidelity rmsprop {TOY} --page none.md", "there is no none.md"),
-        (f"fidelity rmsprop {TOY} --plot a.xyz", "give --plot a name that ends in .svg or .png"),
-        ("shift posterior --data digits --steps 0", "--steps"),
-        ("shift posterior --data nope", "choose from mnist, fashion-mnist, digits"),
-        ("shift posterior --data digits --out broken/run.json", "give another --out"),
-        (f"fidelity rmsprop {TOY} --out broken/run.json", "give another --out"),
-        ("shift posterior --data digits --chains 0", "--chains"),
-        ("shift posterior --data digits --hidden 0", "--hidden"),
-        ("shift posterior --data digits --images 0", "--images"),
-        ("shift posterior --data digits --seed -1", "--seed"),
         (f"{FIT} --categorical room", "did you mean 'rooms'?"),
         (f"{FIT} --step-size -1", "a positive number"),
         (f"{FIT} --out page.md", "page.md is a file, where a folder should be"),

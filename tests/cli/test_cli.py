@@ -2,14 +2,12 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from natural_langevin.cli.app import app
-from natural_langevin.experiments.beyond import protocol as beyond
 from natural_langevin.experiments.table1.protocol import PRESETS
 from tables import TOY, one_line
 
@@ -96,8 +94,7 @@ def test_a_missing_results_file_is_one_line(command, tmp_path):
 def test_every_subcommand_shows_an_example(command):
     names = [c.name for c in app.registered_commands]
     assert set(names) == {
-        "train", "predict", "evaluate", "reproduce", "report", "bench", "sbc", "uci", "fidelity",
-        "shift",
+        "train", "predict", "evaluate", "reproduce", "report", "bench", "sbc",
     }  # fmt: skip
     for name in names:
         text = command(name, "--help").output
@@ -138,17 +135,3 @@ def test_a_full_disk_is_one_line_and_finished_work_is_kept(command, tmp_path, mo
     assert all(path.exists() for path in written)
     monkeypatch.setattr(runner, "write_json", write)
     assert command("reproduce", "--data", "digits", "--out", out, "--resume").exit_code == 0
-
-
-def test_reproduce_has_the_table_beyond_the_paper(command, tmp_path, monkeypatch):
-    shorter = {"select_steps": 20, "select_burn_in": 10, "select_thin": 5, "steps": 60, "thin": 5}
-    shorter |= {"burn_in": 20, "hidden": (8, 8)}
-    monkeypatch.setattr("natural_langevin.cli.reproduce.TOY", replace(beyond.TOY, **shorter))
-    words = ("reproduce", "--table", "beyond", "--data", "digits", "--out", tmp_path / "b")
-    result = command(*words)
-    assert result.exit_code == 0, result.stderr
-    assert "all 4 chains pooled" in result.stdout
-    assert "beyond.json" in result.stdout.splitlines()[-1]
-    again = command(*words)  # finished parts are not run again
-    assert again.stdout == result.stdout
-    assert "--table must be" in one_line(command("reproduce", "--table", "2"))

@@ -23,7 +23,6 @@ COMMANDS = [command.name for command in app.registered_commands]
 SHORTER = {
     "train": ("--steps", "20", "--hidden", "8", "--chains", "2"),
     "bench": ("--only", "randn", "--repeats", "1", "--threads", "1"),
-    "shift": ("--steps", "20", "--images", "100"),
     "sbc": ("--simulations", "40", "--draws", "3", "--burn-in", "60", "--thin", "30"),
 }
 #: What the examples leave behind, so that a line which silently does nothing is noticed.
@@ -35,9 +34,6 @@ LEFT = {
     "reproduce": ["runs/table/report.html"],
     "bench": ["bench.json"],
     "sbc": [],
-    "uci": ["parts/yacht-0.json", "uci.json"],
-    "fidelity": ["fidelity.json"],
-    "shift": ["shift.json"],
 }
 
 

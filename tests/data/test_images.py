@@ -16,14 +16,13 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from natural_langevin.data import catalog, cifar, idx, images, sources, verify
+from natural_langevin.data import catalog, idx, images, sources, verify
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.errors import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.data.sources import IdxFile, ImageSource
@@ -162,15 +161,14 @@ def test_the_argument_goes_before_the_environment_variable(
     assert "argument" in images.mnist(tmp_path / "argument", download=False).source
 
 
-@pytest.mark.parametrize("load", [images.mnist, cifar.cifar10])
 def test_a_folder_that_is_none_is_not_passed_over(
-    load: Any, mnist: Tiny, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    mnist: Tiny, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever else there is: a slip in a name must not become another data set."""
     mnist.write(cache, compress=True)
     monkeypatch.setenv("NATURAL_LANGEVIN_DATA", str(mnist.write(tmp_path / "variable")))
     with pytest.raises(DataError, match=r"data_dir = .*nowhere is not a folder: give"):
-        load(tmp_path / "nowhere", download=False)
+        images.mnist(tmp_path / "nowhere", download=False)
     with pytest.raises(DataError, match="nowhere is not a folder"):
         catalog.load("auto", data_dir=tmp_path / "nowhere", download=False)
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scale.md").read_text()
 MEASURED = json.loads((ROOT / "results" / "scale-cpu.json").read_text())
 
 
-@pytest.fixture(autouse=True)
-def _benchmarks_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-
-
 def test_the_table_of_the_model() -> None:
-    import scale_model
+    from lab import scale_model
 
     assert scale_model.table() in PAGE
 
 
 def test_the_table_of_the_measurements() -> None:
-    import scale
+    from lab import scale
 
     assert scale.table(MEASURED) in PAGE
 
@@ -39,7 +31,7 @@ def test_bytes_are_those_of_the_model() -> None:
 
 def test_the_state_is_what_the_model_counts() -> None:
     """But for biases, which have no bias row."""
-    import scale_model
+    from lab import scale_model
 
     for row in MEASURED["rows"]:
         kept, _ = scale_model.METRICS[row["metric"]]

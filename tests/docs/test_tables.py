@@ -1,19 +1,17 @@
 """Figures in the documentation are those of the committed results."""
 
-import importlib.util
+import importlib
 import json
 import math
 import re
 import statistics
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from natural_langevin._internal.pages import with_part
-from natural_langevin.experiments.beyond.run import page_table
+from lab.beyond.run import page_table
+from lab.pages import with_part
 from natural_langevin.report import load_results
 
 ROOT = Path(__file__).parents[2]
@@ -86,18 +84,6 @@ def test_what_it_buys_is_the_results(label, method, estimate):
     assert line.endswith(f"| {nll:.4f} | {accuracy:.2f} % |")
 
 
-def benchmark(name: str) -> ModuleType:
-    """A program of benchmarks/, without running it."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    program = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(ROOT / "benchmarks"))  # as where it is run from
-    try:
-        spec.loader.exec_module(program)
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
-    return program
-
-
 def results(name: str) -> dict:
     return json.loads((ROOT / "results" / f"{name}.json").read_text())
 
@@ -105,12 +91,12 @@ def results(name: str) -> dict:
 def test_the_reference_posteriors_are_the_results():
     cells = results("posteriordb")["cells"]
     page = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
-    table = benchmark("posteriordb").table(cells).rstrip("\n")
+    table = importlib.import_module("lab.posteriordb").table(cells).rstrip("\n")
     assert with_part(page, "posteriordb", table) == page
 
 
 def test_the_samplers_table_is_the_results():
-    program, known = benchmark("sampler_page"), results("samplers")
+    program, known = importlib.import_module("lab.samplers.page"), results("samplers")
     page = (ROOT / "docs" / "samplers.md").read_text(encoding="utf-8")
     assert program.filled(page, known, results("integrator-order")["rows"]) == page
 
@@ -134,7 +120,7 @@ def test_the_rows_beyond_the_paper_are_the_results(name):
 
 
 def test_a_sampler_that_did_not_mix_has_no_reading():
-    program = benchmark("sampler_page")
+    program = importlib.import_module("lab.samplers.page")
     draws = 100 * program.CHAINS
     assert program.read({"draws": 100, "ess": draws / 3})
     for ess in (4.0 * program.CHAINS, draws * math.log10(draws)):  # too few; at the ceiling
@@ -142,7 +128,7 @@ def test_a_sampler_that_did_not_mix_has_no_reading():
 
 
 def test_a_distance_to_a_reference_that_did_not_mix_says_so():
-    program = benchmark("sampler_page")
+    program = importlib.import_module("lab.samplers.page")
     rows = [c for c in results("samplers")["cells"] if c.get("gap") is not None and c["gap"] < 10]
     assert {c["kind"] for c in rows} == {"moons", "wave"}
     for cell in rows:
@@ -151,10 +137,10 @@ def test_a_distance_to_a_reference_that_did_not_mix_says_so():
 
 
 def test_predictions_that_left_have_no_spread():
-    program = benchmark("sampler_page")
+    program = importlib.import_module("lab.samplers.page")
     row = {"problem": "wave", "metric": "UnitFisher", "spread": 0.5, "gap": 0.1}
     rows = [row | {"steepness": s} for s in program.SMALLER]
-    rows[1] |= benchmark("sampler_cells").finite({"gap": math.inf})
+    rows[1] |= importlib.import_module("lab.samplers.cells").finite({"gap": math.inf})
     rows[2] |= {"diverged": 3}
     line = program.spreads(rows).splitlines()[-1]
     assert line == "| `UnitFisher` | +50 % | diverges | diverges |"

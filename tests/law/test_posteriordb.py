@@ -1,6 +1,6 @@
 """Posteriors of Stan's reference collection: means within .1 sd, and sds within 5 %.
 
-``benchmarks/posteriordb.py`` makes the table of docs/trust.md; here are those cells that a few
+``lab/posteriordb.py`` makes the table of docs/trust.md; here are those cells that a few
 seconds settle, and as ``thorough`` tests all that it holds. To the tolerance of the claim comes the
 Monte-Carlo error, at ``monte_carlo``'s quantile.
 """

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners
-from natural_langevin.models import resnet_frn
 from natural_langevin.sampling import data_checks
 from natural_langevin.statistics import RULES, Call, Rule, SampleGradient, Sum, own_units
 from oracle import build, cross_entropy, per_sample_loop
@@ -202,31 +201,3 @@ def test_the_users_model_is_never_touched() -> None:
     ]
     assert all(m.training for m in model.modules())
     assert not any(torch.equal(posterior.samples[k][0, -1], before[k]) for k in posterior.samples)
-
-
-def test_rounding_is_no_wrong_rule() -> None:
-    """Many layers in bfloat16: a batch's products and a single sample's are rounded differently
-    by more than the check allows, so it takes both in full precision, and then puts things back."""
-    model = resnet_frn(depth=8, width=2)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(3.0 if p.ndim == 4 else 1.0)
-    x = torch.randn(8, 8, 8, 3, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(8) % 10
-    ours = Langevin(
-        model, likelihoods.Categorical(), chains=1, step_size=1e-4, num_data=8,
-        autocast=torch.bfloat16,
-    )  # fmt: skip
-    network, before = ours._dynamics.gradients.network, torch.backends.cudnn.allow_tf32
-    seen = []
-
-    def look(*args: object) -> None:
-        seen.append((network.autocast, torch.backends.cudnn.allow_tf32))
-
-    model_hook = network.model.register_forward_hook(look)
-    ours.prepare((x, y), steps=1, batch_size=3)
-    model_hook.remove()
-    assert (None, False) in seen
-    assert (network.autocast, torch.backends.cudnn.allow_tf32) == (torch.bfloat16, before)
-    _, info = ours.step(ours.init(), (x[:3], y[:3]))
-    assert torch.isfinite(info.loss).all()

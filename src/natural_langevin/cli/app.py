@@ -11,14 +11,11 @@ from natural_langevin import __version__
 from natural_langevin.cli import (
     bench,
     evaluate,
-    fidelity,
     predict,
     report,
     reproduce,
     sbc,
-    shift,
     train,
-    uci,
 )
 from natural_langevin.cli.console import SafeConsole
 
@@ -58,6 +55,3 @@ app.command(name="reproduce")(reproduce.reproduce)
 app.command(name="report", no_args_is_help=True)(report.report)
 app.command(name="bench")(bench.bench)
 app.command(name="sbc")(sbc.sbc)
-app.command(name="uci")(uci.uci)
-app.command(name="fidelity")(fidelity.fidelity)
-app.command(name="shift")(shift.shift)

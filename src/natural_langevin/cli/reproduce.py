@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -14,19 +13,13 @@ from natural_langevin.cli.console import terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.distributed.rank_zero import is_rank_zero
-from natural_langevin.experiments.beyond import run as beyond
-from natural_langevin.experiments.beyond.problems import problem
-from natural_langevin.experiments.beyond.protocol import TOY, Protocol
 from natural_langevin.experiments.runner import Request, RunError, run, spent
 from natural_langevin.experiments.table1.results import assemble
 from natural_langevin.report import write_report
 
 
 def reproduce(
-    table: str = typer.Option("paper", help="paper, or beyond: the best at temperature 1."),
-    data: str = typer.Option(
-        "auto", help="auto, mnist, fashion-mnist or digits; beyond: or a table's NPZ."
-    ),
+    data: str = typer.Option("auto", help="auto, mnist, fashion-mnist or digits."),
     preset: str = typer.Option("quick", help="quick (minutes on a CPU) or paper (a GPU)."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
     seeds: int | None = typer.Option(None, help="Chains per row [default: the preset's]."),
@@ -43,28 +36,21 @@ def reproduce(
     Leaves results.json and report.html in the folder. Killed at any moment, it goes on with
     --resume and ends with the same numbers.
 
-    The paper's own size wants a GPU: --preset paper --device cuda. --table beyond has the rows of
-    what goes past the paper at temperature 1, with Dropout and SGD ensembles beside them.
+    The paper's own size wants a GPU: --preset paper --device cuda.
 
     Example (some minutes):
 
         natural-langevin reproduce --data digits --out runs/table
     """
     console = terminal()
-    with one_line_errors(beyond.BeyondError):
-        if table not in ("paper", "beyond"):
-            raise RunError(f"--table must be paper or beyond, got {table!r}")
+    with one_line_errors():
         if precision not in ("highest", "high"):
             raise RunError(f"--precision must be highest or high, got {precision!r}")
-        chosen = choose_device(device)
-        if table == "beyond":
-            _beyond(data, preset, chosen, out, data_dir, precision, seeds)
-            return
         request = Request(
             dataset=data,
             preset=preset,
             out=out,
-            device=chosen,
+            device=choose_device(device),
             seeds=seeds,
             resume=resume,
             data_dir=data_dir,
@@ -81,23 +67,3 @@ def reproduce(
         write_report(results, folder / "report.html")
     shown.show(results, console)
     console.print(f"[bold]{folder / 'results.json'}[/] and [bold]{folder / 'report.html'}[/]")
-
-
-def _beyond(
-    name: str, preset: str, device: str, out: Path | None, data_dir: str | None, precision: str,
-    seeds: int | None,
-) -> None:  # fmt: skip
-    """The table beyond the paper; a part that was finished before is not run again."""
-    if preset not in ("quick", "paper"):
-        raise RunError(f"unknown preset {preset!r}: use quick or paper")
-    protocol = TOY if preset == "quick" else Protocol()
-    if seeds is not None:
-        protocol = replace(protocol, seeds=seeds)
-    dataset, protocol = problem(name, protocol, data_dir=data_dir)
-    folder = out or Path("runs") / f"{dataset.name}-{preset}-beyond"
-    results = beyond.run(
-        dataset, folder / "beyond.json", protocol=protocol, device=device, precision=precision,
-        say=lambda line: typer.echo(line, err=True),
-    )  # fmt: skip
-    typer.echo(beyond.table(results))
-    typer.echo(folder / "beyond.json")

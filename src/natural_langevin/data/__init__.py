@@ -4,7 +4,6 @@ Imports nothing but tools; statistics and up import it.
 """
 
 from natural_langevin.data.catalog import NAMES, load
-from natural_langevin.data.cifar import cifar10
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.digits import digits
 from natural_langevin.data.errors import CorruptDataError, DataError, DataUnavailableError
@@ -20,7 +19,6 @@ __all__ = [
     "SharedBatches",
     "Subsets",
     "SymmetricSweeps",
-    "cifar10",
     "digits",
     "fashion_mnist",
     "load",

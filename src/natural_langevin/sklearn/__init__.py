@@ -3,7 +3,6 @@
 Imports tabular and what it needs from below; nothing imports it.
 
 * ``NaturalLangevinClassifier``, ``NaturalLangevinRegressor``: see ``base``
-* ``python -m natural_langevin.sklearn.compare``: the comparison with scikit-learn's own networks
 """
 
 from natural_langevin._internal.extras import needing

@@ -1,6 +1,6 @@
 """How a table is learned from, unless somebody says otherwise: every number of the recipe.
 
-The defaults were chosen on tables that are in none of our comparisons (benchmarks/candidates.py).
+The defaults were chosen on tables that are in none of our comparisons (lab/candidates.py).
 """
 
 from __future__ import annotations

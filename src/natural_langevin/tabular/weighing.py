@@ -27,7 +27,7 @@ from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks, Predictive
 
 DEVIATION = 0.5
-#: Updates of the weights from equal ones, chosen on the tables of benchmarks/candidates.py.
+#: Updates of the weights from equal ones, chosen on the tables of lab/candidates.py.
 UPDATES = 30
 #: Candidates of smaller weight are not run.
 LEAST_WEIGHT = 0.05

@@ -29,11 +29,9 @@ from natural_langevin.statistics.rules.embedding import Embedding, embedding_gra
 from natural_langevin.statistics.rules.linear import Bilinear, bilinear_gradients, linear_gradients
 from natural_langevin.statistics.rules.normalisation import (
     CHANNEL_NORMS,
-    FilterResponseNorm,
     GroupNorm,
     LayerNorm,
     RMSNorm,
-    filter_response_gradients,
     group_norm_gradients,
     layer_norm_gradients,
     rms_norm_gradients,
@@ -74,7 +72,6 @@ RULES: dict[type[nn.Module], Rule] = {
     **{c: Rule(embedding_gradients, own_units) for c in (nn.Embedding, Embedding)},
     LayerNorm: Rule(layer_norm_gradients, own_units),
     RMSNorm: Rule(rms_norm_gradients, own_units),
-    FilterResponseNorm: Rule(filter_response_gradients, own_units),
     GroupNorm: Rule(group_norm_gradients, own_units),
     **{c: Rule(running_norm_gradients, own_units) for c in CHANNEL_NORMS},
     MultiheadAttention: Rule(attention_gradients, row_units),

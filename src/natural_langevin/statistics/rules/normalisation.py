@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natural_langevin import models
-from natural_langevin.models.residual import by_channel
 from natural_langevin.statistics.rules.base import Call, SampleGradient, Sum
-from natural_langevin.statistics.rules.rewritten import CallRecorder, RewrittenLayer, rewrites
+from natural_langevin.statistics.rules.rewritten import rewrites
 
 
 def layer_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
@@ -34,15 +31,6 @@ def group_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
     """By channel. Scale: delta times the normalised input; shift: delta."""
     normalised = F.group_norm(call.input.contiguous(), module.num_groups, eps=module.eps)
     return _by_channel(normalised, call.delta)
-
-
-def filter_response_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
-    """FilterResponseNorm: gradients of its affine map, and of the threshold at every pixel."""
-    x, (delta, below) = call.input, call.deltas
-    scale = module.scale(x)
-    normalised = x * scale.reshape(scale.shape + (1,) * (x.ndim - 2))
-    threshold = Sum(below.reshape(*below.shape[:2], -1).mT)
-    return _by_channel(normalised, delta) | {"threshold": threshold}
 
 
 def running_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
@@ -78,21 +66,6 @@ class RMSNorm(_FullPrecision, nn.RMSNorm): ...
 
 @rewrites(nn.GroupNorm)
 class GroupNorm(_FullPrecision, nn.GroupNorm): ...
-
-
-@rewrites(models.FilterResponseNorm)
-class FilterResponseNorm(RewrittenLayer, models.FilterResponseNorm):
-    """Which pixels are below the threshold depends on the parameters, of which a rule knows
-    nothing: both arguments of the maximum are on tape."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        tap = CallRecorder(self)
-        if tap.tape is None:
-            return super().forward(x)
-        y = tap.add(x, self.affine(x))
-        threshold = tap.add(None, by_channel(self.threshold, x).expand_as(y))
-        tap.close()
-        return torch.clamp(y, min=threshold)
 
 
 class _ChannelNorm:

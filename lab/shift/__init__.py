@@ -1,0 +1,1 @@
+"""Shifted and foreign inputs: does a network know less where it should?"""

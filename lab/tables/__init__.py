@@ -1,0 +1,1 @@
+"""Tables of numbers and classes: our estimators beside those of others."""

@@ -1,0 +1,119 @@
+"""One fit per table and split, scored on the split's test rows; what is done is kept."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lab.parts import join_parts
+from lab.results_file import open_results, write_results
+from lab.uci.data import TABLES, load, split
+from natural_langevin.data.table import Table, need_pandas
+from natural_langevin.experiments.origin import origin
+from natural_langevin.tabular.recipe import CHUNK, learn
+from natural_langevin.tabular.settings import Settings
+from natural_langevin.tabular.survey import fit_features
+
+
+class UciError(ValueError):
+    """Results of another configuration, or a table that there is not."""
+
+
+def run(
+    names: Sequence[str],
+    out: Path,
+    *,
+    splits: int | None = None,
+    only: Sequence[int] = (),
+    settings: Settings | None = None,
+    device: str | None = None,
+    progress: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """The content of ``out``, to which every fit is added as soon as it is done. ``splits``: the
+    first so many of each table; ``only``: these, counted from 0."""
+    settings = settings or Settings()
+    wanted = pieces(names, splits=splits, only=only)
+    results = open_results(out, settings.to_json(), [], UciError)
+    done = {(row["table"], row["split"]) for row in results["rows"]}
+    for name, own in itertools.groupby(wanted, key=lambda piece: piece[0]):
+        arrays, count = load(name), TABLES[name].splits
+        for _, number in own:
+            if (name, number) in done:
+                continue
+            row = fit(split(arrays, number), settings, device=device, progress=progress)
+            row = {"table": name, "split": number} | row
+            results["rows"].append(row)
+            results |= origin(device or "cpu")
+            write_results(out, results)
+            say(
+                f"{name} {number + 1}/{count}: log-likelihood {row['log_likelihood']:.3f}, RMSE "
+                f"{row['rmse']:.4g}, {row['seconds']:.1f} s"
+            )
+    return results
+
+
+def pieces(
+    names: Sequence[str], *, splits: int | None = None, only: Sequence[int] = ()
+) -> list[tuple[str, int]]:
+    """Table and split of every fit that is asked for; a split that no table has is refused."""
+    found = []
+    for name in names:
+        if name not in TABLES:
+            raise UciError(f"there is no table {name!r}: choose from {', '.join(TABLES)}")
+        count = TABLES[name].splits
+        if strange := [number for number in only if not 0 <= number < count]:
+            raise UciError(f"{name} has no split {strange[0]}: they are 0 to {count - 1}")
+        found += [(name, number) for number in only or range(min(splits or count, count))]
+    return found
+
+
+def merge(folder: Path, out: Path) -> dict[str, Any]:
+    """The files of ``folder``, each some of the fits, as one in ``out``: fits of one setting, on
+    one version of the code."""
+    results = join_parts(
+        folder,
+        same=("settings",),
+        place=lambda row: (list(TABLES).index(row["table"]), row["split"]),
+    )
+    write_results(out, results)
+    return results
+
+
+def fit(
+    parts: tuple[Any, ...], settings: Settings, *, device: str | None, progress: bool
+) -> dict[str, Any]:
+    """Test log-likelihood and root-mean-square error in the target's own units, as everybody gives
+    them; seconds of the fit alone, by the clock and of the processors."""
+    x, y, x_test, y_test = parts
+    start, cpu = time.perf_counter(), time.process_time()
+    frame = need_pandas().DataFrame
+    train, test = (Table("x", frame(values).add_prefix("x"), "row") for values in (x, x_test))
+    features = fit_features(train, named=False)
+    learned = learn(
+        features.encode(train).x,
+        torch.as_tensor(y)[:, None],
+        "regression",
+        settings,
+        device=device,
+        progress=progress,
+    )
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    inputs, log_p, errors = features.encode(test).x, [], []
+    for part, own in zip(inputs.split(CHUNK), torch.as_tensor(y_test).split(CHUNK), strict=True):
+        found = learned.predictive(part)
+        log_p.append(found.log_prob(own))
+        errors.append(found.mean - own.numpy())
+    return {
+        "log_likelihood": float(np.concatenate(log_p).mean()),
+        "rmse": float(np.sqrt(np.square(np.concatenate(errors)).mean())),
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "chosen": learned.reason,
+    }

@@ -1,6 +1,0 @@
-"""The defaults under test: three lines of code, held against references and against rivals.
-
-Imports everything below experiments; nothing imports it.
-
-``small``: six small networks against No-U-Turn sampling of the same posterior, in function space.
-"""

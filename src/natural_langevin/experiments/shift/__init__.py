@@ -1,4 +1,0 @@
-"""Shifted and foreign inputs: does a network know less where it should?
-
-Imports everything below it; cli imports it.
-"""

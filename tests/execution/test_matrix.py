@@ -1,0 +1,161 @@
+"""Every dynamics and metric, run every way that this machine has, equal to the eager float64 step;
+and the stages of the paper's table, every way.
+
+What takes the compiler proper is in ``test_fused_step`` and in ``make gpu-check``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from lab import matrix
+from lab.matrix import Case, cases, difference, run_case
+from natural_langevin import data, dynamics, preconditioners
+from natural_langevin._internal.proven import proven_network
+from natural_langevin.dynamics import State
+from natural_langevin.execution import compiled
+from natural_langevin.experiments.table1 import baseline_stages, stages
+from natural_langevin.experiments.table1.protocol import BY_NAME, PRESETS, fit_to
+from natural_langevin.experiments.table1.stages import Bench
+
+
+@cache
+def reference(case: Case) -> State:
+    """Chains know nothing of each other: one alone is the first of three."""
+    if case.chains == 1:
+        return first_chain(reference(case._replace(chains=3)))
+    return matrix.reference(case)
+
+
+@cache
+def reference_start(case: Case) -> State:
+    if case.chains == 1:
+        return first_chain(reference_start(case._replace(chains=3)))
+    return matrix._start(case, torch.float64, "cpu")[3]
+
+
+def first_chain(state: State) -> State:
+    return pytree.tree_map(lambda leaf: leaf[:1] if leaf.ndim else leaf, state)
+
+
+def here() -> list[Any]:
+    """All but the compiled ones. Tracing the statistics takes seconds, and every integrator asks
+    for them in the same words: Overdamped's are traced, and the others' own steps without them.
+    One chain is traced with another integrator."""
+    found: list[Any] = []
+    for case in cases("cpu"):
+        if case == Case("overdamped", "euclidean", 1, "traced"):
+            found.append(pytest.param(case, marks=pytest.mark.thorough))
+        elif case.way == "traced" and case.metric and case.dynamics != "overdamped":
+            found.append(case._replace(metric="euclidean"))
+            found.append(pytest.param(case, marks=pytest.mark.thorough))
+        elif case.way != "compiled":
+            found.append(case)
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _shorter() -> Iterator[None]:
+    """Of every kind of step some, the first among them; a CUDA graph needs more to be replayed.
+    That the rules of these layers are right is tested elsewhere."""
+    with pytest.MonkeyPatch.context() as patch, proven_network():
+        patch.setattr(matrix, "STEPS", 6)
+        patch.setattr(matrix, "BURN_IN", 3)
+        yield
+
+
+@pytest.mark.parametrize("case", here(), ids=str)
+def test_every_way_is_the_same_step(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    if case.way == "traced" and case.metric == "euclidean":
+        # This metric learns nothing in burn-in: one kind of step to be traced instead of two.
+        monkeypatch.setattr(matrix, "BURN_IN", 0)
+        expected = matrix.reference(case._replace(way="eager"))
+    else:
+        expected = reference(case._replace(way="eager"))
+    moved = reference_start(case._replace(way="eager"))
+    changed = difference(expected._replace(swaps=moved.swaps), moved)
+    assert changed > 1e-3, "nothing moved: nothing was compared"
+    assert difference(run_case(case), expected) < matrix.TOLERANCE
+
+
+def test_the_matrix_is_whole() -> None:
+    """Every integrator and metric of the registries, and each way the other machine has."""
+    named = {type(one) for one in matrix.INTEGRATORS.values()}
+    assert named == set(dynamics.REGISTRY.values())
+    for device, ways in (("cpu", {"kernels", "native"}), ("cuda", {"graph", "kernels", "whole"})):
+        found = cases(device)
+        assert {c.way for c in found} == ways | {"eager", "traced", "compiled"}
+        way = "eager" if device == "cpu" else "graph"
+        pairs = {(c.dynamics, c.metric, c.chains) for c in found if c.way == way}
+        assert {c.dynamics for c in found} >= matrix.FEATURES.keys()
+        for metric in preconditioners.REGISTRY:
+            fit = [d for d in matrix.INTEGRATORS if metric in matrix.metrics_of(d)]
+            assert {(d, metric, n) for d in fit for n in (1, 3)} <= pairs
+
+
+def test_chains_start_where_they_should() -> None:
+    """And the way down leaves the state that it begins at as it was."""
+    assert matrix.check_start("cpu")["problem"] is None
+
+
+def test_the_command_records_what_it_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = Case("sgd", "", 1, "eager")
+    monkeypatch.setattr(matrix, "cases", lambda device: [good, good._replace(way="kernels")])
+    assert matrix.main(["--device", "cpu", "--out", str(tmp_path / "check.json")]) == 1
+    record = json.loads((tmp_path / "check.json").read_text())
+    assert [row["problem"] is None for row in record["cases"]] == [True, False, True]
+    assert "instead of 'kernels'" in record["cases"][1]["problem"]
+    assert "2 of 3 cases agree" in capsys.readouterr().out
+
+
+TOY = replace(
+    PRESETS["quick"], hidden=(6,), steps=12, select_steps=6, extra_select_steps=6, burn_in=4,
+    thin=4, select_thin=1, batch_size=20, train_scored=50, mc_dropout=2, pooled=2, seeds=1,
+    step_sizes=1, prior_variances=(0.1,), dropout_rates=(0.2,),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def digits() -> data.Dataset:
+    return data.load("digits")
+
+
+@pytest.mark.parametrize(
+    ("compile", "names"),
+    [
+        (False, ("sgd", "dropout", *BY_NAME)),
+        ("auto", ("sgd", "dropout", *BY_NAME)),
+        (True, ("dropout",)),  # "qdop" is the first of the traced cases above
+        pytest.param(True, ("sgd", "euclidean", "qdop"), marks=pytest.mark.thorough),
+    ],
+)
+def test_every_stage_runs_every_way(
+    compile: bool | str, names: tuple[str, ...], digits: data.Dataset, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """With ``compile=True`` up to the compiler proper: the baselines once broke before that."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    preset = fit_to(TOY, len(digits.train_x))
+    bench = Bench(preset, digits, torch.device("cpu"), tmp_path, compile=compile, progress=False)
+    for kind in (name for name in names if name not in BY_NAME):
+        chosen = baseline_stages.select(bench, kind)
+        rows = baseline_stages.final(bench, kind, chosen["ranking"])["rows"]
+        assert len(rows) == 2
+    for method in (BY_NAME[name] for name in names if name in BY_NAME):
+        ranking = [{"step_size": method.grid[0], "prior_variance": 0.1, "schedule": "halving"}]
+        if method.like is None:
+            ranking = stages.select(bench, method)["ranking"]
+        assert stages.final(bench, method, ranking)["rows"]
+    assert "compiling failed" not in caplog.text
+    assert "running eagerly" not in caplog.text

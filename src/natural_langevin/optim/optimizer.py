@@ -8,6 +8,7 @@ and statistics come from: the user's own forward and backward passes (see ``fish
 from __future__ import annotations
 
 import copy
+import glob
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -41,6 +42,23 @@ def set_values(parameters: Mapping[str, nn.Parameter], values: Params) -> None:
     """Copies the values of the same names into the parameters."""
     for name, parameter in parameters.items():
         parameter.copy_(values[name])
+
+
+def _rebuilt(
+    kind: type[NaturalLangevin],
+    model: nn.Module,
+    likelihood: likelihoods.Likelihood,
+    settings: dict[str, Any],
+    groups: list[dict[str, Any]],
+    state: dict[str, Any],
+) -> NaturalLangevin:
+    """The optimizer of which ``__reduce__`` gave these."""
+    remove_hooks(model)  # of the copied optimizer
+    named = dict(model.named_parameters())
+    chosen = [group | {"params": [named[k] for k in group["params"]]} for group in groups]
+    optimizer = kind(model, likelihood, params=chosen, **settings)
+    optimizer.load_state_dict(state)
+    return optimizer
 
 
 class NaturalLangevin(torch.optim.Optimizer):
@@ -154,6 +172,31 @@ class NaturalLangevin(torch.optim.Optimizer):
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
         block_update.rates_at(self, 0, self.param_groups[0]["lr"])  # wrong rates fail here
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles have settings, state and a model of their own. What was gathered since
+        the last step, hooks and schedulers stay behind, as in torch."""
+        settings = {
+            "num_data": self.num_data, "lr": self._lr, "prior": self._prior_like,
+            "preconditioner": self.preconditioner, "temperature": self.defaults["temperature"],
+            "reduction": self.reduction, "mean_rate": self.mean_rate, "seed": self.seed,
+            "chain": self.chain, "scaler": self._scaling.scaler,
+            "check_loss": not self._loss_check.done,
+        }  # fmt: skip
+        groups = []
+        for group in self.param_groups:
+            names = [self._names.of(p) for p in group["params"]]
+            own = {k: self._group_priors[k] for k in names if k in self._group_priors}
+            prior = {"prior": {glob.escape(k): p for k, p in own.items()}} if own else {}
+            groups.append({"params": names, "temperature": group["temperature"]} | prior)
+        return _rebuilt, (
+            type(self),
+            self.model,
+            self.likelihood,
+            settings,
+            groups,
+            self.state_dict(),
+        )
 
     # Parameter groups -----------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ class Scaling:
     def __init__(self, scaler: Any = None) -> None:
         if scaler is not None and not hasattr(scaler, "get_scale"):
             raise TypeError(f"scaler must be a torch.amp.GradScaler, got {scaler!r}")
-        self._scaler = scaler
+        self.scaler = scaler
 
     def read(self, optimizer: Any, *, statistics: bool) -> Scale | None:
         """The factors of this step; None where it must be skipped.
@@ -38,8 +38,8 @@ class Scaling:
             return None
         scale = getattr(optimizer, "grad_scale", None)
         gradient = 1.0 if scale is None else float(scale)
-        if self._scaler is not None:
-            return Scale(gradient, float(self._scaler.get_scale()))
+        if self.scaler is not None:
+            return Scale(gradient, float(self.scaler.get_scale()))
         if scale is None and statistics:
             raise RuntimeError(
                 "scaler.unscale_(optimizer) has brought the gradients to scale, but squares of "

@@ -1,0 +1,73 @@
+"""``copy.deepcopy`` and ``pickle`` of the optimizer: both go on with the same bits."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from natural_langevin import likelihoods, preconditioners, priors, schedules
+from natural_langevin.optim import NaturalLangevin
+
+X, Y = torch.linspace(-1, 1, 60).reshape(20, 3), torch.arange(20) % 3
+
+
+def made(**options: Any) -> NaturalLangevin:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    settings = {"num_data": 20, "lr": 1e-2, "seed": 3, "chain": 2} | options
+    return NaturalLangevin(model, likelihoods.Categorical(), **settings)
+
+
+def step(optimizer: NaturalLangevin) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(optimizer.model(X), Y).backward()
+    optimizer.step()
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "rmsprop": {"preconditioner": preconditioners.RMSProp(), "temperature": 0.5},
+    "schedule": {"lr": schedules.halving(1e-2, every=2)},
+    "groups": {
+        "params": [
+            {"params": "*.bias", "lr": 1e-3, "prior": priors.Laplace(0.3)},
+            {"params": "0.*", "temperature": 0.1},
+            {"params": "2.weight"},
+        ],
+        "preconditioner": preconditioners.DiagonalFisher(),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o)), lambda o: copy.deepcopy([o.model, o])],
+    ids=["deepcopy", "pickle", "with its model"],
+)
+def test_the_copy_goes_on_as_the_original_does(name: str, copied: Any) -> None:
+    one = made(**SETTINGS[name])
+    for _ in range(3):
+        step(one)
+    other = copied(one)
+    if isinstance(other, list):
+        assert other[0] is other[1].model
+        other = other[1]
+    assert other.model is not one.model
+    assert other.describe() == one.describe()
+    before = [p.clone() for p in one.model.parameters()]
+    for _ in range(3):
+        step(other)
+    assert all(map(torch.equal, before, one.model.parameters()))  # a copy's steps are its own
+    for _ in range(3):
+        step(one)
+    assert one.steps == other.steps == 6
+    assert all(map(torch.equal, one.model.parameters(), other.model.parameters()))
+    for name, mean in one.mean().items():
+        assert torch.equal(mean, other.mean()[name])

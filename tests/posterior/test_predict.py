@@ -328,3 +328,14 @@ def test_a_prediction_prints_what_is_asked_for_and_not_every_network() -> None:
     assert f"mean={p.mean}" in shown
     assert f"samples=tensor of shape {tuple(p.samples.shape)}" in shown
     assert f"quantiles={p.quantiles}" in shown
+
+
+@pytest.mark.parametrize("chains", [[1.5], [0, 1.0], [True], ["0"], 1.5])
+def test_fractions_are_no_chains(chains):
+    posterior, (x, _) = small_run.sample(), small_run.data()
+    with pytest.raises(TypeError, match=r"must be an integer|not iterable"):
+        posterior.predict(x, chains=chains)
+    with pytest.raises(TypeError, match="chain must be an integer"):
+        posterior.network(1.5, 0)
+    with pytest.raises(TypeError, match="draw must be an integer"):
+        posterior.network(0, 1.5)

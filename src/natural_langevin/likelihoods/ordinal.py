@@ -8,9 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.likelihoods import distributions
 from natural_langevin.likelihoods.base import Likelihood, State, check_labels
 from natural_langevin.likelihoods.categorical import draw_classes
+
+#: Every sample has a probability of every level.
+MOST_LEVELS = 10_000
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,11 @@ class Ordinal(Likelihood):
     discrete = True
 
     def __post_init__(self) -> None:
-        if self.levels < 2 or self.levels != int(self.levels):
-            raise ValueError(f"levels must be an integer of at least 2, got {self.levels!r}")
+        if not 2 <= whole_number("levels", self.levels) <= MOST_LEVELS:
+            raise ValueError(
+                f"levels must be an integer from 2 to {MOST_LEVELS:,}, got {self.levels!r}: more "
+                "are numbers, and likelihoods.Gaussian() takes them"
+            )
 
     def distribution(self, outputs: Tensor, state: State) -> distributions.Levels:
         return distributions.Levels(logits=self._log_probabilities(outputs), validate_args=False)

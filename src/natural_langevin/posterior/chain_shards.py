@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from natural_langevin._internal.processes import Processes
+from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.posterior import storage
 from natural_langevin.posterior.prediction import Averager
 from natural_langevin.types import Params
@@ -48,7 +49,7 @@ class ChainShards:
 
     def one(self, chain: int, params: Callable[[int], Params]) -> Params:
         """The parameters ``params(row)`` of one chain."""
-        own, chains = self.processes.own, self.processes.chains
+        own, chains, chain = self.processes.own, self.processes.chains, whole_number("chain", chain)
         if not -chains <= chain < chains:
             raise IndexError(f"there are {chains} chains, got chain={chain}")
         chain %= chains

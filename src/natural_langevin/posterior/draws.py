@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from natural_langevin._internal.processes import SingleProcess
+from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.data.signature import Signature
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
 from natural_langevin.likelihoods import Likelihood
@@ -99,6 +100,7 @@ class Draws:
 
     def network(self, chain: int, draw: int) -> nn.Module:
         """The network of one sample, as a plain nn.Module."""
+        draw = whole_number("draw", draw)
         params = self._row_of({name: s[:, draw] for name, s in self.samples.items()}, chain)
         if not all(torch.isfinite(p).all() for p in params.values()):
             raise ValueError(

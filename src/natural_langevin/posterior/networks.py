@@ -26,7 +26,7 @@ class OnDisk(dict[str, Tensor]):
     def __init__(self, path: Path, expected: Mapping[str, Spec]) -> None:
         super().__init__(mapped(path, expected))
         self.path = path
-        self._identity = _identity(path)
+        self._identity, self._stamp = _identity(path), _stamp(path)
 
     @property
     def replaced(self) -> bool:
@@ -37,6 +37,8 @@ class OnDisk(dict[str, Tensor]):
         """Draws ``start`` to ``stop`` of one chain: (draw, *shape) each, in memory of their own."""
         if self.replaced:
             return {name: value[chain, start:stop].clone() for name, value in self.items()}
+        if _stamp(self.path) != self._stamp:
+            raise StorageError(f"{self.path.name} was changed while it was in use: load it again")
         with opened(self.path) as file:
             try:
                 return {name: file.get_slice(name)[chain, start:stop].clone() for name in self}
@@ -50,6 +52,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file is written to."""
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size
 
 
 def chunks(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from natural_langevin._internal.whole_numbers import whole_number
+
 Chains = Sequence[int] | Literal["all"] | None
 
 
@@ -32,7 +34,7 @@ def chosen(chains: Chains, healthy: list[int], count: int, config: Mapping[str, 
                 'pool them all the same with chains="all"'
             )
     else:
-        wanted = [int(c) for c in chains]
+        wanted = [whole_number("chains", c) for c in chains]
         beyond = [c for c in wanted if not 0 <= c < count]
         if beyond or not wanted:
             raise ValueError(f"chains must be among 0 .. {count - 1}, got {chains!r}")

@@ -332,14 +332,15 @@ class Posterior(Draws):
 
         With ``memory_map=True`` the samples stay on the disk and are read when they are needed,
         also to predict with more of them than fit into memory; do not change the folder
-        meanwhile. A file that is damaged, or is not of this model, is a ``StorageError``.
+        meanwhile. All files are read through once and compared with their checksums: one that is
+        damaged, or is not of this model, is a ``StorageError``.
         """
         model = plain_copy(model)
         prepare_model(model, log)
-        device = next(p.device for p in model.parameters() if p.requires_grad)
         samples, groups, found, config = storage.read(
             Path(folder), model, likelihood, memory_map=memory_map
         )
+        device = next(p.device for p in model.parameters() if p.requires_grad)
         moved = {g: {k: v.to(device) for k, v in values.items()} for g, values in groups.items()}
         return Posterior(
             model=model,

@@ -29,7 +29,7 @@ from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.tensorfile import Spec, StorageError, WriteError, spec
 from natural_langevin.posterior import manifest
 from natural_langevin.posterior.manifest import File, Manifest
-from natural_langevin.posterior.networks import OnDisk
+from natural_langevin.posterior.networks import OnDisk, chunks
 from natural_langevin.statistics.vectorised import MODEL_LOCK
 from natural_langevin.types import Params
 
@@ -65,6 +65,8 @@ def write(
 #: Seconds that a save waits for another one to the same folder, and how often a reader whose files
 #: were replaced under its eyes begins again.
 PATIENCE, RETRIES = 10.0, 20
+#: Draws that are looked at together.
+PIECE_OF_DRAWS = 64
 #: Likelihoods that a file can hold: those of numbers, and what may stand around one.
 LIKELIHOODS = likelihoods.REGISTRY | {"Scaled": likelihoods.Scaled}
 
@@ -179,8 +181,8 @@ def read(
 ) -> tuple[Params, Groups, likelihoods.Likelihood, dict[str, Any]]:
     """Samples, other groups, likelihood and configuration of a posterior of this model.
 
-    The samples are read into memory and compared with their checksum, or, with ``memory_map``,
-    stay on the disk, and then only their names, shapes, dtypes and sizes are checked."""
+    Every file is compared with its checksum, and the weights of chains that did not diverge must be
+    finite. With ``memory_map`` the samples are read through once for that, and stay on the disk."""
     for _ in range(RETRIES):
         saved = manifest.read(folder)
         try:
@@ -206,9 +208,11 @@ def _read(
     for key, value in _read_file(folder, saved.rest).items():
         group, _, name = key.partition("/")
         groups.setdefault(group, {})[name] = value
-    samples = folder / saved.samples.name
     if memory_map:
-        return OnDisk(samples, saved.samples.tensors), groups, found, saved.config
+        samples = OnDisk(folder / saved.samples.name, saved.samples.tensors)
+        _check_digest(folder, saved.samples)
+        _check_finite(samples, groups)
+        return samples, groups, found, saved.config
     devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
     size = sum(map(tensorfile.size_in_bytes, saved.samples.tensors.values()))
     there = min(map(capacity.in_memory, devices))
@@ -217,23 +221,49 @@ def _read(
             f"the samples take {size / 2**30:.3g} GiB and the memory has {there / 2**30:.3g}: "
             "leave them on the disk, Posterior.load(..., memory_map=True)"
         )
-    return _read_file(folder, saved.samples), groups, found, saved.config
+    read = _read_file(folder, saved.samples)
+    _check_finite(read, groups)
+    return read, groups, found, saved.config
 
 
 def _read_file(folder: Path, file: File) -> Params:
-    path = folder / file.name
-    tensors = tensorfile.mapped(path, file.tensors)  # the sizes are right: now the contents
+    tensors = tensorfile.mapped(folder / file.name, file.tensors)  # the sizes are right
+    _check_digest(folder, file)
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def _check_digest(folder: Path, file: File) -> None:
     try:
-        found = _digest(path)
+        found = _digest(folder / file.name)
     except OSError as error:
         raise StorageError(f"cannot read {file.name}: {error}") from error
     if found != file.sha256:
         raise StorageError(f"{file.name} is damaged: its contents are not those that were saved")
-    return {name: value.clone() for name, value in tensors.items()}
+
+
+def _check_finite(samples: Params, groups: Groups) -> None:
+    """A chain that diverged lacks draws; any other must have numbers everywhere."""
+    healthy = (groups["run"]["diverged"] < 0).nonzero().flatten().tolist()
+    one = {"mean": groups["mean"], "last": groups["last"], "learned": groups.get("learned", {})}
+    broken = {
+        f"{group}/{name}"
+        for group, values in one.items()
+        for name, value in values.items()
+        if not torch.isfinite(value[healthy]).all()
+    }
+    for some in chunks(samples, healthy, PIECE_OF_DRAWS) if healthy else ():
+        broken |= {f"samples/{k}" for k, v in some.items() if not torch.isfinite(v).all()}
+    if broken:
+        raise StorageError(
+            f"{sorted(broken)[0]} holds NaN or infinite values in chains that did not diverge: "
+            "the files were not written by save, or the posterior was changed before it"
+        )
 
 
 def _check_shapes(saved: Manifest, parameters: Params) -> None:
     """The tensors must be those of a posterior of these parameters, before any is read."""
+    if not parameters:
+        raise StorageError("the model has no trainable parameters, and a posterior is of those")
     rest, samples = dict(saved.rest.tensors), saved.samples.tensors
     chains, draws = 0, 0
     if len(rest.get("run/diverged", (None, ()))[1]) == 1:

@@ -135,7 +135,7 @@ class InFolder:
         )
 
     def _open(self) -> None:
-        self._file = os.open(self.path, os.O_RDWR)
+        self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
 
     def _claim(self) -> None:
         """The folder for this run alone, without what a killed one was writing."""

@@ -13,10 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import schedules
+from natural_langevin._internal import whole_numbers
 from natural_langevin.dynamics import Integrator, LangevinDynamics, Overdamped
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.priors import Prior
+
+whole_number = whole_numbers.whole_number
+
+#: Chains of one run, whose weights are all in memory at once.
+MOST_CHAINS = 1_000_000
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -34,13 +40,6 @@ def data_in_one(method: Method) -> Method:
         return method(self, *args, **kwargs)
 
     return checked  # type: ignore[return-value]
-
-
-def whole_number(name: str, value: Any) -> int:
-    """``value`` as an int. Numpy's integers are fine; bools, floats and strings are mistakes."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an integer, got {value!r}: convert it with int(...)")
-    return int(value)
 
 
 def check_arguments(
@@ -90,8 +89,8 @@ def _check_kind(name: str, value: Any, kind: Any, allowed: str, remedy: str) -> 
 def check_counts(chains: Any, num_data: Any, seed: Any) -> tuple[int, float | None, int]:
     """Checks the sampler's whole numbers, and returns them as Python's own ints."""
     chains, seed = whole_number("chains", chains), whole_number("seed", seed)
-    if chains < 1:
-        raise ValueError(f"chains must be a positive integer, got {chains!r}")
+    if not 1 <= chains <= MOST_CHAINS:
+        raise ValueError(f"chains must be an integer from 1 to {MOST_CHAINS:,}, got {chains!r}")
     if not 0 <= seed < 1 << 63:
         raise ValueError(f"seed must be an integer from 0 to 2^63 - 1, got {seed!r}")
     if num_data is None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
-from lab.models import FilterResponseNorm, resnet_frn
+from lab.models import FilterResponseNorm, residual, resnet_frn
 from natural_langevin import Langevin, likelihoods
 from oracle import assert_exact, chains_of, cross_entropy, per_sample_loop
 from registry import CASES, Case, batch, evaluate, make
@@ -65,3 +69,34 @@ def test_rounding_is_no_wrong_rule() -> None:
     assert (network.autocast, torch.backends.cudnn.allow_tf32) == (torch.bfloat16, before)
     _, info = ours.step(ours.init(), (x[:3], y[:3]))
     assert torch.isfinite(info.loss).all()
+
+
+def looking(*_: object) -> None:
+    """A hook that only looks."""
+
+
+@pytest.mark.parametrize("which", ["conv", "norm"])
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda m: m.register_forward_hook(looking),
+        lambda m: m.register_forward_pre_hook(looking),
+        lambda m: m.register_full_backward_hook(looking),
+        lambda m: m.register_full_backward_pre_hook(looking),
+        lambda m: setattr(m, "forward", m.forward),
+        lambda m: torch_module.register_module_forward_hook(looking),
+    ],
+    ids=["forward", "pre-forward", "backward", "pre-backward", "patched", "on all modules"],
+)
+def test_layers_with_hooks_are_called_where_kernels_would_pass_them_by(
+    put: Callable[[nn.Module], Any], which: str
+) -> None:
+    """On CUDA a residual layer's convolution and norm are otherwise one kernel."""
+    layer = residual._Layer(3, 4)
+    assert not residual._recorded(layer.conv, layer.norm)
+    handle = put(layer.get_submodule(which))
+    try:
+        assert residual._recorded(layer.conv, layer.norm)
+    finally:
+        if handle is not None:
+            handle.remove()

@@ -13,11 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 import small_run
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
-from natural_langevin.models import residual
 from natural_langevin.optim import NaturalLangevin
 
 METRICS = [preconditioners.QuasiDiagonalFisher, preconditioners.Euclidean]
@@ -124,34 +122,3 @@ def test_the_optimizer_follows_the_gradients_that_hooks_leave(metric: type) -> N
     assert all(map(torch.equal, stopped[:2], start[:2]))  # what is before the hook
     assert all(map(torch.equal, stopped[2:], free[2:]))
     assert not any(map(torch.equal, free, start))
-
-
-def looking(*_: object) -> None:
-    """A hook that only looks."""
-
-
-@pytest.mark.parametrize("which", ["conv", "norm"])
-@pytest.mark.parametrize(
-    "put",
-    [
-        lambda m: m.register_forward_hook(looking),
-        lambda m: m.register_forward_pre_hook(looking),
-        lambda m: m.register_full_backward_hook(looking),
-        lambda m: m.register_full_backward_pre_hook(looking),
-        lambda m: setattr(m, "forward", m.forward),
-        lambda m: torch_module.register_module_forward_hook(looking),
-    ],
-    ids=["forward", "pre-forward", "backward", "pre-backward", "patched", "on all modules"],
-)
-def test_layers_with_hooks_are_called_where_kernels_would_pass_them_by(
-    put: Callable[[nn.Module], Any], which: str
-) -> None:
-    """On CUDA a residual layer's convolution and norm are otherwise one kernel."""
-    layer = residual._Layer(3, 4)
-    assert not residual._recorded(layer.conv, layer.norm)
-    handle = put(layer.get_submodule(which))
-    try:
-        assert residual._recorded(layer.conv, layer.norm)
-    finally:
-        if handle is not None:
-            handle.remove()

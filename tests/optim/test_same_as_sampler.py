@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from natural_langevin import Langevin, likelihoods, preconditioners, priors, schedules
+from natural_langevin import Langevin, dynamics, likelihoods, preconditioners, priors, schedules
 from natural_langevin.optim import NaturalLangevin
 from zoo import Apply
 
@@ -93,6 +94,81 @@ def test_the_same_iterates(name: str, metric: str) -> None:
         assert (p - moved[k][0]).abs().max() > 1e-3, f"{k} did not move"
         torch.testing.assert_close(p.detach(), state.params[k][0], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(optimizer.mean()[k], state.mean[k][0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("moves", "every"),
+    [
+        (dynamics.Underdamped(friction=0.2, integrator="baoab"), 1),
+        (dynamics.Underdamped(friction=0.2, integrator="euler", correct_heat=True), 1),
+        (dynamics.NoseHoover(friction=0.2), 1),
+        (dynamics.Overdamped(), 3),
+    ],
+)
+def test_any_dynamics(moves: dynamics.Integrator, every: int) -> None:
+    """And a metric that looks at every third batch alone: nothing is recorded of the others."""
+    model = mixed().double()
+    metric = preconditioners.QuasiDiagonalFisher(damping=1e-2, every=every)
+    options = {"preconditioner": metric, "num_data": 50, "seed": 5, "dynamics": moves}
+    sampler = Langevin(model, likelihoods.Categorical(), chains=1, step_size=1e-3, **options)
+    optimizer = NaturalLangevin(model, likelihoods.Categorical(), lr=1e-3, **options)
+    state = sampler.init()
+    for step, (x, y) in enumerate(batches(8)):
+        if step == 4:  # from what a checkpoint holds
+            saved = copy.deepcopy(optimizer.state_dict())
+            optimizer.remove_hooks()
+            optimizer = NaturalLangevin(model, likelihoods.Categorical(), lr=1e-3, **options)
+            optimizer.load_state_dict(saved)
+        state, _ = sampler.step(state, (x, y))
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        assert bool(optimizer._fisher.due()) == (step % every == 0)
+        loss.backward()
+        optimizer.step()
+    for k, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), state.params[k][0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(optimizer.mean()[k], state.mean[k][0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("moves", "error"),
+    [
+        (dynamics.Underdamped(integrator="ubu"), "moves before it asks for a gradient"),
+        (dynamics.Adjusted(), "compares energies"),
+        ("baoab", "dynamics must be one of natural_langevin.dynamics"),
+    ],
+)
+def test_dynamics_that_a_loop_cannot_feed(moves: object, error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        NaturalLangevin(linear(), likelihoods.Categorical(), num_data=9, dynamics=moves)
+
+
+def test_a_step_is_few_operations_however_many_tensors_there_are() -> None:
+    """Beside the statistics, which are a layer's own: launches are what costs on a GPU."""
+
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            self.calls += not any(
+                r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
+            )
+            return func(*args, **(kwargs or {}))
+
+    found = {}
+    for depth in (2, 12):
+        layers = [m for _ in range(depth) for m in (nn.Linear(4, 4), nn.Tanh())]
+        model = nn.Sequential(*layers, nn.Linear(4, 3)).double()
+        optimizer = NaturalLangevin(
+            model, likelihoods.Categorical(), num_data=50, preconditioner=preconditioners.RMSProp()
+        )
+        for x, y in batches(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            with Count() as count:
+                optimizer.step()
+        found[depth] = count.calls
+    assert found[2] == found[12] < 150
 
 
 def test_a_network_whose_sampled_layers_have_no_bias() -> None:

@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from natural_langevin import likelihoods, preconditioners
 from natural_langevin.optim import NaturalLangevin
 from natural_langevin.optim.reading import local_gradient
-from natural_langevin.statistics import Evaluation
+from natural_langevin.statistics import Evaluation, Statistics
 from oracle import Twice, assert_exact, cross_entropy, per_sample_loop
 from registry import CASES, batch, make
 
@@ -29,12 +30,11 @@ def optimizer_for(model: nn.Module, **options: object) -> NaturalLangevin:
 def gathered(optimizer: NaturalLangevin) -> Evaluation:
     """Gradient and statistics as the next step would use them."""
     optimizer._fisher.gather()
-    return Evaluation(
-        torch.zeros(1, dtype=torch.float64),
-        local_gradient(optimizer.sampled()),
-        optimizer._fisher.statistics(1.0, optimizer._fisher.samples),
-        {},
+    moments = optimizer._fisher.moments(1.0, optimizer._fisher.samples)
+    gradient, moments = pytree.tree_map(
+        lambda v: v[None], (local_gradient(optimizer.sampled()), moments)
     )
+    return Evaluation(torch.zeros(1, dtype=torch.float64), gradient, Statistics(**moments), {})
 
 
 def backward_in_pieces(model: nn.Module, x: Tensor, y: Tensor, sizes: list[int]) -> None:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def per_chain(value: float | Tensor, like: Tensor) -> Tensor:
-    """A number or a (chain,) tensor, shaped to broadcast against ``like`` of (chain, *shape).
+    """A number or a (chain,) tensor, shaped to broadcast against ``like`` of (chain, *shape); a
+    tensor with as many axes as ``like`` stays as it is.
 
     >>> per_chain(torch.tensor([1.0, 2.0]), torch.zeros(2, 3, 4)).shape
     torch.Size([2, 1, 1])
@@ -15,7 +16,9 @@ def per_chain(value: float | Tensor, like: Tensor) -> Tensor:
     if not isinstance(value, Tensor):  # made where it is needed: a copy from the host would wait
         return torch.full((), value, dtype=like.dtype, device=like.device)
     tensor = value.to(dtype=like.dtype, device=like.device)
-    return tensor.reshape(tensor.shape + (1,) * (like.ndim - 1)) if tensor.ndim else tensor
+    if tensor.ndim in (0, like.ndim):
+        return tensor
+    return tensor.reshape(tensor.shape + (1,) * (like.ndim - 1))
 
 
 def number_or_chains(value: float | Tensor, like: Tensor) -> float | Tensor:

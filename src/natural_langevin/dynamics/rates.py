@@ -35,6 +35,12 @@ class Rates(NamedTuple):
     mean: Tensor  # mu_t: ()
     kind: Kind = Kind()
 
+    def on(self, step_size: Tensor) -> Rates:
+        """The same with this eta, on its device and in its precision."""
+        return self._replace(
+            step_size=step_size, decay=self.decay.to(step_size), mean=self.mean.to(step_size)
+        )
+
 
 class RatesTable:
     """The rates of steps ``start``, ``start`` + 1, ...: ``values`` has a row for each."""

@@ -1,6 +1,6 @@
 """A ``torch.optim.Optimizer`` for a loop of one's own: the diff from SGD is two lines.
 
-Imports likelihoods, priors, statistics, preconditioners, dynamics, posterior, sampling
+Imports likelihoods, priors, statistics, preconditioners, dynamics, execution, posterior, sampling
 and distributed; integrations imports it.
 
 -optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

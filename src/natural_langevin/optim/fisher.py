@@ -28,7 +28,7 @@ from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
 from natural_langevin.preconditioners import Preconditioner
-from natural_langevin.statistics import Basis, Gradients, Group, Statistics, grouped, prepare_model
+from natural_langevin.statistics import Basis, Gradients, Group, grouped, prepare_model
 from natural_langevin.statistics import samples as per_sample
 from natural_langevin.statistics.moments import CHUNK_NUMBERS, Moments
 from natural_langevin.statistics.plan import Plan, make_plan
@@ -72,6 +72,8 @@ class Fisher:
             dict  # of the statistics "rotated": the optimizer knows it
         )
         self.draw: Any = None  # given by whoever knows how to draw labels from the model
+        #: Whether the next step wants statistics at all.
+        self.due: Callable[[], bool] = lambda: True
         layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.network_copy.owned)
         self.capture = Capture(model, list(layers), self._plan_for, self._finished)
         self.forget()
@@ -86,8 +88,9 @@ class Fisher:
     def forget(self) -> None:
         """Drops all that was gathered since the last step."""
         self.samples = 0
-        self._sums: Any = None  # of the statistics that are means, by field, times ...
-        self._unit = torch.ones(())  # ... the square of this: see ``_add``
+        self._sums: Moments | None = None  # of the statistics that are means, by field ...
+        self._unit = torch.ones(())  # ... where gradients are multiplied by this, see ``_add`` ...
+        self._weight = 1.0  # ... and all divided by this
         self._samples: list[Params] = []
         self.passes = 0  # forward passes that labels were drawn for
         if hasattr(self, "capture"):
@@ -98,6 +101,8 @@ class Fisher:
     def _plan_for(self, arguments: Arguments) -> tuple[Arguments, Plan | None, frozenset[str]]:
         """How the statistics of such a call are found; rehearsed once for every kind of call."""
         self.gather()  # of earlier passes: their activations can go
+        if not self.due():
+            return arguments, None, frozenset()
         # A pass of the bare module, on one rank perhaps, does not end what all of them share.
         self.group = shards.replicas() or self.group
         if self.group is not None and "samples" in self.requests:
@@ -153,7 +158,7 @@ class Fisher:
         return next((o for o in self._opaque if name.startswith(f"{o}.")), None)
 
     def _finished(self, one: Pass, outputs: Any) -> None:
-        if self.draw is not None:
+        if self.draw is not None and self.due():
             self.draw(outputs, self.passes)
             self.passes += 1
 
@@ -172,7 +177,7 @@ class Fisher:
 
     def _add(self, one: Pass) -> None:
         self.samples += one.arguments.size
-        if not self.requests:
+        if not self.requests or not self.due():
             return
         # Of order one before anything is squared, whatever a GradScaler multiplied the loss by
         # (2^68 squared is no float32); the scale is put right afterwards.
@@ -195,12 +200,14 @@ class Fisher:
                 return
             moments = self._moments(one, params, rows, scale, replayable)
         # In units of the largest gradients so far: of passes that are much smaller nothing is left.
-        unit = scale if self._sums is None else torch.minimum(scale, self._unit)
-        weighted = _scaled(moments, float(len(rows)), (unit / scale).square())
-        if self._sums is not None:
-            before = _scaled(self._sums, 1.0, (unit / self._unit).square())
-            weighted = pytree.tree_map(torch.add, before, weighted)
-        self._sums, self._unit = weighted, unit
+        rows_here = float(len(rows))
+        if self._sums is None:
+            self._sums, self._unit, self._weight = moments, scale, rows_here
+            return
+        unit = torch.minimum(scale, self._unit)
+        before = _scaled(self._sums, self._weight, (unit / self._unit).square())
+        here = _scaled(moments, rows_here, (unit / scale).square())
+        self._sums, self._unit, self._weight = _added(before, here), unit, 1.0
 
     def _of_outputs(self, root: Record) -> list[Tensor | None]:
         return root.drawn if self.targets == "model" else root.deltas
@@ -318,34 +325,43 @@ class Fisher:
                 "optimizer.zero_grad() before backward(), not after"
             )
 
-    def statistics(self, loss_scale: float, everywhere: float) -> Statistics:
-        """Means over the samples since the last step, with a leading chain axis of one.
+    def moments(self, loss_scale: float, everywhere: float) -> Moments:
+        """Means over the samples since the last step.
 
         ``everywhere`` counts them on all ranks whose sums are in these sums."""
         if not self.requests:
-            return Statistics()
+            return {}
         if self.targets == "model":
             loss_scale = 1.0
         unit = (self.samples if self.reduction == "mean" else 1.0) / loss_scale
         if self._samples:
             names = self._samples[0]
-            joined = {k: torch.cat([s[k] for s in self._samples])[None] * unit for k in names}
-            return Statistics(samples=joined)
-        sums = _scaled(self._sums, 1.0, (unit / self._unit).square())
-        if self.group is not None:
-            with waiting("the sum of the statistics", self._like(), [self.group]):
-                shards.add_up(pytree.tree_leaves(sums), self.group)
-        return Statistics(**pytree.tree_map(lambda v: v[None] / everywhere, sums))
+            joined = {k: torch.cat([s[k] for s in self._samples]) * unit for k in names}
+            return {"samples": joined}
+        if self._sums is None:
+            return {}
+        square = (unit / self._unit).square()
+        if self.group is None:
+            return _scaled(self._sums, self._weight / everywhere, square)
+        sums = _scaled(self._sums, self._weight, square)
+        with waiting("the sum of the statistics", self._like(), [self.group]):
+            shards.add_up(pytree.tree_leaves(sums), self.group)
+        return _scaled(sums, 1 / everywhere, torch.ones_like(square))
 
 
 def _scaled(moments: Moments, weight: float, square: Tensor) -> Moments:
     """Times ``weight``, and what is quadratic in gradients times ``square``: all but inputs."""
-    return {
-        field: pytree.tree_map(
-            lambda v, f=weight * (1.0 if field == "inputs" else square): v * f, values
-        )
-        for field, values in moments.items()
-    }
+    found: Moments = {}
+    for field, values in moments.items():
+        leaves, spec = pytree.tree_flatten(values)
+        factor = torch.full_like(square, weight) if field == "inputs" else weight * square
+        found[field] = pytree.tree_unflatten(torch._foreach_mul(leaves, factor), spec)
+    return found
+
+
+def _added(one: Moments, other: Moments) -> Moments:
+    ours, spec = pytree.tree_flatten(one)
+    return pytree.tree_unflatten(torch._foreach_add(ours, pytree.tree_leaves(other)), spec)
 
 
 @contextmanager

@@ -15,13 +15,42 @@ import torch
 from torch import Tensor
 
 from natural_langevin.preconditioners import Metric, Preconditioner
-from natural_langevin.types import Params
 
 Path = tuple[str, ...]
 
 
+def refuse_large(
+    preconditioner: Preconditioner,
+    shapes: Mapping[str, torch.Size],
+    units: Mapping[str, tuple[str, ...]],
+) -> None:
+    """An error where the metric does not fit a network of these shapes."""
+    _tree(preconditioner, shapes, units)
+
+
+def _tree(
+    preconditioner: Preconditioner,
+    shapes: Mapping[str, torch.Size],
+    units: Mapping[str, tuple[str, ...]],
+) -> Metric:
+    """The metric of such parameters, on the meta device."""
+    params = {k: torch.empty(1, *shape, device="meta") for k, shape in shapes.items()}
+    return preconditioner.init(params, dict(units))
+
+
+def connected(
+    preconditioner: Preconditioner, names: list[str], units: Mapping[str, tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Parameters that the metric couples, which must have the same rates; others one by one."""
+    if preconditioner.couples == "all":
+        return [tuple(names)]
+    coupled = units if preconditioner.couples == "units" else {}
+    inner = {w for ws in coupled.values() for w in ws}
+    return [(k, *coupled.get(k, ())) for k in names if k not in inner]
+
+
 class MetricLayout:
-    """Where the tensors of a metric are kept, and which parameters belong together."""
+    """Where the tensors of a metric are kept."""
 
     def __init__(
         self,
@@ -29,26 +58,9 @@ class MetricLayout:
         shapes: Mapping[str, torch.Size],
         units: Mapping[str, tuple[str, ...]],
     ) -> None:
-        self._preconditioner, self._units, self._first = preconditioner, units, next(iter(shapes))
-        # On the meta device: the shape of the tree, and the refusal of a network too large for it.
-        params = {k: torch.empty(1, *shape, device="meta") for k, shape in shapes.items()}
-        tree = preconditioner.init(params, dict(units))
+        self._first = next(iter(shapes))
+        tree = _tree(preconditioner, shapes, units)
         self._kinds, self._paths = tuple(tree), list(_paths(tree))
-        self.blocks = self._connected(list(shapes))
-
-    def _connected(self, names: list[str]) -> list[tuple[str, ...]]:
-        """Parameters that the metric couples are updated together; others one by one."""
-        couples = self._preconditioner.couples
-        if couples == "all":
-            return [tuple(names)]
-        units = self._units if couples == "units" else {}
-        inner = {w for ws in units.values() for w in ws}
-        return [(k, *units.get(k, ())) for k in names if k not in inner]
-
-    def init(self, block: Params) -> Metric:
-        """The metric of a block before the first update."""
-        units = {b: ws for b, ws in self._units.items() if b in block}
-        return self._preconditioner.init(block, units)
 
     def read(self, state: Mapping[str, dict[str, Any]], names: Iterable[str]) -> Metric:
         """The metric of a block, from ``state[name]``."""

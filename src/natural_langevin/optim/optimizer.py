@@ -1,8 +1,9 @@
-"""``NaturalLangevin``: Algorithm 1 as a ``torch.optim.Optimizer``, for a loop of one's own.
+"""``NaturalLangevin``: Langevin dynamics as a ``torch.optim.Optimizer``, for a loop of one's own.
 
-The equation, the metrics, the priors and the noise are those of ``langevin.Dynamics``: with the
-same minibatches the iterates are those of ``Langevin(chains=1)``. What is new is where gradients
-and statistics come from: the user's own forward and backward passes (see ``fisher``).
+Dynamics, metrics, priors and noise are those of ``Langevin``: with the same minibatches the
+iterates are those of ``Langevin(chains=1)``. What is new is where gradients and statistics come
+from, the user's own forward and backward passes (see ``fisher``), and that all tensors of a step
+are one vector (see ``vector``).
 """
 
 from __future__ import annotations
@@ -11,30 +12,42 @@ import copy
 import glob
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods, preconditioners, priors, schedules
+from natural_langevin._internal.allocator import keep_pages
 from natural_langevin._internal.fingerprints import stable_repr
-from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.rates import Rates
-from natural_langevin.optim import block_update, shards
+from natural_langevin.dynamics import Integrator, Overdamped
+from natural_langevin.dynamics.base import Conditions
+from natural_langevin.dynamics.rates import Rates, RatesTable
+from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import Agreement, Local
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.collector import Collector
 from natural_langevin.optim.fisher import Fisher, Reduction
-from natural_langevin.optim.groups import Names, as_groups, check_number, refuse_ignored
+from natural_langevin.optim.groups import (
+    Names,
+    as_groups,
+    check_number,
+    common_settings,
+    refuse_ignored,
+)
 from natural_langevin.optim.labels import Labels
 from natural_langevin.optim.loss_check import LossCheck
-from natural_langevin.optim.metric_state import MetricLayout
-from natural_langevin.optim.reading import local_gradient, not_finite
+from natural_langevin.optim.metric_state import connected, refuse_large
+from natural_langevin.optim.reading import all_finite, local_gradient, not_finite
 from natural_langevin.optim.scaling import Scale, Scaling
+from natural_langevin.optim.vector_update import Chain, VectorUpdate
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.validation import check_arguments, check_counts, check_parameters
+from natural_langevin.statistics import Basis
 from natural_langevin.types import Params
+
+#: Steps whose rates are read from the schedules at once.
+ROWS = 64
 
 
 @torch.no_grad()
@@ -76,7 +89,8 @@ class NaturalLangevin(torch.optim.Optimizer):
     >>> collector.posterior().predict(data[0][0]).mean.shape
     torch.Size([16, 3])
 
-    One ``step()`` is, with g the mean loss gradient over the samples since the last step,
+    One ``step()`` of Algorithm 1, which ``dynamics`` may replace by any other of the library's, is,
+    with g the mean loss gradient over the samples since the last step,
 
         v     = g - (1/N) d ln alpha(theta)
         theta = theta - lr C v + sqrt(2 lr T / N) C^{1/2} xi,      xi ~ N(0, Id)
@@ -109,6 +123,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         lr: float | schedules.Schedule = 1e-3,
         prior: priors.PriorLike = priors.Gaussian(variance=0.1),
         preconditioner: preconditioners.Preconditioner | None = None,
+        dynamics: Integrator | None = None,
         temperature: float = 1.0,
         params: Any = None,
         reduction: Reduction = "mean",
@@ -122,7 +137,9 @@ class NaturalLangevin(torch.optim.Optimizer):
         It may be wrapped in DistributedDataParallel, or sharded by FSDP2's ``fully_shard``.
 
         ``num_data``: N, the size of the training set. ``lr``: eta, a number or a schedule of
-        ``natural_langevin.schedules``. ``params``: what to sample, by default every trainable
+        ``natural_langevin.schedules``. ``dynamics``: ``dynamics.Overdamped()``, which is
+        Algorithm 1, or one with momentum, such as ``Underdamped(integrator="baoab")``; they start
+        at rest. ``params``: what to sample, by default every trainable
         parameter; tensors, patterns of names, or groups of them with their own ``lr``,
         ``temperature`` and ``prior``, such as ``[{"params": "*.bias", "lr": 1e-4}, {"params":
         "*"}]`` (the first match wins). ``reduction``: whether the losses that ``backward()`` is
@@ -149,8 +166,10 @@ class NaturalLangevin(torch.optim.Optimizer):
             )
         self.num_data, self.chain, self.reduction = count, check_counts(1, 1, chain)[2], reduction
         self.model, self.likelihood, self.preconditioner = model, likelihood, preconditioner
+        self.dynamics = _check_dynamics(Overdamped() if dynamics is None else dynamics)
         self.mean_rate, self._lr = mean_rate, lr
         check_parameters(model)
+        keep_pages()
         self._names = Names(model)
         watching = Fisher
         if shards.any_sharded(self._names.params.values()):
@@ -158,7 +177,7 @@ class NaturalLangevin(torch.optim.Optimizer):
 
             watching = ShardedFisher
         self._fisher = watching(model, preconditioner, reduction=reduction)
-        self._fisher.group, self._fisher.basis = replicas, partial(block_update.basis, self)
+        self._fisher.group = replicas
         self._agreement = Agreement(self._defining, self._changing)
         self._labels = Labels(self, self._fisher)
         self._loss_check = LossCheck(likelihood)
@@ -167,11 +186,16 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._scaling = Scaling(scaler)
         self._prior_like, self._group_priors = prior, dict[str, priors.Prior]()
         self._prior: dict[str, priors.Prior] = {}
-        self._layout: MetricLayout  # of the metric; made with the first group
-        self._dynamics_of: dict[Any, LangevinDynamics] = {}
+        self._blocks: list[tuple[str, ...]] = []  # of names that the metric couples
+        self._vectors: list[tuple[int, VectorUpdate]] = []  # each with the number of its group
+        self._made_for: Any = None  # what the vectors depend on
+        self._table: RatesTable | None = None
+        self._unread: tuple[Tensor, int] | None = None  # whether a step was finite, and its number
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
-        block_update.rates_at(self, 0, self.param_groups[0]["lr"])  # wrong rates fail here
+        self._rates(0)  # wrong rates fail here
+        self._fisher.basis = self._basis
+        self._fisher.due = lambda: self._rates(self.steps).kind.adapts
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have settings, state and a model of their own. What was gathered since
@@ -219,12 +243,12 @@ class NaturalLangevin(torch.optim.Optimizer):
         rest = {n: p for n, p in sampled.items() if n not in self._group_priors}
         usual = priors.resolve(self._prior_like, rest, 1) if rest else {}
         self._prior = self._group_priors | usual
-        units = self._fisher.sample_units(list(sampled))
+        units = self._units = self._fisher.sample_units(list(sampled))
         if shards.any_sharded(sampled.values()):
             shards.check_shards(sampled, units, self._prior)
-        shapes = {n: p.shape for n, p in sampled.items()}
-        self._layout = MetricLayout(self.preconditioner, shapes, units)
-        self._dynamics_of = {}
+        refuse_large(self.preconditioner, {n: p.shape for n, p in sampled.items()}, units)
+        self._blocks = connected(self.preconditioner, list(sampled), units)
+        self._made_for = None
 
     @property
     def steps(self) -> int:
@@ -287,17 +311,118 @@ class NaturalLangevin(torch.optim.Optimizer):
         """The step itself, from gradients that have been averaged over the ranks."""
         divisor = scale.gradient
         divisor *= samples / ranks if self.reduction == "sum" else 1.0
-        gradient = {k: g if divisor == 1.0 else g / divisor for k, g in gradient.items()}
-        statistics = self._fisher.statistics(scale.statistics, samples)
+        if divisor != 1.0:
+            found = torch._foreach_div(list(gradient.values()), divisor)
+            gradient = dict(zip(gradient, found, strict=True))
         step = self.steps
         self._follow_schedule(step)
-        rates: dict[float, Rates] = {}
-        for block in self._layout.blocks:
-            block_update.update(self, block, gradient, statistics, step, rates)
+        vectors, rates = self._current_vectors(), self._rates(step)
+        moments = self._fisher.moments(scale.statistics, samples) if rates.kind.adapts else {}
+        keep = self._finite_later(gradient, step)
+        if step == 0:
+            self._check_run(samples)
+        for number, update in vectors:
+            group, device = self.param_groups[number], update.vector.device
+            lr = torch.full((1,), float(group["lr"]), dtype=rates.decay.dtype, device=device)
+            update.step(
+                [gradient[k] for k in update.params],
+                moments,
+                rates.on(lr),
+                step=torch.full((), step, dtype=torch.int64, device=device),
+                temperature=float(group["temperature"]),
+                num_data=self.num_data,
+                size=int(samples),
+                keep=None if keep is None else keep.to(device),
+            )
         self._labels.commit()
         for group in self.param_groups:
             group["step"] = step + 1
         self._fisher.forget()
+
+    def _finite_later(self, gradient: Params, step: int) -> Tensor | None:
+        """On a GPU: whether gradients are finite, (1,) bool, which the host asks for at the next
+        step, lest it wait for the device at each. A step that is not finite changes nothing."""
+        first = next(iter(gradient.values()))
+        if first.device.type == "cpu" or self._everybody():
+            return None
+        keep = all_finite(gradient)
+        self._unread = (keep.to("cpu", non_blocking=True), step)
+        return keep
+
+    def _everybody(self) -> list[Any]:
+        """The process groups whose ranks take this step together."""
+        return shards.groups_of(next(iter(self.sampled().values())), self._fisher.group)
+
+    # What the step is made of ---------------------------------------------------------------------
+
+    def _rates(self, step: int) -> Rates:
+        """gamma and mu of a step, and of what kind it is; eta is every group's own."""
+        table = self._table
+        first = next(iter(self._names.params.values()))
+        device, dtype = first.device, first.dtype
+        known = table is not None and table.values.device == device and table.values.dtype == dtype
+        if table is None or not known or not table.start <= step < table.start + len(table):
+            gamma = self.preconditioner.ema_schedule()
+            table = self._table = RatesTable.build(
+                0.0, gamma, self.mean_rate, start=step, stop=step + ROWS, chains=1, dtype=dtype,
+                device=device, refresh_steps=self.preconditioner.refresh_steps,
+            )  # fmt: skip
+        return table.row(step)
+
+    def _current_vectors(self) -> list[tuple[int, VectorUpdate]]:
+        """Everything that is sampled, as few vectors: one for every group, device and precision.
+
+        Made anew where parameters have been frozen or moved, or a state was loaded."""
+        sampled = self.sampled()
+        key = [(p.device, p.dtype, p.requires_grad) for p in sampled.values()]
+        if key != self._made_for:
+            self._made_for, self._vectors = key, []
+            for (number, _, _), params in self._parted(sampled).items():
+                update = VectorUpdate(params, self.state, self._chain(), self._prior, self._units)
+                self._vectors.append((number, update))
+        for block in self._blocks:
+            if len(block) > 1 and len(self.param_groups) > 1:
+                common_settings(
+                    self.param_groups, {k: sampled[k] for k in block}, self.preconditioner
+                )
+        return self._vectors
+
+    def _parted(
+        self, sampled: dict[str, nn.Parameter]
+    ) -> dict[tuple[int, torch.device, torch.dtype], dict[str, nn.Parameter]]:
+        """The parameters that are still trained, in the model's order, by what they share."""
+        number_of = {id(p): i for i, g in enumerate(self.param_groups) for p in g["params"]}
+        place_of: dict[str, tuple[int, torch.device, torch.dtype]] = {}
+        for block in self._blocks:
+            first = sampled[block[0]]
+            place = (number_of[id(first)], first.device, first.dtype)
+            place_of |= {} if _frozen(block, sampled) else dict.fromkeys(block, place)
+        found: dict[tuple[int, torch.device, torch.dtype], dict[str, nn.Parameter]] = {}
+        for name, p in sampled.items():
+            if name in place_of:
+                found.setdefault(place_of[name], {})[name] = p
+        return found
+
+    def _chain(self) -> Chain:
+        return Chain(
+            self.dynamics, self.preconditioner, self._fisher.gradients, self.seed, self.chain
+        )
+
+    def _check_run(self, samples: float) -> None:
+        """Before the first step: whether the dynamics can do with this metric and batch size."""
+        largest = max(float(group["lr"]) for group in self.param_groups)
+        run = Conditions(torch.tensor([largest]), int(samples), self.num_data, adapts=True)
+        temperature = torch.tensor([float(self.param_groups[0]["temperature"])])
+        self.dynamics.check(self._chain().dynamics(self._prior, temperature), run)
+
+    def _basis(self) -> Basis:
+        """In which basis the metric wants the statistics of the next passes; without chain axis."""
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        if "rotated" in self.preconditioner.requests:
+            for _, update in self._current_vectors():
+                own = self.preconditioner.basis(update.metric)
+                found |= {w: (u_a[0], u_g[0]) for w, (u_a, u_g) in own.items()}
+        return found
 
     def _read(self, scale: Scale | None) -> Local:
         """What this rank's own passes give; every error here is one that others must hear of."""
@@ -307,10 +432,25 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._fisher.gather()
         gradient = local_gradient(self.sampled())
         self._fisher.check_seen()
-        broken = not_finite(gradient)
+        broken = self._not_finite(gradient)
         if not broken:
             self._compare_loss(scale.statistics)
         return Local(gradient, self._fisher.samples, broken)
+
+    def _not_finite(self, gradient: Params) -> list[str]:
+        """Of this step where the host knows it at once, else of the step before."""
+        first = next(iter(gradient.values()))
+        if first.device.type == "cpu" or self._everybody():
+            return not_finite(gradient)
+        if self._unread is None:
+            return []
+        (finite, step), self._unread = self._unread, None
+        torch.cuda.current_stream(first.device).synchronize()
+        if bool(finite):
+            return []
+        for group in self.param_groups:
+            group["step"] = step
+        return not_finite(gradient) or ["of a parameter"]
 
     def _defining(self) -> dict[str, Any]:
         """What the ranks of one network must have in common."""
@@ -347,9 +487,12 @@ class NaturalLangevin(torch.optim.Optimizer):
     def init_state(self) -> None:
         """Makes the state that the first step would make: the mean at the parameters themselves,
         and a metric of ones. Needed before ``torch.distributed.checkpoint`` loads into it."""
-        for block in self._layout.blocks:
-            for k in block:
-                block_update.state_of(self, k)
+        self._current_vectors()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As ``torch.optim`` does."""
+        super().load_state_dict(state_dict)
+        self._made_for = None
 
     @property
     def prior(self) -> dict[str, priors.Prior]:
@@ -404,6 +547,7 @@ class NaturalLangevin(torch.optim.Optimizer):
             "likelihood": stable_repr(self.likelihood),
             "step_size": stable_repr(self._lr),
             "mean_rate": stable_repr(self.mean_rate),
+            "dynamics": stable_repr(self.dynamics),
             "temperature": [float(self.param_groups[0]["temperature"])],
             "chains": 1,
             "optimizer": type(self).__name__,
@@ -412,3 +556,45 @@ class NaturalLangevin(torch.optim.Optimizer):
             "num_data": self.num_data,
             "steps": self.steps,
         }
+
+
+def _check_dynamics(dynamics: Integrator) -> Integrator:
+    """Refuses what moves before it looks, looks twice, or compares energies."""
+    if not isinstance(dynamics, Integrator):
+        raise TypeError(
+            f"dynamics must be one of natural_langevin.dynamics, such as Overdamped(), got "
+            f"{dynamics!r}"
+        )
+    if dynamics.compares_energies or dynamics.tunes:
+        raise ValueError(
+            f"{dynamics!r} compares energies or tunes its step size, for which it asks for losses "
+            'of its own: use Underdamped(integrator="baoab"), or Langevin(...)'
+        )
+    if _moves_first(dynamics):
+        raise ValueError(
+            f"{dynamics!r} moves before it asks for a gradient, which a training loop gives at the "
+            'parameters themselves: use Underdamped(integrator="baoab"), or Langevin(...)'
+        )
+    return dynamics
+
+
+def _moves_first(dynamics: Integrator) -> bool:
+    """Whether ``before`` does anything: what does nothing needs nothing to be known."""
+    here: Any = object()
+    nothing: Any = None
+    try:
+        return dynamics.before(nothing, here, nothing, 1.0) is not here
+    except AttributeError:
+        return True
+
+
+def _frozen(block: tuple[str, ...], params: Mapping[str, nn.Parameter]) -> bool:
+    """Whether nothing of the block is trained any more; a part of it may not be frozen alone."""
+    frozen = [k for k in block if not params[k].requires_grad]
+    if frozen and len(frozen) < len(block):
+        raise ValueError(
+            f"{frozen[0]!r} was frozen after the optimizer was made, but the metric couples it "
+            f"with {', '.join(repr(k) for k in block if k not in frozen)}: freeze all of them, "
+            "or make a new optimizer"
+        )
+    return bool(frozen)

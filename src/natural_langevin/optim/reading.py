@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from natural_langevin.optim import shards
 from natural_langevin.types import Params
@@ -19,12 +19,18 @@ def not_finite(gradient: Params) -> list[str]:
     if not some:
         return []
     norms = torch._foreach_norm(list(some.values()), float("inf"))
-    finite = torch.isfinite(torch.stack([n.float() for n in norms])).tolist()
+    finite = torch.isfinite(torch.stack(list(norms)).float()).tolist()
     return [name for name, ok in zip(some, finite, strict=True) if not ok]
 
 
+def all_finite(gradient: Params) -> Tensor:
+    """Whether none of them holds an infinity or NaN: (1,) bool, on their device."""
+    norms = torch._foreach_norm([g for g in gradient.values() if g.numel()], float("inf"))
+    return torch.isfinite(torch.stack(norms)).all()[None]
+
+
 def local_gradient(sampled: Mapping[str, nn.Parameter]) -> Params:
-    """This rank's rows of every gradient, with a leading chain axis of one.
+    """This rank's rows of every gradient.
 
     What was frozen since the optimizer was made is left out."""
     wanted = {n: p for n, p in sampled.items() if p.requires_grad}
@@ -41,4 +47,4 @@ def local_gradient(sampled: Mapping[str, nn.Parameter]) -> Params:
             "part in the loss. If that is meant, do not sample it: freeze it with "
             'requires_grad_(False), or leave it out of params=["pattern", ...]'
         )
-    return {n: shards.local(p.grad)[None] for n, p in wanted.items()}
+    return {n: shards.local(p.grad) for n, p in wanted.items()}

@@ -1,0 +1,268 @@
+"""A step of any dynamics on the parameters of one vector, with their state as ``torch.optim`` has
+it: ``state[parameter]`` is a dict of tensors of the parameter's shape, views of the vectors here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from natural_langevin import random
+from natural_langevin.dynamics.base import Integrator, State, note_diverged, select
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import Rates
+from natural_langevin.execution.kernels.native.draws import native_normal
+from natural_langevin.optim import shards
+from natural_langevin.optim.metric_state import MetricLayout
+from natural_langevin.optim.vector import VECTOR, Vector
+from natural_langevin.optim.vector_metric import NamedMetric, vector_metric
+from natural_langevin.optim.vector_prior import VectorPrior
+from natural_langevin.preconditioners import Metric, Preconditioner
+from natural_langevin.priors import Prior
+from natural_langevin.statistics import Evaluation, Gradients, Statistics
+from natural_langevin.statistics.moments import Moments
+from natural_langevin.types import Params, Units
+
+#: Draws in a row from which on a CPU takes the native library's.
+NATIVE_DRAWS = 1 << 14
+
+
+@dataclass(frozen=True, eq=False)
+class VectorDynamics(LangevinDynamics):
+    """The dynamics of one ``vector``, or of none.
+
+    Draws are addressed by element: a rank that holds some rows of a tensor makes those of its own
+    rows, and nothing is communicated."""
+
+    vector: Vector | None = None
+
+    def standard_normal(self, like: Params, step: Tensor, draw: int = 0) -> Params:
+        assert self.vector is not None
+        first = draw * self.stream_length
+        random.check_addresses(first + self.stream_length)
+        parts = [self._drawn(step, first + r.start, r.end - r.start) for r in self.vector.runs]
+        z = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return {VECTOR: self.vector.without_gaps(z).to(like[VECTOR].dtype)}
+
+    def _drawn(self, step: Tensor, start: int, count: int) -> Tensor:
+        before = start % random.BLOCK  # normals are made in whole blocks
+        if count >= NATIVE_DRAWS and step.device.type == "cpu":
+            found = native_normal(int(self.noise), int(step), count, start=start)
+            if found is not None:
+                return found[None]
+        key = random.stream(self.noise, step)
+        return random.normal(key, before + count, start=start - before)[:, before:]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What the vectors of one optimizer have in common: the chain that they are parts of."""
+
+    integrator: Integrator
+    preconditioner: Preconditioner
+    gradients: Gradients
+    seed: int
+    number: int
+
+    def dynamics(
+        self, prior: dict[str, Prior], temperature: Tensor, vector: Vector | None = None
+    ) -> LangevinDynamics:
+        """The chain's equation, for parameters of these priors, or for a ``vector`` of them."""
+        number = torch.tensor([self.number], device=temperature.device)
+        return VectorDynamics(
+            self.integrator,
+            gradients=self.gradients,
+            preconditioner=self.preconditioner,
+            prior=prior,
+            temperature=temperature,
+            noise=random.origin(self.seed, random.NOISE, number),
+            labels=random.origin(self.seed, random.LABELS, number),
+            vector=vector,
+        )
+
+
+class VectorUpdate:
+    """The parameters of one vector: on one device, of one precision, with one lr and temperature.
+
+    ``states``: the optimizer's ``state``, which holds what an earlier vector, or a checkpoint, has
+    left for these parameters."""
+
+    def __init__(
+        self,
+        params: Mapping[str, nn.Parameter],
+        states: MutableMapping[Any, dict[str, Any]],
+        chain: Chain,
+        prior: Mapping[str, Prior],
+        units: Units,
+    ) -> None:
+        self.params, self._states = dict(params), states
+        self._local = [shards.local(p.detach()) for p in params.values()]
+        local = dict(zip(self.params, self._local, strict=True))
+        start = chain.dynamics({}, torch.ones(1)).starts
+        drawn = {k: start[k] + shards.offset(p) for k, p in params.items()}
+        self.vector = Vector(local, drawn)
+        self._metric = vector_metric(chain.preconditioner, self.vector, units)
+        self._chain = replace(chain, preconditioner=self._metric)
+        self._prior: dict[str, Prior] = {VECTOR: VectorPrior(self.vector, prior)}
+        self._named: MetricLayout | None = None
+        if isinstance(self._metric, NamedMetric):
+            shapes = {k: p.shape for k, p in local.items()}
+            self._named = MetricLayout(chain.preconditioner, shapes, self._metric.units)
+        self._dynamics: dict[float, LangevinDynamics] = {}
+        self._biased = _with_bias_row(self._metric)
+        self._state = self._restored(self._start())._replace(params={})
+        self._publish()
+
+    # The state, here and in the optimizer ---------------------------------------------------------
+
+    def _start(self) -> State:
+        """The state before the first step."""
+        theta = {VECTOR: self._theta()}
+        device = self.vector.device
+        return State(
+            step=torch.zeros((), dtype=torch.int64, device=device),
+            params=theta,
+            mean={VECTOR: theta[VECTOR].clone()},
+            metric=self._metric.init(theta, {}),
+            likelihood={},
+            diverged=torch.full((1,), -1, device=device),
+            own=self._chain.integrator.init(theta),
+        )
+
+    def _theta(self) -> Tensor:
+        return self.vector.joined(self._local)
+
+    def _kept(self, state: State) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the state that ``states`` keeps, with its key there."""
+        yield "mean", state.mean[VECTOR]
+        if self._named is None:
+            for field, tree in state.metric.items():
+                yield field, tree[VECTOR]
+        for path, leaf in pytree.tree_leaves_with_path(state.own):
+            name = str(getattr(path[0], "name", getattr(path[0], "key", path[0])))
+            yield name, leaf
+
+    def _restored(self, state: State) -> State:
+        """The state with what ``states`` holds already."""
+        if not any(self._states.get(p) for p in self.params.values()):
+            return state
+        for key, value in self._kept(state):
+            if value.shape != (1, self.vector.length):  # of the chain, not of a parameter
+                found = self._states.get(next(iter(self.params.values())), {}).get(key)
+                if found is not None:
+                    value.copy_(found)
+                continue
+            for p, into in zip(self.params.values(), self.vector.views(value), strict=True):
+                found = self._states.get(p, {}).get(key)
+                if found is not None:
+                    into.copy_(shards.local(found))
+        if self._named is None:
+            return state
+        own = {k: dict(self._states.get(p, {})) for k, p in self.params.items()}
+        fresh: dict[str, dict[str, Any]] = {k: {} for k in self.params}
+        self._named.write(fresh, self.params, state.metric)
+        for k in fresh:
+            for f in fresh[k].keys() & own[k].keys():
+                fresh[k][f] = shards.local(own[k][f]).to(fresh[k][f])
+        return state._replace(metric=self._named.read(fresh, self.params))
+
+    def _publish(self) -> None:
+        """Puts the state's tensors where ``torch.optim`` expects them: as views."""
+        kept: dict[str, dict[str, Any]] = {k: {} for k in self.params}
+        for key, value in self._kept(self._state):
+            if value.shape != (1, self.vector.length):
+                kept[self.vector.names[0]][key] = value
+                continue
+            for k, view in zip(self.vector.names, self.vector.views(value), strict=True):
+                if key != "cross" or k in self._biased:
+                    kept[k][key] = shards.like(self.params[k], view)
+        if self._named is not None:
+            named: dict[str, dict[str, Any]] = {k: {} for k in self.params}
+            self._named.write(named, self.params, self._state.metric)
+            for k, fields in named.items():
+                kept[k] |= {f: shards.like(self.params[k], v) for f, v in fields.items()}
+        for k, p in self.params.items():
+            self._states[p].update(kept[k])
+
+    # The step -------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        gradient: Sequence[Tensor],
+        moments: Moments,
+        rates: Rates,
+        *,
+        step: Tensor,
+        temperature: float,
+        num_data: float,
+        size: int,
+        keep: Tensor | None = None,
+    ) -> None:
+        """One step from every parameter's gradient and the means of ``moments``.
+
+        ``size``: samples of the minibatch. ``keep`` (1,) bool: whether the step is taken, where
+        that is known on the device only."""
+        if not self.vector.length:
+            return  # more ranks than rows
+        state = self._state._replace(step=step, params={VECTOR: self._theta()})
+        evaluation = Evaluation(
+            loss=torch.zeros(1, device=self.vector.device),
+            gradient={VECTOR: self.vector.joined(gradient)},
+            statistics=self._statistics(moments) if rates.kind.adapts else Statistics(),
+            likelihood={},
+            size=size,
+        )
+        dynamics = self._at(temperature)
+        new = dynamics.integrator.update(dynamics, state, evaluation, rates, num_data)
+        if keep is not None:
+            new = select(keep, new, state, note_diverged(state, keep))
+        torch._foreach_copy_(self._local, self.vector.views(new.params[VECTOR]))
+        self._state = new._replace(params={})
+        self._publish()
+
+    def _statistics(self, moments: Moments) -> Statistics:
+        """As the metric wants them: vectors, or by name."""
+        if self._named is not None:
+            own: Any = pytree.tree_map(lambda v: v[None], moments)
+            return Statistics(**own)
+        found = Statistics()
+        if "second" in moments:
+            found.second = {VECTOR: self._vector_of(moments["second"])}
+        if moments.get("cross"):
+            rows = {w: v for row in moments["cross"].values() for w, v in row.items()}
+            found.cross = {VECTOR: {VECTOR: self._vector_of(rows)}}
+        return found
+
+    def _vector_of(self, named: Mapping[str, Tensor]) -> Tensor:
+        if len(named.keys() & self.params.keys()) == len(self.params):
+            return self.vector.joined([named[k] for k in self.vector.names])
+        found = torch.zeros(
+            1, self.vector.length, dtype=self.vector.dtype, device=self.vector.device
+        )
+        views = zip(self.vector.names, self.vector.views(found), strict=True)
+        pairs = [(view, named[k]) for k, view in views if k in named]
+        torch._foreach_copy_([a for a, _ in pairs], [b.view_as(a) for a, b in pairs])
+        return found
+
+    def _at(self, temperature: float) -> LangevinDynamics:
+        """The dynamics at this temperature; made once."""
+        if temperature not in self._dynamics:
+            tau = torch.tensor([temperature], dtype=self.vector.dtype, device=self.vector.device)
+            found = self._chain.dynamics(self._prior, tau, self.vector)
+            self._dynamics[temperature] = found
+        return self._dynamics[temperature]
+
+    @property
+    def metric(self) -> Metric:
+        """The metric by name, where it is so."""
+        return self._state.metric
+
+
+def _with_bias_row(metric: Preconditioner) -> set[str]:
+    units: Units = getattr(metric, "units", {})
+    return {w for ws in units.values() for w in ws}

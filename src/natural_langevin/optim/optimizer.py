@@ -204,7 +204,7 @@ class NaturalLangevin(torch.optim.Optimizer):
             "num_data": self.num_data, "lr": self._lr, "prior": self._prior_like,
             "preconditioner": self.preconditioner, "temperature": self.defaults["temperature"],
             "reduction": self.reduction, "mean_rate": self.mean_rate, "seed": self.seed,
-            "chain": self.chain, "scaler": self._scaling.scaler,
+            "chain": self.chain, "scaler": self._scaling.scaler, "dynamics": self.dynamics,
             "check_loss": not self._loss_check.done,
         }  # fmt: skip
         groups = []

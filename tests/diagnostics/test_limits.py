@@ -44,12 +44,27 @@ def test_limits_are_those_of_the_books_with_many_draws() -> None:
     assert rhat_limit(4, 2000) == 1.01
     assert ess_limit(4, 2000) == 200
     assert rhat_limit(4, 2) == math.inf
+    assert rhat_limit(4, 2000, 100, ess=10.0) == 1.1  # two chains apart are no correlation
 
 
 def test_chains_that_disagree_are_still_found_with_few_draws() -> None:
     values = normal(4, 50, 3)
     values[0] += 1.5
     assert any("disagree" in v for v in diagnose(values, {}).verdicts)
+
+
+def test_correlated_chains_that_agree_are_not_said_to_disagree() -> None:
+    """Autoregressions of 4 x 400 with 90 effective draws, 40 numbers: the largest R-hat is above
+    what independent draws would show, and within what so few effective ones do."""
+    noise = normal(4, 400, 40)
+    values = [noise[:, 0]]
+    for t in range(1, 400):
+        values.append(0.9 * values[-1] + (1 - 0.9**2) ** 0.5 * noise[:, t])
+    found = diagnose(torch.stack(values, 1), {})
+    assert found.rhat is not None
+    assert found.rhat.max() > rhat_limit(4, 400, 40)
+    (verdict,) = found.verdicts
+    assert "strongly correlated" in verdict
 
 
 def test_chains_that_share_noise_count_less() -> None:
@@ -74,6 +89,7 @@ def test_one_hot_tensor_is_named_where_the_sum_looks_fine() -> None:
     (verdict,) = heated(Reading(1.05, 0.03), a=Reading(1.0, 0.03), b=Reading(3.5, 0.2))
     assert verdict.startswith("The samples of 'b' are too hot, 3.50 ± 0.20 times")
     assert heated(Reading(1.0, 0.03), a=Reading(1.12, 0.05)) == []
+    assert heated(Reading(1.27, 0.06))  # by four errors, though not four above a tenth
     (verdict,) = heated(Reading(2.0, 0.1), a=Reading(2.0, 0.1))
     assert verdict.startswith("The samples are too hot")
 

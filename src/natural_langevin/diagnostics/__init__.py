@@ -4,6 +4,7 @@ Imports data, likelihoods, priors, statistics, preconditioners, dynamics, execut
 posterior and up import it.
 
 * ``function_space``: R-hat, effective sample size, distances between chains (ArviZ)
+* ``probes``: inputs around given ones, where the same is asked
 * ``kinetic``: effective temperature of a step, noise against drift; minibatch noise
 * ``configurational``: temperature of the samples; the step-size bias indicator
 * ``halved``: a run against the same at half the step size
@@ -25,7 +26,7 @@ from natural_langevin.diagnostics.function_space import (
 from natural_langevin.diagnostics.halved import Halved
 from natural_langevin.diagnostics.kinetic import Kinetic
 from natural_langevin.diagnostics.reading import Reading
-from natural_langevin.diagnostics.verdicts import Diagnosis, diagnose
+from natural_langevin.diagnostics.verdicts import Diagnosis, Noise, diagnose
 
 __all__ = [
     "Advice",
@@ -35,6 +36,7 @@ __all__ = [
     "Halved",
     "Kinetic",
     "Mixing",
+    "Noise",
     "Reading",
     "diagnose",
     "fidelity",

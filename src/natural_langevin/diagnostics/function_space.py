@@ -19,6 +19,15 @@ from natural_langevin._internal.extras import needing
 from natural_langevin.diagnostics import ranks
 from natural_langevin.diagnostics.ranks import Array
 
+#: Numbers that move by less than this part of their size do so by rounding.
+_ROUNDING = 1e-7
+#: Larger values of R-hat are not told apart: chains that do not move have an infinite one.
+_LARGEST = 100.0
+
+
+class StillError(ValueError):
+    """Nothing that was followed moves: it has no autocorrelation."""
+
 
 class Mixing(NamedTuple):
     """How well numbers (chain, draw, k) mix: one entry for each that moves at all."""
@@ -26,36 +35,61 @@ class Mixing(NamedTuple):
     values: Array  # (chain, draw, k)
     rhat: Array | None  # (k,); None with fewer than two chains
     ess: Array  # (k,), summed over chains; corrected where these share their minibatches
+    places: tuple[tuple[int, ...], ...] = ()  # of every number, in what was followed
 
     @property
     def autocorrelation_time(self) -> float:
         """Draws that say as much as one independent draw: the median over numbers."""
         return float(np.median(self.values.shape[0] * self.values.shape[1] / self.ess))
 
+    @property
+    def worst(self) -> int:
+        """The number of the largest R-hat; of one chain, of the fewest effective draws."""
+        return int(self.ess.argmin() if self.rhat is None else self.rhat.argmax())
+
     def __str__(self) -> str:
         rhat = "R-hat needs two chains"
         if self.rhat is not None:
-            rhat = f"R-hat {np.median(self.rhat):.3f} (largest {self.rhat.max():.3f})"
+            rhat = f"R-hat {said(np.median(self.rhat))} (largest {said(self.rhat.max())})"
         total = self.values.shape[0] * self.values.shape[1]
-        return f"{rhat}, effective sample size {np.median(self.ess):.0f} of {total}"
+        return (
+            f"{rhat}, effective sample size {np.median(self.ess):.0f} (smallest "
+            f"{self.ess.min():.0f}) of {total}"
+        )
 
 
-def mixing(followed: Tensor, *, shared: bool = False) -> Mixing:
+def said(rhat: float) -> str:
+    """R-hat in three decimals, as far as they mean anything.
+
+    >>> said(1.0123), said(2e16)
+    ('1.012', 'above 100')
+    """
+    return f"{rhat:.3f}" if rhat <= _LARGEST else f"above {_LARGEST:.0f}"
+
+
+def mixing(followed: Tensor, *, shared: bool = False, least: float = 0.0) -> Mixing:
     """Of numbers (chain, draw, ...): rank-normalised split R-hat and bulk ESS.
 
-    ``shared``: the chains saw the same minibatches, and are not independent (``_ess_of_mean``)."""
+    ``shared``: the chains saw the same minibatches, and are not independent (``_ess_of_mean``).
+    ``least``: numbers of a smaller standard deviation are left out, unless all are."""
     chains, draws = followed.shape[:2]
     if draws < 4:
         raise ValueError(f"diagnosing needs at least 4 draws per chain, got {draws}: lower thin")
     values = followed.detach().double().cpu().reshape(chains, draws, -1).numpy()
-    values = values[:, :, values.std(axis=(0, 1)) > 0]  # a constant has no autocorrelation
-    if values.shape[2] == 0:
-        raise ValueError("every draw predicts exactly the same: is the temperature 0?")
+    size = values.std(axis=(0, 1))
+    moving = size > _ROUNDING * np.abs(values).max(axis=(0, 1), initial=0.0)
+    if not moving.any():
+        raise StillError("every draw predicts exactly the same: is the temperature 0?")
+    if (moving & (size > least)).any():
+        moving &= size > least
+    values = values[:, :, moving]
     rhat = ranks.rhat(values) if chains > 1 else None
     ess = ranks.ess(values)
     if shared and chains > 1:
         ess = np.minimum(ess, _ess_of_mean(values))
-    return Mixing(values, rhat, ess)
+    shape = tuple(followed.shape[2:])
+    axes = np.unravel_index(np.flatnonzero(moving), shape) if shape else ()
+    return Mixing(values, rhat, ess, tuple(zip(*(axis.tolist() for axis in axes), strict=True)))
 
 
 def _ess_of_mean(values: Array) -> Array:
@@ -84,12 +118,17 @@ def chain_distances(values: Array) -> Array:
 def some_components(
     samples: Mapping[str, Tensor], patterns: tuple[str, ...], most: int = 50
 ) -> dict[str, Tensor]:
-    """Evenly spaced components of the parameters that match a pattern: {name: (chain, draw, k)}."""
+    """Of the parameters that match a pattern, {name: (chain, draw, ...)}: tensors of at most
+    ``most`` components whole, of others as many, evenly spaced."""
     names = [name for name in samples if any(fnmatchcase(name, p) for p in patterns)]
     if patterns and not names:
         raise ValueError(f"no parameter matches {patterns}: there are {list(samples)}")
-    flat = {name: samples[name].flatten(2) for name in names}
-    return {name: v[..., :: -(-v.shape[2] // most)] for name, v in flat.items()}
+    found = {}
+    for name in names:
+        value = samples[name]
+        every = -(-value[0, 0].numel() // most)
+        found[name] = value if every <= 1 else value.flatten(2)[..., ::every]
+    return found
 
 
 def import_arviz() -> Any:

@@ -11,10 +11,14 @@ independent normal draws B/W follows Fisher's F with (M - 1, M (h - 1)) degrees 
 
     R_limit^2 = 1 + (F_q - 1)/h,
 
-q = 0.9975, since the larger of two such statistics (of ranks, and of folded ranks) is reported.
+q = 1 - 0.0025 / k where the largest of k numbers is looked at (half a per cent, since the larger of
+two such statistics, of ranks and of folded ranks, is reported). Draws that are correlated count as
+their effective number: chains that agree then show an R-hat of up to R_limit of so many draws, and
+the effective sample size has its own limit. Above ``ALWAYS`` no correlation is an excuse.
 
 The effective sample size has no such law. By simulation (tests/diagnostics/test_limits.py) its
-lowest percentile is above 1 - 3 (C n)^(-1/3) of the draws, from 2 x 10 to 16 x 50 and 4 x 1000.
+lowest percentile, over k numbers, is above 1 - (3 + 0.6 log10 k) (C n)^(-1/3) of the draws, from
+2 x 10 to 16 x 50 and 4 x 1000.
 """
 
 from __future__ import annotations
@@ -23,36 +27,51 @@ import math
 
 #: Above this R-hat, chains have not mixed, however many draws there are (Vehtari et al. 2021).
 RHAT = 1.01
+#: Above this they have not mixed, however correlated their draws are.
+ALWAYS = 1.1
 #: Fewer effective draws than this per chain make R-hat itself unreliable (the same).
 ESS = 50.0
 #: Chains whose mean predictions differ by more standard deviations than this stand apart.
 DISTANCE = 1.0
-_QUANTILE = 0.9975
+_LEVEL = 0.0025
 
 
-def rhat_limit(chains: int, draws: int) -> float:
-    """The largest R-hat that ``chains`` of ``draws`` independent draws each would show.
+def rhat_limit(chains: int, draws: int, numbers: int = 1, ess: float | None = None) -> float:
+    """The largest R-hat that ``chains`` of ``draws`` draws each would show if they agreed, over so
+    many numbers; of correlated draws, with ``ess`` effective ones over all chains.
 
     >>> rhat_limit(4, 1000), round(rhat_limit(4, 50), 3), round(rhat_limit(4, 10), 2)
     (1.01, 1.045, 1.27)
+    >>> round(rhat_limit(4, 1000, 100), 3), round(rhat_limit(4, 1000, 100, ess=400), 3)
+    (1.01, 1.048)
     """
+    independent = _largest(chains, float(draws // 2), numbers)
+    if ess is None:
+        return independent
+    effective = _largest(chains, min(float(draws), ess / chains) / 2, numbers)
+    return max(independent, min(ALWAYS, effective))
+
+
+def _largest(chains: int, half: float, numbers: int) -> float:
+    """R_limit of ``half`` draws in each half of a chain."""
     from scipy import stats  # which ArviZ needs too
 
-    half, split = draws // 2, 2 * chains
     if half < 2:
         return math.inf
-    f = float(stats.f.ppf(_QUANTILE, split - 1, split * (half - 1)))
+    split = 2 * chains
+    f = float(stats.f.isf(_LEVEL / numbers, split - 1, split * (half - 1)))
     return max(RHAT, math.sqrt(1 + (f - 1) / half))
 
 
-def ess_limit(chains: int, draws: int) -> float:
-    """Fewer effective draws than this are a sign of correlation, or simply too few.
+def ess_limit(chains: int, draws: int, numbers: int = 1) -> float:
+    """Fewer effective draws than this, of the worst of so many numbers, are a sign of correlation,
+    or simply too few.
 
     >>> round(ess_limit(4, 1000)), round(ess_limit(4, 50)), round(ess_limit(4, 10))
     (200, 97, 5)
     """
-    total = chains * draws
-    return min(ESS * chains, max(0.0, total - 3 * total ** (2 / 3)))
+    total, share = chains * draws, 3 + 0.6 * math.log10(numbers)
+    return min(ESS * chains, max(0.0, total - share * total ** (2 / 3)))
 
 
 def distance_limit(draws: int) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +13,13 @@ from torch import Tensor
 
 from natural_langevin.diagnostics.advice import Advice
 from natural_langevin.diagnostics.configurational import Configurational
-from natural_langevin.diagnostics.function_space import Mixing, chain_distances, mixing
+from natural_langevin.diagnostics.function_space import (
+    Mixing,
+    StillError,
+    chain_distances,
+    mixing,
+    said,
+)
 from natural_langevin.diagnostics.halved import Halved
 from natural_langevin.diagnostics.kinetic import Kinetic
 from natural_langevin.diagnostics.limits import distance_limit, ess_limit, rhat_limit
@@ -21,14 +29,41 @@ from natural_langevin.diagnostics.reading import Reading
 
 #: Extra temperature, as a fraction of T, that is worth a word.
 BIAS_LIMIT = 0.1
+#: And differences between the sizes of noise that chains have learned, in the same way.
+NOISE_LIMIT = 0.05
+#: What is followed first, at the inputs given.
+PREDICTIONS = "predictions"
+#: Inputs of at most so many numbers are written out, and R-hats tried in descending order.
+_SHOWN, _TRIED = 8, 100
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Sizes of noise that every chain has learned (chain,), and how well the data determine one."""
+
+    sizes: Array
+    error: float
+
+    @property
+    def differs(self) -> bool:
+        """Beyond ``NOISE_LIMIT`` and twice what the data leave open."""
+        spread = float(np.log(self.sizes).std(ddof=1)) if len(self.sizes) > 1 else 0.0
+        return not spread <= max(NOISE_LIMIT, 2 * self.error)
+
+    def __str__(self) -> str:
+        return f"{self.sizes.min():.3g} to {self.sizes.max():.3g}"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """What ``posterior.diagnose`` found; ``print`` it.
 
-    ``rhat`` and ``ess`` hold one value per predicted number that moves; ``distances`` is (chain,
-    chain), over ``healthy`` chains; ``parameters`` summarises the parameters asked for. The two
+    ``mixing`` is of the network's outputs (of classes, their probabilities) at the inputs given,
+    ``beyond`` at probes around them, by kind, ``parameters`` of the parameters asked for: all of
+    them are ``followed``, alike, and the worst number of all counts. ``rhat`` and ``ess`` hold one
+    value for every number of ``mixing``; ``distances`` is (chain, chain), over ``healthy`` chains.
+    ``noise``: the sizes of noise that the chains have learned, with the error that the data leave
+    in them, as a part of themselves. The two
     temperatures are None where they were not measured. ``halved`` compares with a run at half the
     step size, by "predictions" and by tensor. ``shared``: the chains saw the same minibatches;
     ``adapting``: the metric followed the chain while draws were kept. ``advice`` knows what the run
@@ -44,6 +79,9 @@ class Diagnosis:
     distances: Array
     thin: int | None = None
     parameters: dict[str, Mixing] = field(default_factory=dict)
+    beyond: dict[str, Mixing] = field(default_factory=dict)
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)  # of what was followed, by name
+    noise: Noise | None = None
     kinetic: Kinetic | None = None
     configurational: Configurational | None = None
     temperature: float = 1.0  # the smallest T > 0 among the chains
@@ -95,26 +133,65 @@ class Diagnosis:
             *self._setting_verdicts(),
         ]
 
+    @property
+    def followed(self) -> dict[str, Mixing]:
+        """Everything that was followed along the draws."""
+        return {PREDICTIONS: self.mixing} | self.beyond | self.parameters
+
     def _mixing_verdicts(self) -> list[str]:
         found = []
-        limit = rhat_limit(self.chains, self.draws)
+        every, count = self.followed, sum(len(m.ess) for m in self.followed.values())
+        apart = {k: m for k, m in every.items() if self._disagree(m, count)}
         if self.rhat is None:
             found.append("One chain cannot show whether it has converged: run at least two.")
-        elif float(np.quantile(self.rhat, 0.95)) > limit:
+        elif apart:
+            where = "; ".join(
+                f"{self._place(k, m.worst)}, R-hat {said(m.rhat.max())}"  # type: ignore[union-attr]
+                for k, m in apart.items()
+            )
+            agree = "" if PREDICTIONS in apart else " At the inputs given they agree."
             found.append(
-                f"The chains disagree (R-hat {np.median(self.rhat):.3f} in the median and up to "
-                f"{self.rhat.max():.3f}; of so many draws, chains that agree stay below "
-                f"{limit:.3g}): "
+                f"The chains disagree, most at {where} (of so many draws, chains that agree stay "
+                f"below {rhat_limit(self.chains, self.draws, count):.3g}).{agree} As a remedy, "
                 f"{self.advice.longer()}, or pool more chains and treat them as an ensemble."
             )
         found += self._outlier_verdict()
-        if float(np.median(self.ess)) < ess_limit(self.chains, self.draws):
+        name = min(every, key=lambda k: float(every[k].ess.min()))
+        least = float(every[name].ess.min())
+        if least < ess_limit(self.chains, self.draws, count):
             found.append(
-                f"The draws are strongly correlated (median effective sample size "
-                f"{np.median(self.ess):.0f} of {self.chains * self.draws}): "
+                f"The draws are strongly correlated (effective sample size {least:.0f} of "
+                f"{self.chains * self.draws} at {self._place(name, int(every[name].ess.argmin()))};"
+                f" of predictions {np.median(self.ess):.0f} in the median): "
                 f"{self.advice.faster()}."
             )
+        if self.noise is not None and self.noise.differs:
+            found.append(
+                f"The chains have learned noise of different size, {self.noise} (the data leave "
+                f"{self.noise.error:.0%} open): {self.advice.longer()}."
+            )
         return found
+
+    def _disagree(self, found: Mixing, count: int) -> bool:
+        """Whether a number's R-hat is above what chains that agree would show."""
+        if found.rhat is None:
+            return False
+        above = np.flatnonzero(found.rhat > rhat_limit(self.chains, self.draws, count))
+        return any(
+            found.rhat[k] > rhat_limit(self.chains, self.draws, count, float(found.ess[k]))
+            for k in above[np.argsort(-found.rhat[above])][:_TRIED]
+        )
+
+    def _place(self, name: str, number: int) -> str:
+        """Where a number that was followed is: its input and output, or its component."""
+        index = self.followed[name].places[number]
+        if name in self.parameters:
+            return f"{name}[{', '.join(map(str, index))}]"
+        words = f"{name} (input {index[0]}" if index else f"{name} ("
+        x = self.inputs.get(name)
+        if index and x is not None and x[0].numel() <= _SHOWN:
+            words += f", x = {[float(f'{v:.3g}') for v in x[index[0]].flatten().tolist()]}"
+        return f"{words}, output {', '.join(map(str, index[1:])) or 0})"
 
     def _outlier_verdict(self) -> list[str]:
         """One chain far from all others while those agree; with two chains nobody can tell."""
@@ -188,13 +265,14 @@ class Diagnosis:
     def _heat(self, who: str, reading: Reading, *, sigmas: float) -> list[str]:
         if not reading.known:
             return []
-        if reading.value - sigmas * reading.error > 1 + BIAS_LIMIT:
+        sure = abs(reading.value - 1) > sigmas * reading.error
+        if sure and reading.value > 1 + BIAS_LIMIT:
             return [
                 f"{who} too hot, {reading} times their temperature: a bias of the step "
                 f"size or of minibatch noise; {self.advice.smaller()}, or "
                 f"{self.advice.larger_batch()}."
             ]
-        if reading.value + sigmas * reading.error < 1 - BIAS_LIMIT:
+        if sure and reading.value < 1 - BIAS_LIMIT:
             return [
                 f"{who} too cold, {reading} times their temperature: the chains have "
                 f"not spread over the posterior yet: {self.advice.faster()}."
@@ -268,7 +346,10 @@ class Diagnosis:
             lines.append(
                 f"Distance between chains: up to {self.distances.max():.2f} standard deviations."
             )
+        lines += [f"Beyond them, {name}: {found}." for name, found in self.beyond.items()]
         lines += [f"Parameter {name}: {found}." for name, found in self.parameters.items()]
+        if self.noise is not None:
+            lines.append(f"Noise that the chains have learned: {self.noise}.")
         lines += self._swaps()
         if self.kinetic is None:
             lines.append(
@@ -301,7 +382,11 @@ def diagnose(
     *,
     healthy: list[int] | None = None,
     thin: int | None = None,
-    parameters: dict[str, Tensor] | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
+    beyond: Mapping[str, Tensor] | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    least: float = 0.0,
+    noise: Noise | None = None,
     kinetic: Kinetic | None = None,
     configurational: Configurational | None = None,
     temperature: float = 1.0,
@@ -311,18 +396,20 @@ def diagnose(
     advice: Advice = Advice(),  # noqa: B008 - immutable
     scores: Any = None,
 ) -> Diagnosis:
-    """From predictions of the healthy chains on probe inputs, (chain, draw, ...), and the
-    parameters to look at, each (chain, draw, ...)."""
-    found = mixing(predictions, shared=shared)
+    """From predictions of the healthy chains at the inputs given, (chain, draw, input, ...), and
+    ``beyond`` them by kind, and the parameters to look at, each (chain, draw, ...). ``inputs``: of
+    all of them, by name. Predictions that move by less than ``least`` are left out."""
+    found = mixing(predictions, shared=shared, least=least)
     return Diagnosis(
         mixing=found,
         diverged=diverged,
         healthy=list(range(len(predictions))) if healthy is None else healthy,
         distances=chain_distances(found.values),
         thin=thin,
-        parameters={
-            name: mixing(values, shared=shared) for name, values in (parameters or {}).items()
-        },
+        parameters=_moving(parameters or {}, shared, 0.0),
+        beyond=_moving(beyond or {}, shared, least),
+        inputs=inputs or {},
+        noise=noise,
         kinetic=kinetic,
         configurational=configurational,
         temperature=temperature,
@@ -332,3 +419,12 @@ def diagnose(
         advice=advice,
         scores=scores,
     )
+
+
+def _moving(values: Mapping[str, Tensor], shared: bool, least: float) -> dict[str, Mixing]:
+    """The mixing of everything that moves."""
+    found = {}
+    for name, one in values.items():
+        with contextlib.suppress(StillError):
+            found[name] = mixing(one, shared=shared, least=least)
+    return found

@@ -1,4 +1,9 @@
-"""What a diagnosis needs of a posterior: predictions along the draws, temperatures, another run."""
+"""What a diagnosis needs of a posterior: numbers along the draws, temperatures, another run.
+
+Everything that is followed is a function of a draw: the network's outputs at inputs given and at
+probes around them (of classes, their probabilities, since logits have one number too many), and
+components of parameters.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,25 @@ import torch
 from torch import Tensor
 
 from natural_langevin import diagnostics
+from natural_langevin.data.checks import shown_to_model
+from natural_langevin.diagnostics import probes
 from natural_langevin.diagnostics.kinetic import left_by_epochs
+from natural_langevin.likelihoods.predictive import predicted_by
+from natural_langevin.posterior import networks
+from natural_langevin.posterior.ensemble import learned_by
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.units import in_standard_units
 from natural_langevin.priors import PriorLike, resolve
 
 if TYPE_CHECKING:
     from natural_langevin.posterior.posterior import Posterior
+
+#: Components of a parameter that are followed, where it is asked for.
+MOST_COMPONENTS = 1000
+#: Class probabilities that move by less are of no consequence.
+LEAST_PROBABILITY = 1e-3
+#: Networks evaluated at a time on many inputs.
+SOME = 16
 
 
 def diagnose(
@@ -26,6 +43,7 @@ def diagnose(
     data: Any,
     prior: PriorLike | None,
     parameters: Iterable[str],
+    beyond: bool,
     batch_size: int,
     max_draws: int,
     chains: Chains,
@@ -35,8 +53,13 @@ def diagnose(
     """See ``Posterior.diagnose``."""
     config, shards = posterior.config, posterior.shards
     pooled = posterior.chosen(chains)
-    predictions = posterior.followed(x, chains)
-    some = diagnostics.some_components(posterior.samples, tuple(parameters))
+    x = torch.cat(list(posterior.signature.batches(x, batch_size)))
+    around = probes.around(x) if beyond and not posterior.signature.packed else {}
+    inputs = {"predictions": x} | around
+    sizes = [len(rows) for rows in inputs.values()]
+    outputs = posterior.followed(torch.cat(list(inputs.values())), chains).split(sizes, 2)
+    predictions, *elsewhere = outputs
+    some = diagnostics.some_components(posterior.samples, tuple(parameters), MOST_COMPONENTS)
     heat = scores = pair = None
     if data is not None:
         heat = _configurational(posterior, data, prior, batch_size, max_draws)
@@ -49,7 +72,13 @@ def diagnose(
         {c: int(s) for c, s in enumerate(posterior.diverged.tolist()) if s >= 0},
         healthy=pooled,
         thin=config.get("thin"),
-        parameters={k: shards.everywhere(v)[pooled] for k, v in some.items()},
+        parameters={
+            _name(k, v, posterior.samples[k]): shards.everywhere(v)[pooled] for k, v in some.items()
+        },
+        beyond=dict(zip(around, elsewhere, strict=True)),
+        inputs=inputs,
+        least=LEAST_PROBABILITY if posterior.likelihood.discrete else 0.0,
+        noise=_noise(posterior, pooled, predictions),
         kinetic=_kinetic(config),
         configurational=heat,
         temperature=min([t for t in _temperatures(posterior).tolist() if t > 0], default=1.0),
@@ -59,6 +88,48 @@ def diagnose(
         advice=diagnostics.Advice(config),
         scores=scores,
     )
+
+
+def followed(posterior: Posterior, x: Tensor, pooled: Sequence[int]) -> Tensor:
+    """See ``Posterior.followed``; of the chains ``pooled``, wherever they are."""
+    like, own = next(iter(posterior.last.values())), range(len(next(iter(posterior.last.values()))))
+    state = learned_by(posterior, posterior.shards.processes.own, posterior.draws)
+    rows: list[Tensor] = []
+    seen = 0
+    with torch.no_grad(), shown_to_model(x):
+        size = networks.at_once(posterior.samples, SOME, batch_size=1000, inputs=len(x))
+        for some in networks.chunks(posterior.samples, own, size, like=posterior.last):
+            outputs = torch.cat(
+                [posterior.outputs(some, part.to(like.device)) for part in x.split(1000)], 1
+            )
+            learned = {k: v[seen : seen + len(outputs)] for k, v in state.items()}
+            seen += len(outputs)
+            said = predicted_by(posterior.likelihood, outputs, learned)
+            rows.append(outputs if said.classes is None else said.value)
+    values = torch.cat(rows).unflatten(0, (len(own), posterior.draws))
+    return posterior.shards.everywhere(values)[list(pooled)]
+
+
+def _name(name: str, some: Tensor, whole: Tensor) -> str:
+    """Of a parameter; of evenly spaced components of one, which they are."""
+    if some.shape == whole.shape:
+        return name
+    return f"{name}[::{-(-whole[0, 0].numel() // some.shape[2])}]"
+
+
+def _noise(
+    posterior: Posterior, pooled: Sequence[int], predictions: Tensor
+) -> diagnostics.Noise | None:
+    """The widths that a likelihood with units has learned, whose logarithms n numbers determine up
+    to a variance of T / (2 n)."""
+    rows = posterior.config.get("num_data")
+    if not posterior.likelihood.has_units or len(posterior.learned) != 1 or not rows:
+        return None
+    (squares,) = posterior.learned.values()
+    sizes = squares[list(pooled)].double().sqrt().cpu().numpy()
+    temperature = float(_temperatures(posterior)[list(pooled)].max())
+    numbers = rows * predictions[0, 0, 0].numel()
+    return diagnostics.Noise(sizes, (temperature / (2 * numbers)) ** 0.5)
 
 
 def _kinetic(config: Mapping[str, Any]) -> diagnostics.Kinetic | None:

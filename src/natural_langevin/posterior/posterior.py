@@ -248,6 +248,7 @@ class Posterior(Draws):
         data: Any = None,
         prior: PriorLike | None = None,
         parameters: Iterable[str] = (),
+        beyond: bool = True,
         batch_size: int = 1000,
         max_draws: int = 100,
         chains: Chains = None,
@@ -256,9 +257,11 @@ class Posterior(Draws):
     ) -> diagnostics.Diagnosis:
         """Has the chain converged, does it explore, is its noise right? ``print`` the answer.
 
-        R-hat and effective sample size of the predictions on probe inputs ``x`` (a few dozen are
-        enough), of the ``parameters`` whose names match the given patterns (up to 50 components
-        of each), distances between chains, divergences, and the effective temperature that the
+        R-hat and effective sample size of the network's outputs at inputs ``x`` (a few dozen are
+        enough) and, where these are rows of numbers, at probes ``beyond`` them (between and outside
+        of rows, at corners, with shuffled columns), of the ``parameters`` whose names match the
+        given patterns, and of noise that is learned; distances between chains, divergences, and the
+        effective temperature that the
         run measured. With the training ``data`` (x, y), also the temperature of the samples, on
         ``batch_size`` random data for each of at most ``max_draws`` draws; a loaded posterior
         needs the ``prior`` again for it. ``halved``: a posterior of the same sampler at half the
@@ -268,15 +271,15 @@ class Posterior(Draws):
         ``diagnostics``).
         """
         return diagnosis.diagnose(
-            self, x, data=data, prior=prior, parameters=parameters, batch_size=batch_size,
-            max_draws=max_draws, chains=chains, halved=halved, held_out=held_out,
+            self, x, data=data, prior=prior, parameters=parameters, beyond=beyond,
+            batch_size=batch_size, max_draws=max_draws, chains=chains, halved=halved,
+            held_out=held_out,
         )  # fmt: skip
 
     def followed(self, x: Tensor, chains: Chains) -> Tensor:
-        """Every network's own prediction, unsharpened, along the draws: (chain, draw, B, ...)."""
-        predictions = self.predict(x, chains=chains, sharpness=1.0).samples
-        assert predictions is not None
-        return predictions.unflatten(0, (-1, self.draws))
+        """Every network's own outputs along the draws, (chain, draw, B, ...); of classes, their
+        probabilities."""
+        return diagnosis.followed(self, x, self.chosen(chains))
 
     def to_arviz(self, x: Inputs | None = None, *, data: Any = None, seed: int = 0) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter

@@ -123,6 +123,12 @@ DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "target width": (
         lambda: sample((X, TARGETS[:, :2]), **GAUSSIAN),
         ValueError, ["2 values", "(40, 2)", "must agree"]),
+    "sparse": (lambda: sample((X.to_sparse(), Y)), TypeError, ["sparse", "x.to_dense()"]),
+    "sparse labels": (lambda: sample((X, Y.to_sparse())), TypeError, ["sparse", "to_dense()"]),
+    "nested": (
+        lambda: sample((torch.nested.nested_tensor(list(X), layout=torch.jagged), Y)),
+        TypeError, ["nested", "to_padded_tensor"]),
+    "no values": (lambda: sample((X.to("meta"), Y)), TypeError, ["meta device", "no values"]),
     "lengths": (lambda: sample((X, Y[:39])), ValueError, ["same length", "40 and 39"]),
     "empty": (lambda: sample((X[:0], Y[:0])), ValueError, ["empty", "at least one sample"]),
     "empty loader": (
@@ -237,6 +243,12 @@ CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]]
     "mean rate": (
         lambda: construct(mean_rate=2.0), ValueError, ["mean_rate", "2.0", "between 0 and 1"]),
     "no chains": (lambda: construct(chains=0), ValueError, ["chains", "positive integer", "got 0"]),
+    "too many chains": (
+        lambda: construct(chains=10**9), ValueError, ["chains", "1,000,000", "got 1000000000"]),
+    "too many steps": (lambda: sample((X, Y), steps=10**30), ValueError, ["steps", "below 2^63"]),
+    "for ever": (
+        lambda: construct(step_size=1e-3).sample((X, Y), seconds=math.inf, progress=False),
+        ValueError, ["seconds", "finite", "got inf"]),
     "seed": (lambda: construct(seed=-1), ValueError, ["seed", "-1", "0 to 2^63 - 1"]),
     "number of data": (
         lambda: construct(num_data=0), ValueError, ["num_data", "positive", "got 0"]),

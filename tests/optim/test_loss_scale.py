@@ -89,3 +89,17 @@ def test_micro_batches_of_very_different_gradients_add_up():
     optimizer.step()
     expected = torch.full((1, 2), 2.0**80 / 3)
     torch.testing.assert_close(optimizer.state[model.weight]["second"], expected)
+
+
+def test_gradients_that_were_brought_to_scale_need_no_scaler_where_nothing_is_squared():
+    """The loss is then not compared with the likelihood's, whose factor nobody knows."""
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = NaturalLangevin(
+        model, likelihoods.Categorical(), num_data=100, preconditioner=preconditioners.RMSProp()
+    )
+    loss = F.cross_entropy(model(torch.randn(12, 3)), torch.arange(12) % 2)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    assert optimizer.steps == 1

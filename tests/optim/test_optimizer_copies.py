@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from natural_langevin import likelihoods, preconditioners, priors, schedules
 from natural_langevin.optim import NaturalLangevin
@@ -71,3 +72,59 @@ def test_the_copy_goes_on_as_the_original_does(name: str, copied: Any) -> None:
     assert all(map(torch.equal, one.model.parameters(), other.model.parameters()))
     for name, mean in one.mean().items():
         assert torch.equal(mean, other.mean()[name])
+
+
+def other_state(name: str) -> dict[str, Any]:
+    if name == "another optimizer":
+        return torch.optim.Adam(made().model.parameters()).state_dict()
+    options = {"preconditioner": preconditioners.RMSProp()} if name == "another metric" else {}
+    optimizer = made(**options)
+    if name == "another model":
+        model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3))
+        optimizer = NaturalLangevin(model, likelihoods.Categorical(), num_data=20)
+    step(optimizer)
+    return optimizer.state_dict()
+
+
+@pytest.mark.parametrize("name", ["another optimizer", "another metric", "another model"])
+def test_the_state_of_something_else_is_refused_and_changes_nothing(name: str) -> None:
+    optimizer = made()
+    with pytest.raises(ValueError, match=r"another optimizer|preconditioner or optimizer"):
+        optimizer.load_state_dict(other_state(name))
+    step(optimizer)
+    assert optimizer.steps == 1
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant: bool) -> None:
+    """The same statistics with it, or an error that says how."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.again:
+                hidden = checkpoint(self.hidden, x, use_reentrant=reentrant)
+            else:
+                hidden = self.hidden(x)
+            return self.two(hidden)
+
+        def hidden(self, x: torch.Tensor) -> torch.Tensor:
+            return self.one(x).tanh()
+
+    models = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = Network()
+        model.again = again
+        optimizer = NaturalLangevin(model, likelihoods.Categorical(), num_data=20, lr=1e-2)
+        if again and reentrant:
+            with pytest.raises(ValueError, match="use_reentrant=False"):
+                step(optimizer)
+            return
+        step(optimizer)
+        models.append(model)
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))

@@ -1,11 +1,20 @@
 """What would sample something else, or not fit into memory, is said before the first step."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 import small_run
-from natural_langevin import Langevin, dynamics, likelihoods, models, preconditioners
+from natural_langevin import (
+    DivergenceError,
+    Langevin,
+    dynamics,
+    likelihoods,
+    models,
+    preconditioners,
+)
 from natural_langevin._internal import capacity
 from natural_langevin.sampling import footprint
 from natural_langevin.sampling.footprint import state_bytes
@@ -128,3 +137,18 @@ def test_a_state_that_fits_however_large_is_not_laid_out(monkeypatch):
     dense = preconditioners.FullFisher()
     with pytest.raises(AssertionError, match="laid out"):
         Langevin(models.mlp(), likelihoods.Categorical(), preconditioner=dense, chains=2)
+
+
+class Undefined(nn.Linear):
+    """Gives NaN, whatever its weights."""
+
+    def forward(self, x):
+        return super().forward(x) * math.nan
+
+
+def test_a_network_that_gives_nan_from_the_start_is_not_blamed_on_the_step_size(caplog):
+    x, y = torch.zeros(20, 3), torch.arange(20) % 3
+    sampler = Langevin(Undefined(3, 3), likelihoods.Categorical(), step_size=1e-3, chains=2)
+    with pytest.raises(DivergenceError, match="before any step") as caught:
+        sampler.sample((x, y), steps=10, batch_size=10, progress=False)
+    assert "step size" not in str(caught.value) + caplog.text

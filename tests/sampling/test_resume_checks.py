@@ -37,6 +37,20 @@ def test_a_damaged_newest_never_replaces_the_good_one_before_it(tmp_path, monkey
     assert_same(small_run.sample(), small_run.sample(**run))
 
 
+@pytest.mark.parametrize("word", [b"steps", b"seed", b"made_by", b"likelihood"])
+def test_a_damaged_header_is_not_called_another_run(tmp_path, monkeypatch, caplog, word):
+    """A setting in the newest one that was changed by one bit."""
+    run = {"checkpoint": tmp_path, "every": 2}
+    sample_until(monkeypatch, 4, lambda: small_run.sample(**run))
+    newest = tmp_path / "checkpoint.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[content.index(word)] ^= 1
+    newest.write_bytes(content)
+    assert_same(small_run.sample(), small_run.sample(**run))
+    assert "checkpoint.safetensors cannot be used" in caplog.text
+    assert "damaged" in caplog.text
+
+
 def scaled_loss(outputs, y):
     return _helper(outputs, y)
 

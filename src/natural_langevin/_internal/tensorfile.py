@@ -31,6 +31,8 @@ DTYPES = {
 }  # fmt: skip
 _BY_CODE = {code: dtype for dtype, code in DTYPES.items()}
 
+HEADER_SUM, _BLANK_SUM = "header_sha256", b"1" * 64
+
 #: Tensors beyond this many bytes are written row by row.
 PIECE = 1 << 26
 
@@ -102,19 +104,27 @@ def layout(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> FileLayout
 def write_tensors(
     handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Writes a whole file; its metadata also gets ``sha256``, of the numbers.
+    """Writes a whole file; its metadata also gets ``sha256``, of the numbers, and
+    ``header_sha256``, of the header without that one.
 
-    The header stands before the numbers whose sum it holds, so the sum is written in afterwards."""
+    The header stands before the numbers whose sum it holds, so both are written in afterwards."""
     blank = "0" * 64
-    plan = layout({k: spec(v) for k, v in tensors.items()}, {"sha256": blank, **metadata})
+    own = {"sha256": blank, HEADER_SUM: _BLANK_SUM.decode()}
+    plan = layout({k: spec(v) for k, v in tensors.items()}, {**own, **metadata})
     handle.write(plan.header)
     digest = hashlib.sha256()
     for name in plan.start:  # in the order of the file
         for piece in pieces(tensors[name]):
             digest.update(piece)
             handle.write(piece)
-    handle.seek(plan.header.index(blank.encode()))
-    handle.write(digest.hexdigest().encode())
+    numbers = digest.hexdigest().encode()
+    header = plan.header.replace(blank.encode(), numbers, 1)
+    handle.seek(0)
+    handle.write(header.replace(_BLANK_SUM, _header_sum(header), 1))
+
+
+def _header_sum(header: bytes) -> bytes:
+    return hashlib.sha256(header).hexdigest().encode()
 
 
 def pieces(tensor: Tensor) -> Iterator[memoryview]:
@@ -182,6 +192,20 @@ def mapped(path: Path, expected: Mapping[str, Spec]) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in expected}
         except RuntimeError as error:  # numbers that do not start at a multiple of their size
             raise StorageError(f"cannot read {path.name}: {error}") from error
+
+
+def check_header(path: Path) -> None:
+    """Refuses a file whose names, shapes or metadata are not those that were written; files of
+    older versions do not say what was."""
+    with opened(path) as file:
+        noted = (file.metadata() or {}).get(HEADER_SUM, "").encode()
+    if not noted:
+        return
+    with path.open("rb") as handle:
+        header = handle.read(8)
+        header += handle.read(int.from_bytes(header, "little"))
+    if _header_sum(header.replace(noted, _BLANK_SUM, 1)) != noted:
+        raise StorageError(f"{path.name} is damaged: its header is not the one that was written")
 
 
 def check_sum(path: Path) -> None:

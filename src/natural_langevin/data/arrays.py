@@ -13,7 +13,9 @@ def as_tensor(part: Any) -> Any:
     """A tensor of an array, a frame or a series of numbers; anything else as it is.
 
     Real numbers come in torch's default precision, whole numbers as int64."""
-    if isinstance(part, Tensor) or not hasattr(part, "__array__"):
+    if isinstance(part, Tensor):
+        return _plain(part)
+    if not hasattr(part, "__array__"):
         return part
     kinds = "".join(sorted(set(_kinds(part).values())))
     if not kinds or set(kinds) - set("fiub"):
@@ -24,6 +26,19 @@ def as_tensor(part: Any) -> Any:
     # pandas hands out its own memory as read-only, which torch warns of.
     tensor = torch.from_numpy(np.array(array, order="C"))
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor, where it holds a number at every place."""
+    kinds = {
+        "a nested tensor: use torch.nested.to_padded_tensor(x, 0.0)": tensor.is_nested,
+        "a sparse tensor: use x.to_dense()": tensor.layout != torch.strided,
+        "a quantized tensor: use x.dequantize()": tensor.is_quantized,
+        "a tensor on the meta device, which has no values: load them first": tensor.is_meta,
+    }
+    for words in (words for words, holds in kinds.items() if holds):
+        raise TypeError(f"data must be dense tensors of numbers, got {words}")
+    return tensor
 
 
 def refuse_text(part: Any) -> None:

@@ -20,7 +20,7 @@ def split_pair(item: Any) -> Batch:
     NumPy arrays, and pandas frames and series of numbers, are taken for the tensors they hold, real
     numbers in torch's default precision."""
     if isinstance(item, Tensor):
-        return item, item
+        return as_tensor(item), item
     if isinstance(item, (tuple, list)):
         tensors = [as_tensor(part) for part in item if part is not None]
         if len(tensors) in (1, 2) and all(isinstance(part, Tensor) for part in tensors):

@@ -29,6 +29,7 @@ from torch.futures import Future
 
 from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import staged, write
+from natural_langevin._internal.checked_json import checksum, with_checksum
 from natural_langevin._internal.tensorfile import Spec, StorageError
 from natural_langevin.sampling.checkpoint import SHARDED_INDEX
 
@@ -74,7 +75,7 @@ class ShardWriter(StorageWriter):
             about: Any = metadata.state_dict_metadata[result.index.fqn]
             code = tensorfile.DTYPES[about.properties.dtype]
             tensors[result.index.fqn] = [result.storage_data, code, list(about.size)]
-        text = json.dumps({"format": 1, **self._about, "tensors": tensors})
+        text = json.dumps(with_checksum({"format": 1, **self._about, "tensors": tensors}))
         write(self.folder / SHARDED_INDEX, text.encode())
 
     @classmethod
@@ -147,6 +148,8 @@ def read_index(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict) or found.get("format") != 1:
             raise StorageError(f"{path} is not the index of a checkpoint")
+        if found.get("checksum", "") not in ("", checksum(found)):  # version 0.1 wrote none
+            raise StorageError("it was changed after it was written: its checksum differs")
     except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"cannot read {path}: {error}") from error
     return found

@@ -101,6 +101,7 @@ class CallReader:
 def _unexpected(name: str) -> str:
     return (
         f"layer {name!r} was not called as in the rehearsal of this batch's shape: does the "
-        "network choose its layers by the values of its inputs, or call them without gradients? "
+        "network choose its layers by the values of its inputs, or call them without gradients, as "
+        "torch.utils.checkpoint does (there use_reentrant=False serves)? "
         "Use preconditioners.RMSProp() or Euclidean() for such a network"
     )

@@ -74,6 +74,11 @@ def _rebuilt(
     return optimizer
 
 
+def shapes_in(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What a parameter's state holds."""
+    return {key: tuple(v.shape) for key, v in state.items() if isinstance(v, Tensor)}
+
+
 class NaturalLangevin(torch.optim.Optimizer):
     """Samples a model's weights in a training loop: two lines differ from SGD.
 
@@ -433,7 +438,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         gradient = local_gradient(self.sampled())
         self._fisher.check_seen()
         broken = self._not_finite(gradient)
-        if not broken:
+        if not broken and scale.known:
             self._compare_loss(scale.statistics)
         return Local(gradient, self._fisher.samples, broken)
 
@@ -490,7 +495,19 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._current_vectors()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As ``torch.optim`` does."""
+        """Goes on from what ``state_dict`` gave, of the same parameters and preconditioner."""
+        if not all("step" in group for group in state_dict["param_groups"]):
+            raise ValueError("this is the state of another optimizer: it does not count its steps")
+        self.init_state()
+        numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
+        own = [p for group in self.param_groups for p in group["params"]]
+        for number, parameter in zip(numbers, own, strict=False):
+            there, wanted = state_dict["state"].get(number, {}), shapes_in(self.state[parameter])
+            if there and wanted and shapes_in(there) != wanted:
+                raise ValueError(
+                    f"the state of {self._names.of(parameter)!r} holds {shapes_in(there)} and "
+                    f"should hold {wanted}: it is of another model, preconditioner or optimizer"
+                )
         super().load_state_dict(state_dict)
         self._made_for = None
 

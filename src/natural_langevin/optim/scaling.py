@@ -16,6 +16,7 @@ class Scale(NamedTuple):
 
     gradient: float = 1.0
     statistics: float = 1.0
+    known: bool = True  # what output gradients have been multiplied by
 
 
 class Scaling:
@@ -46,4 +47,4 @@ class Scaling:
                 "per-sample gradients are still scaled by an unknown factor: give "
                 "NaturalLangevin(..., scaler=scaler)"
             )
-        return Scale(gradient, gradient)
+        return Scale(gradient, gradient, known=scale is not None)

@@ -156,6 +156,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def read_field(path: Path, name: str) -> dict[str, Any]:
     """A JSON object in the file's metadata; {} where there is none of that name."""
     try:
+        tensorfile.check_header(path)
         with tensorfile.opened(path) as file:
             found = json.loads((file.metadata() or {}).get(name, "{}"))
         if not isinstance(found, dict):

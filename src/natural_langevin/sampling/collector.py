@@ -158,7 +158,11 @@ class SampleCollector:
                 log.log(
                     trials.level(),
                     "chain %d became non-finite at step %d and was stopped; the others go on. "
-                    "Its step size is most likely too large: try a tenth of it",
+                    + (
+                        "Its step size is most likely too large: try a tenth of it"
+                        if step
+                        else "Its loss is so at the weights that it starts from"
+                    ),
                     self._first + chain,
                     step,
                 )

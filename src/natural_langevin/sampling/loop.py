@@ -195,6 +195,11 @@ def _check_divergence(state: Any, running: bool) -> None:
     neither here nor at another process."""
     if not running:
         steps = state.diverged.tolist()
+        if not any(steps):
+            raise DivergenceError(
+                "the loss of the first minibatch is NaN or infinite at the weights that all chains "
+                "start from, before any step: look at what the network gives for it"
+            )
         raise DivergenceError(
             f"all {len(steps)} chains became non-finite (at steps {steps}). The step size is most "
             "likely too large: try a tenth of it; with a Fisher preconditioner, more damping or a "

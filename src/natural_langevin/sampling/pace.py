@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from natural_langevin.sampling import cost, prior_scale, time_limit, warm_up
@@ -19,8 +20,8 @@ def steps_within(
     sampler: Any, seconds: float, data: Any, batch_size: int, step_size: float | None = None
 ) -> int:
     """How many steps fit into what is left of ``seconds``."""
-    if not seconds > 0:
-        raise ValueError(f"seconds must be positive, got {seconds!r}")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds must be positive and finite, got {seconds!r}")
     pace, way = of_steps(sampler, data, batch_size, step_size)
     chains = sampler.chains if sampler._downhill else 0
     left = time_limit.left_for_steps(seconds, chains)

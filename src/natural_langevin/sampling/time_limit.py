@@ -51,8 +51,8 @@ def of_call(method: Method) -> Method:
     def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
         seconds = kwargs.get("seconds")
         steps = args[1] if len(args) > 1 else kwargs.get("steps")
-        if seconds is not None and not seconds > 0:
-            raise ValueError(f"seconds must be positive, got {seconds!r}")
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise ValueError(f"seconds must be positive and finite, got {seconds!r}")
         counts = steps is None or kwargs.get("until") is not None
         if seconds is None or not counts or _LIMIT.get() is not None or self.mesh.world > 1:
             return method(self, *args, **kwargs)

@@ -90,7 +90,9 @@ def check_counts(chains: Any, num_data: Any, seed: Any) -> tuple[int, float | No
     """Checks the sampler's whole numbers, and returns them as Python's own ints."""
     chains, seed = whole_number("chains", chains), whole_number("seed", seed)
     if not 1 <= chains <= MOST_CHAINS:
-        raise ValueError(f"chains must be an integer from 1 to {MOST_CHAINS:,}, got {chains!r}")
+        raise ValueError(
+            f"chains must be a positive integer of at most {MOST_CHAINS:,}, got {chains!r}"
+        )
     if not 0 <= seed < 1 << 63:
         raise ValueError(f"seed must be an integer from 0 to 2^63 - 1, got {seed!r}")
     if num_data is None:

@@ -73,9 +73,10 @@ class Langevin:
         step_size: StepSize | Literal["auto"] = "auto",
         dynamics: Integrator | None = None,
         temperature: float | Tensor = 1.0,
+        likelihood_power: float | Tensor = 1.0,
         chains: int = 4,
         num_data: int | None = None,
-        init: str | None = None,
+        init: starts.Init | None = None,
         mean_rate: float | schedules.Schedule | None = schedules.inverse_sqrt(),
         seed: int = 0,
         device: torch.device | str | None = None,
@@ -98,6 +99,11 @@ class Langevin:
         With a step size of one's own, what is left open is the paper's: ``dynamics.Overdamped()``,
         Algorithm 1, with QDOP, the prior N(0, 0.1), starting at the model.
 
+        ``likelihood_power`` is beta in pi(theta) ~ [alpha(theta) prod_n p(y_n | x_n)^beta]^(1/T),
+        a number above 0 or a tensor of one per chain: N data count as beta N. ``init``: "model",
+        "fan_in", "prior", or weights to start at: a state dict {name: (*shape)} or {name: (chain,
+        *shape)}, or a list of modules or state dicts, one per chain.
+
         ``microbatch``: every chain's minibatch in pieces of at most so many samples, for less
         memory and the same result. ``autocast``: torch.bfloat16 or torch.float16 for the forward
         pass. ``clip``: the largest norm of a chain's likelihood gradient; the chain then no longer
@@ -118,11 +124,13 @@ class Langevin:
         self._auto, self._by_recipe = found.auto, found.by_recipe
         self._scale_open = found.scale_open
         self.likelihood, self.preconditioner = likelihood, found.preconditioner
-        self.dynamics, self._start = found.dynamics, found.init
+        self.dynamics = found.dynamics
+        self._start, given = starts.kind_and_weights(found.init, chains)
         self.step_size, self.mean_rate, self.compile = found.step_size, mean_rate, compile
         validation.check_arguments(
-            model, likelihood, found.prior, self.preconditioner, self._start, self.dynamics
-        )
+            model, likelihood, found.prior, self.preconditioner,
+            self._start if given is None else "model", self.dynamics,
+        )  # fmt: skip
         self.chains, self.num_data, self.seed = validation.check_counts(chains, num_data, seed)
         dtype = self._copy_model(model, device, parallel)
         self._training = validation.check_training(
@@ -145,6 +153,10 @@ class Langevin:
         self._temperature = validation.check_temperature(temperature, self.chains).to(
             dtype=dtype, device=self.device
         )
+        self._power = validation.check_power(likelihood_power, self.chains)
+        if self._power is not None:
+            self._power = self._power.to(dtype=dtype, device=self.device)
+        self._given = starts.check_given(given, weights, self._template, self.chains)
         self._dynamics = assembly.dynamics(
             self, network, microbatch=microbatch, clip=clip, control_variates=control_variates
         )
@@ -231,7 +243,9 @@ class Langevin:
     def _start_of(self, dynamics: LangevinDynamics, chain: Tensor) -> State:
         """The same for chains of these identities under these dynamics."""
         params = dynamics.gradients.network.trainable()
-        start = starts.weights(self._start, params, dynamics.prior, chain, self.seed)
+        start = starts.weights(
+            self._start, params, dynamics.prior, chain, self.seed, given=self._given
+        )
         return dynamics.init(start)
 
     @exclusive
@@ -298,10 +312,10 @@ class Langevin:
         ``integrations.tensorboard.TensorBoard(folder)`` is one. Where a run of open length became
         burn-in for another, or began anew, both are shown, each from step 0 on.
 
-        ``exchange=k``: before every k-th step chains of neighbouring ``temperature`` propose to
-        swap their weights (``sampling.exchange``), on data in memory. Predictions then use the
-        chains at temperature 1, and ``posterior.config["exchange"]`` has the swap rate of every
-        pair.
+        ``exchange=k``: before every k-th step chains of neighbouring ``temperature`` or
+        ``likelihood_power`` propose to swap their weights (``sampling.exchange``), on data in
+        memory. Predictions then use the chains at temperature 1 and power 1, and
+        ``posterior.config["exchange"]`` has the swap rate of every pair.
 
         ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
         (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
@@ -385,11 +399,12 @@ class Langevin:
     def log_density(self, weights: Mapping[str, Tensor], data: Any) -> Tensor:
         """The unnormalised log posterior of given weights, at temperature 1, in nats:
 
-            ln alpha(theta) + (N / n) sum_n ln p(y_n | x_n, theta),
+            ln alpha(theta) + (beta N / n) sum_n ln p(y_n | x_n, theta),
 
-        n the rows of ``data``, N = n unless ``num_data`` says otherwise. ``weights``: {name:
-        (*shape)} of all sampled parameters, for a number; with a leading axis, for one each. The
-        prior is the first chain's. It can be differentiated."""
+        n the rows of ``data``, N = n unless ``num_data`` says otherwise, beta the power of the
+        likelihood. ``weights``: {name: (*shape)} of all sampled parameters, for a number; with a
+        leading axis, for one each. Prior and beta are the first chain's. It can be
+        differentiated."""
         if self._standard is not None:
             return self._standard.log_density(weights, data)
         standard_units.refuse_unsettled(self, data)

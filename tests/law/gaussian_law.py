@@ -46,10 +46,11 @@ class Problem(NamedTuple):
         b = (phi.mT @ y)[..., 0] / scale + self.precision * self.mean / len(self.x)
         return H, b
 
-    def posterior(self) -> tuple[Tensor, Tensor]:
-        """Mean (..., p) and covariance T (N H)^{-1} of the closed form."""
-        H, b = self.moments(self.x, self.y)
-        covariance = torch.linalg.inv(len(self.x) * H)
+    def posterior(self, power: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Mean (..., p) and covariance T (beta N H)^{-1} of the closed form, H of the prior's
+        precision over the power beta."""
+        H, b = self._replace(precision=self.precision / power).moments(self.x, self.y)
+        covariance = torch.linalg.inv(power * len(self.x) * H)
         return torch.linalg.solve(H, b), self.temperature[..., None, None] * covariance
 
     def sampler(self, preconditioner, prior, chains: int, **options) -> Langevin:  # type: ignore[no-untyped-def]

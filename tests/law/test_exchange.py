@@ -20,13 +20,13 @@ import torch
 from gaussian_law import make_problem, whiten
 from monte_carlo import assert_normal, assert_within
 from test_linear_regression import gaussian_prior
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
 from natural_langevin.data import Subsets
 from natural_langevin.dynamics import Adjusted, Underdamped
-from natural_langevin.sampling.exchange import ReplicaExchange, ladders, log_ratio
+from natural_langevin.sampling.exchange import ReplicaExchange, Target, ladders, log_ratio
 from small_run import assert_same, data, network, sample_until, sampler
 
 ROWS, WELL, SIGMA, MEAN = 7, 1.0, 0.5, 0.4
@@ -103,20 +103,50 @@ def test_every_rung_keeps_its_law(hot: float) -> None:
 
 
 def test_the_energy_is_that_of_all_data_and_the_ratio_that_of_the_densities() -> None:
-    """With minibatches, and fewer data than N says."""
-    tau = torch.tensor([1.0, 1.7, 3.0])
-    found = sampler(3, temperature=tau, num_data=90, init="prior")
+    """With minibatches, fewer data than N says, and powers beside temperatures."""
+    tau, power = torch.tensor([1.0, 1.7, 3.0]), torch.tensor([1.0, 0.6, 0.9])
+    found = sampler(3, temperature=tau, likelihood_power=power, num_data=90, init="prior")
     engine, state = found.prepare(data(), steps=4, batch_size=20)
     swaps = ReplicaExchange(
-        engine, found.mesh, tau, found._prior, every=2, burn_in=0, seed=0
-    )  # fmt: skip
+        engine, found.mesh, tau, found._prior, power=power, every=2, burn_in=0, seed=0
+    )
+    loss, log_prior = swaps.energies(state).unbind(1)
     density = found.log_density(state.params, data()).double()
-    torch.testing.assert_close(swaps.energy(state), -density, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(log_prior - loss, density, rtol=1e-5, atol=1e-4)
     cold, hot = torch.tensor([0, 1]), torch.tensor([1, 2])
-    before = density[cold] / tau[cold] + density[hot] / tau[hot]
-    after = density[hot] / tau[cold] + density[cold] / tau[hot]
-    torch.testing.assert_close(log_ratio(tau, -density, cold, hot), after - before)
-    assert ladders(torch.tensor([2.0, 1.0, 1.0, 2.0, 3.0])) == [[1, 0, 4], [2, 3]]
+
+    def total(of: Tensor, at: Tensor) -> Tensor:
+        return (log_prior[at] - power.double()[of] * loss[at]) / tau.double()[of]
+
+    before = total(cold, cold) + total(hot, hot)
+    after = total(cold, hot) + total(hot, cold)
+    target = Target(power.double() / tau.double(), 1 / tau.double())
+    torch.testing.assert_close(log_ratio(target, loss, log_prior, cold, hot), after - before)
+    cooler = 1 / torch.tensor([2.0, 1.0, 1.0, 2.0, 3.0])
+    assert ladders(Target(cooler, cooler)) == [[1, 0, 4], [2, 3]]
+
+
+def test_a_ladder_of_powers_keeps_every_law() -> None:
+    """beta = 1 and 0.3 of a linear regression, with a swap before every step: every rung is the
+    closed form's at its power (N beta data in place of N)."""
+    problem, count = make_problem(num_data=24), 320
+    powers = (1.0, 0.3)
+    found = problem.sampler(
+        preconditioners.FullFisher(), gaussian_prior(problem), 2 * count, step_size=0.3,
+        dynamics=Underdamped(0.6, "baoab"), mean_rate=None,
+        likelihood_power=torch.tensor(powers, dtype=torch.float64).repeat_interleave(count),
+    )  # fmt: skip
+    posterior = found.sample(
+        (problem.x, problem.y), 60, batch_size=24, burn_in=2, thin=58, exchange=1, progress=False
+    )
+    assert 0 < min(posterior.config["exchange"]["rates"]) < 1
+    assert posterior.chosen(None) == list(range(count))
+    theta = torch.cat([posterior.samples[k].flatten(1) for k in ("weight", "bias")], dim=1)
+    for rung, beta in zip(theta.split(count), powers, strict=True):
+        z = whiten(rung, *problem.posterior(beta))
+        print(f"power {beta:g}: mean square {z.square().mean():.3f}")
+        assert_normal(z)
+        assert_within(z.square().mean()[None] - 1, torch.tensor([(2 / z.numel()) ** 0.5]))
 
 
 def test_swaps_move_weights_alone_and_a_stopped_chain_is_left_out() -> None:
@@ -188,7 +218,7 @@ def test_predictions_diagnosis_and_until_are_of_temperature_1(caplog) -> None:
     apart = sampler(2, temperature=torch.tensor([1.0, 1e6]), init="prior")
     with caplog.at_level(logging.WARNING, logger="natural_langevin"):
         apart.sample(data(), 40, batch_size=20, exchange=2, progress=False)
-    assert "put more temperatures between them" in caplog.text
+    assert "put more chains between them" in caplog.text
 
 
 X, Y = data()

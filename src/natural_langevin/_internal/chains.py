@@ -1,6 +1,10 @@
-"""The chain axis: every parameter-like tensor is (chain, *shape), every setting (chain,) or ()."""
+"""The chain axis: every parameter-like tensor is (chain, *shape), every setting (), (chain,), or
+(chain, *shape) where every weight has its own; a first axis of 1 is shared by all chains."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,3 +38,9 @@ def per_unit(value: Tensor, like: Tensor) -> Tensor:
 def average(old: Tensor, new: Tensor, rate: Tensor) -> Tensor:
     """(1 - rate) old + rate new, with one rate per chain. A rate of 1 forgets ``old`` entirely."""
     return torch.lerp(old, new, per_chain(rate, old))
+
+
+def likelihood_powers(config: Mapping[str, Any], chains: int) -> Tensor:
+    """beta of every chain of a run, by its configuration: (chain,), float64."""
+    given = torch.as_tensor(config.get("likelihood_power", 1.0), dtype=torch.float64)
+    return given.expand(chains)

@@ -59,7 +59,7 @@ def measure(
     *,
     like: Tensor,
     chosen_chains: list[int],
-    num_data: float,
+    num_data: float | Tensor,
     batch_size: int,
     max_draws: int,
     of_all: Callable[[Tensor], Tensor] = lambda rows: rows,
@@ -69,7 +69,8 @@ def measure(
 
     ``like`` says by example on which device and in which precision the network runs. Where other
     processes hold other chains, ``of_all`` makes rows of all chains from those of the chains in
-    ``samples``, ``learned`` and ``prior``; ``temperature`` and ``chosen_chains`` are of all.
+    ``samples``, ``learned``, ``prior`` and ``num_data`` (times the power of the likelihood, one
+    value per chain); ``temperature`` and ``chosen_chains`` are of all.
 
     At most ``max_draws`` draws of every chain are looked at, each on ``batch_size`` fresh data."""
     draws = next(iter(samples.values())).shape[1]

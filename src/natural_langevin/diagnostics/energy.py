@@ -1,6 +1,8 @@
 """The gradient of the energy, by the most direct route: autograd of the densities themselves.
 
-    v = d/d theta [ (1/B) sum_n -ln p(y_n | x_n) - (1/N) ln alpha(theta) ]
+    v = d/d theta [ (1/B) sum_n -ln p(y_n | x_n) - (1/N) ln alpha(theta) ],
+
+N times the power of the likelihood, one value per chain, where it has one.
 
 It shares nothing with the dynamics but the network, the likelihood's log-loss and the prior's log
 density: no hooks, no gradient written by hand. What the dynamics do can be held against it.
@@ -14,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.func import grad, vmap
 
+from natural_langevin._internal.chains import number_or_chains
 from natural_langevin._internal.light_autograd import light_autograd
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.priors import Prior
@@ -27,7 +30,7 @@ def energy_gradient(
     call: Call,
     likelihood: Likelihood,
     prior: Mapping[str, Prior],
-    num_data: float,
+    num_data: float | Tensor,
     params: Params,
     learned: dict[str, Tensor],
     batch: tuple[Tensor, Tensor],
@@ -47,4 +50,4 @@ def energy_gradient(
         return sum(prior[k].log_density(p[k]).sum() for k in p)  # type: ignore[return-value]
 
     pull = grad(log_prior)(params)
-    return {k: slope[k] - pull[k] / num_data for k in params}
+    return {k: slope[k] - pull[k] / number_or_chains(num_data, p) for k, p in params.items()}

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from natural_langevin import random
+from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.data.streams import as_stream, split_pair
 from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.dynamics import Adjusted
@@ -38,7 +39,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine
 from natural_langevin.metrics import agreement, total_variation
 from natural_langevin.preconditioners import QuasiDiagonalFisher
-from natural_langevin.priors import Prior, PriorLike, resolve
+from natural_langevin.priors import Prior, PriorLike, chainwise, resolve
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
 from natural_langevin.types import Params
 
@@ -122,7 +123,8 @@ def fidelity(
     ``data``: the (x, y) that the posterior was sampled with; ``at``: inputs to predict, by default
     x. ``prior``: needed where the posterior was loaded from a folder, which does not hold it.
     ``trajectories`` of ``steps`` gradients each are kept in every chain, after half as many to
-    burn in; they begin where the posterior's chains ended. The reference is always at T = 1.
+    burn in; they begin where the posterior's chains ended. The reference is always at T = 1, with
+    the posterior's own power of the likelihood.
     """
     x, y = split_pair(getattr(data, "tensors", data))
     params = {k: s[:, -1] for k, s in posterior.samples.items()}
@@ -131,9 +133,9 @@ def fidelity(
         raise ValueError(
             "a posterior from a folder does not know its prior: give fidelity(..., prior=...)"
         )
-    starts, chosen = _starts(posterior, params, prior)
+    starts, chosen, power = _starts(posterior, params, prior)
     states, acceptance = _reference_draws(
-        posterior, (x, y), starts, chosen, trajectories=trajectories, steps=steps, seed=seed
+        posterior, (x, y), starts, chosen, power, trajectories=trajectories, steps=steps, seed=seed
     )
     samples = {k: torch.stack([s[k] for s in states], dim=1) for k in starts}
     chains = len(next(iter(starts.values())))
@@ -160,7 +162,7 @@ def fidelity(
         floor=floor / math.sqrt(2),  # the halves are half as long
         agreement=agreement(own.mean, other.mean) if classes else None,
         kolmogorov=None if classes else _kolmogorov(own.samples, other.samples),
-        temperature=_temperature(posterior, reference, chosen, (x, y)),
+        temperature=_temperature(posterior, reference, chosen, power, (x, y)),
         acceptance=acceptance,
         reference=reference,
     )
@@ -179,19 +181,19 @@ def _refuse(parameters: int, rows: int) -> None:
 
 def _starts(
     posterior: Any, last: Params, prior: PriorLike | None
-) -> tuple[Params, Mapping[str, Prior]]:
-    """Where the reference's chains begin, and their prior. Values per chain stay with their own."""
+) -> tuple[Params, Mapping[str, Prior], Tensor]:
+    """Where the reference's chains begin, their prior, and their power of the likelihood, (chain,).
+    Values per chain stay with their own."""
     chains, healthy = posterior.chains, posterior.healthy
     if not healthy:
         raise ValueError("every chain of the posterior diverged: there is nothing to compare")
     known = posterior.prior if prior is None else resolve(prior, last, chains)
-    per_chain = any(
-        isinstance(v, Tensor) and v.ndim for p in known.values() for v in p.chain_values().values()
-    )
+    power = likelihood_powers(posterior.config, chains)
+    per_chain = any(map(chainwise, known.values())) or bool((power != power[0]).any())
     rows = healthy if per_chain else [healthy[c % len(healthy)] for c in range(CHAINS)]
     if per_chain and len(healthy) < chains:
         raise ValueError("some chain diverged, and priors differ by chain: sample again without it")
-    return {k: p[rows].clone() for k, p in last.items()}, known
+    return {k: p[rows].clone() for k, p in last.items()}, known, power[rows]
 
 
 def _reference_draws(
@@ -199,6 +201,7 @@ def _reference_draws(
     data: tuple[Tensor, Tensor],
     starts: Params,
     prior: Mapping[str, Prior],
+    power: Tensor,
     *,
     trajectories: int,
     steps: int,
@@ -217,6 +220,7 @@ def _reference_draws(
         preconditioner=metric,
         prior=dict(prior),
         temperature=first.new_ones(chains),
+        power=power.to(first),
         noise=random.origin(seed, random.NOISE, ids),
         labels=random.origin(seed, random.LABELS, ids),
         keep_mean=False,
@@ -287,17 +291,23 @@ def _kolmogorov(values: Tensor, reference: Tensor) -> float:
 
 
 def _temperature(
-    posterior: Any, reference: Any, prior: Mapping[str, Prior], data: tuple[Tensor, Tensor]
+    posterior: Any,
+    reference: Any,
+    prior: Mapping[str, Prior],
+    power: Tensor,
+    data: tuple[Tensor, Tensor],
 ) -> Reading:
     """1 + (E - E_ref) / Var_ref U, with the error of the means over quarters of the chains."""
-    own = _energies(posterior, prior, data)
-    exact = _energies(reference, prior, data)
+    own = _energies(posterior, prior, likelihood_powers(posterior.config, posterior.chains), data)
+    exact = _energies(reference, prior, power, data)
     variance = float(exact.var())
     value = 1 + float(own.mean() - exact.mean()) / variance
     return Reading(value, math.hypot(_error(own), _error(exact)) / variance)
 
 
-def _energies(posterior: Any, prior: Mapping[str, Prior], data: tuple[Tensor, Tensor]) -> Tensor:
+def _energies(
+    posterior: Any, prior: Mapping[str, Prior], power: Tensor, data: tuple[Tensor, Tensor]
+) -> Tensor:
     """U of the healthy chains' draws: (chain, draw) in float64."""
     x, y = data
     network, likelihood = Network(posterior._model), posterior.likelihood
@@ -313,7 +323,7 @@ def _energies(posterior: Any, prior: Mapping[str, Prior], data: tuple[Tensor, Te
         params = {k: s[rows, draw] for k, s in posterior.samples.items()}
         ln_alpha = torch.stack([prior[k].log_density(p).double() for k, p in params.items()]).sum(0)
         with torch.no_grad():
-            found.append(vmap(loss)(params) - ln_alpha)
+            found.append(power[rows].to(ln_alpha) * vmap(loss)(params) - ln_alpha)
     return torch.stack(found, dim=1)
 
 

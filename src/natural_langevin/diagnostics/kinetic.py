@@ -207,7 +207,7 @@ def _step_sums(
     innovation = dynamics.integrator.innovation(old, new)
     assert innovation is not None
     change, share = innovation
-    scale = float(num_data) / (2 * share * eta.double())
+    scale = dynamics.weight(num_data) / (2 * share * eta.double())
     columns = []
     for k, w in weights.items():
         moved = change[k].double()
@@ -255,7 +255,7 @@ def _gradient_of_halves(
     gradients = [
         energy_gradient(
             dynamics.gradients.network.call, dynamics.gradients.likelihood, dynamics.prior,
-            float(num_data), old.params, new.likelihood, part, chain_axis=chain_axis,
+            dynamics.weight(num_data), old.params, new.likelihood, part, chain_axis=chain_axis,
         )
         for part in parts
     ]  # fmt: skip

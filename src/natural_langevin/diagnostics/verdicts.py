@@ -314,13 +314,16 @@ class Diagnosis:
         return found
 
     def _swaps(self) -> list[str]:
-        """How often neighbouring temperatures swapped, where they did."""
-        found, tau = self.advice.run.get("exchange"), self.advice.run.get("temperature")
-        if not found or not tau:
+        """How often neighbouring temperatures, or powers of the likelihood, swapped."""
+        run = self.advice.run
+        found, rungs, kind = run.get("exchange"), run.get("temperature"), "temperatures"
+        if run.get("likelihood_power"):
+            rungs, kind = run["likelihood_power"], "powers of the likelihood"
+        if not found or not rungs:
             return []
         pairs = zip(found["pairs"], found["rates"], strict=True)
-        said = ", ".join(f"{tau[c]:g} and {tau[d]:g} {rate:.0%}" for (c, d), rate in pairs)
-        return [f"Swaps between temperatures: {said} of the proposals."]
+        said = ", ".join(f"{rungs[c]:g} and {rungs[d]:g} {rate:.0%}" for (c, d), rate in pairs)
+        return [f"Swaps between {kind}: {said} of the proposals."]
 
     def trace_plot(self, *, count: int = 4) -> Any:
         """The numbers that mix worst, along the draws: a matplotlib figure. Healthy traces of

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from natural_langevin._internal.fingerprints import exact_settings, stable_repr
+from natural_langevin._internal.fingerprints import exact_settings, fingerprint, stable_repr
 from natural_langevin._internal.provenance import provenance
 from natural_langevin.distributed.run_settings import RunSettings
 from natural_langevin.dynamics.base import State
@@ -40,7 +40,8 @@ def settings(sampler: Any) -> dict[str, Any]:
         "step_size": stable_repr(sampler.step_size),
         "mean_rate": stable_repr(sampler.mean_rate),
         "temperature": sampler._temperature.tolist(),
-        "alike": step_size_search.like_chains(sampler._temperature, sampler._prior),
+        **({} if sampler._power is None else {"likelihood_power": sampler._power.tolist()}),
+        "alike": step_size_search.like_chains(sampler._temperature, sampler._power, sampler._prior),
         "chains": sampler.chains,
         "init": sampler._start,
         "seed": sampler.seed,
@@ -97,7 +98,9 @@ def identity(
         sampler, 0, asked.plan.steps, step_size, burn_in=asked.plan.burn_in
     )
     mode = "compiled" if engine.mode == "compiled" else "eager"
-    return config | exact_settings(sampler._owner._template, table.values, sampler._prior, mode)
+    found = config | exact_settings(sampler._owner._template, table.values, sampler._prior, mode)
+    given = sampler._given
+    return found if given is None else found | {"init_values": fingerprint(given)}
 
 
 def made_by(sampler: Any) -> dict[str, Any]:

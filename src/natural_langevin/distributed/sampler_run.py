@@ -164,7 +164,7 @@ def _run_once(
 def _swaps(sampler: Any, engine: Engine, every: int, burn_in: int) -> ReplicaExchange:
     """Swaps of chains before every so many steps of the engine."""
     found = ReplicaExchange(
-        engine, sampler.mesh, sampler._temperature, sampler._prior,
+        engine, sampler.mesh, sampler._temperature, sampler._prior, power=sampler._power,
         every=every, burn_in=burn_in, seed=sampler.seed,
     )  # fmt: skip
     engine.pauses.append(found)
@@ -203,6 +203,7 @@ def _noise_is_open(sampler: Any, data: Any) -> bool:
     whole = sampler._owner is sampler or sampler.held_out is None
     ours = sampler._scale_open and whole and not trials.under_way()
     alike = sampler.mesh.world == 1 and bool((sampler._temperature == 1).all())
+    alike = alike and sampler._power is None
     in_memory = isinstance(data, tuple | list | TensorDataset)
     return ours and alike and sampler.likelihood.learns_width and in_memory
 

@@ -159,12 +159,13 @@ class Adjusted(Integrator):
         num_data: float | Tensor,
     ) -> State:
         here, own, tau = state.params, state.own, on.temperature
+        count = on.weight(num_data)
         v = on.posterior_gradient(here, evaluation.gradient, num_data)
         energy = on.energy(here, evaluation.loss, num_data) / tau
         metric, C = on.metric(state, evaluation, rates, num_data)
 
         # The second half of the kick, and the decision where this ends a trajectory.
-        p = _kicked(own.momentum, C.transpose(v), (own.step_size * num_data / (2 * tau)).sqrt())
+        p = _kicked(own.momentum, C.transpose(v), (own.step_size * count / (2 * tau)).sqrt())
         first, ends = state.step == 0, state.step % self.steps == 0
         gain = own.hamiltonian - energy - _kinetic(p)
         key = random.stream(on.noise, state.step)
@@ -189,9 +190,9 @@ class Adjusted(Integrator):
         p = _kicked(
             _choose(ends, z, p),
             C.transpose(_choose(ends, gradient, v)),
-            (eta * num_data / (2 * tau)).sqrt(),
+            (eta * count / (2 * tau)).sqrt(),
         )
-        way, scale = C.forward(p), (2 * eta * tau / num_data).sqrt()
+        way, scale = C.forward(p), (2 * eta * tau / count).sqrt()
         there = {k: x + per_chain(scale, x) * way[k] for k, x in _choose(ends, theta, here).items()}
         return state._replace(
             step=state.step + 1,

@@ -1,9 +1,12 @@
 """The frame of every Langevin sampler: all that its integrators share.
 
-Target: pi(theta) ~ [alpha(theta) prod_n p_theta(y_n | x_n)]^(1/T). With N data, the minibatch
+Target: pi(theta) ~ [alpha(theta) prod_n p_theta(y_n | x_n)^beta]^(1/T). With N data, the minibatch
 *mean* loss gradient g, prior density alpha, step size eta and temperature T, dynamics are made of
 
     v = g - (1/N) d ln alpha(theta),     drift -eta C v,     noise sqrt(2 eta T / N) C^{1/2} xi
+
+at beta = 1. A power beta of the likelihood makes N data count as beta N: that is what stands in the
+place of N in both, in the damping and in the energy, and nothing else changes.
 
 eta is on SGD's scale. T = 1 is the Bayesian posterior; T = 0 is preconditioned gradient descent.
 The metric is updated from likelihood gradients only: it never contains the prior or the noise,
@@ -25,6 +28,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
+from natural_langevin._internal.chains import number_or_chains
 from natural_langevin.dynamics.base import (
     Info,
     Integrator,
@@ -66,6 +70,8 @@ class LangevinDynamics:
     keep_mean: bool = True  # whether a running mean of theta is kept
     #: Steps between two anchors of the gradients (``control_variates``); None: plain gradients.
     control_variates: int | None = None
+    #: beta, the power of the likelihood: (chain,). None: 1.
+    power: Tensor | None = None
 
     #: Where in a chain's noise stream every parameter's draws begin, and where all of them end.
     starts: dict[str, int] = field(init=False)
@@ -179,17 +185,29 @@ class LangevinDynamics:
 
     # What integrators are made of -----------------------------------------------------------------
 
+    def weight(self, num_data: float | Tensor) -> float | Tensor:
+        """beta N, for how many data the likelihood counts: (chain,) where it has a power."""
+        return num_data if self.power is None else num_data * self.power
+
     def posterior_gradient(self, theta: Params, g: Params, num_data: float | Tensor) -> Params:
-        """v = g - (1/N) d ln alpha(theta)."""
-        return {k: g[k] - self.prior[k].gradient(theta[k]) / num_data for k in theta}
+        """v = g - 1 / (beta N) d ln alpha(theta)."""
+        count = self.weight(num_data)
+        return {
+            k: g[k] - self.prior[k].gradient(p) / number_or_chains(count, p)
+            for k, p in theta.items()
+        }
+
+    def log_prior(self, theta: Params) -> Tensor:
+        """ln alpha(theta): (chain,), float64."""
+        return torch.stack([self.prior[k].log_density(p.double()) for k, p in theta.items()]).sum(0)
 
     def energy(self, theta: Params, loss: Tensor, num_data: float | Tensor) -> Tensor:
-        """E = N loss - ln alpha(theta), which the chain samples as exp(-E / T): (chain,), float64.
+        """E = beta N loss - ln alpha(theta), which the chain samples as exp(-E / T): (chain,),
+        float64.
 
         Whoever compares two of them needs their difference, of order 1, and E grows with N and
         with the number of weights: float32 keeps 1e-5 of 100 nats, and .01 of 100,000."""
-        prior = torch.stack([self.prior[k].log_density(p.double()) for k, p in theta.items()])
-        return num_data * loss.double() - prior.sum(0)
+        return self.weight(num_data) * loss.double() - self.log_prior(theta)
 
     def metric(
         self, state: State, evaluation: Evaluation, rates: Rates, num_data: float | Tensor
@@ -215,12 +233,12 @@ class LangevinDynamics:
     def damping(self, names: Iterable[str], num_data: float | Tensor) -> Damping:
         """epsilon of these parameters, for drift and noise alike."""
         own = {k: self.prior[k] for k in names}
-        return resolve_damping(self.preconditioner, own, num_data)
+        return resolve_damping(self.preconditioner, own, self.weight(num_data))
 
     def noise_scale(self, rates: Rates, num_data: float | Tensor, share: float = 1.0) -> Tensor:
-        """sqrt(2 eta T / N), with ``share`` under the root: (chain,)."""
+        """sqrt(2 eta T / (beta N)), with ``share`` under the root: (chain,)."""
         tau = self.temperature_at(rates.kind)
-        return torch.sqrt(2 * share * rates.step_size * tau / num_data)
+        return torch.sqrt(2 * share * rates.step_size * tau / self.weight(num_data))
 
     def temperature_at(self, kind: Kind) -> Tensor:
         """T of every chain at such a step: 0 where it explores (``schedules.cyclical``)."""

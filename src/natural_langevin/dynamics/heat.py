@@ -61,7 +61,7 @@ def corrected_noise(
 ) -> Params:
     """The noise to inject in place of sqrt(2 ``share`` eta T / N) A z: less, by the minibatch's."""
     theta, eta = state.params, rates.step_size
-    total = 2 * share * eta * on.temperature_at(rates.kind) / num_data
+    total = 2 * share * eta * on.temperature_at(rates.kind) / on.weight(num_data)
     heat = torch.minimum(eta.square() * _inverse_size(batch_size, num_data), total)
     one, two = (on.standard_normal(theta, state.step, draw) for draw in range(2))
     damping = on.damping(theta, num_data)
@@ -88,12 +88,13 @@ def refuse_metric(preconditioner: Preconditioner) -> None:
         )
 
 
-def warn_beyond_range(run: Conditions, temperature: Tensor, share: float = 1.0) -> None:
+def warn_beyond_range(run: Conditions, on: LangevinDynamics, share: float = 1.0) -> None:
     """Says where the minibatch's own noise is more than the temperature allows; values by chain."""
     step_size, batch_size, num_data, _ = run
     if batch_size >= num_data:
         return
-    limit = 2 * share * temperature.double() / (_inverse_size(batch_size, num_data) * num_data)
+    inverse = _inverse_size(batch_size, num_data) * on.weight(num_data)
+    limit = 2 * share * on.temperature.double() / inverse
     excess = step_size.double().to(limit.device) / limit
     if not bool((excess > 1).any()):
         return

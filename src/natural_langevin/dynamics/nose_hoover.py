@@ -127,7 +127,7 @@ class NoseHoover(Integrator):
         square = torch.stack([p.square().reshape(len(p), -1).sum(1) for p in s.values()]).sum(0)
         tau = on.temperature_at(rates.kind)
         hot = tau > 0
-        kinetic = square * num_data / (count * torch.where(hot, tau, 1.0))
+        kinetic = square * on.weight(num_data) / (count * torch.where(hot, tau, 1.0))
         return x + torch.where(hot, kinetic - rates.step_size, 0.0) / 2
 
     def _scale(

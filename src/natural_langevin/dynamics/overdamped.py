@@ -46,7 +46,7 @@ class Overdamped(Integrator):
     def check(self, on: LangevinDynamics, run: Conditions) -> None:
         if self.correct_heat:
             refuse_metric(on.preconditioner)
-            warn_beyond_range(run, on.temperature)
+            warn_beyond_range(run, on)
 
     def update(
         self,

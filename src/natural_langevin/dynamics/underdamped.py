@@ -95,7 +95,7 @@ class Underdamped(Integrator):
     def check(self, on: LangevinDynamics, run: Conditions) -> None:
         if self.correct_heat:
             refuse_metric(on.preconditioner)
-            warn_beyond_range(run, on.temperature, self.friction)
+            warn_beyond_range(run, on, self.friction)
 
     def init(self, params: Params) -> Momentum:
         return Momentum({k: torch.zeros_like(p) for k, p in params.items()})

@@ -7,6 +7,7 @@ runs of its elements, which is what the noise is addressed by.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,6 +54,16 @@ def offset(parameter: Any) -> int:
         parameter.shape, parameter.device_mesh, parameter.placements
     )
     return int(start[0]) * (parameter.numel() // parameter.shape[0]) if parameter.ndim else 0
+
+
+def rows_of_prior(prior: Prior, parameter: Any) -> Prior:
+    """The prior of this rank's rows, where every weight has a mean of its own."""
+    mean = prior.chain_values().get("mean")
+    if not is_sharded(parameter) or not isinstance(mean, Tensor) or mean.ndim < 2:
+        return prior
+    start = offset(parameter) // max(1, parameter.numel() // parameter.shape[0])
+    rows = mean[:, start : start + len(local(parameter))]
+    return dataclasses.replace(prior, mean=rows)  # type: ignore[type-var]
 
 
 def reduced(whole: Tensor, parameter: Any) -> Tensor:

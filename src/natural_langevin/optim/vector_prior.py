@@ -30,7 +30,8 @@ class VectorPrior(Prior):
         ):
             precision.copy_(torch.as_tensor(prior.precision, dtype=vector.dtype))
             if type(prior) is Gaussian:
-                mean.copy_(torch.as_tensor(prior.mean, dtype=vector.dtype))
+                given = torch.as_tensor(prior.mean, dtype=vector.dtype)
+                mean.copy_(given[0] if given.ndim > 1 else given)  # of every weight: (1, *shape)
         self._pull = self._precision.clone() if self._others else self._precision
         for i in self._others:
             vector.views(self._pull)[i].zero_()

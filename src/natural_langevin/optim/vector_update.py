@@ -108,7 +108,8 @@ class VectorUpdate:
         self.vector = Vector(local, drawn)
         self._metric = vector_metric(chain.preconditioner, self.vector, units)
         self._chain = replace(chain, preconditioner=self._metric)
-        self._prior: dict[str, Prior] = {VECTOR: VectorPrior(self.vector, prior)}
+        own = {k: shards.rows_of_prior(prior[k], p) for k, p in params.items()}
+        self._prior: dict[str, Prior] = {VECTOR: VectorPrior(self.vector, own)}
         self._named: MetricLayout | None = None
         if isinstance(self._metric, NamedMetric):
             shapes = {k: p.shape for k, p in local.items()}

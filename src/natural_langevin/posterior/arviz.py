@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
+from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.diagnostics import import_arviz
 from natural_langevin.likelihoods.categorical import draw_classes
 from natural_langevin.posterior import networks
@@ -51,7 +52,7 @@ def inference_data(posterior: Posterior, x: Any, data: Any, *, seed: int = 0) ->
         if drawn is not None:
             groups["posterior_predictive"] = {"y": drawn}
         if posterior.prior is not None:
-            stats["lp"] = pointwise.double().sum(-1) + log_prior(posterior, healthy)
+            stats["lp"] = log_density(posterior, pointwise)
     if stats:
         groups["sample_stats"] = stats
     arrays = {g: {k: v.cpu().numpy() for k, v in values.items()} for g, values in groups.items()}
@@ -95,6 +96,14 @@ def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
                 except ValueError:  # it knows a loss alone
                     return None
     return torch.stack(found).unflatten(0, (len(chains), count))
+
+
+def log_density(posterior: Posterior, pointwise: Tensor) -> Tensor:
+    """ln alpha(theta) + beta sum_n ln p of the healthy chains' draws, (chain, draw), from what all
+    data's ln p are: (chain, draw, n)."""
+    power = likelihood_powers(posterior.config, posterior.chains)[posterior.healthy]
+    total = pointwise.double().sum(-1).cpu()
+    return power[:, None] * total + log_prior(posterior, posterior.healthy)
 
 
 def log_prior(posterior: Posterior, chains: list[int]) -> Tensor:

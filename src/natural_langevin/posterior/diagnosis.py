@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import diagnostics
+from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.data.checks import shown_to_model
 from natural_langevin.diagnostics import probes
 from natural_langevin.diagnostics.kinetic import left_by_epochs
@@ -182,7 +183,7 @@ def _configurational(
             "the temperature of the samples needs the prior, which a saved posterior does not "
             "hold: diagnose(x, data=data, prior=priors.Gaussian(...))"
         )
-    temperature = _temperatures(posterior)
+    temperature, power = _temperatures(posterior), likelihood_powers(posterior.config, chains)
     warm = [c for c in posterior.healthy if temperature[c] > 0]
     if not warm:
         return None
@@ -192,5 +193,6 @@ def _configurational(
         posterior._call, posterior.likelihood, known, posterior.samples, here, temperature,
         (x, y), like=next(iter(posterior.last.values())), chosen_chains=warm,
         of_all=shards.everywhere, batch_size=batch_size,
-        num_data=float(posterior.config.get("num_data", len(x))), max_draws=max_draws,
+        num_data=shards.here(float(posterior.config.get("num_data", len(x))) * power).to(device),
+        max_draws=max_draws,
     )  # fmt: skip

@@ -11,10 +11,13 @@ Chains = Sequence[int] | Literal["all"] | None
 
 
 def pooled_chains(config: Mapping[str, Any], chains: Iterable[int]) -> list[int]:
-    """Those of ``chains`` that predictions pool: of a ladder of temperatures whose chains swap, the
-    ones at temperature 1, for which the others are there; all where there is none."""
+    """Those of ``chains`` that predictions pool: of a ladder whose chains swap, the ones at
+    temperature 1 and power 1, for which the others are there; all where there is none."""
     chains = list(chains)
-    cold = [c for c in chains if "exchange" in config and config["temperature"][c] == 1]
+    if "exchange" not in config:
+        return chains
+    power = config.get("likelihood_power")
+    cold = [c for c in chains if config["temperature"][c] == 1 and (not power or power[c] == 1)]
     return cold or chains
 
 
@@ -29,7 +32,7 @@ def chosen(chains: Chains, healthy: list[int], count: int, config: Mapping[str, 
             groups = [[c for c in wanted if alike[c] == kind] for kind in kinds]
             others = ", ".join(map(str, groups[1:4])) + (", ..." if len(groups) > 4 else "")
             raise ValueError(
-                f"the chains have {len(kinds)} temperatures or priors, and so as many "
+                f"the chains have {len(kinds)} temperatures, powers or priors, and so as many "
                 f"posteriors: choose with chains={groups[0]} (the others are {others}), or "
                 'pool them all the same with chains="all"'
             )

@@ -292,16 +292,17 @@ class Posterior(Draws):
         return arviz.inference_data(self, x, data, seed=seed)
 
     def log_density(self, data: Any) -> Tensor:
-        """ln alpha(theta) + sum_n ln p(y_n | x_n, theta) of every draw of the healthy chains, over
-        the ``data`` (x, y): the unnormalised log posterior at temperature 1, in nats and float64,
-        (chain, draw). ``Langevin.log_density`` has that of any weights."""
+        """ln alpha(theta) + beta sum_n ln p(y_n | x_n, theta) of every draw of the healthy chains,
+        over the ``data`` (x, y), beta the power of the likelihood: the unnormalised log posterior
+        at temperature 1, in nats and float64, (chain, draw). ``Langevin.log_density`` has that of
+        any weights."""
         if self.prior is None:
             raise ValueError(
                 "the log density needs the prior, which a saved posterior does not hold: "
                 "Langevin(...).log_density(weights, data) has one"
             )
         pointwise = self.log_likelihood(*self.signature.split(data), chains="all")
-        return pointwise.double().sum(-1).cpu() + arviz.log_prior(self, self.healthy)
+        return arviz.log_density(self, pointwise)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the posterior to a folder as safetensors and JSON, never pickle.

@@ -6,6 +6,7 @@ bounded or ordered; ``resolve`` says which parameter has which prior.
 Imports nothing but tools; statistics and up import it.
 """
 
+from natural_langevin.priors.around import around
 from natural_langevin.priors.base import Prior
 from natural_langevin.priors.constrained import (
     Beta,
@@ -24,7 +25,7 @@ from natural_langevin.priors.gaussian import Gaussian
 from natural_langevin.priors.horseshoe import Horseshoe, horseshoe
 from natural_langevin.priors.laplace import Laplace
 from natural_langevin.priors.normal_inverse_gamma import NormalInverseGamma
-from natural_langevin.priors.resolve import PriorLike, of_chains, resolve
+from natural_langevin.priors.resolve import PriorLike, chainwise, of_chains, resolve
 from natural_langevin.priors.scale_mixture import ScaleMixture
 from natural_langevin.priors.student_t import StudentT
 
@@ -48,7 +49,9 @@ __all__ = [
     "PriorLike",
     "ScaleMixture",
     "StudentT",
+    "around",
     "blur_pixels",
+    "chainwise",
     "horseshoe",
     "of_chains",
     "resolve",

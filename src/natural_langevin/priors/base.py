@@ -7,6 +7,8 @@ by the dynamics, never here.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,7 +54,8 @@ class Prior:
         return self
 
     def chain_values(self) -> dict[str, float | Tensor]:
-        """The settings that may hold one value per chain, by name; for validation."""
+        """The settings that may hold one value per chain, by name; for validation. ``mean`` may
+        also hold one per weight: (*shape), or (chain, *shape), where the first axis may be 1."""
         return {}
 
 
@@ -66,3 +69,13 @@ def check_number_or_vector(name: str, value: float | Tensor, *, positive: bool) 
     if not torch.isfinite(tensor).all() or (positive and not (tensor > 0).all()):
         kind = "positive and finite" if positive else "finite"
         raise ValueError(f"{name} must be {kind}, got {value!r}")
+
+
+def check_mean(prior: Prior, mean: Any) -> None:
+    """Refuses means that are not finite; a list or an array becomes a tensor. Whether its shape is
+    that of the parameter, ``resolve`` sees."""
+    if not isinstance(mean, (int, float, Tensor)):
+        mean = torch.as_tensor(mean)
+        object.__setattr__(prior, "mean", mean)
+    if not torch.as_tensor(mean, dtype=torch.float64).isfinite().all():
+        raise ValueError(f"mean must be finite, got {mean!r}")

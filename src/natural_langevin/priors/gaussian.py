@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from natural_langevin import random
 from natural_langevin._internal.chains import number_or_chains, per_chain
-from natural_langevin.priors.base import Prior, check_number_or_vector
+from natural_langevin.priors.base import Prior, check_mean, check_number_or_vector
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Gaussian(Prior):
     """N(mean, variance) on every component independently.
 
     ln alpha = -(theta - mean)^2 / (2 variance) - ln(2 pi variance) / 2, summed over components.
-    ``variance`` is a variance, not a standard deviation.
+    ``variance`` is a variance, not a standard deviation. ``mean``: a number, one per chain, or one
+    per weight, of the parameter's shape (``around`` has those of a network).
 
     >>> Gaussian(0.1).gradient(torch.tensor([[0.2]]))
     tensor([[-2.]])
@@ -28,11 +30,11 @@ class Gaussian(Prior):
     mean: float | Tensor = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("variance", "mean"):
-            if not isinstance(value := getattr(self, name), (int, float, Tensor)):
-                object.__setattr__(self, name, torch.as_tensor(value))  # a list or an array
+        given: Any = self.variance
+        if not isinstance(given, (int, float, Tensor)):
+            object.__setattr__(self, "variance", torch.as_tensor(given))  # a list or an array
         check_number_or_vector("variance", self.variance, positive=True)
-        check_number_or_vector("mean", self.mean, positive=False)
+        check_mean(self, self.mean)
 
     def log_density(self, theta: Tensor) -> Tensor:
         variance, mean = per_chain(self.variance, theta), per_chain(self.mean, theta)

@@ -11,7 +11,7 @@ from torch import Tensor
 from natural_langevin import random
 from natural_langevin._internal.chains import per_chain
 from natural_langevin._internal.special import gamma_quantile
-from natural_langevin.priors.base import Prior, check_number_or_vector
+from natural_langevin.priors.base import Prior, check_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class NormalInverseGamma(Prior):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive and finite, got {value!r}")
-        check_number_or_vector("mean", self.mean, positive=False)
+        check_mean(self, self.mean)
 
     def _centred(self, theta: Tensor) -> Tensor:
         return theta - per_chain(self.mean, theta)

@@ -24,7 +24,8 @@ def resolve(
     """The prior of every parameter name. Patterns are fnmatch patterns; the first match wins.
 
     ``parameters``: names, or a mapping from names to tensors, for priors that depend on a tensor's
-    shape (``FanIn``, ``Correlated``). Per-chain values move to ``device`` here, once.
+    shape (``FanIn``, ``Correlated``, means of every weight). Values per chain and per weight move
+    to ``device`` here, once; means of every weight become (1, *shape) or (chain, *shape).
 
     >>> from natural_langevin.priors import Flat, Gaussian
     >>> rules = {"*.bias": Gaussian(1.0), "*": Flat()}
@@ -57,25 +58,69 @@ def resolve(
                 'add a last pattern "*"'
             )
         known = parameters[name] if isinstance(parameters, Mapping) else None
-        resolved[name] = match.for_tensor(known)
+        resolved[name] = _with_placed_mean(name, match.for_tensor(known), known, chains)
     return resolved
+
+
+def chainwise(prior: Prior) -> dict[str, Tensor]:
+    """The settings of a resolved prior that differ by chain: (chain,) or (chain, *shape) each."""
+    values = prior.chain_values().items()
+    return {k: v for k, v in values if isinstance(v, Tensor) and v.ndim and not _is_shared(v)}
 
 
 def of_chains(prior: Mapping[str, Prior], chains: Tensor) -> dict[str, Prior]:
     """A resolved prior with the values of these chains only."""
 
     def pick(one: Prior) -> Prior:
-        values = {k: v for k, v in one.chain_values().items() if isinstance(v, Tensor) and v.ndim}
-        chosen = {k: v[chains.to(v.device)] for k, v in values.items()}
+        chosen = {k: v[chains.to(v.device)] for k, v in chainwise(one).items()}
         return dataclasses.replace(one, **chosen) if chosen else one  # type: ignore[type-var]
 
     return {name: pick(one) for name, one in prior.items()}
 
 
+def _is_shared(value: Tensor) -> bool:
+    """Whether values of every weight are those of all chains: (1, *shape)."""
+    return value.ndim > 1 and len(value) == 1
+
+
 def _check_chains(prior: Prior, chains: int) -> None:
     for name, value in prior.chain_values().items():
-        if isinstance(value, Tensor) and value.ndim and value.shape[0] != chains:
+        if name == "mean" or not isinstance(value, Tensor) or not value.ndim:
+            continue  # a mean may also be of every weight: see ``_with_placed_mean``
+        if value.shape[0] != chains:
             raise ValueError(
                 f"prior {name} has {value.shape[0]} values for {chains} chains: "
                 "give a number or one value per chain"
             )
+
+
+def _with_placed_mean(name: str, prior: Prior, parameter: Tensor | None, chains: int) -> Prior:
+    """The prior with its mean as a number, (chain,), (1, *shape) or (chain, *shape)."""
+    mean = prior.chain_values().get("mean")
+    if not isinstance(mean, Tensor) or not mean.ndim:
+        return prior
+    shape = None if parameter is None else tuple(parameter.shape)
+    of_chains, of_weights = mean.shape == (chains,), mean.shape == shape
+    if of_chains and of_weights and chains > 1:
+        raise ValueError(
+            f"mean has {chains} values for {chains} chains and for the {chains} weights of "
+            f"{name!r}: give mean[None] if they belong to the weights, "
+            f"mean[:, None].expand({chains}, {chains}) if they belong to the chains"
+        )
+    if of_chains and not of_weights:
+        return prior
+    if of_weights:
+        mean = mean[None]
+    if shape is not None and mean.ndim == len(shape) + 2 and len(mean) == 1:
+        mean = mean[0]  # ``around`` of a state dict whose tensors have a chain axis
+    fits = mean.ndim > 1 and len(mean) in (1, chains)
+    if not fits or (shape is not None and mean.shape[1:] != shape):
+        of = "a parameter" if shape is None else f"{name!r} of shape {shape}"
+        raise ValueError(
+            f"a prior's mean of shape {tuple(mean.shape)} does not fit {of} with {chains} chains: "
+            "give a number, one value per chain, or a tensor of the parameter's shape, with a "
+            "chain axis or without; priors.around(model) has one for every parameter"
+        )
+    if parameter is not None:
+        mean = mean.to(parameter.dtype)
+    return dataclasses.replace(prior, mean=mean)  # type: ignore[type-var]

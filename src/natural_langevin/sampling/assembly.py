@@ -38,6 +38,7 @@ def dynamics(
         preconditioner=metric,
         prior=priors.of_chains(sampler._prior, chain),
         temperature=sampler._temperature[chain],
+        power=None if sampler._power is None else sampler._power[chain],
         noise=random.origin(sampler.seed, random.NOISE, chain),
         labels=random.origin(sampler.seed, random.LABELS, chain),
         keep_mean=sampler.mean_rate is not None,
@@ -49,8 +50,9 @@ def all_chains(sampler: Any) -> LangevinDynamics:
     """The dynamics of all its chains, those of other processes too: what is chosen by short runs of
     them is then the same everywhere."""
     found: LangevinDynamics = dataclasses.replace(
-        sampler._dynamics, prior=sampler._prior, temperature=sampler._temperature
-    )
+        sampler._dynamics, prior=sampler._prior, temperature=sampler._temperature,
+        power=sampler._power,
+    )  # fmt: skip
     return found
 
 

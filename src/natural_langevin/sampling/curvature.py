@@ -63,8 +63,8 @@ def curvature_products(
     def slope_of(*, at_once: bool) -> tuple[Tensor, ...]:
         """The gradient of all chains' energies, with its graph."""
         with torch.enable_grad():
-            priors = [dynamics.prior[k].log_density(p).sum() for k, p in theta.items()]
-            total = -torch.stack(priors).sum() / num_data
+            priors = [dynamics.prior[k].log_density(p) for k, p in theta.items()]
+            total = -(torch.stack(priors).sum(0) / dynamics.weight(num_data)).sum()
             if at_once:
                 total = total + vmap(loss)(theta, state.likelihood).sum()
             for chain in () if at_once else range(state.chains):

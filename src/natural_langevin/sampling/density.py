@@ -21,8 +21,14 @@ def of_sampler(sampler: Any, weights: Mapping[str, Tensor], data: Any) -> Tensor
     shapes = {k: p.shape[1:] for k, p in state.params.items()}
     return log_density(
         sampler._dynamics.gradients.network.call, sampler.likelihood, sampler._prior, shapes,
-        weights, (x, y), learned=first, share=(sampler.num_data or len(x)) / len(x),
+        weights, (x, y), learned=first,
+        share=first_power(sampler) * (sampler.num_data or len(x)) / len(x),
     )  # fmt: skip
+
+
+def first_power(sampler: Any) -> float:
+    """The power of the likelihood of the sampler's first chain."""
+    return 1.0 if sampler._power is None else float(sampler._power[0])
 
 
 def log_density(

@@ -1,21 +1,25 @@
-"""Replica exchange (parallel tempering): chains of neighbouring temperatures swap their weights.
+"""Replica exchange (parallel tempering): chains of neighbouring targets swap their weights.
 
 Hot chains cross barriers that cold ones never do. With the energy of all data
 
-    E(theta) = N loss(theta) - ln alpha(theta),        chain c samples exp(-E / T_c),
+    E(theta) = beta N loss(theta) - ln alpha(theta),        chain c samples exp(-E / T_c),
 
-before every ``every``-th step chains i and j, neighbours on a ladder, swap theta with probability
+of its own temperature T_c and power beta_c of the likelihood, before every ``every``-th step chains
+i and j, neighbours on a ladder, swap theta with probability
 
-    min(1, exp[(1 / T_i - 1 / T_j) (E_i - E_j)])
+    min(1, exp[(beta_i / T_i - beta_j / T_j) N (loss_i - loss_j)
+               - (1 / T_i - 1 / T_j) (ln alpha_i - ln alpha_j)])
 
 which leaves the product of all chains' targets as it is (Geyer 1991; Earl & Deem 2005). A chain
-keeps its temperature, its metric, its running mean and its momentum, which is independent of theta
-in equilibrium: theta alone travels. (Most integrators carry that momentum on before half a kick by
-theta's gradient; without exchanging that half too, by ``Integrator.relocated``, variances come out
-4 to 20 % too small.) Pairs (0, 1), (2, 3), ... and (1, 2), ... of rungs take turns, by which
-replicas travel along the ladder rather than diffuse (Okabe et al. 2001; Syed et al. 2022). Chains
-of equal temperature belong to different ladders, which never touch, so that they remain independent
-and R-hat compares what it should.
+keeps its temperature, its power, its metric, its running mean and its momentum, which is
+independent of theta in equilibrium: theta alone travels. (Most integrators carry that momentum on
+before half a kick by theta's gradient; without exchanging that half too, by
+``Integrator.relocated``, variances come out 4 to 20 % too small.)
+
+Pairs (0, 1), (2, 3), ... and (1, 2), ... of rungs take turns, by which replicas travel along the
+ladder rather than diffuse (Okabe et al. 2001; Syed et al. 2022). Chains of equal targets belong to
+different ladders, which never touch, so that they remain independent and R-hat compares what it
+should.
 
 E is computed from all data, also where steps take minibatches: swaps are exact, one pass over the
 data each. What minibatches and step size do to a chain between swaps stays what it was (see
@@ -51,6 +55,13 @@ log = logging.getLogger("natural_langevin")
 RARE = 0.05
 
 
+class Target(NamedTuple):
+    """What the likelihood and the prior are raised to, beta / T and 1 / T: (chain,) each."""
+
+    likelihood: Tensor
+    prior: Tensor
+
+
 class Swaps(NamedTuple):
     """Of every chain with the next hotter one, since burn-in: (chain,) each."""
 
@@ -58,27 +69,34 @@ class Swaps(NamedTuple):
     proposed: Tensor  # and of how many
 
 
-def ladders(temperature: Tensor) -> list[list[int]]:
-    """Chains from cold to hot; the k-th chain of every temperature is on ladder k.
+def ladders(target: Target) -> list[list[int]]:
+    """Chains from cold to hot, by what the likelihood is raised to; the k-th chain of every rung is
+    on ladder k.
 
-    >>> ladders(torch.tensor([1.0, 1.0, 2.0, 4.0, 2.0]))
+    >>> cold = torch.tensor([1.0, 1.0, 0.5, 0.25, 0.5])
+    >>> ladders(Target(cold, cold))
     [[0, 2, 3], [1, 4]]
     """
-    values = temperature.tolist()
-    rungs = [[c for c, t in enumerate(values) if t == rung] for rung in sorted(set(values))]
+    values = list(zip(*(t.tolist() for t in target), strict=True))
+    rungs = [
+        [c for c, own in enumerate(values) if own == rung]
+        for rung in sorted(set(values), reverse=True)
+    ]
     return [[rung[k] for rung in rungs if k < len(rung)] for k in range(max(len(r) for r in rungs))]
 
 
-def log_ratio(temperature: Tensor, energy: Tensor, cold: Tensor, hot: Tensor) -> Tensor:
-    """ln of the ratio of densities after and before chains ``cold`` and ``hot`` swap."""
-    gap = 1 / temperature[cold] - 1 / temperature[hot]
-    return gap * (energy[cold] - energy[hot])
+def log_ratio(target: Target, loss: Tensor, log_prior: Tensor, cold: Tensor, hot: Tensor) -> Tensor:
+    """ln of the ratio of densities after and before chains ``cold`` and ``hot`` swap; ``loss``: of
+    all data, their sum."""
+    of_loss, of_prior = (t[cold] - t[hot] for t in target)
+    return of_loss * (loss[cold] - loss[hot]) - of_prior * (log_prior[cold] - log_prior[hot])
 
 
 class ReplicaExchange:
     """A pause of the engine (``execution.full_data.Pause``): the swaps of one run.
 
-    ``temperature`` and ``prior`` are those of all chains of all ``processes``."""
+    ``temperature``, ``power`` (None: 1) and ``prior`` are those of all chains of all
+    ``processes``."""
 
     def __init__(
         self,
@@ -87,6 +105,7 @@ class ReplicaExchange:
         temperature: Tensor,
         prior: Mapping[str, Prior],
         *,
+        power: Tensor | None = None,
         every: Any,
         burn_in: int,
         seed: int,
@@ -96,11 +115,13 @@ class ReplicaExchange:
             raise ValueError(
                 f"exchange must be a positive number of steps between swaps, got {every!r}"
             )
-        self._temperature, self._processes = temperature.double().cpu(), processes
-        self._engine, self._dynamics, self._stream = engine, *_check(engine, temperature, prior)
+        inverse = 1 / temperature.double().cpu()
+        beta = torch.ones_like(inverse) if power is None else power.double().cpu()
+        self._target, self._processes = Target(beta * inverse, inverse), processes
+        self._engine, self._dynamics, self._stream = engine, *_check(engine, self._target, prior)
         rungs = [
             (pair, place % 2)
-            for ladder in ladders(self._temperature)
+            for ladder in ladders(self._target)
             for place, pair in enumerate(itertools.pairwise(ladder))
         ]
         self.pairs = [list(pair) for pair, _ in rungs]
@@ -114,30 +135,31 @@ class ReplicaExchange:
         zero = torch.zeros(state.chains, dtype=torch.float64, device=state.step.device)
         return state._replace(swaps=Swaps(zero, zero.clone()))
 
-    def energy(self, state: State) -> Tensor:
-        """E of the chains here, in float64; NaN where a chain has stopped."""
-        loss = mean_loss(self._dynamics, state, self._stream)
-        found = self._dynamics.energy(state.params, loss, self._engine.num_data)
-        return torch.where(state.diverged < 0, found, torch.nan)
+    def energies(self, state: State) -> Tensor:
+        """N loss and ln alpha of the chains here, (chain, 2), in float64; NaN where a chain has
+        stopped."""
+        loss = self._engine.num_data * mean_loss(self._dynamics, state, self._stream)
+        both = torch.stack([loss, self._dynamics.log_prior(state.params)], 1)
+        return torch.where((state.diverged < 0)[:, None], both, torch.nan)
 
     def __call__(self, state: State, step: int) -> State:
         """Proposes every second pair; the state after the swaps that were accepted."""
         cold, hot = self._turns[step // self.every % 2].unbind(1)
         if step == 0 or not len(cold):
             return state
-        energy = self._processes.all_rows(self.energy(state)).cpu()
-        gain = log_ratio(self._temperature, energy, cold, hot)
+        loss, log_prior = self._processes.all_rows(self.energies(state)).cpu().unbind(1)
+        gain = log_ratio(self._target, loss, log_prior, cold, hot)
         key = random.stream(random.origin(self._seed, random.EXCHANGE, cold), step)
         uniform = torch.special.ndtr(random.normal(key, 1)[:, 0].double())
         accept = uniform.log() < gain  # false where it is not a number
         own, swaps = list(self._processes.own), state.swaps
         if step > self._burn_in:
-            counts = torch.zeros(2, len(energy), dtype=torch.float64)
+            counts = torch.zeros(2, len(loss), dtype=torch.float64)
             counts[0, cold] = gain.clamp(max=0).exp().nan_to_num(0.0)
             counts[1, cold] = gain.isfinite().double()
             new = counts[:, own].to(state.step.device)
             swaps = Swaps(swaps.accepted + new[0], swaps.proposed + new[1])
-        source = torch.arange(len(energy))
+        source = torch.arange(len(loss))
         source[cold[accept]], source[hot[accept]] = hot[accept], cold[accept]
         if not bool(accept.any()):
             return state._replace(swaps=swaps)
@@ -148,8 +170,11 @@ class ReplicaExchange:
 
         def change() -> Params:
             g = mean_gradient(self._dynamics, state, self._stream)
-            v = self._dynamics.posterior_gradient(state.params, g, self._engine.num_data)
-            return pytree.tree_map(torch.sub, from_others(v), v)
+            v = self._dynamics.posterior_gradient(state.params, g, num_data)
+            theta, slope = from_others((state.params, g))
+            return pytree.tree_map(
+                torch.sub, self._dynamics.posterior_gradient(theta, slope, num_data), v
+            )
 
         rates, num_data = self._engine.rates.row(step), self._engine.num_data
         moved = self._dynamics.integrator.relocated(self._dynamics, state, change, rates, num_data)
@@ -164,19 +189,19 @@ class ReplicaExchange:
         """The same after it: ``rates`` are the mean acceptance probabilities of ``pairs``."""
         accepted, proposed = (self._processes.all_rows(v).tolist() for v in state.swaps)
         rates = [accepted[c] / max(1.0, proposed[c]) for c, _ in self.pairs]
-        temperature = self._temperature.tolist()
+        beta = self._target.likelihood.tolist()
         for (cold, hot), rate in zip(self.pairs, rates, strict=True):
             if proposed[cold] and rate < RARE:
                 log.warning(
-                    "chains %d and %d, of temperatures %g and %g, swapped in %.1f %% of %d "
-                    "proposals: put more temperatures between them", cold, hot,
-                    temperature[cold], temperature[hot], 100 * rate, int(proposed[cold]),
+                    "chains %d and %d, of power / temperature %g and %g, swapped in %.1f %% of %d "
+                    "proposals: put more chains between them", cold, hot,
+                    beta[cold], beta[hot], 100 * rate, int(proposed[cold]),
                 )  # fmt: skip
         return self.describe() | {"rates": [float(f"{r:.4g}") for r in rates]}
 
 
 def _check(
-    engine: Engine, temperature: Tensor, prior: Mapping[str, Prior]
+    engine: Engine, target: Target, prior: Mapping[str, Prior]
 ) -> tuple[LangevinDynamics, InMemory]:
     """Refuses what cannot be exchanged, with the remedy."""
     dynamics, stream = engine.dynamics, engine.stream
@@ -191,15 +216,17 @@ def _check(
             f"exchange= cannot interrupt the trajectories of {dynamics.integrator!r}: use "
             "dynamics.Underdamped() or Overdamped()"
         )
-    if not bool((temperature > 0).all()) or len(temperature.unique()) < 2:
+    rungs = set(zip(*(t.tolist() for t in target), strict=True))
+    if not bool(target.prior.isfinite().all()) or len(rungs) < 2:
         raise ValueError(
-            "exchange= needs a ladder of at least two temperatures above 0, got "
-            f"{temperature.tolist()}: give temperature=torch.logspace(0, 1, chains), for example"
+            "exchange= needs a ladder of at least two temperatures above 0, or two powers of the "
+            f"likelihood, got temperatures {(1 / target.prior).tolist()}: give "
+            "temperature=torch.logspace(0, 1, chains), for example"
         )
-    if len(set(like_chains(torch.ones_like(temperature), prior))) > 1:
+    if len(set(like_chains(torch.ones_like(target.prior), None, prior))) > 1:
         raise ValueError(
-            "exchange= needs one prior, and the chains differ in theirs: only temperatures may "
-            "differ along a ladder"
+            "exchange= needs one prior, and the chains differ in theirs: only temperatures and "
+            "powers of the likelihood may differ along a ladder"
         )
     dynamics.refuse_learning("exchange=")
     return dynamics, stream

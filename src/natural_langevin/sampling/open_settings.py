@@ -15,7 +15,7 @@ from torch import nn
 from natural_langevin import preconditioners, priors
 from natural_langevin.dynamics.base import Integrator
 from natural_langevin.dynamics.overdamped import Overdamped
-from natural_langevin.sampling import recipe
+from natural_langevin.sampling import recipe, starts
 from natural_langevin.sampling.step_size_checks import StepSize
 
 #: Where dynamics that tune their step size begin.
@@ -30,7 +30,7 @@ class SamplerSettings:
     preconditioner: preconditioners.Preconditioner
     dynamics: Integrator
     step_size: StepSize | Literal["auto"]
-    init: str
+    init: starts.Init
     auto: bool
     by_recipe: bool
     scale_open: bool
@@ -43,7 +43,7 @@ def settle(
     preconditioner: preconditioners.Preconditioner | None,
     dynamics: Integrator | None,
     step_size: StepSize | Literal["auto"],
-    init: str | None,
+    init: starts.Init | None,
 ) -> SamplerSettings:
     """The arguments that were given, and the default in the place of every None. Unchecked."""
     auto = isinstance(step_size, str) and step_size == "auto"

@@ -126,7 +126,8 @@ def _check_rates(
     sampler.dynamics.check(sampler._dynamics, run)
     warn_if_epochs(sampler.dynamics, stream)
     if sampler.dynamics.overshoots:
-        warn_if_stiff(sampler.preconditioner, sampler._prior, float(kept.max()), num_data)
+        count = assembly.all_chains(sampler).weight(num_data)
+        warn_if_stiff(sampler.preconditioner, sampler._prior, float(kept.max()), count)
 
 
 def _all_rows(x: Tensor, y: Tensor, chains: int) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from natural_langevin.sampling import (
     trial_predictions,
     trials,
 )
+from natural_langevin.sampling.density import first_power
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.types import Params
 
@@ -40,12 +41,14 @@ def _with_scales(
     """A sampler like this one, with ``repeats`` chains for every scale of the prior; ``after`` so
     many others, whose noise it does not repeat."""
     variances = torch.tensor(scales).repeat_interleave(repeats)
-    gradients = sampler._dynamics.gradients
+    gradients, given = sampler._dynamics.gradients, sampler._given
     compared = type(sampler)(
         sampler._template, sampler.likelihood, prior=recipe.prior(variances),
         chains=len(variances),
         preconditioner=sampler.preconditioner, dynamics=sampler.dynamics, step_size=step_size,
-        temperature=float(sampler._temperature[0]), init=sampler._start, mean_rate=None,
+        temperature=float(sampler._temperature[0]), mean_rate=None,
+        init=sampler._start if given is None else {k: v[0] for k, v in given.items()},
+        likelihood_power=first_power(sampler),
         seed=(sampler.seed + after) % (1 << 63), device=sampler.device, compile=sampler.compile,
         parallel=None,
         microbatch=gradients.microbatch, clip=gradients.clip,

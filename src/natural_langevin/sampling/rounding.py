@@ -33,10 +33,11 @@ def autocast_shift(engine: Engine, state: State) -> float | None:
     if network.autocast is None or not preconditioner.requests:
         return None
     likelihood, prior = dynamics.gradients.likelihood, dynamics.prior
+    count = dynamics.weight(engine.num_data)
 
     def gradient() -> dict[str, torch.Tensor]:
         return energy_gradient(
-            network.call, likelihood, prior, engine.num_data, state.params, state.likelihood,
+            network.call, likelihood, prior, count, state.params, state.likelihood,
             engine.stream.example(), chain_axis=False,
         )  # fmt: skip
 
@@ -49,8 +50,8 @@ def autocast_shift(engine: Engine, state: State) -> float | None:
     factor = preconditioner.factor(state.metric, dynamics.damping(list(low), engine.num_data))
     parts = factor.transpose({k: low[k] - full[k] for k in low}).values()
     square = torch.stack([p.double().square().reshape(len(p), -1).sum(1) for p in parts]).sum(0)
-    count = sum(p[0].numel() for p in state.params.values())
-    shift = float((engine.num_data * square[state.diverged < 0] / count).mean().sqrt())
+    weights = sum(p[0].numel() for p in state.params.values())
+    shift = float((count * square / weights)[state.diverged < 0].mean().sqrt())
     if shift > NOTICEABLE:
         log.warning(
             "autocast=%s moves the gradient by %.2g posterior standard deviations: the draws are "

@@ -61,11 +61,13 @@ FRICTIONS = [0.1 * 2 ** (-n / 2) for n in range(21)]
 
 
 class Epochs(NamedTuple):
-    """N, the rows B of a minibatch, and whether minibatches are parts of one shuffled epoch."""
+    """N, the rows B of a minibatch, whether minibatches are parts of one shuffled epoch, and the
+    power of the likelihood, to which the heat is in proportion."""
 
     num_data: float
     batch: int
     shuffled: bool
+    power: float = 1.0
 
     def heat(self, eta_k: float, friction: float) -> float:
         """Of a direction of curvature k.
@@ -76,7 +78,7 @@ class Epochs(NamedTuple):
         m = self.num_data / self.batch
         if m <= 1:
             return 0.0
-        alone = eta_k * (m - 1) / (2 * friction)
+        alone = self.power * eta_k * (m - 1) / (2 * friction)
         return alone * (left_by_epochs(eta_k, self.num_data, self.batch) if self.shuffled else 1.0)
 
     def largest_step(self, curvatures: Sequence[float], friction: float) -> float:

@@ -32,6 +32,7 @@ from natural_langevin.posterior import stores
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
 from natural_langevin.sampling import recipe, starts, trials
+from natural_langevin.sampling.density import first_power
 from natural_langevin.sampling.look import Callback
 from natural_langevin.sampling.notices import LARGE, SMALL
 from natural_langevin.sampling.preparation import ORDERED, in_tensors
@@ -75,7 +76,8 @@ class Standard(NamedTuple):
         """See ``Langevin.log_density``; the prior's is that of the weights in standard units."""
         x, y = self.rows(data)
         inside: Tensor = self.sampler.log_density(self.units.standard(weights), (x, y))
-        return inside - (self.sampler.num_data or len(x)) * self.units.shift
+        count = first_power(self.sampler) * (self.sampler.num_data or len(x))
+        return inside - count * self.units.shift
 
 
 def sampled(sampler: Any, data: Any, arguments: dict[str, Any]) -> Posterior | None:

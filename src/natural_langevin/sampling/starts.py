@@ -8,14 +8,15 @@ random weights of its own, N(0, 1/fan_in), from where it first goes downhill (``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from natural_langevin import models, random
+from natural_langevin._internal.given_weights import Weights, weights_of
 from natural_langevin._internal.gpu_kernels import plain
 from natural_langevin.priors import Prior
 from natural_langevin.sampling.warm_up import losses
@@ -26,11 +27,61 @@ from natural_langevin.types import Params
 FITTED, RANDOM_STARTS = 0.5, 5
 
 
+#: Where chains start: a kind, or weights, which may be one per chain.
+Init = str | Weights | Sequence[Weights]
+
+
+def kind_and_weights(init: Init, chains: int) -> tuple[str, Params | None]:
+    """The kind of a start, "given" for weights that are; and these, as they were given."""
+    if isinstance(init, str):
+        return init, None
+    if isinstance(init, Sequence) and len(init) != chains:
+        raise ValueError(
+            f"init has {len(init)} networks for {chains} chains: give one for every chain, or "
+            f"chains={len(init)}"
+        )
+    return "given", weights_of(init)
+
+
+def check_given(
+    given: Params | None, params: Params, model: nn.Module, chains: int
+) -> Params | None:
+    """The given weights of all sampled parameters, (1, *shape) or (chain, *shape), in their dtype
+    and on their device; others of the model (frozen ones, buffers) may be among them."""
+    if given is None:
+        return None
+    known = set(dict(model.named_parameters())) | set(dict(model.named_buffers()))
+    if missing := sorted(set(params) - set(given)):
+        raise ValueError(f"init has no weights for {missing[:4]}, which are sampled")
+    if unknown := sorted(set(given) - known):
+        raise ValueError(f"init has weights for {unknown[:4]}, which the model does not have")
+    found = {}
+    for name, p in params.items():
+        value = given[name]
+        if value.shape[0] == 1 and value.shape[1:] != p.shape:
+            value = value[0]  # a state dict whose tensors have a chain axis
+        if value.shape[1:] != p.shape or value.shape[0] not in (1, chains):
+            raise ValueError(
+                f"init[{name!r}] has shape {tuple(given[name].shape[1:])}: the parameter's is "
+                f"{tuple(p.shape)}, and with one value per chain {(chains, *p.shape)}"
+            )
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"init[{name!r}] holds NaN or infinite values")
+        found[name] = value.to(p)
+    return found
+
+
 def weights(
-    kind: str, params: Params, prior: Mapping[str, Prior], chain: Tensor, seed: int
+    kind: str,
+    params: Params,
+    prior: Mapping[str, Prior],
+    chain: Tensor,
+    seed: int,
+    *,
+    given: Params | None = None,
 ) -> Params:
     """The first weights of chains of these numbers, {name: (chain, *shape)}: ``kind`` is "prior",
-    "fan_in", or else the model's own, ``params``."""
+    "fan_in", "given", the weights ``given`` of all chains, or else the model's own, ``params``."""
     with plain():  # once in a run: no kernel is worth being built for it
         if kind == "fan_in":
             return models.fan_in_init(params, chain=chain, seed=seed)
@@ -41,9 +92,12 @@ def weights(
                 for index, (name, p) in enumerate(params.items())
             }
     # Row by row, whatever the strides of the model's own: kernels read memory as it lies.
+    own = {k: p[None] for k, p in params.items()} if kind != "given" or given is None else given
     return {
-        k: p.expand(len(chain), *p.shape).clone(memory_format=torch.contiguous_format)
-        for k, p in params.items()
+        k: (p[chain] if len(p) > 1 else p.expand(len(chain), *p.shape[1:])).clone(
+            memory_format=torch.contiguous_format
+        )
+        for k, p in own.items()
     }
 
 

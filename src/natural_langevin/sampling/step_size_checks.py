@@ -35,7 +35,9 @@ def known_step_size(value: StepSize | Literal["auto"]) -> StepSize:
     return value
 
 
-def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_data: float) -> float:
+def largest_step(
+    preconditioner: Preconditioner, prior: dict[str, Prior], num_data: float | Tensor
+) -> float:
     """eta / k, where k is the rate at which the prior alone pulls a weight that no datum sees.
 
     There C has its largest value c, and a step is theta <- (1 - k) theta + noise with
@@ -44,7 +46,7 @@ def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_da
 
     so k = eta with ``damping="prior"``. The variance comes out as the prior's / (1 - k/2); beyond 1
     steps overshoot, and beyond 2 ever further: a chain will diverge whatever the data say.
-    Infinite where the prior does not pull."""
+    Infinite where the prior does not pull. ``num_data``: times the power of the likelihood."""
     damping = resolve_damping(preconditioner, prior, num_data)
     limits = []
     for name, one in prior.items():
@@ -56,7 +58,10 @@ def largest_step(preconditioner: Preconditioner, prior: dict[str, Prior], num_da
 
 
 def warn_if_stiff(
-    preconditioner: Preconditioner, prior: dict[str, Prior], step_size: float, num_data: float
+    preconditioner: Preconditioner,
+    prior: dict[str, Prior],
+    step_size: float,
+    num_data: float | Tensor,
 ) -> None:
     """Says before the run what ``largest_step`` knows of it."""
     k = step_size / largest_step(preconditioner, prior, num_data)

@@ -69,8 +69,11 @@ def choose(
     found = slowness.spectrum(moves, state, some, num_data)
     if not bool((found > 0).all()):  # also of what is not finite
         return choices
-    epochs = slowness.Epochs(num_data, batch_size, shuffled)
-    return [_paced(c, k.tolist(), epochs) for c, k in zip(choices, found, strict=True)]
+    powers = torch.as_tensor(moves.weight(1.0)).expand(len(choices)).tolist()
+    return [
+        _paced(c, k.tolist(), slowness.Epochs(num_data, batch_size, shuffled, beta))
+        for c, k, beta in zip(choices, found, powers, strict=True)
+    ]
 
 
 def _pilot(
@@ -176,7 +179,7 @@ def _choice(lam: float, per_step: float, batch: int, num_data: float, way: str) 
 
 
 def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) -> Tensor:
-    """N rho / (2 B a) of every chain, what a unit of eta adds to the temperature; 0 for full
+    """beta N rho / (2 B a) of every chain, what a unit of eta adds to the temperature; 0 for full
     batches."""
     rho = torch.ones(state.chains)
     if batch >= num_data:
@@ -186,4 +189,5 @@ def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) ->
         damping = moves.damping(second, num_data)
         parts = [(j / (j + number_or_chains(damping[k], j))).flatten(1) for k, j in second.items()]
         rho = torch.cat(parts, 1).nanmean(1).cpu()
-    return num_data * rho / (2 * batch * recipe.FRICTION) * (1 - batch / num_data)
+    count = torch.as_tensor(moves.weight(num_data)).cpu()
+    return count * rho / (2 * batch * recipe.FRICTION) * (1 - batch / num_data)

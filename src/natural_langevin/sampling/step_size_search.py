@@ -39,7 +39,7 @@ from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.priors import Prior
+from natural_langevin.priors import Prior, chainwise, of_chains
 from natural_langevin.sampling.collector import finite_chains
 from natural_langevin.sampling.loop import DivergenceError
 from natural_langevin.sampling.step_size_checks import largest_step
@@ -126,7 +126,8 @@ def choose(
     A best candidate at the edge of the grid makes the grid longer on that side, ``EXTENSIONS``
     times at most; if it is there still, that is said. The data are in memory and checked."""
     x, y = split_pair(data.tensors if isinstance(data, TensorDataset) else data)
-    like = like_chains(setup.dynamics.temperature, setup.dynamics.prior)
+    moves = setup.dynamics
+    like = like_chains(moves.temperature, moves.power, moves.prior)
     rows = sorted(set(like))
     held_out = len(split(len(x), setup.seed)[1])
     num_data = (1 - held_out / len(x)) * (setup.num_data or len(x))
@@ -143,7 +144,7 @@ def choose(
         shape = (len(rows), len(etas), splits)
         return nll.mean(-1).unflatten(0, shape).mean(-1), running.unflatten(0, shape).all(-1)
 
-    limit = largest_step(setup.dynamics.preconditioner, setup.dynamics.prior, num_data)
+    limit = largest_step(moves.preconditioner, moves.prior, moves.weight(num_data))
     nll, running = scored(etas)
     for _ in range(EXTENSIONS):
         more = _beyond(etas, nll, running & nll.isfinite(), limit)
@@ -207,7 +208,8 @@ def _engine(
 def candidates(dynamics: LangevinDynamics, num_data: float) -> Tensor:
     """Step sizes to try, smallest first: float64. None that the prior alone makes unstable."""
     metric = dynamics.preconditioner
-    largest = min(metric.largest_tried, largest_step(metric, dynamics.prior, num_data))
+    limit = largest_step(metric, dynamics.prior, dynamics.weight(num_data))
+    largest = min(metric.largest_tried, limit)
     # Three digits read well, and rounding down keeps below the limit.
     exponents = range(CANDIDATES - 1, -1, -1)
     values = [_three_digits(largest * SPACING**k) for k in exponents]
@@ -244,30 +246,27 @@ def refuse_loader(data: Any) -> None:
         )
 
 
-def like_chains(temperature: Tensor, prior: Mapping[str, Prior]) -> list[int]:
-    """For every chain the first one of its temperature and prior: all 0, unless some differ."""
-    values = [temperature]
+def like_chains(temperature: Tensor, power: Tensor | None, prior: Mapping[str, Prior]) -> list[int]:
+    """For every chain the first one of its temperature, power of the likelihood and prior: all 0,
+    unless some differ."""
+    values = [temperature, *([] if power is None else [power])]
     for one in prior.values():
-        values += [v for v in one.chain_values().values() if isinstance(v, Tensor) and v.ndim]
-    settings = torch.stack([v.double().to(temperature.device) for v in values], dim=1).tolist()
-    return [settings.index(own) for own in settings]
+        values += chainwise(one).values()
+
+    rows = [v.detach().cpu().reshape(len(v), -1).numpy() for v in values]
+    own = [tuple(r[chain].tobytes() for r in rows) for chain in range(len(temperature))]
+    first = {settings: chain for chain, settings in reversed(list(enumerate(own)))}
+    return [first[settings] for settings in own]
 
 
 def for_chains(dynamics: LangevinDynamics, ids: Tensor, seed: int) -> LangevinDynamics:
     """The dynamics of a chain ``ids[k]`` in place k, with its settings and its randomness."""
 
-    def prior_of(prior: Any) -> Any:
-        vectors = {
-            name: value[ids]
-            for name, value in prior.chain_values().items()
-            if isinstance(value, Tensor) and value.ndim
-        }
-        return dataclasses.replace(prior, **vectors) if vectors else prior
-
     return dataclasses.replace(
         dynamics,
-        prior={name: prior_of(p) for name, p in dynamics.prior.items()},
+        prior=of_chains(dynamics.prior, ids),
         temperature=dynamics.temperature[ids],
+        power=None if dynamics.power is None else dynamics.power[ids],
         noise=random.origin(seed, random.NOISE, ids),
         labels=random.origin(seed, random.LABELS, ids),
     )

@@ -47,7 +47,7 @@ def check_arguments(
     likelihood: Any,
     prior: Any,
     preconditioner: Any,
-    init: str,
+    init: Any,
     dynamics: Any = Overdamped(),  # noqa: B008 - immutable
 ) -> None:
     """The kinds of the sampler's parts; their values are checked where they are made."""
@@ -75,7 +75,10 @@ def check_arguments(
         "give dynamics.Overdamped(), for example",
     )  # fmt: skip
     if init not in ("auto", "model", "fan_in", "prior"):
-        raise ValueError(f'init must be "auto", "model", "fan_in" or "prior", got {init!r}')
+        raise ValueError(
+            f'init must be "auto", "model", "fan_in", "prior", a state dict, or a list of one per '
+            f"chain, got {init!r}"
+        )
 
 
 def _check_kind(name: str, value: Any, kind: Any, allowed: str, remedy: str) -> None:
@@ -236,3 +239,19 @@ def check_temperature(value: Any, chains: int) -> Tensor:
             f"give torch.tensor({list(value)!r:.80}), and chains={len(value)}"
         )
     return schedules.tabulate(value, 0, 1, name="temperature", chains=chains)[0]
+
+
+def check_power(value: Any, chains: int) -> Tensor | None:
+    """beta of every chain, float64, (chain,); None where all are 1."""
+    if callable(value):
+        raise TypeError(
+            f"likelihood_power must be a number or one value per chain, got {value!r}: it cannot "
+            "change along the run. Give every chain its own"
+        )
+    power = schedules.tabulate(value, 0, 1, name="likelihood_power", chains=chains)[0]
+    if not bool((power > 0).all()):
+        raise ValueError(
+            f"likelihood_power must be above 0, got {value!r}: at 0 the target is the prior, from "
+            'which init="prior" draws exactly'
+        )
+    return None if bool((power == 1).all()) else power

@@ -195,6 +195,7 @@ class _Chains(NamedTuple):
         moves = dataclasses.replace(
             self.moves, prior=of_chains(self.moves.prior, chains),
             temperature=self.moves.temperature[chains], noise=self.moves.noise[chains],
+            power=None if self.moves.power is None else self.moves.power[chains],
             labels=self.moves.labels[chains],
         )  # fmt: skip
         return _Chains(

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import number_or_chains
 from natural_langevin.dynamics.base import State
 from natural_langevin.preconditioners import (
     DiagonalFisher,
@@ -93,10 +94,10 @@ class LayerTask:
     damping: Tensor  # (chain, 2): epsilon of the weight, and of the bias
     weight_start: int
     bias_start: int
-    prior: Tensor  # (chain, 4): the weight's 1 / variance and mean, the bias's
+    prior: Tensor  # (chain, 4): the weight's 1 / (beta variance) and mean, the bias's
     scheme: int  # of the momentum: see ``dynamics.base.KernelUpdate``
     given: bool = False  # whether gradient and statistics are formed by others
-    #: (chain, O, I): 1 / variance of every weight, where a Gaussian has one for each.
+    #: (chain, O, I): 1 / (beta variance) of every weight, where a Gaussian has one for each.
     each: Tensor | None = None
     #: Priors that are no Gaussian, by parameter: their pull is part of a gradient that is given.
     others: dict[str, Prior] = field(default_factory=dict)
@@ -108,10 +109,13 @@ class LayerTask:
         """Whether the weight's units have a bias."""
         return len(self.parameters) == 2
 
-    def found(self, evaluation: Evaluation, params: Params, num_data: Tensor) -> Given:
-        """What ``evaluation`` says of a layer whose gradient is given."""
+    def found(self, evaluation: Evaluation, params: Params, count: float | Tensor) -> Given:
+        """What ``evaluation`` says of a layer whose gradient is given; ``count``: beta N."""
         weight, bias = self.parameters[0], self.parameters[-1] if self.has_bias else ""
-        pulls = {n: one.gradient(params[n]) / num_data for n, one in self.others.items()}
+        pulls = {
+            n: one.gradient(params[n]) / number_or_chains(count, params[n])
+            for n, one in self.others.items()
+        }
         gradient = evaluation.gradient | {n: evaluation.gradient[n] - p for n, p in pulls.items()}
         second, cross = evaluation.statistics.second, evaluation.statistics.cross
         pieces = (
@@ -139,15 +143,16 @@ class LayerTask:
         )
 
 
-def prior_numbers(prior: Prior, chains: int, device: torch.device) -> Tensor | None:
-    """(chain, 2): 1 / variance and mean, or None for a prior that is no Gaussian."""
+def prior_numbers(prior: Prior, power: Tensor) -> Tensor | None:
+    """(chain, 2): 1 / (beta variance) and mean, or None for a prior that is no Gaussian, or has a
+    mean of its own for every weight. ``power``: beta, (chain,)."""
+    chains, device = len(power), power.device
     if isinstance(prior, Flat):
         return torch.zeros(chains, 2, device=device)
-    if not isinstance(prior, Gaussian):
+    if not isinstance(prior, Gaussian) or torch.as_tensor(prior.mean).ndim > 1:
         return None
-
-    variance = chain_column(prior.variance, chains, device)
-    return torch.stack([1 / variance, chain_column(prior.mean, chains, device)], dim=1)
+    precision = 1 / (power * chain_column(prior.variance, chains, device))
+    return torch.stack([precision, chain_column(prior.mean, chains, device)], dim=1)
 
 
 def chain_column(value: float | Tensor, chains: int, device: torch.device) -> Tensor:

@@ -128,14 +128,14 @@ class FusedStep:
         new = dynamics.integrator.update(dynamics, rest, evaluation, rates, num_data)
         diverged = note_diverged(state, keep)
         overwrite(rest, select(keep, new, rest, diverged))
-        calls = self._calls(evaluation, kind, state, num_data)
+        calls = self._calls(evaluation, kind, state, dynamics.weight(num_data))
         return Info(evaluation.loss, diverged >= 0), calls, numbers, keys
 
     def _calls(
-        self, evaluation: Evaluation, kind: Kind, state: State, num_data: Tensor
+        self, evaluation: Evaluation, kind: Kind, state: State, weight: float | Tensor
     ) -> dict[str, Any]:
         return {
-            task.name: task.found(evaluation, state.params, num_data)
+            task.name: task.found(evaluation, state.params, weight)
             if task.given
             else self.backend.arrange(task, evaluation.deferred[task.name], kind.adapts)
             for task in self.tasks
@@ -177,7 +177,7 @@ class FusedStep:
         for name, old in state.likelihood.items():
             keep = books.keep.reshape(-1, *(1,) * (old.ndim - 1))
             old.copy_(torch.where(keep, evaluation.likelihood[name], old))
-        calls = self._calls(evaluation, kind, state, data.count)
+        calls = self._calls(evaluation, kind, state, dynamics.weight(data.count))
         return info, calls, numbers, keys
 
     def _rest(self, state: State) -> State:
@@ -265,12 +265,13 @@ def layer_task(
     if any(n not in trainable or trainable[n].dtype != torch.float32 for n in names):
         return None
     chains, device = len(dynamics.temperature), trainable[weight].device
-    both = (weight, names[-1])
-    known = {n: prior_numbers(dynamics.prior[n], chains, device) for n in both}
+    both, power = (weight, names[-1]), chain_column(dynamics.weight(1.0), chains, device)
+    known = {n: prior_numbers(dynamics.prior[n], power) for n in both}
     precisions = dynamics.prior[weight].precisions if each else None
     if precisions is not None:
         known[weight] = torch.zeros(chains, 2, device=device)
-        precisions = precisions.to(device, torch.float32).expand(chains, -1, -1).contiguous()
+        precisions = precisions.to(device, torch.float32).expand(chains, -1, -1)
+        precisions = (precisions / power[:, None, None]).contiguous()
     others = {n: dynamics.prior[n] for n in names if known[n] is None}
     if others and (not given or kind == "rmsprop"):  # whose metric is of the loss's gradient alone
         return None

@@ -112,7 +112,9 @@ class Bookkeeping:
         both = [stream.x] if stream.x is not stream.y else []
         self._batch = [t.new_empty(chains, size, *t.shape[1:]) for t in (*both, stream.y)]
         self._words = [_words(t) for t in (*both, stream.y)]
-        self._temperature = dynamics.temperature.to(torch.float32).contiguous()
+        # T / beta: the kernels divide by N.
+        temperature = dynamics.temperature / dynamics.weight(1.0)
+        self._temperature = temperature.to(torch.float32).contiguous()
         self._share, self._kept, _ = dynamics.integrator.kernel_update
 
     @staticmethod

@@ -209,11 +209,13 @@ static void settle_priors(Team *t, int64_t member) {
         if (l->prior[tensor] != NORMAL_INVERSE_GAMMA) continue;
         const int64_t count = tensor == WEIGHT ? l->in * l->out : l->out;
         const real *restrict theta = l->theta[tensor] + t->chain * count;
+        const real *restrict each = l->centre[tensor];
+        if (each) each += t->chain * count;
         const real centre = given[1];
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t i = 0; i < count; ++i) {
-            const double x = theta[i] - centre;
+            const double x = theta[i] - (each ? each[i] : centre);
             sum += x * x;
         }
         number[0] = (real)((given[2] + 0.5 * count) / (given[3] + 0.5 * sum));
@@ -356,6 +358,7 @@ static Tensor tensor_of(const Team *t, int64_t k, int tensor) {
         .damping = l->damping[tensor][t->chain],
         .prior = t->numbers + (2 * k + tensor) * PRIOR_NUMBERS,
         .kind = l->prior[tensor],
+        .centre = l->centre[tensor] ? l->centre[tensor] + at : 0,
     };
 }
 
@@ -486,11 +489,11 @@ static Rates rates_of(const Team *t, int64_t s) {
     const real keep = 1 - friction, share = run->baoab ? (1 - keep * keep) / 2 : friction;
     return (Rates){
         .eta = eta,
-        .noise = sqrt_(2 * share * eta * run->temperature[chain] / (real)run->num_data),
+        .noise = sqrt_(2 * share * eta * run->temperature[chain] / run->num_data[chain]),
         .gamma = gamma,
         .mu = run->mean_rate ? run->mean_rate[row] : 0,
         .share = 1 / (real)run->batch,
-        .per_data = 1 / (real)run->num_data,
+        .per_data = 1 / run->num_data[chain],
         .keep = keep,
         .baoab = (int)run->baoab,
         .metric = run->metric,

@@ -182,8 +182,12 @@ class NativeMLP:
                     layer.theta[k] = self._keep(self._fixed[name].to(self.dtype))
                     continue
                 layer.start[k] = dynamics.starts[name]
-                layer.prior[k], numbers = settings.prior(dynamics.prior[name], chains, self.dtype)
+                layer.prior[k], numbers, means = settings.prior(
+                    dynamics.prior[name], chains, self.dtype
+                )
                 layer.prior_numbers[k] = self._keep(numbers)
+                if means is not None:
+                    layer.centre[k] = self._keep(means)
                 layer.damping[k] = self._per_chain(damping[name])
 
     def _describe_run(self) -> None:
@@ -198,7 +202,8 @@ class NativeMLP:
         #: Where the temperatures are: those to sample at, and those to explore at.
         self._temperature = self._keep(warm), self._keep(torch.zeros_like(warm))
         run.noise_origin, run.label_origin = self._keep(dynamics.noise), self._keep(dynamics.labels)
-        run.num_data, run.loss = self.num_data, self._loss.data_ptr()
+        run.num_data = self._per_chain(dynamics.weight(self.num_data))
+        run.loss = self._loss.data_ptr()
         law = self._likelihood
         run.likelihood, run.variance, run.df = law.number, law.variance, law.df
         if law.scale is not None:

@@ -44,6 +44,7 @@ typedef struct {
     int64_t start[2];         // where a tensor's draws begin in the noise stream
     int64_t prior[2];         // kind
     const real *prior_numbers[2];  // (chain, PRIOR_NUMBERS)
+    const real *centre[2];    // (chain, *shape): means of the prior, NULL: the prior's number 1
     const real *damping[2];   // (chain)
 } Layer;
 
@@ -71,7 +72,7 @@ typedef struct {
     const real *dropout;      // (chain): rate of dropped hidden units, which are ReLU
     const int64_t *mask_origin;  // (chain), NULL: no dropout
     int64_t baoab;            // the underdamped integrator: 0 is Euler's
-    double num_data;
+    const real *num_data;     // (chain): N times the power of the likelihood
     int64_t likelihood;
     double variance;          // NORMAL: sigma^2, STUDENT: scale^2, where known; ORDINAL: levels;
                               // NEGATIVE_BINOMIAL: a dispersion that is known

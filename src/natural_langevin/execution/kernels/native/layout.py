@@ -49,6 +49,7 @@ class Layer(ctypes.Structure):
         ("start", PAIR),
         ("prior", PAIR),
         ("prior_numbers", POINTERS),
+        ("centre", POINTERS),
         ("damping", POINTERS),
     ]
 
@@ -86,7 +87,7 @@ class Run(ctypes.Structure):
         ("dropout", c_void_p),
         ("mask_origin", c_void_p),
         ("baoab", c_int64),
-        ("num_data", c_double),
+        ("num_data", c_void_p),
         ("likelihood", c_int64),
         ("variance", c_double),
         ("df", c_double),

@@ -148,7 +148,10 @@ def agrees_in_double(native: NativeMLP, state: State) -> bool:
         Network(model), old.gradients.likelihood, requests=old.gradients.requests,
         targets=old.gradients.targets, sharing=old.gradients.sharing,
     )  # fmt: skip
-    wide = dataclasses.replace(old, gradients=gradients, temperature=old.temperature.double())
+    power = None if old.power is None else old.power.double()
+    wide = dataclasses.replace(
+        old, gradients=gradients, temperature=old.temperature.double(), power=power
+    )
     batch = _batch(native.stream, int(state.step), len(state.diverged))
     stream: Any = _OneBatch(*map(_widened, batch), chain_axis=native.stream.chain_axis)
     rates = RatesTable(native.rates.values.double(), start=native.rates.start)

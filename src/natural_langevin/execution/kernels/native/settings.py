@@ -58,20 +58,18 @@ def metric(preconditioner: Any) -> tuple[int, str | None]:
     return METRICS.index(found[0]), found[1]
 
 
-def _mean(one: Any) -> Any:
-    return getattr(one, "mean", 0.0)
-
-
 def _squared(value: Any) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float64) ** 2
 
 
-def _two_gaussians(weights: tuple[float, ...], variances: tuple[float, ...]) -> tuple[float, ...]:
-    """Both precisions, and the logarithm of the ratio of the two densities at 0."""
+def _two_gaussians(
+    weights: tuple[float, ...], variances: tuple[float, ...], mean: Any
+) -> tuple[Any, ...]:
+    """Both precisions, and the logarithm of the ratio of the two densities at the mean."""
     if len(weights) != 2:
         raise UnsupportedError(f"a mixture of {len(weights)} Gaussians")
     one, two = (w / math.sqrt(v) for w, v in zip(weights, variances, strict=True))
-    return 1 / variances[0], 0.0, 1 / variances[1], math.log(one / two)
+    return 1 / variances[0], mean, 1 / variances[1], math.log(one / two)
 
 
 #: prior -> kind, and its numbers: precision or scale, centre, and up to two more (see update.h).
@@ -81,22 +79,27 @@ _PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
         "gaussian",
         lambda p: (1 / torch.as_tensor(p.variance, dtype=torch.float64), p.mean),
     ),
-    "StudentT": ("student_t", lambda p: (p.df * _squared(p.scale), _mean(p), p.df + 1)),
-    "Laplace": ("laplace", lambda p: (1 / torch.as_tensor(p.scale, dtype=torch.float64), _mean(p))),
-    "ScaleMixture": ("two_gaussians", lambda p: _two_gaussians(p.weights, p.variances)),
+    "StudentT": ("student_t", lambda p: (p.df * _squared(p.scale), p.mean, p.df + 1)),
+    "Laplace": ("laplace", lambda p: (1 / torch.as_tensor(p.scale, dtype=torch.float64), p.mean)),
+    "ScaleMixture": ("two_gaussians", lambda p: _two_gaussians(p.weights, p.variances, p.mean)),
     "NormalInverseGamma": ("normal_inverse_gamma", lambda p: (0.0, p.mean, p.alpha, p.beta)),
 }
 
 
-def prior(one: Any, chains: int, dtype: torch.dtype) -> tuple[int, Tensor]:
-    """The prior's number in layout.h, and its settings as numbers: (chain, PRIOR_NUMBERS)."""
+def prior(one: Any, chains: int, dtype: torch.dtype) -> tuple[int, Tensor, Tensor | None]:
+    """The prior's number in layout.h, its settings as numbers, (chain, PRIOR_NUMBERS), and its
+    means where every weight has one, (chain, *shape)."""
     found = _PRIORS.get(_known_as(one, priors))
     if found is None:
         raise UnsupportedError(f"the prior {one!r}")
-    numbers = torch.zeros(chains, PRIOR_NUMBERS, dtype=dtype)
+    numbers, means = torch.zeros(chains, PRIOR_NUMBERS, dtype=dtype), None
     for k, value in enumerate(found[1](one)):
-        numbers[:, k] = torch.as_tensor(value, dtype=dtype)
-    return PRIORS.index(found[0]), numbers
+        setting = torch.as_tensor(value, dtype=dtype)
+        if setting.ndim > 1:
+            means = setting.expand(chains, *setting.shape[1:])
+        else:
+            numbers[:, k] = setting
+    return PRIORS.index(found[0]), numbers, means
 
 
 class Targets(NamedTuple):

@@ -95,8 +95,11 @@ static void update_block(const Rates *r, int64_t unit, const UnitInputs *u, cons
                          real *gram, real *scaled) {
     const int with = bias != 0;
     const int64_t in = u->in, size = in + with, bytes = size * size * sizeof(real);
-    add_prior(weight->kind, weight->prior, r, gradient, weight->theta + unit * in, v + with, in);
-    if (bias) add_prior(bias->kind, bias->prior, r, of_bias, bias->theta + unit, v, 1);
+    add_prior(weight->kind, weight->prior, means_at(weight, unit * in), r, gradient,
+              weight->theta + unit * in, v + with, in);
+    if (bias)
+        add_prior(bias->kind, bias->prior, means_at(bias, unit), r, of_bias, bias->theta + unit, v,
+                  1);
     if (r->use != NEW) memcpy(l, j, bytes);
     if (r->use != STANDING) move_block(r, u, with, j, scaled, gram);
     if (r->use == NEW) memcpy(l, j, bytes);

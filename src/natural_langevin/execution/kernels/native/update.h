@@ -13,7 +13,7 @@ typedef struct {
     real eta, noise;   // eta, sqrt(2 h eta T / N), h the integrator's share of noise
     real gamma, mu;
     real share;        // 1 / B
-    real per_data;     // 1 / N
+    real per_data;     // 1 / (beta N)
     real keep;         // 1 - friction: of the momentum
     int baoab;         // positions move by half a step before and after the noise
     int64_t metric;
@@ -24,9 +24,10 @@ enum { STANDING, OLD, NEW };  // gamma = 0; gamma > 0 and the metric before or a
 
 INLINE real mix(real old, real now, real rate) { return (1 - rate) * old + rate * now; }
 
-// v = G / B - (1/N) d ln alpha.
-static void add_prior(int64_t kind, const real *number, const Rates *r, const real *restrict sum,
-                      const real *restrict theta, real *restrict v, int64_t count) {
+// v = G / B - 1 / (beta N) d ln alpha; `each`: the prior's means, NULL where all are number[1].
+static void add_prior(int64_t kind, const real *number, const real *restrict each, const Rates *r,
+                      const real *restrict sum, const real *restrict theta, real *restrict v,
+                      int64_t count) {
     const real share = r->share, per_data = r->per_data, first = number[0], centre = number[1];
     switch (kind) {
     case FLAT:
@@ -35,7 +36,7 @@ static void add_prior(int64_t kind, const real *number, const Rates *r, const re
     case STUDENT_T: {  // (nu + 1) t / (nu s^2 + t^2), t = theta - centre
         const real power = number[2];
         for (int64_t i = 0; i < count; ++i) {
-            const real t = theta[i] - centre;
+            const real t = theta[i] - (each ? each[i] : centre);
             v[i] = sum[i] * share + per_data * power * t / (first + t * t);
         }
         break;
@@ -43,7 +44,7 @@ static void add_prior(int64_t kind, const real *number, const Rates *r, const re
     case TWO_GAUSSIANS: {  // the share of the first from the ratio of the two densities
         const real other = number[2], ratio = number[3];
         for (int64_t i = 0; i < count; ++i) {
-            const real t = theta[i];
+            const real t = theta[i] - (each ? each[i] : centre);
             const real part = sigmoid_(ratio - (real)0.5 * t * t * (first - other));
             v[i] = sum[i] * share + per_data * t * (part * first + (1 - part) * other);
         }
@@ -51,14 +52,14 @@ static void add_prior(int64_t kind, const real *number, const Rates *r, const re
     }
     case LAPLACE:
         for (int64_t i = 0; i < count; ++i) {
-            const real t = theta[i] - centre;
+            const real t = theta[i] - (each ? each[i] : centre);
             const real sign = t > 0 ? 1 : t < 0 ? -1 : 0;
             v[i] = sum[i] * share + per_data * first * sign;
         }
         break;
     default:  // Gaussian, or one whose precision has been worked out
         for (int64_t i = 0; i < count; ++i)
-            v[i] = sum[i] * share + per_data * first * (theta[i] - centre);
+            v[i] = sum[i] * share + per_data * first * (theta[i] - (each ? each[i] : centre));
     }
 }
 
@@ -194,9 +195,11 @@ typedef struct {
     real damping;
     const real *prior;
     int64_t kind;  // of the prior
+    const real *centre;  // its means, NULL: one for all
 } Tensor;
 
 INLINE real *offset(real *p, int64_t by) { return p ? p + by : 0; }
+INLINE const real *means_at(const Tensor *t, int64_t at) { return t->centre ? t->centre + at : 0; }
 
 static void apply_at(const Rates *r, const real *d, const real *n, Tensor t, int64_t at,
                      int64_t count) {
@@ -209,14 +212,16 @@ static void update_unit(const Rates *r, int64_t unit, int64_t in, const Tensor *
                         const float *z, const float *z_bias, real *v, real *d, real *n) {
     const int64_t at = unit * in;
     if (weight)
-        add_prior(weight->kind, weight->prior, r, s->gradient, weight->theta + at, v, in);
+        add_prior(weight->kind, weight->prior, means_at(weight, at), r, s->gradient,
+                  weight->theta + at, v, in);
     if (!bias) {
         move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, n, in);
         apply_at(r, d, n, *weight, at, in);
         return;
     }
     real v_bias, d_bias, n_bias;
-    add_prior(bias->kind, bias->prior, r, b->gradient, bias->theta + unit, &v_bias, 1);
+    add_prior(bias->kind, bias->prior, means_at(bias, unit), r, b->gradient, bias->theta + unit,
+              &v_bias, 1);
     const real old = bias->second ? bias->second[unit] : 0;
     move_diagonal(r, bias->damping, b, offset(bias->second, unit), &v_bias, z_bias, &d_bias, &n_bias, 1);
     if (weight && cross) {

@@ -77,7 +77,9 @@ class WholeSteps:
         self._take_integrator()
         self._loss = torch.zeros(state.chains, device=x.device)
         self._table = rates.values.to(torch.float32).contiguous()
-        self._temperature = dynamics.temperature.to(torch.float32).contiguous()
+        # T / beta: the kernels divide by N.
+        temperature = dynamics.temperature / dynamics.weight(1.0)
+        self._temperature = temperature.to(torch.float32).contiguous()
         self._order, self._epochs = torch.empty(0), range(0)
         self._bound: State | None = None
         self._buffers: list[Any] = []

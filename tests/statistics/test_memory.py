@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import natural_langevin
-import natural_langevin.statistics.gradients as library
+import natural_langevin.statistics.moments as library
 from natural_langevin import likelihoods
 from natural_langevin.statistics import Gradients, Network
 from zoo import Apply

@@ -39,6 +39,7 @@ class CallReader:
         """Inputs and output gradients, by call."""
         inputs: Tensors = {}
         deltas: Tensors = {}
+        own: Tensors = {}  # not to scale yet: all at once
         for name in sorted(one.wanted & set(self.opaque)):
             seen, pulled = self._look_inside(one, name)
             inputs |= seen
@@ -50,21 +51,30 @@ class CallReader:
             if record is None or len(record.deltas) != len(trace.outputs):
                 raise ValueError(_unexpected(key[0]))
             found = record.tensors(f"layer {key[0]!r}")
-            inputs[key] = [t.to(self.like.dtype) if is_real(t) else t for t in found]
+            same = [t.to(self.like.dtype) if is_real(t) else t for t in found]
+            try:
+                inputs[key] = self.plan.spread(key, same)
+            except RuntimeError:
+                raise ValueError(_unexpected(key[0])) from None
             if [t.shape for t in inputs[key]] != trace.inputs:
                 raise ValueError(_unexpected(key[0]))
-            deltas[key] = self._deltas(record, [shape for shape, _ in trace.outputs])
+            own[key] = self._deltas(record, [shape for shape, _ in trace.outputs])
         planned = {key[0] for key in self.plan.traces} - set(self.opaque)
         surplus = {k for k in one.calls if k not in inputs and k[0] in planned}
         if surplus:
             raise ValueError(_unexpected(next(iter(surplus))[0]))
-        return inputs, deltas
+        return inputs, deltas | self._scaled(own)
+
+    def _scaled(self, deltas: Tensors) -> Tensors:
+        flat = [d for ds in deltas.values() for d in ds]
+        scaled = iter(torch._foreach_mul(flat, self.scale) if flat else ())
+        return {key: [next(scaled) for _ in ds] for key, ds in deltas.items()}
 
     def _deltas(self, record: Record, shapes: list[torch.Size]) -> list[Tensor]:
         """In full precision; zero for an output that the loss does not depend on."""
         known = record.drawn if self.drawn else record.deltas
         return [
-            self.like.new_zeros(shape) if d is None else d.to(self.like.dtype) * self.scale
+            self.like.new_zeros(shape) if d is None else d.to(self.like.dtype)
             for d, shape in zip(known, shapes, strict=True)
         ]
 
@@ -91,7 +101,7 @@ class CallReader:
 
         made, pullback, seen = vjp(outputs, {k: every[k] for k in keys}, has_aux=True)  # type: ignore[misc]
         cotangents = [
-            self._deltas(record, [o.shape for o in outs])
+            [d * self.scale for d in self._deltas(record, [o.shape for o in outs])]
             for record, outs in zip(records, made, strict=True)
         ]
         (pulled,) = pullback(cotangents)

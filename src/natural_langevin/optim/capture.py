@@ -215,6 +215,8 @@ class Capture:
         if name not in running.wanted:
             return None
         record = running.calls[key] = Record(running, args, kwargs)
+        if running.plan is not None and key in running.plan.shared:
+            output = output.expand(running.plan.traces[key].outputs[0][0])
         return record.watch(output, self._arrived)
 
     def _strayed(self, name: str) -> None:

@@ -30,7 +30,7 @@ from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCop
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.statistics import Basis, Gradients, Group, grouped, prepare_model
 from natural_langevin.statistics import samples as per_sample
-from natural_langevin.statistics.moments import CHUNK_NUMBERS, Moments
+from natural_langevin.statistics.moments import Moments, chunk_numbers
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
@@ -83,7 +83,7 @@ class Fisher:
 
     def _like(self) -> Tensor:
         """A tensor of the precision and on the device of all others."""
-        return next(iter(self.network_copy.trainable().values()))
+        return self.network_copy.first
 
     def forget(self) -> None:
         """Drops all that was gathered since the last step."""
@@ -248,12 +248,16 @@ class Fisher:
         whole = ", ".join(map(repr, sorted(plan.whole)))
         if plan.whole and not replayable:
             raise ValueError(self._not_replayable(whole))
-        inputs, deltas = self._recorded(one, plan, scale)
+        # With gradients divided by the root of how many there are, sums of products are means.
+        root = len(rows) ** -0.5
+        inputs, deltas = self._recorded(one, plan, scale * root)
+        self._set_cotangent(one, scale * root)
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
         with _transforming(whole, "freeze it with requires_grad_(False)"):
             return layer_statistics(
                 self.network_copy, plan, self.groups(params), recorded,
-                sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS, basis=self.basis(),
+                sharing=self.gradients.sharing, numbers=chunk_numbers(rows.device),
+                basis=self.basis(), divisor=1,
             )  # fmt: skip
 
     def groups(self, params: Params) -> list[Group]:

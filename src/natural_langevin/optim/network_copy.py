@@ -104,6 +104,11 @@ class NetworkCopy(Network):
         self.arguments: Arguments | None = None
         self._sampled = {n: p for n, p in model.named_parameters() if p.requires_grad}
 
+    @property
+    def first(self) -> Tensor:
+        """The first of the trainable parameters."""
+        return next(iter(self._sampled.values())).detach()
+
     def trainable(self) -> Params:
         """As it was at the start: what is frozen on the way keeps its place in the noise."""
         return {name: p.detach() for name, p in self._sampled.items()}

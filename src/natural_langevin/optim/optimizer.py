@@ -256,6 +256,17 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._made_for = None
 
     @property
+    def state(self) -> Any:
+        """What ``torch.optim`` keeps of every parameter: running mean, metric, momentum."""
+        for _, update in self.__dict__.get("_vectors", ()):
+            update.publish()
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.__dict__["state"] = value
+
+    @property
     def steps(self) -> int:
         """Updates done so far."""
         return int(self.param_groups[0]["step"])
@@ -381,9 +392,10 @@ class NaturalLangevin(torch.optim.Optimizer):
         sampled = self.sampled()
         key = [(p.device, p.dtype, p.requires_grad) for p in sampled.values()]
         if key != self._made_for:
+            states = self.state
             self._made_for, self._vectors = key, []
             for (number, _, _), params in self._parted(sampled).items():
-                update = VectorUpdate(params, self.state, self._chain(), self._prior, self._units)
+                update = VectorUpdate(params, states, self._chain(), self._prior, self._units)
                 self._vectors.append((number, update))
         for block in self._blocks:
             if len(block) > 1 and len(self.param_groups) > 1:
@@ -509,7 +521,7 @@ class NaturalLangevin(torch.optim.Optimizer):
                     f"should hold {wanted}: it is of another model, preconditioner or optimizer"
                 )
         super().load_state_dict(state_dict)
-        self._made_for = None
+        self._made_for, self._vectors = None, []
 
     @property
     def prior(self) -> dict[str, priors.Prior]:

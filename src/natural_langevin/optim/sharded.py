@@ -23,8 +23,8 @@ from natural_langevin.optim.capture import Pass
 from natural_langevin.optim.fisher import Fisher
 from natural_langevin.optim.network_copy import Arguments
 from natural_langevin.statistics.moments import (
-    CHUNK_NUMBERS,
     Moments,
+    chunk_numbers,
     dense_moments,
     layer_moments,
     merge,
@@ -80,7 +80,7 @@ class ShardedFisher(Fisher):
     ) -> Moments:
         plan = one.plan
         assert plan is not None
-        inputs, deltas = self._recorded(one, plan, scale)
+        inputs, deltas = self._recorded(one, plan, scale * len(rows) ** -0.5)
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
         result: Moments = {}
         groups, shapes = self.groups(params), {k: p.shape for k, p in params.items()}
@@ -88,7 +88,7 @@ class ShardedFisher(Fisher):
             gradients = ruled_gradients(self.network_copy, replace(plan, ruled=layers), recorded)
             found = layer_moments(
                 gradients, groups, shapes, samples=len(rows),
-                sharing=self.gradients.sharing, numbers=CHUNK_NUMBERS,
+                sharing=self.gradients.sharing, numbers=chunk_numbers(rows.device), divisor=1,
             )  # fmt: skip
             found["second"] = self._shards(found["second"], len(rows))
             if "cross" in found:

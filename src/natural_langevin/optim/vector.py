@@ -8,6 +8,7 @@ tensors begin at multiples of 32 there, so a run has draws between them that nob
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -38,7 +39,8 @@ class Vector:
         first = next(iter(like.values()))
         self.names, self.device, self.dtype = list(like), first.device, first.dtype
         self._templates = [torch.empty_like(p, device="meta") for p in like.values()]
-        self.length = sum(p.numel() for p in self._templates)
+        self.sizes = [p.numel() for p in self._templates]
+        *self.starts, self.length = itertools.accumulate(self.sizes, initial=0)
         gaps = [-p.numel() % random.BLOCK for p in self._templates]
         self.runs: list[Run] = []
         for name, p, gap in zip(self.names, self._templates, gaps, strict=True):

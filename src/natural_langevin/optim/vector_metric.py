@@ -8,7 +8,8 @@ name, which lie in the vector's memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,8 +84,8 @@ class QuasiDiagonalVector(_Wrapped):
         def forward(z: Params) -> Params:
             out = diagonal * z[VECTOR]
             products = row * z[VECTOR]
-            for bias, weight in self._layers(out, products):
-                bias += weight.sum(-1)
+            for layer in self._layers:
+                layer.biases(out).add_(layer.weights(products).sum(-1))
             return {VECTOR: out}
 
         def transpose(v: Params) -> Params:
@@ -96,20 +97,41 @@ class QuasiDiagonalVector(_Wrapped):
     def _of_biases(self, values: Tensor) -> Tensor:
         """At every weight its bias's value, and 0 at parameters without a bias."""
         found = torch.zeros_like(values)
-        for bias, weight in self._layers(values, found):
-            weight.copy_(bias[..., None].expand_as(weight))
+        for layer in self._layers:
+            layer.weights(found).copy_(layer.spread(values))
         return found
 
-    def _layers(self, biases: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of every layer its biases (*units) in one vector, and in the other its weights
-        (*units, inputs)."""
-        if not any(self.units.values()):
-            return
-        ours = dict(zip(self.vector.names, self.vector.views(biases), strict=True))
-        theirs = dict(zip(self.vector.names, self.vector.views(weights), strict=True))
-        for b, ws in self.units.items():
-            for w in ws if ours[b].numel() else ():
-                yield ours[b], theirs[w].view(*ours[b].shape, -1)
+    @cached_property
+    def _layers(self) -> list[_Layer]:
+        starts = dict(zip(self.vector.names, self.vector.starts, strict=True))
+        sizes = dict(zip(self.vector.names, self.vector.sizes, strict=True))
+        return [
+            _Layer(starts[b], starts[w], sizes[b], sizes[w] // sizes[b])
+            for b, ws in self.units.items()
+            for w in (ws if sizes[b] else ())
+        ]
+
+
+class _Layer(NamedTuple):
+    """Where the biases and the weights of a layer's units begin, how many units there are, and how
+    many weights each has."""
+
+    bias: int
+    weight: int
+    units: int
+    inputs: int
+
+    def biases(self, vector: Tensor) -> Tensor:
+        """(units,)"""
+        return vector.as_strided((self.units,), (1,), self.bias)
+
+    def spread(self, vector: Tensor) -> Tensor:
+        """The biases, every one as often as its unit has weights: (units, inputs)."""
+        return vector.as_strided((self.units, self.inputs), (1, 0), self.bias)
+
+    def weights(self, vector: Tensor) -> Tensor:
+        """(units, inputs)"""
+        return vector.as_strided((self.units, self.inputs), (self.inputs, 1), self.weight)
 
 
 class NamedMetric(_Wrapped):

@@ -117,7 +117,8 @@ class VectorUpdate:
         self._dynamics: dict[float, LangevinDynamics] = {}
         self._biased = _with_bias_row(self._metric)
         self._state = self._restored(self._start())._replace(params={})
-        self._publish()
+        self._published = False
+        self.publish()
 
     # The state, here and in the optimizer ---------------------------------------------------------
 
@@ -172,8 +173,11 @@ class VectorUpdate:
                 fresh[k][f] = shards.local(own[k][f]).to(fresh[k][f])
         return state._replace(metric=self._named.read(fresh, self.params))
 
-    def _publish(self) -> None:
-        """Puts the state's tensors where ``torch.optim`` expects them: as views."""
+    def publish(self) -> None:
+        """Puts the state's tensors where ``torch.optim`` expects them, as views. Idempotent."""
+        if self._published:
+            return
+        self._published = True
         kept: dict[str, dict[str, Any]] = {k: {} for k in self.params}
         for key, value in self._kept(self._state):
             if value.shape != (1, self.vector.length):
@@ -223,8 +227,7 @@ class VectorUpdate:
         if keep is not None:
             new = select(keep, new, state, note_diverged(state, keep))
         torch._foreach_copy_(self._local, self.vector.views(new.params[VECTOR]))
-        self._state = new._replace(params={})
-        self._publish()
+        self._state, self._published = new._replace(params={}), False
 
     def _statistics(self, moments: Moments) -> Statistics:
         """As the metric wants them: vectors, or by name."""

@@ -35,9 +35,17 @@ Sharing = Literal["exact", "expand", "reduce"]
 #: By the fields of ``Statistics``.
 Moments = dict[str, dict[str, Any]]
 
-#: Per-sample gradients are built for as many samples at once as fit into this many numbers.
+#: Per-sample gradients are built for as many samples at once as fit into this many numbers: on a
+#: GPU, where small pieces leave most of it idle, into a 512th of its memory if that is more.
 CHUNK_NUMBERS = 1 << 24
 NO_BASIS: Basis = {}
+
+
+def chunk_numbers(device: torch.device) -> int:
+    """How many numbers temporary tensors may hold."""
+    if device.type != "cuda":
+        return CHUNK_NUMBERS
+    return max(CHUNK_NUMBERS, torch.cuda.get_device_properties(device).total_memory // (512 * 4))
 
 
 def layer_moments(
@@ -49,15 +57,19 @@ def layer_moments(
     sharing: Sharing,
     numbers: int = CHUNK_NUMBERS,
     basis: Basis = NO_BASIS,
+    divisor: int | None = None,
 ) -> Moments:
     """The statistics of parameters whose per-sample gradients rules have described.
 
-    A group of which none was used is left out; ``shapes`` of the others are without chain axis."""
+    A group of which none was used is left out; ``shapes`` of the others are without chain axis.
+    ``divisor``: what makes sums over samples means; 1 where gradients are scaled accordingly, else
+    the number of samples."""
+    divisor = samples if divisor is None else divisor
     result: Moments = {}
     for group in groups:
         forms = {k: gradients[k] for k in group.names if k in gradients}
         if forms:
-            found = _group_moments(group, forms, shapes, samples, sharing, numbers, basis)
+            found = _group_moments(group, forms, shapes, samples, sharing, numbers, basis, divisor)
             merge(result, found)
     return result
 
@@ -76,25 +88,27 @@ def _group_moments(
     sharing: Sharing,
     numbers: int,
     basis: Basis,
+    divisor: int,
 ) -> Moments:
     result: Moments = {}
     rest, complete = set(group.requests), len(forms) == len(group.names)
     one_position = all(len(gs) == 1 and set(gs[0].positions()) == {1} for gs in forms.values())
     if complete and rest & {"second", "cross"}:
         if (sharing == "expand" or one_position) and _positional(group, forms):
-            merge(result, _expanded(group, forms, samples, numbers))
+            merge(result, _expanded(group, forms, divisor, numbers))
             rest -= {"second", "cross"}
         elif all(isinstance(g, Scatter) for gs in forms.values() for g in gs):
             lookups: Any = forms
             merged: Any = {k: [Scatter.joined(gs).merged()] for k, gs in lookups.items()}
-            merge(result, _expanded(group, merged, samples, numbers))
+            merge(result, _expanded(group, merged, divisor, numbers))
             rest -= {"second", "cross"}
     if complete and "kronecker" in rest and _is_product(group, forms):
         maps: Any = forms[group.matrix]
-        merge(result, _kronecker(group, maps, samples, numbers, reduced=sharing != "expand"))
+        reduced = sharing != "expand"
+        merge(result, _kronecker(group, maps, samples, numbers, divisor, reduced=reduced))
         rest -= {"kronecker"}
         if "rotated" in rest and one_position:
-            merge(result, _rotated(group, maps[0], basis, samples, numbers))
+            merge(result, _rotated(group, maps[0], basis, divisor, numbers))
             rest -= {"rotated"}
     if not rest:
         return result
@@ -108,7 +122,8 @@ def _group_moments(
     work = sum(g.work() for gs in forms.values() for g in gs)
     left = [group._replace(requests=frozenset(rest))]
     chunk = max(1, numbers // work)
-    merge(result, dense_moments(dense, left, samples=samples, chunk=chunk, basis=basis))
+    found = dense_moments(dense, left, samples=samples, chunk=chunk, basis=basis, divisor=divisor)
+    merge(result, found)
     return result
 
 
@@ -122,15 +137,17 @@ def dense_moments(
     samples: int,
     chunk: int,
     basis: Basis = NO_BASIS,
+    divisor: int | None = None,
 ) -> Moments:
     """Every reducer from ``dense(part)``: (n, *shape), a chunk at a time."""
+    divisor = samples if divisor is None else divisor
     parts = []
     for start in range(0, samples, chunk):
         found = dense(slice(start, min(start + chunk, samples)))
         sums: Moments = {}
         for group in groups:
             merge(sums, _reduced(group, found, basis))
-        parts.append(pytree.tree_map(lambda total: total / samples, sums))
+        parts.append(pytree.tree_map(lambda total: _mean(total, divisor), sums))
     total: Moments = reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
     for w, factor in total.get("inputs", {}).items():
         trace = factor.diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -142,7 +159,7 @@ def _reduced(group: Group, found: Params, basis: Basis) -> Moments:
     """Sums over the samples of ``found`` of what is asked of a group."""
     result: Moments = {}
     if "second" in group.requests:
-        result["second"] = {k: found[k].square().sum(0) for k in group.names}
+        result["second"] = {k: _square_sum(found[k]) for k in group.names}
     if "cross" in group.requests:
         bias = found[group.name]
         row = {w: (per_unit(bias, found[w]) * found[w]).sum(0) for w in group.weights}
@@ -161,6 +178,18 @@ def _reduced(group: Group, found: Params, basis: Basis) -> Moments:
         u_a, u_g = basis[group.matrix]
         result["rotated"] = {group.matrix: (u_g.mT @ rows @ u_a).square().sum(0)}
     return result
+
+
+def _square_sum(values: Tensor) -> Tensor:
+    """The sum of squares over samples. On a GPU in one pass over memory, where squares of their
+    own would make three; a CPU's norm is slow."""
+    if values.is_cuda and not torch.compiler.is_compiling():
+        return torch.linalg.vector_norm(values, dim=0).square()
+    return values.square().sum(0)
+
+
+def _mean(total: Tensor, divisor: int) -> Tensor:
+    return total if divisor == 1 else total / divisor
 
 
 def unit_rows(group: Group, tree: Params) -> Tensor:
@@ -201,16 +230,16 @@ def _positional(group: Group, forms: dict[str, list[SampleGradient]]) -> bool:
 
 
 def _expanded(
-    group: Group, forms: dict[str, list[SampleGradient]], samples: int, numbers: int
+    group: Group, forms: dict[str, list[SampleGradient]], divisor: int, numbers: int
 ) -> Moments:
     result: Moments = {"second": {}}
     for name, calls in forms.items():
         row = "cross" in group.requests and name in group.weights
         found = [g.expanded(numbers, row=row) for g in calls]
-        result["second"][name] = _total(squares for squares, _ in found) / samples
+        result["second"][name] = _mean(_total(squares for squares, _ in found), divisor)
         if row:
             rows = _total(row for _, row in found if row is not None)
-            result.setdefault("cross", {}).setdefault(group.name, {})[name] = rows / samples
+            result.setdefault("cross", {}).setdefault(group.name, {})[name] = _mean(rows, divisor)
     return result
 
 
@@ -222,7 +251,7 @@ def _is_product(group: Group, forms: dict[str, list[SampleGradient]]) -> bool:
 
 
 def _kronecker(
-    group: Group, maps: list[Outer], samples: int, numbers: int, *, reduced: bool
+    group: Group, maps: list[Outer], samples: int, numbers: int, divisor: int, *, reduced: bool
 ) -> Moments:
     """A and G of a linear map, whose calls are positions like any others."""
     inputs, outputs = [], []
@@ -236,21 +265,21 @@ def _kronecker(
         share = 1 / (samples * a.shape[1])
         a, delta = a.flatten(0, 1), delta.flatten(0, 1)
         inputs.append(a.mT @ a * share)
-        outputs.append(delta.mT @ delta / samples)
+        outputs.append(_mean(delta.mT @ delta, divisor))
     return {
         "inputs": {group.matrix: _total(inputs)},
         "outputs": {group.matrix: _total(outputs)},
     }
 
 
-def _rotated(group: Group, one: Outer, basis: Basis, samples: int, numbers: int) -> Moments:
+def _rotated(group: Group, one: Outer, basis: Basis, divisor: int, numbers: int) -> Moments:
     """Of a linear map with one position: the squares of a product are a product of squares."""
     (u_a, u_g), found = basis[group.matrix], []
     for part in one.chunks(numbers):
         a, delta = (value.flatten(0, 2) for value in one.rows(part))
         if group.weights:
             a = torch.nn.functional.pad(a, (1, 0), value=1.0)
-        found.append((delta @ u_g).square().mT @ (a @ u_a).square() / samples)
+        found.append(_mean((delta @ u_g).square().mT @ (a @ u_a).square(), divisor))
     return {"rotated": {group.matrix: _total(found)}}
 
 

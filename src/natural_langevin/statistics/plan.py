@@ -6,11 +6,17 @@ one that grew. Three ways lead to per-sample gradients, from cheap to dear:
     ruled     the layer has a rule, and its inputs and outputs have the samples on one axis
     replayed  no rule: the layer alone is run again, sample by sample
     whole     the network is run again, sample by sample: for a parameter that is used outside its
-              own layer, or in a layer whose outputs are shared by all samples
+              own layer, or in a layer whose outputs are shared by all samples in a way that cannot
+              be told apart
+
+A layer that sees nothing of the batch (an embedding of places) has one output for all samples. It
+is given a batch axis, by adding zeros that have one, and its gradient is then every sample's own.
+That the network makes the same of it is tried out.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,7 +53,7 @@ class Axis(NamedTuple):
 
     def first(self, value: Tensor) -> Tensor:
         """(..., B repeat, ...) -> (B repeat, ...)."""
-        return value.movedim(self.axis, 0)
+        return value if self.axis == 0 else value.movedim(self.axis, 0)
 
     def apart(self, value: Tensor) -> Tensor:
         """(..., B repeat, ...) -> (B, repeat, ...)."""
@@ -68,6 +74,14 @@ class Plan:
     ruled: tuple[str, ...]
     replayed: tuple[str, ...]
     whole: frozenset[str]  # full names of parameters
+    shared: frozenset[CallKey] = frozenset()  # calls that were given a batch axis
+
+    def spread(self, key: CallKey, inputs: list[Tensor]) -> list[Tensor]:
+        """The inputs of a call, with a batch axis where it was given one."""
+        if key not in self.shared:
+            return inputs
+        pairs = zip(inputs, self.traces[key].inputs, strict=True)
+        return [value.expand(shape) for value, shape in pairs]
 
     def epsilons(self, device: torch.device) -> Tensors:
         """Zeros added to every call's outputs, whose gradients are the deltas: nobody writes to
@@ -106,6 +120,8 @@ def make_plan(network: Network, params: Params, x: Tensor, distrusted: frozenset
     """``params`` of one chain; ``distrusted`` parameters are known to need the whole network."""
     traces, strangers = _rehearse(network, params, x)
     longer, _ = _rehearse(network, params, torch.cat([x, x[:1]]))
+    shared = _shared_calls(network, params, x, traces, longer)
+    traces |= shared
     inputs: dict[CallKey, list[Axis | None]] = {}
     outputs: dict[CallKey, list[Axis]] = {}
     ruled, replayed, whole = [], [], {*distrusted, *strangers}
@@ -117,8 +133,11 @@ def make_plan(network: Network, params: Params, x: Tensor, distrusted: frozenset
             if keys != [key for key in longer if key[0] == name]:
                 raise _UnclearError
             for key in keys:
-                found = _axes(traces[key], longer[key], len(x))
-                inputs[key], outputs[key] = found
+                if key in shared:
+                    inputs[key] = [Axis(0, 1) for _ in traces[key].inputs]
+                    outputs[key] = [Axis(0, 1)]
+                else:
+                    inputs[key], outputs[key] = _axes(traces[key], longer[key], len(x))
         except _UnclearError:
             whole |= set(own.values())
             continue
@@ -140,7 +159,58 @@ def make_plan(network: Network, params: Params, x: Tensor, distrusted: frozenset
 
     ruled, replayed = [n for n in ruled if needed(n)], [n for n in replayed if needed(n)]
     kept = {key: t for key, t in traces.items() if key[0] in ruled or key[0] in replayed}
-    return Plan(kept, inputs, outputs, tuple(ruled), tuple(replayed), frozenset(whole))
+    own_axis = frozenset(key for key in shared if key in kept)
+    return Plan(kept, inputs, outputs, tuple(ruled), tuple(replayed), frozenset(whole), own_axis)
+
+
+def _shared_calls(
+    network: Network,
+    params: Params,
+    x: Tensor,
+    traces: dict[CallKey, Trace],
+    longer: dict[CallKey, Trace],
+) -> dict[CallKey, Trace]:
+    """The calls that see nothing of the batch, as they are with a batch axis; none where the
+    network does not make the same of them."""
+    found: dict[CallKey, Trace] = {}
+    for key, trace in traces.items():
+        rewritten = isinstance(network.model.get_submodule(key[0]), RewrittenLayer)
+        same = key in longer and trace[3:] == longer[key][3:]  # shapes
+        if same and not rewritten and trace.inputs and len(trace.outputs) == 1:
+            shapes = [_with_batch(shape, len(x)) for shape in trace.inputs]
+            (shape, dtype), alone = trace.outputs[0], all(s[:1] == (1,) for s in trace.inputs)
+            if alone == (shape[:1] == (1,)):
+                found[key] = trace._replace(
+                    inputs=shapes, outputs=[(_with_batch(shape, len(x)), dtype)]
+                )
+    if not found:
+        return {}
+    own = Plan(found, {}, {}, (), (), frozenset())
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),  # of what the plain network does not do
+            torch.no_grad(),
+            network.taping(Tape(own.epsilons(x.device))),
+        ):
+            spread = network.call(params, x.clone())
+        with torch.no_grad():
+            plain = network.call(params, x.clone())
+    except (RuntimeError, ValueError, TypeError, IndexError):  # another shape does not fit there
+        return {}
+    return found if _agree(spread, plain) else {}
+
+
+def _with_batch(shape: torch.Size, batch: int) -> torch.Size:
+    return torch.Size([batch, *(shape[1:] if shape[:1] == (1,) else shape)])
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Whether outputs are the same but for rounding."""
+    ours, theirs = ([v for v in pytree.tree_leaves(o) if is_real(v)] for o in (one, other))
+    if [v.shape for v in ours] != [v.shape for v in theirs]:
+        return False
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.device.type != "meta"]
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs)
 
 
 class _UnclearError(Exception):

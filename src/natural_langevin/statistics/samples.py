@@ -41,7 +41,10 @@ def replayed(
     keys = [key for key in plan.traces if key[0] == name]
     axes = [plan.inputs[key] for key in keys]
     spread = [
-        [t if a is None else a.apart(t) for a, t in zip(plan.inputs[key], inputs[key], strict=True)]
+        [
+            t if a is None else a.apart(t)
+            for a, t in zip(plan.inputs[key], plan.spread(key, inputs[key]), strict=True)
+        ]
         for key in keys
     ]
     pulled = [

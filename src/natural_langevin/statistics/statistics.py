@@ -43,19 +43,25 @@ def layer_statistics(
     sharing: Sharing,
     numbers: int,
     basis: Basis,
+    divisor: int | None = None,
 ) -> Moments:
-    """What the groups ask for; temporary tensors take about ``numbers`` numbers."""
+    """What the groups ask for; temporary tensors take about ``numbers`` numbers. ``divisor``: see
+    ``layer_moments``."""
     params, size = recorded.params, len(recorded.x)
     shapes = {k: p.shape for k, p in params.items()}
     gradients = ruled_gradients(network, plan, recorded)
     result = layer_moments(
-        gradients, groups, shapes, samples=size, sharing=sharing, numbers=numbers, basis=basis
-    )
+        gradients, groups, shapes, samples=size, sharing=sharing, numbers=numbers, basis=basis,
+        divisor=divisor,
+    )  # fmt: skip
 
     def add(source: tuple[samples.Dense, int], names: Collection[str]) -> None:
         own = [g for g in groups if g.name in names]
         chunk = max(1, numbers // source[1])
-        merge(result, dense_moments(source[0], own, samples=size, chunk=chunk, basis=basis))
+        found = dense_moments(
+            source[0], own, samples=size, chunk=chunk, basis=basis, divisor=divisor
+        )
+        merge(result, found)
 
     for name in plan.replayed:
         source = samples.replayed(network, plan, name, params, recorded.inputs, recorded.deltas)
@@ -96,7 +102,7 @@ def _calls(
 
     for key in plan.traces:
         if key[0] == name:
-            inputs = first(plan.inputs[key], recorded.inputs[key])
+            inputs = first(plan.inputs[key], plan.spread(key, recorded.inputs[key]))
             if network.dtype is not None:  # full precision before anything is squared
                 inputs = tuple(a.to(network.dtype) if is_real(a) else a for a in inputs)
             deltas = first(plan.outputs[key], recorded.deltas[key])

@@ -1,0 +1,41 @@
+"""Chains of convolutions one after the other: what ``vmap`` gives, but for rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from natural_langevin import Langevin, likelihoods
+from natural_langevin.statistics import Network, gradients
+
+
+@pytest.mark.parametrize("given_axis", [False, True])
+def test_the_same_step(given_axis: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+    ).double()
+    x, y = torch.randn(6, 2, 5, 5, dtype=torch.float64), torch.arange(6) % 3
+    if given_axis:
+        x, y = torch.stack([x, x + 1, x - 1]), torch.stack([y, y, y])
+    found = {}
+    for limit in (gradients.ONE_BY_ONE, 1):
+        monkeypatch.setattr(gradients, "ONE_BY_ONE", limit)
+        sampler = Langevin(model, likelihoods.Categorical(), chains=3, num_data=50, step_size=1e-4)
+        state = sampler.init()
+        for _ in range(3):
+            state, info = sampler.step(state, (x, y), chain_axis=given_axis)
+        found[limit] = (state.params, state.metric, info.loss)
+    together, alone = found.values()
+    torch.testing.assert_close(alone, together, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(alone[2][0], alone[2][1])
+
+
+def test_by_shapes_alone() -> None:
+    """Wide images are taken one by one; small ones, and what is no image, together."""
+    convolution = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Flatten())
+    own = gradients.Gradients(Network(convolution), likelihoods.Categorical())
+    assert own.one_by_one(torch.empty(100, 3, 32, 32))
+    assert not own.one_by_one(torch.empty(100, 3, 8, 8))
+    assert not own.one_by_one(torch.empty(100_000, 64))

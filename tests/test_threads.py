@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -145,3 +146,24 @@ def test_a_fork_while_a_thread_predicts_predicts_too(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(FORK)
     assert warm.run([script]).strip() == str([0] * 10)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_of_other_threads_are_torchs_own(reentrant: bool) -> None:
+    """Inside a sampler's call they are passed by; elsewhere activations are computed again."""
+    from torch.utils.checkpoint import checkpoint
+
+    from natural_langevin.statistics.vectorised import vectorised
+
+    def computed() -> int:
+        count = []
+        x = torch.ones(2, requires_grad=True)
+        y = checkpoint(lambda t: count.append(1) or t**2, x, use_reentrant=reentrant)
+        y.sum().backward()
+        assert torch.equal(x.grad, 2 * torch.ones(2))
+        return len(count)
+
+    with vectorised(torch.ones(1)), vectorised(torch.ones(1)), ThreadPoolExecutor(1) as other:
+        assert computed() == 1
+        assert other.submit(computed).result() == 2
+    assert computed() == 2

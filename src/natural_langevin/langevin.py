@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, preconditioners, priors, schedules
 from natural_langevin._internal import gpu_build, threads
-from natural_langevin._internal.light_autograd import eager
 from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
 from natural_langevin.data.signature import Signature
 from natural_langevin.diagnostics import Kinetic
@@ -249,7 +248,6 @@ class Langevin:
         return dynamics.init(start)
 
     @exclusive
-    @eager
     def step(
         self,
         state: State,
@@ -269,7 +267,6 @@ class Langevin:
 
     @data_in_one
     @exclusive
-    @eager
     @time_limit.of_call
     @threads.one_where(cost.is_small)
     def sample(
@@ -339,7 +336,6 @@ class Langevin:
 
     @data_in_one
     @exclusive
-    @eager
     def choose_step_size(
         self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
@@ -354,7 +350,6 @@ class Langevin:
         )
 
     @exclusive
-    @eager
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
         batch_size: int | None = None,
@@ -374,7 +369,6 @@ class Langevin:
         return temperature_probe.required(engine, state, steps, self.mesh)
 
     @exclusive
-    @eager
     def prepare(
         self,
         data: Any,

@@ -19,17 +19,34 @@ def two_threads():
     torch.set_num_threads(before)
 
 
+class Seeing(nn.Module):
+    """Notes the threads of torch and of engines while a network is evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[int, int]] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.add((torch.get_num_threads(), threads.of_engines()))
+        return x
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Seeing:
+        return self
+
+
 def seen_within(network: nn.Module, x: torch.Tensor) -> set[tuple[int, int]]:
-    """Threads of torch and of engines while a run is under way."""
+    """Threads of torch and of engines while a run is under way; callbacks see the user's own."""
+    network = nn.Sequential(seeing := Seeing(), network)
     sampler = Langevin(
         network, likelihoods.Categorical(), prior=priors.Gaussian(1.0), step_size=1e-4, chains=2
     )
-    seen = set()
+    called = set()
     sampler.sample(
         (x, torch.zeros(len(x), dtype=torch.long)), 60, batch_size=10, progress=False,
-        callback=lambda _: seen.add((torch.get_num_threads(), threads.of_engines())),
+        callback=lambda _: called.add((torch.get_num_threads(), threads.of_engines())),
     )  # fmt: skip
-    return seen
+    assert called == {(2, 2)}
+    return seeing.seen
 
 
 def test_one_for_torch_and_all_for_the_engine() -> None:

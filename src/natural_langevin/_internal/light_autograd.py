@@ -3,133 +3,147 @@
 ``torch.func.vjp`` switches compiled autograd off while it differentiates, and reaches for it in
 ``torch._dynamo``; where that was never loaded nobody can have switched it on. ``torch.autograd``
 compares the shapes of outputs and their gradients by symbolic algebra (sympy); shapes that are
-plain numbers need none. Both functions are torch's own otherwise, and back in place afterwards.
-
-No public function of torch does without these modules, so two private ones are replaced. A torch
-whose own look different is left alone: the replacements must first differentiate a known function,
-and the price of a failure is the two seconds.
+plain numbers need none. ``vjp``, ``grad`` and ``autograd_grad`` are copies of torch's functions
+that do without both. torch's own are not touched, and serve where dynamo is loaded already, while
+something is compiled, and where torch looks different from what the copies were made for: they must
+first differentiate a known function.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import sys
-import threading
 import types
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 log = logging.getLogger("natural_langevin")
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 
-_LOCK, _USERS = threading.Lock(), [0]
-#: (module, name, torch's own function), while others stand in for them.
-_REPLACED: list[tuple[Any, str, Any]] = []
-#: The same, of the torch whose replacements were tried out.
-_TRIED: list[tuple[Any, str, Any]] = []
+def vjp(function: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """``torch.func.vjp``."""
+    return _functions().vjp(function, *primals, has_aux=has_aux)
 
 
-def eager(method: Method) -> Method:
-    """A method that compiles nothing unless its object's ``compile`` is True."""
+def grad(function: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
+    """``torch.func.grad`` by the first argument."""
 
-    @functools.wraps(method)
-    def light(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.nullcontext() if self.compile is True else light_autograd():
-            return method(self, *args, **kwargs)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        return _functions().grad(function, has_aux)(*args, **kwargs)
 
-    return light  # type: ignore[return-value]
+    return gradient
 
 
-@contextlib.contextmanager
-def light_autograd() -> Iterator[None]:
-    """Inside, eager gradients load nothing; where dynamo is loaded already, all stays as it is."""
-    if "torch._dynamo" in sys.modules:
-        yield
-        return
-    with _LOCK:
-        _USERS[0] += 1
-        if _USERS[0] == 1:
-            _replace()
+def autograd_grad(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """``torch.autograd.grad``."""
+    found: tuple[Any, ...] = _functions().autograd_grad(*args, **kwargs)
+    return found
+
+
+class Functions(NamedTuple):
+    """The three, torch's or ours."""
+
+    vjp: Callable[..., Any]
+    grad: Callable[[Callable[..., Any], bool], Callable[..., Any]]
+    autograd_grad: Callable[..., Any]
+
+
+def _torchs_grad(function: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    return torch.func.grad(function, has_aux=has_aux)
+
+
+TORCHS = Functions(torch.func.vjp, _torchs_grad, torch.autograd.grad)
+
+
+def _functions() -> Functions:
+    if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules:
+        return TORCHS
+    return _tried()
+
+
+@functools.cache
+def _tried() -> Functions:
+    """Our copies where they work, else torch's own."""
     try:
-        yield
-    finally:
-        with _LOCK:
-            _USERS[0] -= 1
-            if _USERS[0] == 0:
-                _restore()
-
-
-def _replace() -> None:
-    """Puts both in place, unless torch is another than they were made for."""
-    try:
-        from torch._functorch import eager_transforms
-
-        for module, name, change in (
-            (eager_transforms, "_autograd_grad", _without_compiled_autograd),
-            (torch.autograd, "_make_grads", _without_symbols),
-        ):
-            usual = getattr(module, name)
-            changed = change(usual)
-            _REPLACED.append((module, name, usual))
-            setattr(module, name, changed)
-        if _TRIED != _REPLACED:
-            _try_out()
-            _TRIED[:] = _REPLACED
+        found = copies()
+        try_out(found)
     except Exception as error:
-        _restore()
         log.debug("torch's own autograd serves, which loads more: %s", error)
+        return TORCHS
+    return found
 
 
-def _restore() -> None:
-    while _REPLACED:
-        setattr(*_REPLACED.pop())
+def copies() -> Functions:
+    """torch's functions with other names for what they load."""
+    torchs: Any = importlib.import_module("torch._functorch.eager_transforms")
+    by_tape = _copy(torch.autograd.grad, _make_grads=_without_symbols(torch.autograd._make_grads))
+    light = {"_autograd_grad": _copy(torchs._autograd_grad, torch=_Torch(by_tape))}
+    guarded = torchs.doesnt_support_saved_tensors_hooks  # as both are in torch
+    pullback = guarded(_copy(torchs._vjp_with_argnums.__wrapped__, **light))
+    with_value = guarded(_copy(torchs.grad_and_value_impl.__wrapped__, **light))
+    gradient = _copy(torchs.grad_impl, grad_and_value_impl=with_value)
+
+    def by_function(function: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+        return lambda *args, **kwargs: gradient(function, 0, has_aux, args, kwargs)
+
+    return Functions(_copy(torchs.vjp, _vjp_with_argnums=pullback), by_function, by_tape)
 
 
-def _try_out() -> None:
-    """The derivative of x^3 at 2, by every function that is used."""
+def _copy(function: Any, **names: Any) -> Callable[..., Any]:
+    """The same code with other values for some of its global names."""
+    missing = set(names) - _names(function.__code__)
+    if missing:
+        raise RuntimeError(f"{function.__name__} does not use {', '.join(sorted(missing))}")
+    copied = types.FunctionType(
+        function.__code__, function.__globals__ | names, function.__name__, function.__defaults__
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """What code, and functions defined in it, look up by name."""
+    inside = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inside))
+
+
+def try_out(found: Functions) -> None:
+    """Raises unless all three find the derivative of x^3 at 2."""
     x = torch.full((1,), 2.0, requires_grad=True)
     with torch.enable_grad():
-        by_tape = torch.autograd.grad(x**3, x, torch.ones(1))[0]
-    by_function = torch.func.grad(lambda t: (t**3).sum())(x.detach())
-    by_pullback = torch.func.vjp(lambda t: t**3, x.detach())[1](torch.ones(1))[0]
+        by_tape = found.autograd_grad(x**3, x, torch.ones(1))[0]
+    by_function = found.grad(lambda t: (t**3).sum(), False)(x.detach())
+    by_pullback = found.vjp(lambda t: t**3, x.detach())[1](torch.ones(1))[0]
     if not [float(g) for g in (by_tape, by_function, by_pullback)] == [12.0] * 3:
         raise RuntimeError("a wrong derivative")
 
 
 class _Torch:
-    """The module torch, with a compiled autograd that is off until somebody loads dynamo."""
+    """The module torch, with a compiled autograd that is off, and ``autograd.grad`` as given."""
 
-    _off = types.SimpleNamespace(
-        compiled_autograd=types.SimpleNamespace(_disable=contextlib.nullcontext)
-    )
+    def __init__(self, by_tape: Callable[..., Any]) -> None:
+        off = types.SimpleNamespace(_disable=contextlib.nullcontext)
+        self._dynamo = types.SimpleNamespace(compiled_autograd=off)
+        self.autograd = types.SimpleNamespace(grad=by_tape)
 
     def __getattr__(self, name: str) -> Any:
-        off = name == "_dynamo" and "torch._dynamo" not in sys.modules
-        return self._off if off else getattr(torch, name)
-
-
-def _without_compiled_autograd(usual: types.FunctionType) -> types.FunctionType:
-    """The same code with another ``torch``."""
-    names = usual.__globals__ | {"torch": _Torch()}
-    light = types.FunctionType(usual.__code__, names, usual.__name__, usual.__defaults__)
-    light.__kwdefaults__ = usual.__kwdefaults__
-    return light
+        return getattr(torch, name)
 
 
 def _without_symbols(usual: Callable[..., Any]) -> Callable[..., Any]:
     """Gradients that fit their outputs are taken as they are; anything else is torch's business."""
 
-    def fits(output: Any, grad: Any) -> bool:
+    def fits(output: Any, gradient: Any) -> bool:
         return (
-            isinstance(output, Tensor) and isinstance(grad, Tensor)
-            and not (output.is_nested or grad.is_nested)
-            and output.shape == grad.shape and output.dtype == grad.dtype
+            isinstance(output, Tensor) and isinstance(gradient, Tensor)
+            and not (output.is_nested or gradient.is_nested)
+            and output.shape == gradient.shape and output.dtype == gradient.dtype
         )  # fmt: skip
 
     def make_grads(outputs: Any, grads: Any, *batched: Any, **named: Any) -> Any:

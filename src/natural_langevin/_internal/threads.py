@@ -29,6 +29,20 @@ def of_engines() -> int:
 
 
 @contextlib.contextmanager
+def as_given() -> Iterator[None]:
+    """Inside, within ``one``: the threads that the caller of it had. For a user's own code."""
+    count = getattr(_HERE, "count", None)
+    if count is None:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
 def one() -> Iterator[None]:
     """Inside, torch's operations take one thread; engines as many as before."""
     count = torch.get_num_threads()

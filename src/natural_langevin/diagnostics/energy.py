@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from natural_langevin._internal.chains import number_or_chains
-from natural_langevin._internal.light_autograd import light_autograd
+from natural_langevin._internal.light_autograd import grad
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.priors import Prior
 from natural_langevin.types import Params
@@ -25,7 +25,6 @@ from natural_langevin.types import Params
 Call = Callable[[Params, Tensor], Any]
 
 
-@light_autograd()
 def energy_gradient(
     call: Call,
     likelihood: Likelihood,

@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import torch
 
-from natural_langevin._internal.allocator import keep_pages
 from natural_langevin._internal.gpu_kernels import plain
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import Dynamics, Info, State
@@ -161,8 +160,6 @@ class Engine:
         if self.mode == "eager":
             return
         device = state.step.device
-        if device.type == "cpu":
-            keep_pages()
         if self.mode == "auto" and self._fuse:
             self._executor = plan_executor(
                 self.dynamics, state, self.stream, self.rates, self.num_data

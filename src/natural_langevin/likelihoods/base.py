@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
-from torch.func import grad
 
 from natural_langevin import random
+from natural_langevin._internal.light_autograd import grad
 
 #: What a likelihood learns along the way ({} for most): one value per chain, by name.
 State = dict[str, Tensor]

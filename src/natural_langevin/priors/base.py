@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.light_autograd import grad
+
 
 class Prior:
     """One parameter tensor's prior. Subclasses are final."""
@@ -23,7 +25,7 @@ class Prior:
     def gradient(self, theta: Tensor) -> Tensor:
         """d ln alpha / d theta: the shape of ``theta``. Unless a prior says it, by differentiating
         ``log_density``."""
-        found: Tensor = torch.func.grad(lambda t: self.log_density(t).sum())(theta)
+        found: Tensor = grad(lambda t: self.log_density(t).sum())(theta)
         return found
 
     def sample(self, key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from natural_langevin._internal.light_autograd import autograd_grad
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.types import Params
@@ -70,7 +71,7 @@ def curvature_products(
             for chain in () if at_once else range(state.chains):
                 own = {k: p[chain] for k, p in theta.items()}
                 total = total + loss(own, {k: v[chain] for k, v in state.likelihood.items()})
-            return torch.autograd.grad(total, list(theta.values()), create_graph=True)
+            return autograd_grad(total, list(theta.values()), create_graph=True)
 
     # Of small layers operator calls are what is paid for; convolutions in groups are slow.
     small = all(p.ndim <= 3 and p[0].numel() <= SMALL for p in theta.values())
@@ -81,7 +82,7 @@ def curvature_products(
 
     def apply(z: Params) -> Params:
         moved = factor.forward(z)
-        bent = torch.autograd.grad(
+        bent = autograd_grad(
             slope, list(theta.values()), [moved[k] for k in theta], retain_graph=True
         )
         return factor.transpose(dict(zip(theta, bent, strict=True)))

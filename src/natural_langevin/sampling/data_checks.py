@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vjp, vmap
+from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.light_autograd import vjp
 from natural_langevin._internal.proven import is_proven
 from natural_langevin.data.checks import shown_to_model
 from natural_langevin.data.streams import Loader, Stream

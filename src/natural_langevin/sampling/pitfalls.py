@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.light_autograd import autograd_grad
 from natural_langevin.statistics import Network
 from natural_langevin.types import Params
 
@@ -38,7 +39,7 @@ def check_attached(network: Network, params: Params, x: Tensor) -> None:
             reached: list[Tensor | None] = [None] * len(leaves)
             if tied:
                 total = torch.stack([o.sum() for o in tied]).sum()
-                reached = list(torch.autograd.grad(total, list(leaves.values()), allow_unused=True))
+                reached = list(autograd_grad(total, list(leaves.values()), allow_unused=True))
     except RuntimeError:  # what autograd cannot do is said by other checks
         return
     cut = [name for name, g in zip(leaves, reached, strict=True) if g is None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from natural_langevin._internal import threads
 from natural_langevin._internal.processes import Processes
 from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.dynamics.base import Info
@@ -53,17 +54,17 @@ class Watching:
         if self._callback is None:
             return
         report = self._engine.dynamics.integrator.report(state)  # type: ignore[attr-defined]
-        self._callback(
-            Look(
-                step=done,
-                steps=self._steps,
-                loss=info.loss.detach().cpu(),
-                kept=kept,
-                diverged=state.diverged.detach().cpu(),
-                acceptance=report.get("acceptance"),
-                measure=lambda: self._temperature(state),
-            )
+        look = Look(
+            step=done,
+            steps=self._steps,
+            loss=info.loss.detach().cpu(),
+            kept=kept,
+            diverged=state.diverged.detach().cpu(),
+            acceptance=report.get("acceptance"),
+            measure=lambda: self._temperature(state),
         )
+        with threads.as_given():
+            self._callback(look)
 
     def ends(self, state: Any, done: int, kept: int) -> bool:
         """Whether the target is reached."""

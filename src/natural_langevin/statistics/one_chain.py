@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vjp, vmap
+from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.light_autograd import grad, vjp
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.accumulation import accumulated, joined
@@ -104,7 +105,7 @@ class OneChain:
         epsilons = self._plan(x).epsilons(x.device) if watched else {}
         apart = self._apart()
         own = {name: p for name, p in params.items() if name not in apart}
-        outputs, pullback, inputs = vjp(  # type: ignore[misc]
+        outputs, pullback, inputs = vjp(
             lambda p, e: self.network.recorded_call(params | p, e, x), own, epsilons, has_aux=True
         )
         state, y, labels = settle(outputs)

@@ -13,9 +13,10 @@ from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
-from torch.func import functional_call, grad, vjp, vmap
+from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.light_autograd import grad, vjp
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.plan import Plan
 from natural_langevin.statistics.tape import Tensors, is_real

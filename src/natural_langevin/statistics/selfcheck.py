@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
+from natural_langevin._internal.light_autograd import grad
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics import Evaluation, Gradients, Network
 from natural_langevin.types import Params

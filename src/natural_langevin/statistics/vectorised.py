@@ -31,12 +31,32 @@ class _Plain:
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if not _is_ours():
+            return _SAVED["CheckpointFunction"].apply(function, preserve, *args)
         return function(*args)
 
 
 def _plain_generator(*args: Any, **kwargs: Any) -> Iterator[None]:
     """Stands in for the hooks of ``use_reentrant=False``: nothing before, nothing after."""
+    if not _is_ours():
+        yield from _SAVED["_checkpoint_without_reentrant_generator"](*args, **kwargs)
+        return
     yield
+
+
+def _is_tracing(tensor: Any = None) -> Any:
+    """Stands in for the question whether Transformers' masks may be looked at."""
+    return True if _is_ours() else _SAVED["is_tracing"](tensor)
+
+
+#: What the stand-ins stand for, by name, and the thread whose network is being called: for all
+#: others they are what they were.
+_SAVED: dict[str, Any] = {}
+_OWNER: list[int] = []
+
+
+def _is_ours() -> bool:
+    return threading.get_ident() in _OWNER
 
 
 #: What is replaced belongs to the process, and ``functional_call`` puts parameters into the module
@@ -68,22 +88,28 @@ def _batched_attention(x: Tensor) -> Any:
 @contextmanager
 def _replaced() -> Iterator[None]:
     """Inside, ``checkpoint(f, *args)`` is ``f(*args)``, and Transformers' masks are made without a
-    look at them. Not while torch.compile traces: it treats checkpoints as operators of its own."""
+    look at them, in this thread alone. Not while torch.compile traces: it treats checkpoints as
+    operators of its own."""
     parts: list[tuple[Any, str, Any]] = [
         (torch_checkpoint, "CheckpointFunction", _Plain),
         (torch_checkpoint, "_checkpoint_without_reentrant_generator", _plain_generator),
     ]
     masks = sys.modules.get("transformers.masking_utils")
     if hasattr(masks, "is_tracing"):
-        parts.append((masks, "is_tracing", lambda tensor=None: True))
-    saved = [getattr(module, name) for module, name, _ in parts]
+        parts.append((masks, "is_tracing", _is_tracing))
+    if _OWNER:  # a network within a network, of the same thread: the lock keeps others out
+        yield
+        return
+    _SAVED.update({name: getattr(module, name) for module, name, _ in parts})
+    _OWNER.append(threading.get_ident())
     try:
         for module, name, plain in parts:
             setattr(module, name, plain)
         yield
     finally:
-        for (module, name, _), value in zip(parts, saved, strict=True):
-            setattr(module, name, value)
+        for module, name, _ in parts:
+            setattr(module, name, _SAVED[name])
+        _OWNER.clear()
 
 
 #: What these transformations' errors speak of, which have no class of their own.

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods, preconditioners, priors, schedules
-from natural_langevin._internal.allocator import keep_pages
 from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin.dynamics import Integrator, Overdamped
 from natural_langevin.dynamics.base import Conditions
@@ -174,7 +173,6 @@ class NaturalLangevin(torch.optim.Optimizer):
         self.dynamics = _check_dynamics(Overdamped() if dynamics is None else dynamics)
         self.mean_rate, self._lr = mean_rate, lr
         check_parameters(model)
-        keep_pages()
         self._names = Names(model)
         watching = Fisher
         if shards.any_sharded(self._names.params.values()):

@@ -1,0 +1,55 @@
+"""What minibatches add to E[n beta L_n], and how much of it shuffled epochs leave.
+
+A minibatch's noise, eta C (g_B - g), adds to the energy of every direction k half of its heat, and
+the sum over directions needs no curvature: with d weights and the mean heat h of a weight
+(``diagnostics.kinetic``: ``minibatch``),
+
+    bias of lambda = d h / 2                                   for independent minibatches.
+
+Of m minibatches that are parts of one shuffled epoch the errors add up to zero: at the frequency
+omega their noise has the share
+
+    S(omega) = (m - F_m(omega)) / (m - 1),   F_m(omega) = sin(m omega / 2)^2 / (m sin(omega / 2)^2)
+
+of an independent one's power, F_m the Fejer kernel. A direction of curvature k in the metric moves
+at omega = sqrt(eta k). Noise is in proportion to k, which lies between its mean over the 2 lambda
+directions that the data see, and the steepest: their geometric mean stands for all.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def share_of_epochs(omega: float, minibatches: float) -> float:
+    """S(omega) of m minibatches per epoch.
+
+    >>> [round(share_of_epochs(0.2, m), 3) for m in (1, 5, 100)]
+    [0.0, 0.1, 1.002]
+    """
+    m = minibatches
+    if m <= 1:
+        return 0.0
+    fejer = math.sin(m * omega / 2) ** 2 / (m * math.sin(omega / 2) ** 2)
+    return (m - fejer) / (m - 1)
+
+
+def bias(
+    value: float, *, weights: int, heat: float, minibatches: float, step_size: float,
+    steepest: float | None, shuffled: bool,
+) -> float:  # fmt: skip
+    """By how much minibatches raise a learning coefficient that came out as ``value``.
+
+    Args:
+        weights: d, how many weights are sampled.
+        heat: mean heat of a weight, of independent minibatches.
+        minibatches: m, of an epoch.
+        steepest: the largest curvature in the metric, None: not known.
+        shuffled: whether minibatches are parts of shuffled epochs.
+    """
+    alone = weights * heat / 2
+    if not shuffled:
+        return alone
+    seen = max(1.0, weights / max(1.0, 2 * value))
+    k = math.sqrt(seen * max(seen, steepest or seen))
+    return alone * share_of_epochs(min(math.pi, math.sqrt(step_size * k)), minibatches)

@@ -1,0 +1,139 @@
+"""A local learning coefficient, its error, and whether to trust it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from natural_langevin._internal.figures import new_figure
+from natural_langevin.diagnostics import ranks
+from natural_langevin.posterior.posterior import Posterior
+
+#: R-hat above which chains have not mixed; parts of the value above which the Monte-Carlo error,
+#: minibatches' heat, and what twice the gamma would change, are worth a word.
+RHAT, NOISY, HOT, LOCAL = 1.1, 0.05, 0.1, 0.1
+#: Of what is taken off for minibatches, the part that counts as uncertain.
+UNSURE = 0.5
+#: Weights up to which a Metropolis-adjusted run is a reference worth its time.
+SMALL = 2_000
+
+
+@dataclass(frozen=True)
+class LearningCoefficient:
+    """lambda = n beta (E[L_n(w)] - L_n(w*)), ``value`` with its standard ``error``: the Monte-Carlo
+    error over chains and draws, and half of what was taken off for minibatches.
+
+    ``chains``: the value of every healthy chain. ``trace``: n beta (L_n - L_n(w*)) of every draw,
+    (chain, draw), before the correction. ``sensitivity``: d value / d ln gamma. ``losses``: of
+    every datum, (chain, draw, n), where they were asked for."""
+
+    value: float
+    error: float
+    chains: Tensor
+    posterior: Posterior = field(repr=False)
+    trace: Tensor = field(repr=False)
+    num_data: float
+    power: float
+    baseline: str
+    baseline_loss: float
+    weights: int
+    minibatch_bias: float
+    sensitivity: float
+    sensitivity_error: float
+    losses: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def rhat(self) -> float:
+        """Rank-normalised split R-hat of the trace: 1 where chains have mixed."""
+        return float(ranks.rhat(_numbers(self.trace))[0])
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why not to trust the value, each with a remedy; empty where there is no reason."""
+        found, size = [], max(abs(self.value), 1e-12)
+        lost = self.posterior.chains - len(self.posterior.healthy)
+        if lost:
+            found.append(f"{lost} of {self.posterior.chains} chains diverged: smaller step_size.")
+        if self.value < 2 * self.error or bool((self.chains < 0).any()):
+            found.append(
+                f"The loss at w* is not the lowest nearby (chains: {_round(self.chains)}): w* is "
+                'no local minimum. Train it further, or use baseline="minimum".'
+            )
+        if self.trace.shape[1] < 4 or not math.isfinite(self.error):
+            found.append("Too few draws to tell an error: more steps.")
+            return found
+        if self.rhat > RHAT:
+            exact = " On so few weights dynamics.Adjusted() is an exact reference."
+            found.append(
+                f"Chains have not mixed: R-hat {self.rhat:.2f}. More steps."
+                + (exact if self.weights <= SMALL else "")
+            )
+        if self.error > NOISY * size and self.value > 2 * self.error:
+            found.append(f"Noisy: the error is {self.error / size:.0%} of the value. More steps.")
+        if self.minibatch_bias > HOT * size:
+            found.append(
+                f"Hot: minibatches raised the value by about {self.minibatch_bias:.3g}, which was "
+                "taken off. A larger batch_size, or a smaller step_size."
+            )
+        change = math.log(2) * self.sensitivity
+        if abs(change) > LOCAL * size and abs(self.sensitivity) > 3 * self.sensitivity_error:
+            found.append(
+                f"It depends on gamma: twice as much would change it by {change:+.3g}. The "
+                "chains do not see a basin of w*, or see more than one; compare several gamma."
+            )
+        return found
+
+    def __str__(self) -> str:
+        chains, draws = self.trace.shape
+        lines = [
+            f"local learning coefficient {self.value:.4g} +- {self.error:.2g} "
+            f"({self.weights:,} weights, half of them {self.weights / 2:,.0f})",
+            f"{chains} chains of {draws} draws: {_round(self.chains)}; n = {self.num_data:,.0f}, "
+            f"beta = {self.power:.4g}, L(w*) = {self.baseline_loss:.5g} ({self.baseline}); "
+            f"minibatches: {-self.minibatch_bias:+.2g}",
+        ]
+        return "\n".join([*lines, *(self.warnings or ["No reason to doubt it was found."])])
+
+    def plot(self) -> Any:
+        """n beta (L_n - L_n(w*)) of every chain along its draws: a matplotlib figure."""
+        found = new_figure()
+        axes = found.subplots()
+        for chain, row in zip(self.posterior.healthy, self.trace.tolist(), strict=True):
+            axes.plot(row, linewidth=0.8, label=f"chain {chain}")
+        axes.axhline(self.value, color="black", linewidth=1)
+        axes.set_xlabel("draw")
+        axes.set_ylabel("n beta (L - L(w*))")
+        axes.legend()
+        return found
+
+
+def mean_and_error(trace: Tensor) -> tuple[float, float]:
+    """The mean over (chain, draw), and its Monte-Carlo error: the larger of that by the effective
+    sample size and that by the chains' own means."""
+    values = _numbers(trace)
+    error = float(ranks.error_of_mean(values)[0])
+    if len(trace) > 1:
+        between = float(trace.mean(1).std()) / math.sqrt(len(trace))
+        error = max(error, between) if math.isfinite(error) else between
+    return float(trace.mean()), error
+
+
+def slope_and_error(trace: Tensor, other: Tensor) -> tuple[float, float]:
+    """-Cov(trace, other) over draws, chain by chain, and its error over the chains."""
+    centred = (trace - trace.mean(1, keepdim=True)) * (other - other.mean(1, keepdim=True))
+    own = -centred.sum(1) / max(1, trace.shape[1] - 1)
+    error = float(own.std()) / math.sqrt(len(own)) if len(own) > 1 else math.inf
+    return float(own.mean()), error
+
+
+def _numbers(trace: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return trace.double().cpu().numpy()[:, :, None]
+
+
+def _round(values: Tensor) -> str:
+    return ", ".join(f"{v:.4g}" for v in torch.as_tensor(values).tolist()[:8])

@@ -1,0 +1,277 @@
+"""The local learning coefficient of one network.
+
+Everything is a run of ``Langevin``: prior around w* (``local``), likelihood power beta = 1 / ln n,
+start at w*, metric and step size by the recipe. E[L_n] is over all data at the kept draws. What is
+left of minibatches' heat is taken off (``epochs``): a fifth of the data is a minibatch, at which
+shuffled epochs leave little of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import priors
+from natural_langevin._internal.chains import likelihood_powers
+from natural_langevin._internal.given_weights import Weights, weights_of
+from natural_langevin.langevin import Langevin
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.slt import epochs, losses
+from natural_langevin.slt.estimate import (
+    UNSURE,
+    LearningCoefficient,
+    mean_and_error,
+    slope_and_error,
+)
+from natural_langevin.slt.local import localised
+from natural_langevin.types import Params
+
+Baseline = Literal["model", "minimum"]
+
+#: Minibatches of an epoch, and the fewest and most rows of one.
+MINIBATCHES, FEWEST_ROWS, MOST_ROWS = 5, 1000, 4096
+#: Draws of a chain at most: each is evaluated on all data.
+DRAWS = 64
+#: Steps of the descent that ``baseline="minimum"`` takes, and its step size in the metric.
+DESCENT_STEPS, DESCENT_STEP = 500, 0.05
+
+
+def llc(
+    model: nn.Module,
+    likelihood: Likelihood,
+    data: Any,
+    *,
+    gamma: float = 1.0,
+    prior: priors.PriorLike | None = None,
+    power: float | None = None,
+    baseline: Baseline = "model",
+    chains: int = 4,
+    steps: int | None = None,
+    seconds: float | None = None,
+    batch_size: int | None = None,
+    burn_in: int | None = None,
+    draws: int = DRAWS,
+    keep_losses: bool = False,
+    progress: bool | str = False,
+    **options: Any,
+) -> LearningCoefficient:
+    """The local learning coefficient at the model's own weights w*, with its error and a verdict.
+
+    Args:
+        data: (x, y) tensors, a TensorDataset, or a DataLoader.
+        gamma: how local: the prior is N(w*, s^2 / gamma), s^2 the mean square of a tensor's weights
+            (``localised``). ``prior`` is one of your own, such as ``priors.around(model,
+            variance=0.01)``.
+        power: beta; left open, 1 / ln n.
+        baseline: L_n(w*) "model", or "minimum", the lowest loss that a descent from w* finds.
+        steps, seconds, batch_size, burn_in: as of ``Langevin.sample``; left open, by the recipe.
+        draws: most draws of a chain that are kept, each of which is evaluated on all data.
+        keep_losses: keeps the loss of every datum at every draw (``influence`` needs none of it).
+        options: those of ``Langevin``, such as ``seed``, ``device``, ``step_size``,
+            ``preconditioner``, ``dynamics``.
+
+    >>> from natural_langevin import likelihoods
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch...>
+    >>> x = torch.randn(500, 3)
+    >>> y = x @ torch.tensor([[1.0], [2.0], [0.0]]) + torch.randn(500, 1)
+    >>> net = nn.Linear(3, 1)
+    >>> _ = net.weight.data.copy_(torch.linalg.lstsq(x, y).solution.T)
+    >>> net.bias.data.zero_()
+    tensor([0.])
+    >>> estimate = llc(net, likelihoods.Gaussian(sigma=1.0), (x, y), gamma=1e-4, steps=400)
+    >>> abs(estimate.value - 4 / 2) < 5 * estimate.error  # a regular model: half its weights
+    True
+    """
+    check(likelihood, model, baseline)
+    sampler, posterior = run(
+        model, likelihood, data, weights=model, gamma=gamma, prior=prior, power=power,
+        chains=chains, steps=steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in,
+        draws=draws, progress=progress, **options,
+    )  # fmt: skip
+    start = weights_of(model)
+    base = at_baseline(sampler, start, data, baseline, posterior)
+    return summarised(
+        sampler, posterior, data, posterior.healthy, base.expand(posterior.chains), baseline,
+        keep_losses=keep_losses,
+    )  # fmt: skip
+
+
+def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
+    """Refuses what has no loss to compare with that at w*."""
+    if baseline not in ("model", "minimum"):
+        raise ValueError(f'baseline must be "model" or "minimum", got {baseline!r}')
+    if isinstance(model, nn.Module) and isinstance(likelihood, Likelihood):
+        first = next((p for p in model.parameters() if p.requires_grad), torch.zeros(()))
+        if likelihood.init(1, dtype=first.dtype, device=first.device):
+            raise ValueError(
+                f"a learning coefficient needs a likelihood that stays the same, and {likelihood!r}"
+                " learns: give its value, such as likelihoods.Gaussian(sigma=0.3)"
+            )
+
+
+def run(
+    model: nn.Module,
+    likelihood: Likelihood,
+    data: Any,
+    *,
+    weights: Weights | list[Weights],
+    gamma: float,
+    prior: priors.PriorLike | None,
+    power: float | None,
+    chains: int,
+    draws: int,
+    batch_size: int | None,
+    steps: int | None,
+    seconds: float | None,
+    burn_in: int | None,
+    progress: bool | str,
+    **options: Any,
+) -> tuple[Langevin, Posterior]:
+    """A run around ``weights``, of one network or of one per chain."""
+    if draws < 1:
+        raise ValueError(f"draws must be positive, got {draws!r}")
+    count = rows_of(data, options.get("num_data"))
+    if power is None:
+        power = 1 / math.log(max(count, 3.0))
+    around = localised(weights, gamma=gamma) if prior is None else prior
+    sampler = Langevin(
+        model, likelihood, prior=around, likelihood_power=power, init=weights, chains=chains,
+        **{"mean_rate": None} | options,
+    )  # fmt: skip
+    if batch_size is None and not isinstance(data, DataLoader):
+        batch_size = usual_batch(int(count))
+    posterior = sampler.sample(
+        data, steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in, keep=draws,
+        progress=progress,
+    )  # fmt: skip
+    return sampler, posterior
+
+
+def rows_of(data: Any, num_data: float | None) -> float:
+    """n: the user's own, or what the data are."""
+    if num_data is not None:
+        return float(num_data)
+    if isinstance(data, DataLoader):
+        try:
+            return float(len(data.dataset))  # type: ignore[arg-type]
+        except TypeError:
+            raise ValueError(
+                "this DataLoader does not say how many data there are: give num_data=n"
+            ) from None
+    rows = data.tensors if isinstance(data, TensorDataset) else data
+    while not isinstance(rows, Tensor):
+        rows = next(iter(rows.values())) if isinstance(rows, Mapping) else rows[-1]
+    return float(len(rows))
+
+
+def usual_batch(count: int) -> int:
+    """Rows of a minibatch: all of few data, otherwise a fifth, within bounds.
+
+    >>> [usual_batch(n) for n in (300, 4000, 10_000, 60_000)]
+    [300, 1000, 2000, 4096]
+    """
+    return min(count, max(FEWEST_ROWS, min(count // MINIBATCHES, MOST_ROWS)))
+
+
+def at_baseline(
+    sampler: Langevin, start: Params, data: Any, baseline: Baseline, posterior: Posterior
+) -> Tensor:
+    """The loss to compare with, one per row of ``start``: (chain,), float64."""
+    start = {k: v.to(sampler.device) for k, v in start.items() if k in posterior.last}
+    own = losses.at_weights(sampler, start, data)
+    if baseline == "model":
+        return own
+    chains = len(own)
+    descent = Langevin(
+        sampler.model, sampler.likelihood, prior=priors.Flat(), temperature=0.0, init=start,
+        chains=chains, step_size=DESCENT_STEP, mean_rate=None, device=sampler.device,
+        num_data=None if sampler.num_data is None else int(sampler.num_data),
+    )  # fmt: skip
+    found = descent.sample(
+        data, DESCENT_STEPS, batch_size=posterior.config["batch_size"], thin=DESCENT_STEPS,
+        progress=False,
+    )  # fmt: skip
+    return torch.minimum(own, losses.at_weights(descent, found.last, data))
+
+
+def summarised(
+    sampler: Langevin,
+    posterior: Posterior,
+    data: Any,
+    chains: list[int],
+    base: Tensor,
+    baseline: Baseline,
+    *,
+    keep_losses: bool = False,
+    draws: Tensor | None = None,
+) -> LearningCoefficient:
+    """The estimate of some healthy ``chains``; ``base``: the loss at w* of all chains; ``draws``:
+    the losses of all healthy chains' draws, where they are known."""
+    config, healthy = posterior.config, posterior.healthy
+    if not chains:
+        raise ValueError("every chain diverged: give a smaller step_size, or a larger gamma")
+    found = losses.of_draws(sampler, posterior, data) if draws is None else draws
+    rows = torch.tensor([healthy.index(c) for c in chains])
+    count = float(config["num_data"])
+    beta = float(likelihood_powers(config, posterior.chains)[chains[0]])
+    trace = count * beta * (found[rows] - base[torch.tensor(chains)][:, None])
+    value, error = mean_and_error(trace)
+    weights = sum(p[0].numel() for p in posterior.last.values())
+    hot = _minibatch_bias(config, value, weights)
+    slope, slope_error = slope_and_error(trace, -log_prior(posterior, chains))
+    return LearningCoefficient(
+        value=value - hot,
+        error=math.hypot(error, UNSURE * hot),
+        chains=trace.mean(1) - hot,
+        posterior=posterior,
+        trace=trace,
+        num_data=count,
+        power=beta,
+        baseline=baseline,
+        baseline_loss=float(base[torch.tensor(chains)].mean()),
+        weights=weights,
+        minibatch_bias=hot,
+        sensitivity=slope,
+        sensitivity_error=slope_error,
+        losses=_losses(sampler, posterior, data) if keep_losses else None,
+    )
+
+
+def _minibatch_bias(config: Mapping[str, Any], value: float, weights: int) -> float:
+    """What minibatches have added, by what the run measured of them; 0 with all data in each."""
+    heat = (config.get("effective_temperature") or {}).get("minibatch")
+    minibatches = float(config["num_data"]) / float(config["batch_size"])
+    if not heat or minibatches <= 1:
+        return 0.0
+    chosen = config.get("recipe") or {}
+    return epochs.bias(
+        value, weights=weights, heat=float(heat), minibatches=minibatches,
+        step_size=chosen.get("step_size", 0.0), steepest=chosen.get("curvature"),
+        shuffled=bool(chosen) and not config.get("shared_batches"),
+    )  # fmt: skip
+
+
+def log_prior(posterior: Posterior, chains: list[int]) -> Tensor:
+    """ln alpha of every draw of these chains: (chain, draw), float64."""
+    assert posterior.prior is not None
+    total = torch.zeros(posterior.chains, posterior.draws, dtype=torch.float64)
+    for draw in range(posterior.draws):
+        for name, one in posterior.prior.items():
+            theta = posterior.samples[name][:, draw].to(posterior.last[name])
+            total[:, draw] += one.log_density(theta).double().cpu()
+    return total[chains]
+
+
+def _losses(sampler: Langevin, posterior: Posterior, data: Any) -> Tensor:
+    """The loss of every datum at every draw: (chain, draw, n)."""
+    parts = [
+        -posterior.log_likelihood(x, y, chains="all") for x, y in losses.batches(sampler, data)
+    ]
+    return torch.cat(parts, -1)

@@ -1,0 +1,57 @@
+"""Losses of all data at given weights: what E[L_n(w)] and L_n(w*) are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin.langevin import Langevin
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.statistics import Network
+from natural_langevin.types import Batch, Params
+
+#: Rows at a time.
+ROWS = 4096
+
+
+def batches(sampler: Langevin, data: Any) -> Iterator[Batch]:
+    """All rows, once: (x, y) as the sampler's network and likelihood take them."""
+    if isinstance(data, DataLoader):
+        for item in data:
+            yield sampler.signature.split(item)
+        return
+    x, y = sampler.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
+    yield from zip(x.split(ROWS), y.split(ROWS), strict=True)
+
+
+def at_weights(sampler: Langevin, weights: Params, data: Any) -> Tensor:
+    """The mean loss at weights (chain, *shape), (chain,), in nats and float64."""
+    network = Network(sampler.model, signature=sampler.signature)
+    chains = len(next(iter(weights.values())))
+    count, total = 0, torch.zeros(chains, dtype=torch.float64)
+    with torch.no_grad():
+        for x, y in batches(sampler, data):
+            x, y = x.to(sampler.device), y.to(sampler.device)
+            own = [
+                sampler.likelihood.log_loss(
+                    network.call({k: v[c] for k, v in weights.items()}, x.clone()), y, {}
+                )
+                for c in range(chains)
+            ]
+            total += torch.stack(own).double().sum(1).cpu()
+            count += len(x)
+    return total / count
+
+
+def of_draws(sampler: Langevin, posterior: Posterior, data: Any) -> Tensor:
+    """The mean loss of every draw of the healthy chains, (chain, draw), in nats and float64."""
+    count, total = 0, torch.zeros(1, 1, dtype=torch.float64)
+    for x, y in batches(sampler, data):
+        found = posterior.log_likelihood(x, y, chains="all")
+        total = total - found.double().sum(-1).cpu()
+        count += len(x)
+    return total / count

@@ -1,0 +1,218 @@
+"""Learning coefficients against closed forms of linear regression, and what a verdict says."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import likelihoods, priors, slt
+from natural_langevin.slt.epochs import share_of_epochs
+
+LIKELIHOOD = likelihoods.Gaussian(sigma=1.0)
+
+
+class Regression(NamedTuple):
+    """y = phi w + noise; all of its laws are Gaussian."""
+
+    x: Tensor
+    y: Tensor
+    model: nn.Linear
+    variance: float = 0.5
+
+    @property
+    def prior(self) -> dict[str, priors.Prior]:
+        return priors.around(self.model, variance=self.variance)
+
+    @property
+    def phi(self) -> Tensor:
+        return torch.cat([self.x, torch.ones_like(self.x[:, :1])], 1).double()
+
+    @property
+    def centre(self) -> Tensor:
+        return torch.cat([self.model.weight[0], self.model.bias]).detach().double()
+
+    def law(self, beta: float) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of w at a power of the likelihood."""
+        a, y = self.phi, self.y[:, 0].double()
+        precision = beta * a.T @ a + torch.eye(a.shape[1]).double() / self.variance
+        covariance = torch.linalg.inv(precision)
+        return covariance @ (beta * a.T @ y + self.centre / self.variance), covariance
+
+    def loss(self, w: Tensor) -> Tensor:
+        residual = self.y[:, 0].double() - self.phi @ w
+        return (residual.square().mean() + math.log(2 * math.pi)) / 2
+
+    def expected_loss(self, beta: float) -> float:
+        mean, covariance = self.law(beta)
+        spread = ((self.phi @ covariance) * self.phi).sum(1).mean() / 2
+        return float(self.loss(mean) + spread)
+
+
+def regression(n: int = 400, d: int = 5, seed: int = 0) -> Regression:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=g)
+    truth = torch.randn(d, generator=g)
+    y = (x @ truth)[:, None] + torch.randn(n, 1, generator=g)
+    model = nn.Linear(d, 1)
+    with torch.no_grad():
+        model.weight.copy_(truth + 0.02)
+        model.bias.fill_(0.01)
+    return Regression(x, y, model)
+
+
+def test_the_closed_form_of_a_regular_model() -> None:
+    problem, beta = regression(), 1 / math.log(400)
+    found = slt.llc(
+        problem.model, LIKELIHOOD, (problem.x, problem.y), prior=problem.prior, steps=800, seed=1
+    )
+    exact = 400 * beta * (problem.expected_loss(beta) - float(problem.loss(problem.centre)))
+    print(found, exact)
+    assert found.error < 0.2
+    assert abs(found.value - exact) < 4 * found.error
+    assert found.power == pytest.approx(beta)
+    assert found.minibatch_bias == 0  # all rows in one batch
+    assert len(found.chains) == 4
+    lowest = slt.llc(
+        problem.model, LIKELIHOOD, (problem.x, problem.y), prior=problem.prior, steps=800, seed=1,
+        baseline="minimum",
+    )  # fmt: skip
+    best = torch.linalg.lstsq(problem.phi, problem.y.double()).solution[:, 0]
+    assert lowest.baseline_loss == pytest.approx(float(problem.loss(best)), abs=2e-3)
+    assert lowest.value > found.value
+
+
+def rescaled(c: float) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    with torch.no_grad():
+        net[0].weight.mul_(c)
+        net[0].bias.mul_(c)
+        net[2].weight.div_(c)
+    return net
+
+
+def test_rescaled_layers_have_the_same_coefficient() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 6, generator=g)
+    y = rescaled(1.0)(x).detach() + torch.randn(600, 4, generator=g)
+    values = [
+        slt.llc(rescaled(c), LIKELIHOOD, (x, y), steps=120, chains=2).value
+        for c in (1e-4, 1.0, 1e4)
+    ]
+    print(values)
+    # The same draws of the same chains, in other units.
+    assert max(values) - min(values) < 1e-3 * values[1]
+    assert values[1] > 5
+
+
+def test_a_loader_and_the_losses_of_every_datum() -> None:
+    problem = regression(n=200, d=2)
+    loader = DataLoader(TensorDataset(problem.x, problem.y), batch_size=100, shuffle=True)
+    found = slt.llc(
+        problem.model, LIKELIHOOD, loader, prior=problem.prior, steps=120, chains=2,
+        keep_losses=True,
+    )  # fmt: skip
+    assert found.losses is not None
+    assert found.losses.shape == (2, found.posterior.draws, 200)
+    trace = 200 * found.power * (found.losses.double().mean(-1) - found.baseline_loss)
+    torch.testing.assert_close(trace, found.trace, rtol=1e-3, atol=1e-3)
+
+
+def test_verdicts() -> None:
+    problem = regression(n=200, d=2)
+    wrong = copy.deepcopy(problem.model)
+    with torch.no_grad():
+        wrong.weight.add_(1.0)
+    found = slt.llc(wrong, LIKELIHOOD, (problem.x, problem.y), gamma=0.01, steps=100, chains=2)
+    assert found.value < 0
+    assert "no local minimum" in str(found)
+    assert len(found.plot().axes) == 1
+    tight = slt.llc(
+        problem.model, LIKELIHOOD, (problem.x, problem.y), steps=600, chains=4, baseline="minimum",
+        prior=priors.around(problem.model, variance=0.03),
+    )  # fmt: skip
+    assert "depends on gamma" in str(tight)
+    assert tight.sensitivity < 0
+    short = slt.llc(problem.model, LIKELIHOOD, (problem.x, problem.y), steps=4, chains=2)
+    assert short.warnings
+    with pytest.raises(ValueError, match="stays the same"):
+        slt.llc(problem.model, likelihoods.Gaussian(sigma="rmse"), (problem.x, problem.y))
+    with pytest.raises(ValueError, match="baseline"):
+        slt.llc(problem.model, LIKELIHOOD, (problem.x, problem.y), baseline="best")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="gamma"):
+        slt.localised(problem.model, gamma=-1.0)
+
+
+def test_a_curve_is_every_checkpoints_own_coefficient() -> None:
+    problem = regression(n=300, d=3)
+    other = copy.deepcopy(problem.model)
+    with torch.no_grad():
+        other.weight.add_(0.05)
+    curve = slt.llc_curve(
+        {10: problem.model.state_dict(), 20: other}, problem.model, LIKELIHOOD,
+        (problem.x, problem.y), steps=600, chains=3, gamma=0.2,
+    )  # fmt: skip
+    assert curve.places == (10, 20)
+    beta = 1 / math.log(300)
+    for place, model, value, error in zip(
+        (0, 1), (problem.model, other), curve.value, curve.error, strict=True
+    ):
+        prior = slt.localised(model, gamma=0.2)
+        own = problem._replace(model=model, variance=prior["weight"].variance)  # type: ignore[attr-defined]
+        exact = 300 * beta * (own.expected_loss(beta) - float(own.loss(own.centre)))
+        print(place, float(value), float(error), exact)
+        assert abs(float(value) - exact) < 4 * float(error)
+        assert float(curve.loss[place]) == pytest.approx(float(own.loss(own.centre)), abs=1e-5)
+    assert "+-" in str(curve)
+    assert len(curve.plot().axes) == 2
+
+
+def test_wbic_is_the_mean_loss_at_its_power() -> None:
+    problem, beta = regression(n=300, d=3), 1 / math.log(300)
+    found = slt.wbic(
+        problem.model, LIKELIHOOD, (problem.x, problem.y), prior=problem.prior, steps=800,
+        init="model",
+    )  # fmt: skip
+    exact = 300 * problem.expected_loss(beta)
+    assert abs(found.value - exact) < 4 * found.error
+    assert found.error < 2
+    assert "WBIC" in str(found)
+
+
+def test_influence_is_the_covariance_of_losses() -> None:
+    """Cov of (a_i w - y_i)^2 / 2 under N(m, S): (a_i S a_q)^2 / 2 + r_i r_q a_i S a_q."""
+    problem, beta = regression(n=60, d=2), 0.3
+    found = slt.llc(
+        problem.model, LIKELIHOOD, (problem.x, problem.y), prior=problem.prior, power=beta,
+        steps=4000, chains=4, draws=400,
+    )  # fmt: skip
+    few = (problem.x[:3], problem.y[:3])
+    each = slt.influence(found, (problem.x, problem.y), few)
+    mean, covariance = problem.law(beta)
+    between = problem.phi[:3] @ covariance @ problem.phi.T
+    residual = problem.phi @ mean - problem.y[:, 0].double()
+    exact = -beta * (between.square() / 2 + residual[:3, None] * residual * between)
+    assert each.shape == (3, 60)
+    correlation = torch.corrcoef(torch.stack([each.flatten(), exact.flatten()]))[0, 1]
+    slope = float((each * exact).sum() / exact.square().sum())
+    print(float(correlation), slope)
+    assert correlation > 0.95
+    assert slope == pytest.approx(1, abs=0.15)
+
+
+def test_what_epochs_leave_of_the_noise_of_minibatches() -> None:
+    """The power spectrum of reshuffled minibatches' errors, simulated."""
+    g, m, epochs = torch.Generator().manual_seed(0), 5, 40_000
+    noise = torch.randn(epochs, m, generator=g, dtype=torch.float64)
+    series = (noise - noise.mean(1, keepdim=True)).flatten() * math.sqrt(m / (m - 1))
+    power = torch.fft.rfft(series).abs().square() / len(series)
+    for omega in (0.1, 0.4, 1.0):
+        at = int(omega / (2 * math.pi) * len(series))
+        band = power[at - 300 : at + 300]  # 600 values: an error of 4 %
+        assert float(band.mean()) == pytest.approx(share_of_epochs(omega, m), rel=0.16)

@@ -198,7 +198,7 @@ def _start(case: Case, dtype: torch.dtype, device: str) -> tuple[Any, InMemory, 
     x, y = data(dtype)
     if case.metric:
         sampler = _sampler(case, dtype, device)
-        size = DATA if sampler.dynamics.compares_energies else BATCH
+        size = DATA if isinstance(sampler.dynamics, Adjusted | NoseHoover) else BATCH
         made, state = sampler.prepare((x, y), steps=STEPS, batch_size=size, burn_in=BURN_IN)
         assert isinstance(made.stream, InMemory)
         return made.dynamics, made.stream, made.rates, state

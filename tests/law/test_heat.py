@@ -1,5 +1,5 @@
 """Minibatch heat at eta = B T / N: without a correction the posterior is half as wide again, with
-``correct_heat`` it is not, and a thermostat finds the friction by itself.
+``correct_heat`` it is not.
 
 Minibatches are independent, of 10 of 200 data, and the metric is the full Fisher matrix of all
 data, which then stands still. The reference is the exact stationary law of the *full-batch* chain

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.extras import needing
+from natural_langevin._internal.messages import visible
 from natural_langevin.report import charts, digits, heatmap, reliability, schema, summary, text
 from natural_langevin.report.claims import claims
 from natural_langevin.report.palette import hues
@@ -126,9 +127,12 @@ def environment() -> Environment:
     """Jinja over the package's templates: everything escaped, an unknown name an error."""
     with needing("the report needs jinja2", "report"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
     return Environment(
         loader=PackageLoader("natural_langevin.report"),
         autoescape=True,
+        # Control characters of what users named are written out; only charts are Markup.
+        finalize=lambda v: visible(v) if isinstance(v, str) and not isinstance(v, Markup) else v,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -16,6 +16,7 @@ from typing import Any
 
 from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.messages import visible
 from natural_langevin.report.schema import ResultsError
 
 INK, BLUE, RED, GREY = "#222222", "#2b6cb0", "#c53030", "#9aa5b1"
@@ -43,8 +44,10 @@ def draw(quality: Mapping[str, Any], *, title: str, words: Sequence[str]) -> Any
     heading, body = figure.subfigures(2, 1, height_ratios=(0.22, 0.78))
     lines = [line for sentence in words for line in textwrap.wrap(_tied(sentence), 118)]
     style = {"ha": "left", "va": "top", "color": INK, "parse_math": False}
-    heading.text(0.015, 0.95, title, fontsize=12, fontweight="bold", **style)
-    heading.text(0.015, 0.70, "\n".join(lines), fontsize=10, linespacing=1.35, **style)
+    heading.text(
+        0.015, 0.95, visible(" ".join(title.split())), fontsize=12, fontweight="bold", **style
+    )
+    heading.text(0.015, 0.70, visible("\n".join(lines)), fontsize=10, linespacing=1.35, **style)
     left, right = body.subplots(1, 2)
     if quality["task"] == "classification":
         _reliability(left, quality["reliability"])

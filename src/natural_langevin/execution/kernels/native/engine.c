@@ -584,7 +584,7 @@ static void *work(void *argument) {
         atomic_fetch_add(crew->done + chain, 1);
     }
     for (int64_t chain = alone; chain < run->chains; ++chain) {
-        crew->common->chain = chain;  // everybody writes the same, behind the barrier below
+        if (w->number == 0) crew->common->chain = chain;  // read behind the barrier below
         meet(crew->common);
         advance(crew->common, w->number, scratch, 0, run->count);
         meet(crew->common);

@@ -1,0 +1,74 @@
+"""Classes, columns and cells that are terminal codes, markup, templates or several lines: they are
+shown, and nothing of them is obeyed, by the terminal, the report or the picture."""
+
+import re
+
+import numpy as np
+import pytest
+
+from html_reader import Reader
+from tables import SMALL, read_table, run, write_table
+
+CLASSES = (
+    "\x1b[31mred\x1b]0;title\x07\x1b[2J\x9b1m",
+    '"><script>alert(1)</script><img src=x onerror=alert(1)>',
+    "[red]no[/red] {{ 7 * 7 }} ${x} {% raw %} $\\undefined{ \u202eevil",
+)
+COLUMNS = (
+    "<b>a</b>",
+    "[bold]{{b}}[/bold]\x1b[1m",
+    "two\nlines\x1b[A",
+    "$\\frac{",
+    "target\x1b[8m",
+)
+CELLS = ("\x1b[5mu", "<svg onload=alert(1)>", "\u202ew")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    rng = np.random.default_rng(0)
+    rows = []
+    for k in rng.integers(0, 3, 90):
+        numbers = [f"{rng.normal(3 * k):.3f}" for _ in range(3)]
+        rows.append([*numbers, CELLS[rng.integers(3)], CLASSES[k]])
+    table = write_table(folder / "table.csv", COLUMNS, rows)
+    found = run("train", table, "--target", COLUMNS[-1], "--out", folder / "run", *SMALL)
+    assert found.exit_code == 0, found.output
+    return folder / "run", table, found.output
+
+
+def check_shown(output: str) -> None:
+    for control in "\x1b\x07\x9b\r\x00\u202e":
+        assert control not in output, ascii(output)
+
+
+def test_the_terminal_obeys_none_of_them(trained):
+    folder, table, said = trained
+    check_shown(said)
+    assert "\\x1b[31mred" in said
+    assert "{{ 7 * 7 }}" in said  # no template, and no markup of the console
+    check_shown(run("evaluate", folder, table).output)
+
+
+def test_predictions_hold_them_as_they_are(trained, tmp_path):
+    folder, table, _ = trained
+    found = run("predict", folder, table, "--out", tmp_path / "out.csv")
+    assert found.exit_code == 0, found.output
+    check_shown(found.output)
+    rows = read_table(tmp_path / "out.csv")
+    assert len(rows) == 90
+    assert set(CLASSES) >= {row[next(k for k in row if "predict" in k)] for row in rows}
+
+
+def test_the_page_obeys_none_of_them(trained, tmp_path):
+    folder, _, _ = trained
+    found = run("report", folder, "--out", tmp_path / "page.html")
+    assert found.exit_code == 0, found.output
+    text = (tmp_path / "page.html").read_text()
+    elements = Reader(text).elements
+    tags = {tag for tag, _, _ in elements}
+    assert not tags & {"script", "iframe", "object", "embed", "b"}
+    assert not any(name.startswith("on") for _, given, _ in elements for name in given)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+    assert "default-src 'none'" in text

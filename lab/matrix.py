@@ -54,8 +54,9 @@ from natural_langevin.execution.kernels.native.planner import plan_native
 from natural_langevin.execution.kernels.whole_steps import planner as whole_steps_planner
 from natural_langevin.experiments.origin import origin
 from natural_langevin.models import fan_in_init
-from natural_langevin.sampling import starts, warm_up
-from natural_langevin.sampling.exchange import ReplicaExchange
+from natural_langevin.problem import starts
+from natural_langevin.run import descent
+from natural_langevin.run.exchange import ReplicaExchange
 
 Way = Literal["eager", "graph", "kernels", "native", "whole", "traced", "compiled"]
 
@@ -225,7 +226,7 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
         if case.dynamics == "exchange":
             sampler = _sampler(case, dtype, device)
             swaps = ReplicaExchange(
-                one, sampler.mesh, sampler._temperature, sampler._prior,
+                one, sampler.mesh, sampler.problem.temperature, sampler.problem.prior,
                 every=EXCHANGE, burn_in=0, seed=0,
             )  # fmt: skip
             one.pauses.append(swaps)
@@ -294,13 +295,13 @@ def check_start(device: str) -> dict[str, Any]:
     problem = None
     try:
         sampler = _sampler(case._replace(dynamics="overdamped"), torch.float32, device)
-        found = starts.better(sampler, (x, y))
+        found = starts.better(sampler.problem, (x, y))
         engine, state = sampler.prepare((x, y), steps=1, batch_size=BATCH)
         assert isinstance(engine.stream, InMemory)
-        before = mean_loss(sampler._dynamics, state, engine.stream)
+        before = mean_loss(sampler.frame, state, engine.stream)
         at = pytree.tree_map(torch.clone, state.params)
-        end = warm_up.descend(sampler._dynamics, state, engine.stream, DATA, mode="auto")
-        gain = float((before - mean_loss(sampler._dynamics, end, engine.stream)).min())
+        end = descent.descend(sampler.frame, state, engine.stream, DATA, mode="auto")
+        gain = float((before - mean_loss(sampler.frame, end, engine.stream)).min())
         if not found[1] or gain < 0.3:
             problem = f"went down from {found} by {gain:.2f} nats only"
         elif any(not torch.equal(p, at[k]) for k, p in state.params.items()):

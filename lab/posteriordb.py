@@ -43,7 +43,7 @@ from posteriordb_models import MODELS, Model, at_the_defaults, load  # noqa: E40
 from lab.pages import with_part  # noqa: E402
 from natural_langevin import Posterior, __version__  # noqa: E402
 from natural_langevin.experiments.origin import origin  # noqa: E402
-from natural_langevin.sampling import slowness  # noqa: E402
+from natural_langevin.recipe import slowness  # noqa: E402
 
 METRICS = [
     "default", "QuasiDiagonalFisher", "DiagonalFisher", "UnitFisher", "FullFisher",

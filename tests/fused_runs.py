@@ -53,7 +53,7 @@ def assert_same_run(
 ) -> FusedStep:
     """All of a run's steps by kernels, written over ``state``, and by the general step; the second
     chain stops before step ``stops_at``. The step that took them, in ``tasks`` parts."""
-    found = plan(one._dynamics, state, engine.stream.example(), 50, given=True)
+    found = plan(one.frame, state, engine.stream.example(), 50, given=True)
     assert tasks is None or len(found) == tasks
     step, expected = FusedStep(found, backend), copy.deepcopy(state)
     for k in range(len(engine.rates)):
@@ -61,8 +61,8 @@ def assert_same_run(
             state.diverged[1] = expected.diverged[1] = 0
         engine._data.shuffle(k)
         kind = engine.rates.kind(k)
-        expected, info = pure_step(one._dynamics, engine._data, expected, None, kind)
-        fused = step(one._dynamics, engine._data, state, None, kind)
+        expected, info = pure_step(one.frame, engine._data, expected, None, kind)
+        fused = step(one.frame, engine._data, state, None, kind)
         assert torch.equal(fused.diverged, info.diverged)
         torch.testing.assert_close(fused.loss, info.loss, rtol=1e-4, atol=1e-5)
     for general, own in zip(pytree.tree_leaves(expected), pytree.tree_leaves(state), strict=True):

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from natural_langevin.sampling import cost, prior_scale, recipe, warm_up
-from natural_langevin.sampling.prior_scale import Trial
+from natural_langevin.recipe import cost, prior_scale
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.recipe.prior_scale import Trial
+from natural_langevin.run import descent
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
@@ -20,4 +22,4 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(prior_scale, "MOST_WORK", 0.03 * prior_scale.MOST_WORK)
     patch.setattr(prior_scale, "NATIVE", Trial(40, 2, 5, rounds=2))
     patch.setattr(prior_scale, "EAGER", Trial(24, 1, 6))
-    patch.setattr(warm_up, "ROUNDS", (40, 80))
+    patch.setattr(descent, "ROUNDS", (40, 80))

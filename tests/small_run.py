@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
-from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.run.collector import SampleCollector
 
 
 def network(activation: type[nn.Module] = nn.Tanh) -> nn.Module:

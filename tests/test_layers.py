@@ -21,7 +21,7 @@ PACKAGE = "natural_langevin"
 ORDER = [
     "types", "_internal", "random", "schedules", "data", "models", "likelihoods", "priors",
     "statistics", "preconditioners", "dynamics", "execution", "metrics", "diagnostics", "posterior",
-    "sampling", "distributed", "langevin", "optim", "slt", "integrations", "tabular",
+    "distributed", "problem", "run", "recipe", "langevin", "optim", "slt", "integrations", "tabular",
     "experiments", "sklearn", "report", "cli",
 ]  # fmt: skip
 

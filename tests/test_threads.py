@@ -63,7 +63,7 @@ def test_predicting_saving_and_reading_at_once(posterior, tmp_path):
     assert wrong == []
 
 
-def test_two_runs_of_one_sampler_at_once_are_refused_and_the_first_keeps_its_bits(posterior):
+def test_two_runs_of_one_sampler_at_once_do_not_know_of_each_other(posterior):
     sampler, data = small_run.sampler(), small_run.data()
     options = {"batch_size": 20, "burn_in": 4, "thin": 1, "progress": False}
     inside, leave, found = threading.Event(), threading.Event(), []
@@ -83,13 +83,9 @@ def test_two_runs_of_one_sampler_at_once_are_refused_and_the_first_keeps_its_bit
     thread = threading.Thread(target=first)
     thread.start()
     assert inside.wait(60)
-    for call in (
-        lambda: sampler.sample(data, 12, **options),
-        lambda: sampler.prepare(data, steps=2),
-        lambda: sampler.effective_temperature(data),
-    ):
-        with pytest.raises(RuntimeError, match=r"in another thread.*make one for each thread"):
-            call()
+    # Every call has a network of its own: what others do to theirs does not show.
+    small_run.assert_same(posterior, sampler.sample(data, 12, **options))
+    assert not sampler.effective_temperature(data, steps=4).wrong
     leave.set()
     thread.join()
     small_run.assert_same(posterior, found[0])

@@ -98,7 +98,7 @@ def test_noise_and_drift_share_one_metric(name: str, targets: str) -> None:
     ]  # fmt: skip
     hot, cold = (run.step(run.init(), (x, x[:, :1] * 2))[0] for run in runs)
     noise = torch.cat([(hot.params[k] - cold.params[k]).flatten(1) for k in hot.params], dim=1)
-    columns, damping = [], runs[0]._dynamics.damping(cold.params, 10)
+    columns, damping = [], runs[0].frame.damping(cold.params, 10)
     for basis in torch.eye(3).double():
         tree = {"weight": basis[:2].expand(CHAINS, 1, 2), "bias": basis[2:].expand(CHAINS, 1)}
         image = runs[0].preconditioner.apply(cold.metric, tree, damping)

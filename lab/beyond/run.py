@@ -18,7 +18,7 @@ from lab.pages import markdown
 from lab.results_file import write_results
 from natural_langevin.data import Dataset
 from natural_langevin.experiments.origin import origin
-from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.run.loop import DivergenceError
 
 FORMAT = 1
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.dynamics.base import Info
 from natural_langevin.execution.engine import Engine
-from natural_langevin.sampling.checkpoint import RunCheckpoint
-from natural_langevin.sampling.loop import DivergenceError, RunPlan, run
+from natural_langevin.run.checkpoint import RunCheckpoint
+from natural_langevin.run.loop import DivergenceError, RunPlan, run
 
 #: Steps between two looks at the clock, where no iterate is kept.
 LOOK_EVERY = 100

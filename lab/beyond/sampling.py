@@ -25,7 +25,7 @@ from natural_langevin.data import Dataset
 from natural_langevin.dynamics import Integrator
 from natural_langevin.experiments.table1.ensemble import Ensemble
 from natural_langevin.langevin import Langevin
-from natural_langevin.sampling import temperature_probe
+from natural_langevin.run import temperature_probe
 
 
 @dataclass(frozen=True)

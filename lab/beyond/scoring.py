@@ -14,7 +14,7 @@ from lab.beyond.sampling import Bench, Group, Sampled, sample
 from lab.beyond.search import Axis, Cell, Round, search
 from natural_langevin import metrics
 from natural_langevin.dynamics import Integrator, Underdamped
-from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.run.loop import DivergenceError
 
 Result = dict[str, Any]
 #: The share of the uniform in scores called "resolved".

@@ -22,8 +22,8 @@ from lab.defaults import nuts_files, record
 from lab.defaults.small import PROBLEMS, Problem
 from lab.pages import markdown
 from natural_langevin import Langevin, Posterior
-from natural_langevin.sampling import recipe
-from natural_langevin.sampling.interrupts import whole_runs
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.run.interrupts import whole_runs
 
 PART = "nuts"
 

@@ -20,7 +20,7 @@ from lab.defaults import record
 from lab.defaults.problems import Problem, problems
 from lab.pages import markdown
 from natural_langevin import Langevin, likelihoods
-from natural_langevin.sampling.interrupts import whole_runs
+from natural_langevin.run.interrupts import whole_runs
 
 TIMES = (1, 3, 10)
 PART = "longer"

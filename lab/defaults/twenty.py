@@ -18,7 +18,7 @@ from lab.defaults import calibration, record, rivals
 from lab.defaults.problems import Problem, problems
 from lab.defaults.twenty_table import key, table
 from natural_langevin import Langevin, Posterior, likelihoods
-from natural_langevin.sampling.interrupts import whole_runs
+from natural_langevin.run.interrupts import whole_runs
 
 PART, RIVALS = "twenty", "rivals"
 

@@ -170,17 +170,17 @@ def pace(contender: Contender, problem: Problem, settings: Settings) -> float:
     """Seconds of a step, once everything is warm: the mean along a run, whose metric stands still
     after burn-in, from when on its statistics cost nothing."""
     kind = torch.device(settings.device).type
-    warm_up, timed = WARM_UP[kind], TIMED[kind]
-    both = warm_up + timed
+    descent, timed = WARM_UP[kind], TIMED[kind]
+    both = descent + timed
     chain = sampler(contender, settings, contender.step_sizes[0])
     engine, state = chain.prepare(
         (problem.x, problem.y), steps=2 * both, batch_size=settings.batch_size, burn_in=both
     )
     seconds = []
     for first in (0, both):
-        state, _ = engine.run(state, first, warm_up)
+        state, _ = engine.run(state, first, descent)
         began = now(settings.device)
-        state, _ = engine.run(state, first + warm_up, timed)
+        state, _ = engine.run(state, first + descent, timed)
         seconds.append((now(settings.device) - began) / timed)
     adapting = contender.kept_from / contender.cycles
     return adapting * seconds[0] + (1 - adapting) * seconds[1]

@@ -74,7 +74,7 @@ class Descent:
             self._velocity.mul_(MOMENTUM).sub_(self._rate * gradient)
             theta.add_(self._velocity)
 
-    def warm_up(self, rates: list[float]) -> None:
+    def descent(self, rates: list[float]) -> None:
         """The first steps, with whatever is set up once; on a GPU all later ones are replays."""
         if not self._rows.is_cuda:
             self.run(rates)
@@ -95,7 +95,7 @@ def pace(contender: Contender, problem: Problem, settings: Settings) -> float:
     kind = torch.device(settings.device).type
     with seeded(settings):
         descent = Descent(contender, problem, settings)
-        descent.warm_up([0.0] * WARM_UP[kind])
+        descent.descent([0.0] * WARM_UP[kind])
         began = now(settings.device)
         descent.run([0.0] * TIMED[kind])
         return (now(settings.device) - began) / TIMED[kind]
@@ -118,7 +118,7 @@ def follow(
     first = min(WARM_UP[torch.device(settings.device).type], planned)
     with seeded(settings):
         descent = Descent(contender, problem, settings)
-        descent.warm_up(rates[:first])  # with what is set up once: counted at the pace
+        descent.descent(rates[:first])  # with what is set up once: counted at the pace
         began = now(settings.device)
         descent.run(rates[first:])
         params = {"theta": descent.network.theta.detach()}

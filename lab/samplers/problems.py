@@ -23,7 +23,7 @@ from natural_langevin import Langevin, likelihoods, models, preconditioners, pri
 from natural_langevin.diagnostics import mixing
 from natural_langevin.dynamics import Adjusted, Integrator, Overdamped, Underdamped
 from natural_langevin.preconditioners.base import FisherPreconditioner
-from natural_langevin.sampling.curvature import steepest
+from natural_langevin.recipe.curvature import steepest
 
 SEED, CHAINS, BURN_IN = 0, 32, 60
 #: Draws of a chain that are taken whatever they cost.

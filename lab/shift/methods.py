@@ -19,7 +19,7 @@ from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
 from natural_langevin.dynamics.dropout import PerceptronLoss, forward, hidden_units
 from natural_langevin.execution.engine import Engine
-from natural_langevin.sampling.interrupts import whole_runs
+from natural_langevin.run.interrupts import whole_runs
 from natural_langevin.types import Params
 
 #: Inputs (n, D) to the class probabilities of every network: (network, n, classes).

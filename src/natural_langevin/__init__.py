@@ -15,14 +15,16 @@ from natural_langevin._internal.tensorfile import StorageError
 from natural_langevin._internal.version import __version__
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.langevin import Langevin
+from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.prediction import Prediction
-from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.run.loop import DivergenceError
 
 __all__ = [
     "DivergenceError",
     "Info",
     "Langevin",
+    "Plan",
     "Posterior",
     "Prediction",
     "State",

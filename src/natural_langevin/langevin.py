@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -14,38 +16,46 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, preconditioners, priors, schedules
 from natural_langevin._internal import gpu_build, threads
-from natural_langevin._internal.one_at_a_time import OneAtATime, exclusive
+from natural_langevin._internal.one_at_a_time import OneAtATime
+from natural_langevin._internal.processes import Processes
 from natural_langevin.data.signature import Signature
 from natural_langevin.diagnostics import Kinetic
-from natural_langevin.distributed import run_description, sampler_run
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.distributed.process_mesh import ProcessMesh, find_processes
 from natural_langevin.dynamics.base import Info, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.posterior import stores
+from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling import (
-    assembly,
-    cost,
+from natural_langevin.posterior.units import in_standard_units
+from natural_langevin.problem import (
     density,
-    frozen_front,
-    open_settings,
-    preparation,
+    notices,
     standard_units,
     starts,
-    step_size_search,
-    temperature_probe,
-    time_limit,
     trained,
     validation,
+    work,
 )
-from natural_langevin.sampling.footprint import check_step_memory
-from natural_langevin.sampling.look import Callback
-from natural_langevin.sampling.preparation import in_tensors
-from natural_langevin.sampling.step_size_checks import StepSize
-from natural_langevin.sampling.validation import data_in_one
+from natural_langevin.problem.footprint import check_step_memory
+from natural_langevin.problem.frozen_front import without_front
+from natural_langevin.problem.motion import Motion
+from natural_langevin.problem.pitfalls import refuse_autocast
+from natural_langevin.problem.problem import ChainSet, Problem
+from natural_langevin.problem.step_size_checks import StepSize, known_step_size
+from natural_langevin.problem.validation import data_in_one
+from natural_langevin.recipe import decide, open_settings, rules, step_size_search
+from natural_langevin.recipe.decide import Asked
+from natural_langevin.recipe.open_settings import Given
+from natural_langevin.run import description, preparation, temperature_probe
+from natural_langevin.run.kept_draws import check_every, check_sample_dtype
+from natural_langevin.run.look import Callback
+from natural_langevin.run.run import Options, run
+from natural_langevin.run.setup import resumed_config
+from natural_langevin.run.time_limit import TimeLimit
+from natural_langevin.run.until import parse as parse_until
 from natural_langevin.statistics import Network, check_hooks, plain_copy, prepare_model
-from natural_langevin.types import Batch, Params
 
 log = logging.getLogger("natural_langevin")
 
@@ -85,18 +95,22 @@ class Langevin:
         clip: float | None = None,
         control_variates: int | None = None,
         parallel: str | Layout | DeviceMesh | None = "auto",
+        recipe: open_settings.RecipeName | None = None,
+        calibrate: bool = True,
     ) -> None:
         """``mean_rate`` is mu_t of the running mean; None keeps none, and ``posterior.mean`` is the
         mean of the kept draws. docs/api/sampler.md has the other arguments.
 
-        With ``step_size="auto"``, the default, everything that is left open follows the recipe
-        (``sampling.recipe``): dynamics, metric, prior by fan-in with its scale chosen on held-out
-        rows, start, step size, and the length of ``sample``. ``posterior.config["recipe"]`` says
-        what was chosen, and why. With ``dynamics`` of one's own, "auto" is the step-size search of
-        ``choose_step_size``.
+        ``recipe``: which constants fill what is open. "auto": dynamics, metric, prior by fan-in
+        with its scale chosen on held-out rows, start, step size and the length of ``sample`` are
+        chosen for the data (``recipe.rules``); ``plan`` and ``posterior.plan`` say what, and why.
+        "paper": Algorithm 1, ``dynamics.Overdamped()``, with QDOP, the prior N(0, 0.1), starting at
+        the model, every iterate kept. None: "paper" with a step size or dynamics of one's own,
+        "auto" otherwise. ``step_size="auto"`` with dynamics of one's own, or with the paper's, is
+        the search of ``choose_step_size``.
 
-        With a step size of one's own, what is left open is the paper's: ``dynamics.Overdamped()``,
-        Algorithm 1, with QDOP, the prior N(0, 0.1), starting at the model.
+        ``calibrate``: whether the recipe's held-out rows also say how sure predictions are (the
+        power of class probabilities, the spread and the noise of numbers); draws do not.
 
         ``likelihood_power`` is beta in pi(theta) ~ [alpha(theta) prod_n p(y_n | x_n)^beta]^(1/T),
         a number above 0 or a tensor of one per chain: N data count as beta N. ``init``: "model",
@@ -112,70 +126,145 @@ class Langevin:
         spreads the chains over the processes and shares their minibatches where there are more
         processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
         process for itself. ``chains`` and values per chain are always those of all processes."""
-        #: For a sampler of some layers alone (``sampling.frozen_front``).
-        self._options = {
-            k: v for k, v in locals().items() if k not in ("self", "model", "likelihood")
-        }
-        found = open_settings.settle(
+        given = open_settings.fill(
             model, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
-            step_size=step_size, init=init,
+            step_size=step_size, init=init, recipe=recipe, calibrate=calibrate,
         )  # fmt: skip
-        self._auto, self._by_recipe = found.auto, found.by_recipe
-        self._scale_open = found.scale_open
-        self.likelihood, self.preconditioner = likelihood, found.preconditioner
-        self.dynamics = found.dynamics
-        self._start, given = starts.kind_and_weights(found.init, chains)
-        self.step_size, self.mean_rate, self.compile = found.step_size, mean_rate, compile
+        start, start_weights = starts.kind_and_weights(given.init, chains)
         validation.check_arguments(
-            model, likelihood, found.prior, self.preconditioner,
-            self._start if given is None else "model", self.dynamics,
+            model, likelihood, given.prior, given.preconditioner,
+            start if start_weights is None else "model", given.dynamics,
         )  # fmt: skip
+        self.given = given
         self.chains, self.num_data, self.seed = validation.check_counts(chains, num_data, seed)
-        dtype = self._copy_model(model, device, parallel)
-        self._training = validation.check_training(
-            microbatch, autocast, clip, self.preconditioner, control_variates, self.dynamics,
+        validation.check_training(
+            microbatch, autocast, clip, given.preconditioner, control_variates, given.dynamics,
             likelihood,
         )  # fmt: skip
         choose_mode(compile)
+        check_hooks(model, log)
+        own = plain_copy(model)
+        prepare_model(own, log)
+        first = validation.check_parameters(own)[0]
+        where = validation.device_of(device) if device is not None else first.device
+        mesh = find_processes(parallel, chains=self.chains, device=where)
+        if isinstance(mesh, ProcessMesh):
+            where = mesh.device
+        gpu_build.start(where)
+        validation.to_device(own, where)
+        template = copy.deepcopy(own)  # without hooks, for the networks handed out
+        signature = Signature(own, discrete=likelihood.discrete, raw=likelihood.raw_outputs)
+        network = Network(own, autocast=autocast, signature=signature)
+        temperatures = validation.check_temperature(temperature, self.chains)
+        power = validation.check_power(likelihood_power, self.chains)
+        trainable = network.trainable()
+        problem = Problem(
+            network=network,
+            template=template,
+            signature=signature,
+            likelihood=likelihood,
+            prior=priors.resolve(given.prior, trainable, self.chains, device=where),
+            temperature=temperatures.to(dtype=first.dtype, device=where),
+            chains=ChainSet(self.chains, self.seed, where, mesh),
+            power=None if power is None else power.to(dtype=first.dtype, device=where),
+            num_data=self.num_data,
+            microbatch=microbatch,
+            clip=clip,
+            anchors=control_variates,
+        )
+        self.motion = Motion.of(
+            problem, given.preconditioner, given.dynamics,
+            step_size=None if given.auto else known_step_size(given.step_size),
+            mean_rate=mean_rate, start=start, compile=compile,
+            start_weights=starts.check_given(start_weights, trainable, template, self.chains),
+        )  # fmt: skip
+        self._busy, self._checked = OneAtATime(), preparation.StepChecks()
+        self._said: set[str] = set()  # notices are given once
         # Wrong rates fail here rather than at the first step.
-        assembly.rates_table(self, 0, 1, 0.0 if self._auto else None)
-
-        self.chain_ids = torch.tensor(self.mesh.own, device=self.device)  # of the chains here
-        self._template = copy.deepcopy(self.model)  # without hooks, for the networks handed out
-        #: How the network is called, and which of its outputs counts.
-        self.signature = Signature(
-            self.model, discrete=likelihood.discrete, raw=likelihood.raw_outputs
-        )
-        network = Network(self.model, autocast=autocast, signature=self.signature)
-        weights = network.trainable()
-        self._prior = priors.resolve(found.prior, weights, self.chains, device=self.device)
-        self._temperature = validation.check_temperature(temperature, self.chains).to(
-            dtype=dtype, device=self.device
-        )
-        self._power = validation.check_power(likelihood_power, self.chains)
-        if self._power is not None:
-            self._power = self._power.to(dtype=dtype, device=self.device)
-        self._given = starts.check_given(given, weights, self._template, self.chains)
-        self._dynamics = assembly.dynamics(
-            self, network, microbatch=microbatch, clip=clip, control_variates=control_variates
-        )
-        self._forget_runs()
-        check_step_memory(self._dynamics, weights, len(self.chain_ids), self.device)
+        self.motion.rates(0, 1, 0.0 if given.auto else known_step_size(given.step_size))
+        check_step_memory(self.frame, network.trainable(), len(self.chain_ids), where)
         self.init()  # a model too large for its metric, or an improper prior, fails here
 
-    def _copy_model(self, model: nn.Module, device: Any, parallel: Any) -> torch.dtype:
-        """A copy of the user's network, on its device, among the processes; its weights' dtype."""
-        check_hooks(model, log)
-        self.model = plain_copy(model)
-        prepare_model(self.model, log)
-        first = validation.check_parameters(self.model)[0]
-        self.device = validation.device_of(device) if device is not None else first.device
-        self.mesh = find_processes(parallel, chains=self.chains, device=self.device)
-        if isinstance(self.mesh, ProcessMesh):
-            self.device = self.mesh.device
-        gpu_build.start(self.device)
-        validation.to_device(self.model, self.device)
-        return first.dtype
+    @property
+    def problem(self) -> Problem:
+        """What is sampled, but for the data."""
+        return self.motion.problem
+
+    @property
+    def frame(self) -> LangevinDynamics:
+        """The dynamics of the chains here."""
+        return self.motion.frame
+
+    @property
+    def model(self) -> nn.Module:
+        """The sampler's own copy of the network."""
+        return self.problem.network.model
+
+    @property
+    def likelihood(self) -> likelihoods.Likelihood:
+        """As it was given."""
+        return self.problem.likelihood
+
+    @property
+    def preconditioner(self) -> preconditioners.Preconditioner:
+        """The metric: as it was given, or the default."""
+        return self.motion.preconditioner
+
+    @property
+    def dynamics(self) -> Integrator:
+        """How chains move: as it was given, or the default."""
+        return self.motion.integrator
+
+    @property
+    def step_size(self) -> StepSize | Literal["auto"]:
+        """As it was given."""
+        return self.given.step_size
+
+    @property
+    def mean_rate(self) -> float | schedules.Schedule | None:
+        """As it was given."""
+        return self.motion.mean_rate
+
+    @property
+    def compile(self) -> bool | str:
+        """As it was given."""
+        return self.motion.compile
+
+    @property
+    def device(self) -> torch.device:
+        """Where the chains are."""
+        return self.problem.device
+
+    @property
+    def mesh(self) -> Processes:
+        """The processes that have the chains."""
+        return self.problem.chains.processes
+
+    @property
+    def chain_ids(self) -> Tensor:
+        """The numbers of the chains that are here."""
+        return self.problem.chains.ids
+
+    @property
+    def signature(self) -> Signature:
+        """How the network is called, and which of its outputs counts."""
+        return self.problem.signature
+
+    @contextlib.contextmanager
+    def _own_network(self) -> Iterator[Motion]:
+        """The motion, with a network that no other thread uses meanwhile: hooks are on it."""
+        if self._busy.acquire():
+            try:
+                yield self.motion
+            finally:
+                self._busy.lock.release()
+            return
+        problem = self.problem
+        network = Network(
+            plain_copy(problem.template), autocast=problem.network.autocast,
+            signature=problem.signature,
+        )  # fmt: skip
+        yield self.motion.on(dataclasses.replace(problem, network=network))
 
     def __repr__(self) -> str:
         weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -183,24 +272,6 @@ class Langevin:
             f"Langevin({self.chains} chains of {weights:,} weights of a "
             f"{type(self.model).__name__}, {type(self.likelihood).__name__})"
         )
-
-    def _forget_runs(self) -> None:
-        """Sets to nothing what a run, or its caller, leaves in the sampler for the next one."""
-        self._step_checked, self._noticed = 0, False  # batch size of the last check, notices given
-        self._downhill = False  # whether chains go downhill before their burn-in
-        self._downhill_pattern: Tensor | None = None  # which of them go for all (see warm_up)
-        #: Where chains begin in place of all that, and what their likelihoods have learned there.
-        self._begin: tuple[Params, Params] | None = None
-        #: What step_size="auto" turned out to be, and the batch size it was chosen for.
-        self._settled: tuple[StepSize, int] | None = None
-        self._owner = self  # whose network the posterior's is
-        self._fingerprint: str | None = None  # of the owner's data, where it is another
-        #: The sampler of the last run's data in standard units, where they are of unusual size.
-        self._standard: standard_units.Standard | None = None
-        self._in_standard_units = False  # whether this is such a sampler
-        #: Rows (x, y) that choose the prior's scale in place of folds of the data.
-        self.held_out: Batch | None = None
-        self._busy = OneAtATime()
 
     @classmethod
     def from_trained(
@@ -228,26 +299,22 @@ class Langevin:
         ['2.weight', '2.bias']
         """
         options = {"init": "model"} | options
-        sampler = cls(trained.chosen(model, parameters), likelihood, **options)
+        network = trained.chosen(model, parameters)
+        if held_out is None and _leaves_prior_open(options):
+            scale = trained.prior_scale(network)
+            if scale is not None:
+                options["prior"] = rules.prior(scale)
+        sampler = cls(network, likelihood, **options)
         if held_out is not None:
-            sampler.held_out = sampler.signature.split(held_out)
-        else:
-            trained.set_scale(sampler)
+            rows = sampler.signature.split(held_out)
+            problem = dataclasses.replace(sampler.problem, held_out=rows)
+            sampler.motion = sampler.motion.on(problem)
         return sampler
 
     def init(self) -> State:
         """The state before the first update."""
-        return self._start_of(self._dynamics, self.chain_ids)
+        return self.motion.init()
 
-    def _start_of(self, dynamics: LangevinDynamics, chain: Tensor) -> State:
-        """The same for chains of these identities under these dynamics."""
-        params = dynamics.gradients.network.trainable()
-        start = starts.weights(
-            self._start, params, dynamics.prior, chain, self.seed, given=self._given
-        )
-        return dynamics.init(start)
-
-    @exclusive
     def step(
         self,
         state: State,
@@ -263,12 +330,16 @@ class Langevin:
 
         The first batch that a sampler sees here is checked like the data of ``sample``, and of
         every later one its shape, its numbers (finite) and its targets (in range)."""
-        return preparation.single_step(self, state, batch, chain_axis=chain_axis, burn_in=burn_in)
+        size: StepSize = preparation.DEFAULT_STEP_SIZE  # nothing is searched for one step
+        if not self.given.auto:
+            size = known_step_size(self.given.step_size)
+        with self._own_network() as motion:
+            return preparation.single_step(
+                motion, state, batch, step_size=size, chain_axis=chain_axis, burn_in=burn_in,
+                checked=self._checked,
+            )  # fmt: skip
 
     @data_in_one
-    @exclusive
-    @time_limit.of_call
-    @threads.one_where(cost.is_small)
     def sample(
         self,
         data: Any,
@@ -286,6 +357,7 @@ class Langevin:
         every: int | None = None,
         callback: Callback | None = None,
         exchange: int | None = None,
+        plan: Plan | None = None,
         progress: bool | str = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
@@ -296,22 +368,22 @@ class Langevin:
         its own where its dataset can be indexed (see ``data.loaders``). N is what it yields in an
         epoch, unless ``num_data`` says otherwise.
 
-        What is left open follows from N, the network and the step size (``sampling.recipe``); with
+        What is left open follows from N, the network and the step size (``recipe``); with
         a step size of one's own, ``steps`` is needed, the minibatch is 100 and every iterate is
         kept. ``seconds`` in place of ``steps``: what the whole call may take, as far as possible;
-        what is searched for is cut short where that is little (``sampling.time_limit``).
+        what is searched for is cut short where that is little (``run.time_limit``).
         ``until="ess:400"`` ends the run when the effective sample size of its predictions is 400;
         ``steps`` and ``seconds`` are then the most it may take (left open: ten times what the
         recipe would run). ``posterior.config["limit"]`` and the log say which was reached.
 
         ``callback`` is shown the run every 50 steps, of one that may end early oftener
-        (``sampling.look.Look``: losses, temperature, acceptance);
+        (``run.look.Look``: losses, temperature, acceptance);
         ``integrations.tensorboard.TensorBoard(folder)`` is one. Where a run of open length became
         burn-in for another, or began anew, both are shown, each from step 0 on.
 
         ``exchange=k``: before every k-th step chains of neighbouring ``temperature`` or
-        ``likelihood_power`` propose to swap their weights (``sampling.exchange``), on data in
-        memory. Predictions then use the chains at temperature 1 and power 1, and
+        ``likelihood_power`` propose to swap their weights (``run.exchange``), on data in memory.
+        Predictions then use the chains at temperature 1 and power 1, and
         ``posterior.config["exchange"]`` has the swap rate of every pair.
 
         ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
@@ -321,21 +393,102 @@ class Langevin:
         ``posterior.save`` of the same folder leaves them there. ``sample_dtype=torch.bfloat16``
         (or float16) halves what a float32 sample takes; predictions compute in the model's dtype.
 
+        ``plan``: what ``plan`` returned, perhaps changed: exactly it is run, and nothing searched
+        for. What is then said beside it (``steps``, ``batch_size``, ...) replaces what it has.
+
         With ``checkpoint="folder"`` the run is written there every ``every`` steps (default: about
         once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
         holds a checkpoint of the same run. Folders of a run under way are locked. Without one,
         Ctrl-C ends the run with the draws that were kept so far (before the first, it raises).
         """
-        arguments = {k: v for k, v in locals().items() if k not in ("self", "data")}
-        if (found := standard_units.sampled(self, data, arguments)) is not None:
-            return found
-        if (found := frozen_front.sampled(self, data, arguments)) is None:
-            found = sampler_run.sampled(self, data, **arguments)
-        self._standard = None  # of a run before
-        return found
+        asked = Asked(
+            steps=steps, seconds=seconds, until=until, batch_size=batch_size, burn_in=burn_in,
+            thin=thin, keep=keep, exchange=exchange,
+        )  # fmt: skip
+        options = Options(
+            where=stores.location(store), dtype=self._stored(sample_dtype),
+            checkpoint=checkpoint, every=check_every(every), callback=callback, progress=progress,
+            said=self._said,
+        )  # fmt: skip
+        return self.sampled(data, asked, options, plan)
+
+    def sampled(
+        self, data: Any, asked: Asked, options: Options, plan: Plan | None = None
+    ) -> Posterior:
+        """``sample`` with its arguments in two parts: what a plan is made of, and the rest."""
+        limit = self._limit(asked)
+        options = dataclasses.replace(options, limit=limit)
+        refuse_autocast(self.device)
+        with self._own_network() as motion, self._threads():
+            motion = motion.on(_easier(motion.problem.on(data), self.given, plan))
+            if plan is None:
+                plan = self._decided(motion, asked, options)
+            else:
+                plan = decide.adopted(motion, self.given, plan, asked)
+            return run(decide.follow(motion, plan), plan, options)
 
     @data_in_one
-    @exclusive
+    def plan(
+        self,
+        data: Any,
+        steps: int | None = None,
+        *,
+        seconds: float | None = None,
+        until: str | None = None,
+        batch_size: int | None = None,
+        burn_in: int | None = None,
+        thin: int | None = None,
+        keep: int | None = None,
+        exchange: int | None = None,
+    ) -> Plan:
+        """Everything that ``sample`` with the same arguments would do, decided and not done.
+
+        It runs the search for what is left open (a pilot for the step size, trials of the prior's
+        scale) and nothing else. ``print(plan)`` is a table with a reason for every line;
+        ``plan.to_json()`` and ``Plan.from_json`` keep it; ``dataclasses.replace`` changes it; and
+        ``sample(data, plan=plan)`` runs exactly it.
+
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> x = torch.rand(64, 2)
+        >>> sampler = Langevin(net, likelihoods.Gaussian(sigma=0.1), step_size=1e-3, chains=2)
+        >>> plan = sampler.plan((x, x.sum(1, keepdim=True)), steps=100)
+        >>> print(str(plan).splitlines()[0])
+        Plan by the recipe 'paper': 100 steps, minibatches of 64
+        """
+        asked = Asked(
+            steps=steps, seconds=seconds, until=until, batch_size=batch_size, burn_in=burn_in,
+            thin=thin, keep=keep, exchange=exchange,
+        )  # fmt: skip
+        options = Options(limit=self._limit(asked))
+        with self._own_network() as motion, self._threads():
+            problem = _easier(motion.problem.on(data), self.given, None)
+            return self._decided(motion.on(problem), asked, options)
+
+    def _decided(self, motion: Motion, asked: Asked, options: Options) -> Plan:
+        folder, title = options.checkpoint, options.progress
+        if title and self.given.by_recipe and (folder is None or not os.path.exists(folder)):
+            notices.announce(motion.problem, title if isinstance(title, str) else "sampling")
+        known = Plan.from_config(resumed_config(folder, self.mesh))
+        if known is not None and decide.is_of(known, self.given):
+            return decide.resumed(motion, self.given, known, asked)
+        return decide.decide(motion, self.given, asked, limit=options.limit)
+
+    def _limit(self, asked: Asked) -> TimeLimit:
+        """``seconds`` limit the call where they decide about its length: not beside ``steps``
+        alone. Not of several processes either, which must all choose the same."""
+        wanted = parse_until(asked.until)
+        limit = TimeLimit(asked.seconds)
+        counts = asked.steps is None or wanted is not None
+        return limit if counts and self.mesh.world == 1 else TimeLimit()
+
+    def _stored(self, dtype: torch.dtype | None) -> torch.dtype | None:
+        first = next(iter(self.problem.network.trainable().values()))
+        return None if dtype is None else check_sample_dtype(dtype, first.dtype)
+
+    def _threads(self) -> contextlib.AbstractContextManager[None]:
+        return threads.one() if work.is_small(self.problem) else contextlib.nullcontext()
+
+    @data_in_one
     def choose_step_size(
         self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
     ) -> step_size_search.Choice:
@@ -343,32 +496,29 @@ class Langevin:
 
         ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
         step_size_search.refuse_loader(data)
-        data = in_tensors(self, data)
-        self.prepare(data, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
-        return step_size_search.choose(
-            assembly.pilot_setup(self), data, steps=steps, batch_size=batch_size, splits=splits
-        )
+        with self._own_network() as motion:
+            motion = motion.on(motion.problem.on(data))
+            return decide.searched(motion, steps=steps, batch_size=batch_size, splits=splits)
 
-    @exclusive
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
-        batch_size: int | None = None,
+        batch_size: int | None = None, plan: Plan | None = None,
     ) -> Kinetic:  # fmt: skip
         """Whether the noise of a step fits its drift (see ``diagnostics.kinetic``): 1 is right.
 
-        ``steps`` steps are taken on ``data`` from where ``posterior`` ended, or from the start,
-        with the step size and the batch size of the sampler's last run where they were chosen.
+        ``steps`` steps are taken on ``data`` from where ``posterior`` ended, with the step size and
+        the batch size of its plan, or from the start, with those of ``plan`` or chosen now.
         ``sample`` takes a few at the end of a run too, for ``posterior.diagnose``.
         """
-        standard = standard_units.of_posterior(self, posterior)
-        if standard is not None:
-            return standard.effective_temperature(data, posterior, steps, batch_size)
-        engine, state = self.prepare(data, steps=steps, batch_size=batch_size)
-        if posterior is not None:
-            state = temperature_probe.at_end_of(posterior, state)
-        return temperature_probe.required(engine, state, steps, self.mesh)
+        if posterior is not None and plan is None:
+            plan = posterior.plan
+        with self._own_network() as motion:
+            engine, state = self._prepared(motion, data, steps, batch_size, None, 0, plan)
+            if posterior is not None:
+                inside = in_standard_units(posterior)[0]
+                state = temperature_probe.at_end_of(inside, state)
+            return temperature_probe.required(engine, state, steps, self.mesh)
 
-    @exclusive
     def prepare(
         self,
         data: Any,
@@ -377,33 +527,83 @@ class Langevin:
         batch_size: int | None = None,
         step_size: StepSize | None = None,
         burn_in: int = 0,
+        plan: Plan | None = None,
     ) -> tuple[Engine, State]:
         """Everything ``sample`` does before its first step: an engine on this data, and a state.
 
-        Where the sampler's step size is "auto" and none is given, it is the one that its last run
-        chose, or is chosen now; the batch size likewise, otherwise 100 or all. The metric stands
-        still from step ``burn_in`` on with ``adapt="burn-in"``; without burn-in it never does."""
-        data = in_tensors(self, data)
-        if step_size is None:
-            step_size, batch_size = preparation.settled(self, data, batch_size)
-        return preparation.engine(
-            self, data, steps=steps, batch_size=batch_size, step_size=step_size, burn_in=burn_in
-        )
+        Where the sampler's step size is "auto" and none is given, it is that of ``plan``, or is
+        chosen now; the batch size likewise, otherwise 100 or all. The metric stands still from step
+        ``burn_in`` on with ``adapt="burn-in"``; without burn-in it never does."""
+        return self._prepared(self.motion, data, steps, batch_size, step_size, burn_in, plan)
 
-    def log_density(self, weights: Mapping[str, Tensor], data: Any) -> Tensor:
+    def _prepared(
+        self,
+        motion: Motion,
+        data: Any,
+        steps: int,
+        batch_size: int | None,
+        step_size: StepSize | None,
+        burn_in: int,
+        plan: Plan | None,
+    ) -> tuple[Engine, State]:
+        problem = motion.problem.on(data)
+        if plan is not None and plan.units is not None:
+            problem = standard_units.in_units(problem, plan.units)
+        motion = motion.on(problem)
+        if plan is None and step_size is None and self.given.by_recipe:
+            plan = decide.decide(motion, self.given, Asked(batch_size=batch_size))
+        if plan is not None:
+            motion, batch_size = decide.follow(motion, plan), batch_size or plan.batch_size
+            step_size = plan.schedule(0) if step_size is None else step_size
+        return preparation.engine(
+            motion, steps=steps, burn_in=burn_in,
+            batch_size=preparation.open_batch(motion) if batch_size is None else batch_size,
+            step_size=known_step_size(self.given.step_size) if step_size is None else step_size,
+        )  # fmt: skip
+
+    def log_density(
+        self, weights: Mapping[str, Tensor], data: Any, *, plan: Plan | None = None
+    ) -> Tensor:
         """The unnormalised log posterior of given weights, at temperature 1, in nats:
 
             ln alpha(theta) + (beta N / n) sum_n ln p(y_n | x_n, theta),
 
         n the rows of ``data``, N = n unless ``num_data`` says otherwise, beta the power of the
         likelihood. ``weights``: {name: (*shape)} of all sampled parameters, for a number; with a
-        leading axis, for one each. Prior and beta are the first chain's. It can be
-        differentiated."""
-        if self._standard is not None:
-            return self._standard.log_density(weights, data)
-        standard_units.refuse_unsettled(self, data)
-        return density.of_sampler(self, weights, data)
+        leading axis, for one each. Prior and beta are the first chain's; where its scale was left open, that of ``plan``
+        (``posterior.plan``), or the default's. It can be differentiated."""
+        problem = self.problem.on(data)
+        if plan is not None:
+            problem = decide.follow(self.motion.on(problem), plan).problem
+            if plan.units is not None:
+                problem = standard_units.in_units(problem, plan.units)
+        elif self.given.scale_open and standard_units.find(problem) is not None:
+            raise ValueError(
+                "these data are of a size that sample() puts into standard units, which a run "
+                "chooses: give plan=posterior.plan, or ask posterior.log_density(data)"
+            )
+        return density.of_problem(problem, weights)
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
-        return run_description.settings(self)
+        return description.settings(self.motion)
+
+
+def _leaves_prior_open(options: Mapping[str, Any]) -> bool:
+    """Whether a sampler with these options would choose its prior's scale."""
+    given = {k: options.get(k) for k in ("prior", "dynamics")}
+    size = options.get("step_size", "auto")
+    return given == {"prior": None, "dynamics": None} and isinstance(size, str)
+
+
+def _easier(problem: Problem, given: Given, plan: Plan | None) -> Problem:
+    """The problem in a form that is easier to sample: data of unusual size in standard units, the
+    fixed front of a network computed beforehand."""
+    if plan is not None and plan.units is not None:
+        return standard_units.in_units(problem, plan.units)
+    whole = plan is None and problem.held_out is None
+    if whole and given.scale_open and given.start_open:
+        found = standard_units.to_standard_units(problem)
+        if found is not problem:
+            return found
+    return without_front(problem)

@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from natural_langevin import Langevin, Posterior, likelihoods
 from natural_langevin.data.signature import Signature
-from natural_langevin.sampling import prior_scale, recipe, warm_up
+from natural_langevin.recipe import prior_scale
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.run import descent
 
 RUN = {"steps": 60, "batch_size": 20, "progress": False}
 
@@ -84,7 +86,7 @@ def test_every_way_of_giving_several_inputs_is_the_same_run() -> None:
 def test_nothing_said(monkeypatch) -> None:
     """Pilot and trial of the prior's scale see the inputs as the run does."""
     monkeypatch.setattr(prior_scale, "EAGER", prior_scale.Trial(steps=60, chains=1, draws=15))
-    monkeypatch.setattr(warm_up, "ROUNDS", (100,))
+    monkeypatch.setattr(descent, "ROUNDS", (100,))
     monkeypatch.setattr(recipe, "PILOT_STEPS", (1, 50))
     x, index, y = rows()
     sampler = Langevin(TwoInputs(), likelihoods.Categorical(), chains=2)

@@ -271,7 +271,7 @@ def test_a_probe_that_fails_does_not_cost_the_run(
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr("natural_langevin.sampling.temperature_probe.measure", fail)
+    monkeypatch.setattr("natural_langevin.run.temperature_probe.measure", fail)
     posterior = sampler().sample(data(), steps=160, batch_size=BATCH, thin=40, progress=False)
     assert posterior.draws == 4
     assert "could not be measured: no such thing" in caplog.text

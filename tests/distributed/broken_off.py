@@ -18,7 +18,7 @@ import torch
 import natural_langevin
 import small_run
 from natural_langevin import Posterior
-from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.run.collector import SampleCollector
 
 CHAINS, EVERY = 4, 3
 PACKAGE = str(Path(natural_langevin.__file__).parent)

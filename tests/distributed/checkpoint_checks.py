@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
-from natural_langevin.distributed.checkpoint import ShardedCheckpoint
 from natural_langevin.distributed.group import Group
 from natural_langevin.dynamics.base import State
-from natural_langevin.sampling.checkpoint import RunCheckpoint
+from natural_langevin.run.checkpoint import RunCheckpoint
+from natural_langevin.run.sharded_checkpoint import ShardedCheckpoint
 
 CHAINS = 3
 CONFIG = {"seed": 1, "chains": CHAINS}

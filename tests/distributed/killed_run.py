@@ -17,8 +17,8 @@ from broken_off import Killer
 
 from natural_langevin.distributed.join import join
 from natural_langevin.distributed.layout import Layout
-from natural_langevin.distributed.shard_storage import ShardWriter
 from natural_langevin.execution.engine import Engine
+from natural_langevin.run.shard_storage import ShardWriter
 
 LAYOUTS = {"chains": Layout(chains=2), "data": Layout(data=2)}
 

@@ -25,13 +25,9 @@ from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1.protocol import PRESETS
-from natural_langevin.sampling import (
-    prior_scale,
-    recipe,
-    step_size_rule,
-    temperature_probe,
-    warm_up,
-)
+from natural_langevin.recipe import prior_scale, step_size_rule
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.run import descent, temperature_probe
 from tables import flowers
 
 DOUBLE = torch.float64
@@ -416,7 +412,7 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "PILOT_STEPS", (1, 10))
         patch.setattr(prior_scale, "EAGER", prior_scale.Trial(steps=8, chains=1, draws=4))
-        patch.setattr(warm_up, "ROUNDS", (10, 20))
+        patch.setattr(descent, "ROUNDS", (10, 20))
         alone = different_chains(None, **options)
         spread = different_chains("auto", checkpoint=at, every=10, **options)
         shared, one = (
@@ -502,7 +498,7 @@ def check_train(group: Group, folder: Path) -> dict[str, Any]:
     options |= {"folds": 2, "target": "kind"}
     words = ["train", str(table), f"--out={out}", *(f"--{k}={v}" for k, v in options.items())]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm_up, "ROUNDS", (10, 20))
+        patch.setattr(descent, "ROUNDS", (10, 20))
         done, again = (CliRunner().invoke(app, words) for _ in range(2))
     assert done.exit_code == 0, done.output
     return {

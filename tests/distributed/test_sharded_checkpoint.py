@@ -19,9 +19,9 @@ import torch
 
 import natural_langevin
 from natural_langevin import Posterior
-from natural_langevin.distributed.checkpoint import ShardedCheckpoint
 from natural_langevin.distributed.join import join
-from natural_langevin.sampling.checkpoint import CheckpointError
+from natural_langevin.run.checkpoint import CheckpointError
+from natural_langevin.run.sharded_checkpoint import ShardedCheckpoint
 from small_run import network
 
 RESTARTS = 3

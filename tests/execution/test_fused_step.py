@@ -25,7 +25,7 @@ from natural_langevin.dynamics import Kind, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, backend_for, plan
 from natural_langevin.execution.stepping import StepInputs, pure_step
-from natural_langevin.sampling.assembly import rates_table
+from natural_langevin.problem.motion import rates_table
 from triton_interpreter import UNUSABLE, run_script
 
 #: What a few seconds of Triton's interpreter see: every kind of metric once, with or without bias,
@@ -81,7 +81,7 @@ def assert_same_steps(one: Langevin, backend: Any, *, steps: int = 3, expected: 
 
     The first applies its own batch's metric, the second the first's, the third is frozen."""
     x, y = data(next(p.shape[1] for p in one.model.parameters()))
-    dynamics, state = one._dynamics, one.init()
+    dynamics, state = one.frame, one.init()
     fused_state = copy.deepcopy(state)
     tasks = plan(dynamics, state, (x[:18], y[:18]), 50)
     assert [task.name for task in tasks] == expected
@@ -166,7 +166,7 @@ def test_double_precision_and_the_full_metric_are_not_fused() -> None:
     full = sampler(network(), preconditioners.FullFisher(max_parameters=1000))
     double = sampler(network().double(), preconditioners.RMSProp())
     for one, inputs in ((full, x), (double, x.double())):
-        assert plan(one._dynamics, one.init(), (inputs[:18], y[:18]), 50) == []
+        assert plan(one.frame, one.init(), (inputs[:18], y[:18]), 50) == []
 
 
 class Still(dynamics.Overdamped):
@@ -180,16 +180,16 @@ def test_kernels_serve_no_update_but_their_own() -> None:
     """A class derived from Overdamped, or from the frame, says nothing about kernels by itself."""
     x, y = data()
     one = sampler(network(), METRICS["quasi-diagonal"], dynamics=Still())
-    assert one._dynamics.kernels == frozenset()
-    assert plan(one._dynamics, one.init(), (x[:18], y[:18]), 50) == []
+    assert one.frame.kernels == frozenset()
+    assert plan(one.frame, one.init(), (x[:18], y[:18]), 50) == []
     own = sampler(network(), METRICS["quasi-diagonal"])
 
     class Frame(dynamics.LangevinDynamics):
         pass
 
-    known = dataclasses.fields(own._dynamics)
-    fields = {f.name: getattr(own._dynamics, f.name) for f in known if f.init}
-    assert own._dynamics.kernels
+    known = dataclasses.fields(own.frame)
+    fields = {f.name: getattr(own.frame, f.name) for f in known if f.init}
+    assert own.frame.kernels
     assert Frame(**fields).kernels == frozenset()
 
 
@@ -199,9 +199,9 @@ def test_a_stopped_chain_stands_still() -> None:
     state = one.init()
     state.params["0.weight"][1] = torch.nan
     before = copy.deepcopy(state)
-    tasks = plan(one._dynamics, one.init(), (x[:18], y[:18]), 50)
+    tasks = plan(one.frame, one.init(), (x[:18], y[:18]), 50)
     step = FusedStep(tasks, backend_for(torch.device("cpu")))
-    info = step(one._dynamics, Given(one, (x[:18], y[:18])), state, None, kind_of(one, 0))
+    info = step(one.frame, Given(one, (x[:18], y[:18])), state, None, kind_of(one, 0))
     assert info.diverged.tolist() == [False, True, False]
     torch.testing.assert_close(state.params["2.weight"][1], before.params["2.weight"][1])
     torch.testing.assert_close(state.mean["0.bias"][1], before.mean["0.bias"][1])
@@ -216,11 +216,11 @@ def test_threads_share_the_rows_of_a_layer() -> None:
         torch.manual_seed(0)
         one = sampler(nn.Linear(500, 400), METRICS["quasi-diagonal"])
         state = one.init()
-        step = FusedStep(plan(one._dynamics, state, (x, y), 50), backend)
+        step = FusedStep(plan(one.frame, state, (x, y), 50), backend)
         torch.set_num_threads(threads)
         try:
             for _ in range(40):
-                step(one._dynamics, Given(one, (x, y)), state, None, Kind(adapts=True))
+                step(one.frame, Given(one, (x, y)), state, None, Kind(adapts=True))
         finally:
             torch.set_num_threads(before)
         ends.append(state)
@@ -277,7 +277,7 @@ def test_a_networks_kernels_that_fail_are_left_out_and_the_layers_stay(fault: st
     assert known is not None
     one = sampler(network(), METRICS["quasi-diagonal"], compile=False)
     engine, state = one.prepare(data(), steps=6, batch_size=10, burn_in=3)
-    tasks = plan(one._dynamics, state, engine.stream.example(), 50)
+    tasks = plan(one.frame, state, engine.stream.example(), 50)
     step = Faulty(tasks, known._replace(build=lambda *asked: None))
     step._network = object()
     assert engine._checked(step, state) is step
@@ -311,9 +311,7 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
         for compile in (False, True):
             one = sampler(model, METRICS["quasi-diagonal"], compile=compile)
             engine, state = one.prepare(data(), steps=8, batch_size=10)
-            engine = Engine(
-                one._dynamics, engine.stream, engine.rates, 50, mode=engine.mode, fuse=fuse
-            )
+            engine = Engine(one.frame, engine.stream, engine.rates, 50, mode=engine.mode, fuse=fuse)
             state, _ = engine.run(state, 0, 8)
             ends.append(state)
             assert engine.way == {

@@ -36,8 +36,8 @@ def test_a_step_applies_the_metric_of_the_batches_before() -> None:
         for step, rows in enumerate((slice(0, 20), slice(20, 40), slice(40, 60))):
             new, _ = one.step(state, (x[rows], y[rows]))
             used = new.metric if fresh or step == 0 else state.metric
-            evaluation = one._dynamics.evaluate(state, (x[rows], y[rows]), chain_axis=False)
-            v = one._dynamics.posterior_gradient(state.params, evaluation.gradient, 60)
+            evaluation = one.frame.evaluate(state, (x[rows], y[rows]), chain_axis=False)
+            v = one.frame.posterior_gradient(state.params, evaluation.gradient, 60)
             for k, p in state.params.items():
                 expected = p - 1e-2 * v[k] / (used["second"][k] + 1e-2)
                 torch.testing.assert_close(new.params[k], expected, rtol=1e-6, atol=1e-7)

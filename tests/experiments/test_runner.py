@@ -45,7 +45,7 @@ from pathlib import Path
 import torch
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1 import protocol
-from natural_langevin.sampling import loop
+from natural_langevin.run import loop
 torch.set_num_threads(1)
 loop.SAVE_SECONDS = 0.0
 os.fsync = lambda descriptor: None  # as in tests/conftest.py

@@ -24,7 +24,7 @@ from natural_langevin import random
 from natural_langevin.data import DataError, Dataset
 from natural_langevin.metrics import nll
 from natural_langevin.models import mlp
-from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.run.loop import DivergenceError
 
 
 def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

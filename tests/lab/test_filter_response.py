@@ -56,7 +56,7 @@ def test_rounding_is_no_wrong_rule() -> None:
         model, likelihoods.Categorical(), chains=1, step_size=1e-4, num_data=8,
         autocast=torch.bfloat16,
     )  # fmt: skip
-    network, before = ours._dynamics.gradients.network, torch.backends.cudnn.allow_tf32
+    network, before = ours.frame.gradients.network, torch.backends.cudnn.allow_tf32
     seen = []
 
     def look(*args: object) -> None:

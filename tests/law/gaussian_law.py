@@ -127,7 +127,7 @@ def replace(state: State, theta: Tensor) -> State:
 
 def metric_matrix(sampler: Langevin, state: State) -> Tensor:
     """C (chain, p, p), column by column from the preconditioner."""
-    columns, damping = [], sampler._dynamics.damping(state.params, sampler.num_data)
+    columns, damping = [], sampler.frame.damping(state.params, sampler.num_data)
     for e in torch.eye(PARAMETERS, dtype=torch.float64):
         unit = replace(state, e.expand(sampler.chains, -1)).params
         applied = sampler.preconditioner.apply(state.metric, unit, damping)

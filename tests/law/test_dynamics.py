@@ -145,7 +145,7 @@ def test_every_integrator_samples_the_posterior(name: str, metric: str) -> None:
 
 def metric_of(sampler, state) -> Tensor:  # type: ignore[no-untyped-def]
     """C (p, p) of the first chain."""
-    factor = sampler._dynamics.factor(state.metric, state.params, sampler.num_data)
+    factor = sampler.frame.factor(state.metric, state.params, sampler.num_data)
     columns = []
     for e in torch.eye(PARAMETERS, dtype=torch.float64):
         unit = replace(state, e.expand(len(state.diverged), -1)).params

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
 from natural_langevin.data import Subsets
 from natural_langevin.dynamics import Adjusted, Underdamped
-from natural_langevin.sampling.exchange import ReplicaExchange, Target, ladders, log_ratio
+from natural_langevin.run.exchange import ReplicaExchange, Target, ladders, log_ratio
 from small_run import assert_same, data, network, sample_until, sampler
 
 ROWS, WELL, SIGMA, MEAN = 7, 1.0, 0.5, 0.4
@@ -108,7 +108,7 @@ def test_the_energy_is_that_of_all_data_and_the_ratio_that_of_the_densities() ->
     found = sampler(3, temperature=tau, likelihood_power=power, num_data=90, init="prior")
     engine, state = found.prepare(data(), steps=4, batch_size=20)
     swaps = ReplicaExchange(
-        engine, found.mesh, tau, found._prior, power=power, every=2, burn_in=0, seed=0
+        engine, found.mesh, tau, found.problem.prior, power=power, every=2, burn_in=0, seed=0
     )
     loss, log_prior = swaps.energies(state).unbind(1)
     density = found.log_density(state.params, data()).double()
@@ -156,7 +156,7 @@ def test_swaps_move_weights_alone_and_a_stopped_chain_is_left_out() -> None:
     )  # fmt: skip
     engine, state = found.prepare(data(), steps=9, batch_size=20)
     swaps = ReplicaExchange(
-        engine, found.mesh, found._temperature, found._prior, every=4, burn_in=0, seed=0
+        engine, found.mesh, found.problem.temperature, found.problem.prior, every=4, burn_in=0, seed=0
     )
     state, _ = engine.run(swaps.begin(state), 0, 4)
     new = swaps(state, 8)  # an even turn: chains 0 and 1

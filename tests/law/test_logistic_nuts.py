@@ -106,7 +106,7 @@ def sample(preconditioner, start: Tensor, eta: float, steps: int) -> tuple[Tenso
     for _ in range(steps):
         state, _ = sampler.step(state, data())
     eye = torch.eye(FEATURES + 1, dtype=torch.float64).repeat_interleave(CHAINS, 0)
-    C = preconditioner.factor(state.metric, sampler._dynamics.damping(state.params, NUM_DATA))
+    C = preconditioner.factor(state.metric, sampler.frame.damping(state.params, NUM_DATA))
     columns = [C.apply({"weight": e[:, None, :-1], "bias": e[:, -1:]}) for e in eye.split(CHAINS)]
     C = torch.stack([torch.cat([c["weight"][0, 0], c["bias"][0]]) for c in columns])
     return torch.cat([state.params["weight"][:, 0], state.params["bias"]], dim=1), C

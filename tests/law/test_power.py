@@ -99,7 +99,7 @@ def test_one_step_by_hand() -> None:
     same = problem._replace(temperature=torch.tensor(4.0)).sampler(
         Euclidean(), priors.Gaussian(variance=0.2, mean=0.5), 2, step_size=0.1
     )
-    drawn = same._dynamics.standard_normal(same.init().params, torch.tensor(0))["bias"][:, 0]
+    drawn = same.frame.standard_normal(same.init().params, torch.tensor(0))["bias"][:, 0]
     torch.testing.assert_close(noise, drawn.double(), rtol=1e-5, atol=1e-6)
 
 
@@ -117,7 +117,7 @@ def test_density_temperature_and_configuration_know_the_power() -> None:
     whole = posterior.log_density((problem.x, problem.y))[:, -1]
     torch.testing.assert_close(found.log_density(last, (problem.x, problem.y)), whole)
     loss = posterior.log_likelihood(problem.x, problem.y).double().sum(-1)[:, -1]
-    prior = sum(found._prior[k].log_density(v) for k, v in last.items())
+    prior = sum(found.problem.prior[k].log_density(v) for k, v in last.items())
     torch.testing.assert_close(0.25 * loss + prior, whole)
     reading = found.effective_temperature((problem.x, problem.y), posterior=posterior, steps=20)
     assert not reading.wrong

@@ -13,8 +13,8 @@ from torch import nn
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors, schedules
 from natural_langevin.dynamics import Adjusted, Integrator, NoseHoover, Overdamped, Underdamped
 from natural_langevin.posterior.weighting import draw_weights
-from natural_langevin.sampling.collector import SampleCollector, is_kept
-from natural_langevin.sampling.loop import RunPlan
+from natural_langevin.run.collector import SampleCollector, is_kept
+from natural_langevin.run.loop import RunPlan
 from small_run import assert_same, data, network, sample_until, sampler
 
 CYCLES = schedules.cyclical(0.02, period=10, exploration=0.6)

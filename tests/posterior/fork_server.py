@@ -28,9 +28,8 @@ import torch
 import natural_langevin
 import small_run
 from natural_langevin._internal import tensorfile
-from natural_langevin.distributed import sampler_run
 from natural_langevin.posterior import storage, stores
-from natural_langevin.sampling import checkpoint
+from natural_langevin.run import checkpoint, loop
 
 PACKAGE = str(Path(natural_langevin.__file__).parent)
 
@@ -101,7 +100,7 @@ def small_pieces(tensor: torch.Tensor, pieces: Any = tensorfile.pieces) -> Any:
 def work(command: dict[str, Any]) -> dict[str, int]:
     watch = Watch(Path(command["marker"]), command["at"])
     watch.enter(PREPARING)
-    watch.wrap(sampler_run, "run", SAMPLING)
+    watch.wrap(loop, "run", SAMPLING)
     watch.wrap(stores.InFolder, "put", DRAWING)
     watch.wrap(checkpoint.RunCheckpoint, "save", CHECKPOINTING)
     watch.wrap(storage, "write", SAVING)

@@ -19,7 +19,7 @@ import torch
 import small_run
 from natural_langevin import Posterior
 from natural_langevin._internal.folder_lock import FolderLock
-from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.run.collector import SampleCollector
 
 
 def start(action: Callable[[], Any], answer: Path) -> int:

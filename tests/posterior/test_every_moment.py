@@ -21,7 +21,7 @@ import natural_langevin
 import small_run
 from natural_langevin import Posterior, StorageError
 from natural_langevin._internal import tensorfile
-from natural_langevin.sampling.checkpoint import RunCheckpoint
+from natural_langevin.run.checkpoint import RunCheckpoint
 from small_run import network
 
 PACKAGE = Path(natural_langevin.__file__).parent

@@ -18,7 +18,7 @@ import warm
 from natural_langevin import StorageError
 from natural_langevin._internal import folder_lock
 from natural_langevin._internal.folder_lock import FolderInUseError, FolderLock
-from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.run.collector import SampleCollector
 
 HERE = Path(__file__).parent
 

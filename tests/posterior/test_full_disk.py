@@ -17,7 +17,7 @@ import small_run
 from natural_langevin import Langevin, Posterior, StorageError, likelihoods
 from natural_langevin._internal.tensorfile import WriteError
 from natural_langevin.posterior.stores import InFolder
-from natural_langevin.sampling.checkpoint import RunCheckpoint
+from natural_langevin.run.checkpoint import RunCheckpoint
 from small_run import assert_same, network
 
 

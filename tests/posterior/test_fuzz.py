@@ -28,7 +28,7 @@ import small_run
 from fuzzing import examples
 from natural_langevin import Posterior, StorageError
 from natural_langevin.posterior import manifest
-from natural_langevin.sampling.checkpoint import CheckpointError, RunCheckpoint
+from natural_langevin.run.checkpoint import CheckpointError, RunCheckpoint
 from reader_guard import guarded
 from small_run import network
 

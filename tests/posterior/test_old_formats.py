@@ -16,7 +16,7 @@ import torch
 
 import small_run
 from natural_langevin import Posterior, preconditioners
-from natural_langevin.sampling.checkpoint import CheckpointError
+from natural_langevin.run.checkpoint import CheckpointError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

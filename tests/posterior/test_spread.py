@@ -15,8 +15,8 @@ from natural_langevin.posterior import ensemble, spread
 from natural_langevin.posterior.export import Served
 from natural_langevin.posterior.manifest import with_checksum
 from natural_langevin.posterior.noise_widths import WIDTHS
+from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.storage import StorageError
-from natural_langevin.sampling.recipe import Choice, HeldOutNoise
 
 
 def held_out(distance: float, noise: float, seed: int = 0) -> list[spread.Predicted]:
@@ -164,10 +164,9 @@ def test_a_function_without_noise_is_predicted_with_less_spread_and_its_checkpoi
     assert asked["value"] < config["spread"] < 0.85
     assert asked["widths"] == config["noise_widths"]
     assert "on 300 held-out rows" in config["recipe"]["spread"]["reason"]
-    chosen = Choice.from_config(config)
-    assert chosen is not None
-    assert isinstance(chosen.spread, HeldOutNoise)
-    assert chosen.spread.widths == config["noise_widths"]
+    again = Plan.from_config(config)
+    assert again == posterior.plan
+    assert list(again.calibration.widths) == config["noise_widths"]
     ours, plain = (posterior.evaluate(x[300:], y[300:], sharpness=s) for s in (None, 1.0))
     assert ours.nll < plain.nll
     assert abs(ours.coverage[0.5] - 0.5) < abs(plain.coverage[0.5] - 0.5)

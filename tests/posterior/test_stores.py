@@ -14,7 +14,7 @@ from natural_langevin._internal.tensorfile import WriteError
 from natural_langevin.posterior import manifest
 from natural_langevin.posterior.networks import OnDisk, chunks
 from natural_langevin.posterior.stores import InFolder
-from natural_langevin.sampling.kept_draws import check_memory, check_thinning
+from natural_langevin.run.kept_draws import check_memory, check_thinning
 from small_run import assert_same, network, the_file
 
 

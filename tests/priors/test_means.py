@@ -97,10 +97,10 @@ def test_around_networks_and_state_dicts() -> None:
     assert torch.equal(each["0.bias"].mean, torch.stack([one[0].bias, two[0].bias]).detach())
     # Four chains and a bias of four: no doubt about whose means they are.
     sampler = Langevin(one, likelihoods.Categorical(), prior=shared, chains=4, step_size=1e-3)
-    assert sampler._prior["0.bias"].mean.shape == (1, 4)
+    assert sampler.problem.prior["0.bias"].mean.shape == (1, 4)
     stacked = priors.around(given(0, chains=2), variance=0.1)
     sampler = Langevin(one, likelihoods.Categorical(), prior=stacked, chains=2, step_size=1e-3)
-    assert sampler._prior["0.bias"].mean.shape == (2, 4)
+    assert sampler.problem.prior["0.bias"].mean.shape == (2, 4)
     with pytest.raises(ValueError, match="chains 0 and 1"):
         priors.around([one, nn.Linear(2, 2)], variance=0.1)
     with pytest.raises(TypeError, match="state_dict"):
@@ -140,7 +140,7 @@ def test_damping_by_the_prior_is_of_its_variance_alone() -> None:
         network(), likelihoods.Categorical(), prior=prior, chains=2, step_size=1e-3,
         likelihood_power=torch.tensor([1.0, 0.5]),
     )  # fmt: skip
-    damping = sampler._dynamics.damping(["0.bias"], 100.0)["0.bias"]
+    damping = sampler.frame.damping(["0.bias"], 100.0)["0.bias"]
     torch.testing.assert_close(damping, torch.tensor([0.04, 0.08]))
 
 

@@ -11,7 +11,7 @@ import torch
 import small_run
 from natural_langevin import dynamics
 from natural_langevin.integrations.tensorboard import TensorBoard
-from natural_langevin.sampling.look import Look
+from natural_langevin.run.look import Look
 
 RUN = {"batch_size": 20, "progress": False}
 

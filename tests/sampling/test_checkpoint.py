@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import small_run
 from natural_langevin import Langevin, StorageError, likelihoods, preconditioners, priors
-from natural_langevin.sampling.checkpoint import CheckpointError, RunCheckpoint
-from natural_langevin.sampling.collector import SampleCollector
-from natural_langevin.sampling.interrupts import whole_runs
+from natural_langevin.run.checkpoint import CheckpointError, RunCheckpoint
+from natural_langevin.run.collector import SampleCollector
+from natural_langevin.run.interrupts import whole_runs
 from small_run import StopHereError, assert_same, network, stop_after, the_file
 
 EVERY = 2

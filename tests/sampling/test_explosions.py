@@ -13,9 +13,12 @@ from natural_langevin import Langevin, likelihoods, models, priors
 from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.rates import RatesTable
-from natural_langevin.sampling import cost, prior_scale, prior_trial, recipe
-from natural_langevin.sampling.until import EssTarget
-from natural_langevin.sampling.watching import ExplosionError, Watching
+from natural_langevin.posterior.plan import Plan
+from natural_langevin.recipe import cost, prior_scale, prior_trial
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.run.time_limit import NO_LIMIT
+from natural_langevin.run.until import EssTarget
+from natural_langevin.run.watching import ExplosionError, Watching
 
 
 def wave(count: int = 120) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +65,7 @@ def test_a_run_that_explodes_begins_anew_with_smaller_steps(
 def test_a_length_of_ones_own_is_run_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recipe.Choice, "schedule_of", lambda self, burn_in: 50.0)
+    monkeypatch.setattr(Plan, "schedule", lambda self, burn_in: 50.0)
     with caplog.at_level("INFO", logger="natural_langevin"), pytest.raises(RuntimeError):
         sampler().sample(wave(), 200, progress=False)
     assert "begun anew" not in caplog.text
@@ -108,7 +111,9 @@ def test_a_wider_prior_is_taken_to_be_as_steep_as_a_narrower_one(
         scales, choices, prior_scale.NATIVE, None, wave(), torch.zeros(4, 1), scores
     )
     monkeypatch.setattr(prior_trial, "_compare", lambda *_: [run])
-    found = prior_trial.choose(sampler(), wave(), 100, cost.Costs(1.0, cost.USUAL))
+    costs = cost.Costs(1.0, cost.USUAL)
+    search = prior_trial.Search(sampler().motion, False, 100, costs, NO_LIMIT)
+    found = prior_trial.choose(search, wave())
     assert found is not None
     assert found.curvature == 900.0
     assert found.prior_scale is not None

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, likelihoods, priors
 from natural_langevin.data.signature import Signature
-from natural_langevin.sampling import frozen_front
-from natural_langevin.sampling.checkpoint import CheckpointError
+from natural_langevin.problem import frozen_front
+from natural_langevin.run.checkpoint import CheckpointError
 from small_run import sample_until
 
 OPTIONS = {"step_size": 1e-3, "prior": priors.Gaussian(1.0), "chains": 2, "init": "model"}
@@ -159,7 +159,7 @@ def test_networks_that_look_as_if_they_could_be_cut(
     x, _ = rows()
     sampler = Langevin(net, likelihoods.Categorical(), **OPTIONS)  # type: ignore[arg-type]
     found = frozen_front.split_off(sampler.model, sampler.signature, x)
-    assert (None if found is None else found[0]._layers) == layers
+    assert (None if found is None else found[0].layers) == layers
     if found is not None:
         names = [name for name, p in net.named_parameters() if p.requires_grad]
         assert [name for name, _ in found[0].named_parameters()] == names

@@ -12,9 +12,11 @@ from torch import nn
 
 import small_run
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
-from natural_langevin.sampling import cost, recipe, run_length
-from natural_langevin.sampling.collector import SampleCollector
-from natural_langevin.sampling.look import Look
+from natural_langevin.recipe import cost
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.run import ending
+from natural_langevin.run.collector import SampleCollector
+from natural_langevin.run.look import Look
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
@@ -26,7 +28,7 @@ def first_part_of_open_length(
     monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
     monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
     monkeypatch.setattr(recipe, "FIRST_STEPS", 200)
-    monkeypatch.setattr(run_length, "falls_by", lambda trace: 0.3)
+    monkeypatch.setattr(ending, "falls_by", lambda trace: 0.3)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(150, 2, generator=generator)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, models
-from natural_langevin.sampling import noise_floor
+from natural_langevin.run import noise_floor
 
 
 def straight(rows: int, noise: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,7 @@ def test_a_network_without_an_engine_says_what_it_does_before_its_first_step(
     def choose(*_: object, **__: object) -> None:
         raise HereItWouldChooseError
 
-    monkeypatch.setattr("natural_langevin.distributed.run_settings.settle", choose)
+    monkeypatch.setattr("natural_langevin.recipe.decide.decide", choose)
     x, y = torch.rand(40, 1, 4, 4), torch.arange(40) % 2
     norm = nn.GroupNorm(1, 2)
     images = nn.Sequential(nn.Conv2d(1, 2, 3), norm, nn.Flatten(), nn.Linear(8, 2))

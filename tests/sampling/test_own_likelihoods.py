@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from natural_langevin import Posterior, likelihoods
-from natural_langevin.sampling import recipe, warm_up
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.run import descent
 from short_unit_runs import network, rows, sampled
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short way down: what is compared has gone the same one."""
-    monkeypatch.setattr(warm_up, "ROUNDS", (60,))
+    monkeypatch.setattr(descent, "ROUNDS", (60,))
     monkeypatch.setattr(recipe, "PILOT_STEPS", (1, 20))
 
 

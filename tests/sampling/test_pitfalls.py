@@ -16,8 +16,8 @@ from natural_langevin import (
     preconditioners,
 )
 from natural_langevin._internal import capacity
-from natural_langevin.sampling import footprint
-from natural_langevin.sampling.footprint import state_bytes
+from natural_langevin.problem import footprint
+from natural_langevin.problem.footprint import state_bytes
 
 
 class Cut(nn.Module):
@@ -102,7 +102,7 @@ def test_the_state_is_counted_before_it_is_made(metric, moves):
     params = {k: p[0] for k, p in sampler.init().params.items()}
     leaves = torch.utils._pytree.tree_leaves(sampler.init())
     made = sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor))
-    assert state_bytes(sampler._dynamics, params, 3) == made
+    assert state_bytes(sampler.frame, params, 3) == made
 
 
 def test_more_chains_than_memory_are_refused_before_anything_is_made(monkeypatch):

@@ -10,7 +10,7 @@ from torch import nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors, random, schedules
 from natural_langevin.optim import NaturalLangevin
-from natural_langevin.sampling.preparation import DEFAULT_STEP_SIZE
+from natural_langevin.run.preparation import DEFAULT_STEP_SIZE
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -52,7 +52,7 @@ def test_noise_never_repeats_within_a_step() -> None:
 def test_nor_where_a_step_draws_several_times() -> None:
     """UBU's four draws per weight lie one after the other in the chain's stream."""
     sampler = Langevin(nn.Linear(1, 1), likelihoods.Gaussian(sigma=1.0), step_size=1e-3)
-    frame, step = sampler._dynamics, torch.tensor(0)
+    frame, step = sampler.frame, torch.tensor(0)
     object.__setattr__(frame, "stream_length", 1 << 31)
     with pytest.raises(ValueError, match=r"2\^32 normals per step.*draw once per step"):
         frame._normals(step, draw=2)

@@ -22,19 +22,16 @@ from natural_langevin import (
     schedules,
 )
 from natural_langevin.data.streams import InMemory
-from natural_langevin.distributed import sampler_run
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
-from natural_langevin.sampling import (
-    cost,
-    prior_scale,
-    recipe,
-    run_length,
-    trial_predictions,
-    warm_up,
-)
-from natural_langevin.sampling.curvature import steepest
+from natural_langevin.posterior.plan import OpenEnd, Plan
+from natural_langevin.problem import starts
+from natural_langevin.recipe import cost, prior_scale, run_length, trial_predictions
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.recipe.curvature import steepest
+from natural_langevin.run import descent, ending, run
+from natural_langevin.run.phases import phases
 
 
 def line(count: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,7 +76,7 @@ def test_chains_that_begin_far_away_arrive(metric: preconditioners.Preconditione
     model = models.mlp(5, 1, (), seed=0)
     sampler = Langevin(model, likelihoods.Gaussian(sigma=0.03), preconditioner=metric)
     posterior = sampler.sample((x, y), progress=False)
-    assert sampler._start == "fan_in"
+    assert posterior.plan.start == "fan_in"
     design = torch.cat([x, torch.ones(300, 1)], 1).double()
     covariance = torch.linalg.inv(design.T @ design / 0.03**2)
     mean = (covariance @ design.T @ y.double() / 0.03**2)[:, 0]
@@ -109,8 +106,7 @@ def test_a_model_that_fits_a_little_is_where_chains_start() -> None:
         fitted.bias.fill_(87.0)
     for model, start in ((fitted, "model"), (fresh, "fan_in")):
         sampler = Langevin(model, likelihoods.Gaussian(sigma=18.0))
-        sampler.prepare((x, y), steps=1)
-        assert sampler._start == start
+        assert starts.better(sampler.problem, (x, y))[0] == start
 
 
 def test_curvature_is_that_of_the_dense_matrix() -> None:
@@ -119,10 +115,10 @@ def test_curvature_is_that_of_the_dense_matrix() -> None:
     sampler = linear(prior=priors.Gaussian(1.0), chains=2, step_size=1e-3)
     engine, state = sampler.prepare((x, y), steps=5, batch_size=60)
     state, _ = engine.run(state, 0, 5)
-    found = steepest(sampler._dynamics, state, (x, y), 60)
+    found = steepest(sampler.frame, state, (x, y), 60)
     design = torch.cat([x, torch.ones(60, 1)], 1)
     hessian = design.T @ design / 60 / 0.09 + torch.eye(3) / 60
-    factor = sampler._dynamics.factor(state.metric, state.params, 60)
+    factor = sampler.frame.factor(state.metric, state.params, 60)
     columns = []
     for k in range(3):
         unit = torch.eye(3)[k].expand(2, 3)
@@ -232,24 +228,24 @@ def _trace(losses: torch.Tensor) -> torch.Tensor:
 
 def test_a_loss_that_still_falls_is_told_from_one_that_has_settled() -> None:
     flat, looks = torch.zeros(120), torch.arange(120.0)
-    assert run_length.falls_by(_trace(flat)) == 0.0
-    assert run_length.falls_by(_trace(-looks / 400)) == pytest.approx(0.1, abs=0.03)
-    assert run_length.falls_by(_trace(-looks / 4000)) == 0.0  # too little to wait for
-    assert run_length.falls_by(_trace(looks / 400)) == 0.0
-    assert run_length.falls_by(_trace(-looks[:20] / 40)) == 0.0  # too few looks
-    assert run_length.falls_by(_trace(-looks / 400).log()) == 0.0  # a chain was lost
+    assert ending.falls_by(_trace(flat)) == 0.0
+    assert ending.falls_by(_trace(-looks / 400)) == pytest.approx(0.1, abs=0.03)
+    assert ending.falls_by(_trace(-looks / 4000)) == 0.0  # too little to wait for
+    assert ending.falls_by(_trace(looks / 400)) == 0.0
+    assert ending.falls_by(_trace(-looks[:20] / 40)) == 0.0  # too few looks
+    assert ending.falls_by(_trace(-looks / 400).log()) == 0.0  # a chain was lost
 
 
 def test_what_chains_that_disagree_cost() -> None:
     """Chains of mean densities m_c: the loss by which a pool of four is above one of many."""
     g = torch.Generator().manual_seed(0)
     level = 1 + 0.2 * torch.randn(4, 5000, generator=g).double()
-    found = run_length.disagreement(level)
+    found = ending.disagreement(level)
     assert found == pytest.approx(0.2**2 / (2 * 4), rel=0.1)
     pool = level.mean(0)  # of many chains it is 1
     assert found == pytest.approx(float((pool - 1 - pool.log()).mean()), rel=0.1)
-    assert run_length.disagreement(torch.ones(4, 7)) == 0.0
-    assert run_length.disagreement(level[:1]) == 0.0
+    assert ending.disagreement(torch.ones(4, 7)) == 0.0
+    assert ending.disagreement(level[:1]) == 0.0
 
 
 def test_classes_are_weighed_by_what_may_be_observed() -> None:
@@ -259,51 +255,61 @@ def test_classes_are_weighed_by_what_may_be_observed() -> None:
     p = torch.tensor([0.999, 0.999, 0.999, 0.9]).double()
     each = torch.stack([p, 1 - p], -1)[:, None]
     mean = each.mean(0)
-    by_label = run_length.disagreement(each[..., 0])
-    found = run_length.disagreement(each, mean)
+    by_label = ending.disagreement(each[..., 0])
+    found = ending.disagreement(each, mean)
     assert found > 10 * by_label
     assert found == pytest.approx(float((each.var(0) / mean).sum()) / 8)
-    assert run_length.disagreement(each[:1].expand(4, 1, 2), mean) == 0.0
+    assert ending.disagreement(each[:1].expand(4, 1, 2), mean) == 0.0
 
 
 def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = line(150)
     monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
     monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
-    monkeypatch.setattr(run_length, "falls_by", lambda trace: 0.0)
+    monkeypatch.setattr(ending, "falls_by", lambda trace: 0.0)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)
     # The last of them is too short for parts: what is whole is not begun anew for that.
     for nats, first, before, last in ((0.5, 200, 200, 600), (0.0, 200, 0, 200), (0.5, 400, 0, 600)):
         monkeypatch.setattr(recipe, "FIRST_STEPS", first)
-        monkeypatch.setattr(run_length, "disagreement", lambda density, nats=nats: nats)
+        monkeypatch.setattr(ending, "disagreement", lambda *_, nats=nats: nats)
         sampler = Langevin(net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2)
         found = sampler.sample((x, y), progress=False)
         assert found.config.get("steps_before", 0) == before
         assert found.config["steps"] == last
 
 
+def open_plan(steps: int, repeats: int, most: int = 0) -> Plan:
+    end = OpenEnd(
+        of=steps, repeats=repeats, most=most, most_steps=recipe.MOST_STEPS,
+        first_steps=recipe.FIRST_STEPS, first_part=recipe.FIRST_PART, longer=recipe.LONGER,
+        looks=recipe.LOOKS,
+    )  # fmt: skip
+    return Plan("auto", prior="", metric="", dynamics="", batch_size=1, steps=steps, end=end)
+
+
 def test_a_run_of_open_length_is_made_of_parts() -> None:
     """Of which each is the last unless its loss still falls."""
-    steps = lambda length: [run.steps for run in length.runs()]  # noqa: E731
-    assert steps(run_length.Length(12000, 4000, 40, repeats=1)) == [3000, 9000, 12000]
-    assert steps(run_length.Length(6000, 2000, 20, repeats=0)) == [2500, 3500]
-    assert steps(run_length.Length(4900, 1633, 16, repeats=2)) == [4900] * 3  # too short for parts
-    assert run_length.Length(8000, 10, 7).runs() == [run_length.Length(8000, 10, 7)]  # it was given
-    for run in run_length.Length(12000, 4000, 40, repeats=1).runs():
-        assert run.burn_in == run.steps // 3
-        assert 200 <= (run.steps - run.burn_in) // run.thin < 400
+    steps = lambda plan: [phase.steps for phase in phases(plan)]  # noqa: E731
+    assert steps(open_plan(12000, repeats=1)) == [3000, 9000, 12000]
+    assert steps(open_plan(6000, repeats=0)) == [2500, 3500]
+    assert steps(open_plan(4900, repeats=2)) == [4900] * 3  # too short for parts
+    given = dataclasses.replace(open_plan(8000, 1), end=None, burn_in=10, thin=7)
+    assert given.lengths() == [(8000, 10, 7)]
+    # A length that somebody changes is run as it is.
+    assert steps(dataclasses.replace(open_plan(12000, repeats=1), steps=9000)) == [9000]
+    for phase in phases(open_plan(12000, repeats=1)):
+        assert phase.burn_in == phase.steps // 3
+        assert 200 <= (phase.steps - phase.burn_in) // phase.thin < 400
 
 
 def test_the_rest_is_longer_where_work_allows_and_no_more_burn_in() -> None:
-    usual = run_length.Length(12000, 4000, 40, repeats=1)
-    limits = (20000, 25500, 90000)
-    rests = [dataclasses.replace(usual, most=most).runs()[1] for most in limits]
-    assert [run.steps for run in rests] == [9000, 10500, 13500]
-    assert all(run.burn_in == 3000 for run in rests)
-    long = run_length.Length(48000, 16000, 160, repeats=0, most=90000).runs()
-    assert sum(run.steps for run in long) == recipe.MOST_STEPS
+    rests = [phases(open_plan(12000, 1, most))[1] for most in (20000, 25500, 90000)]
+    assert [phase.steps for phase in rests] == [9000, 10500, 13500]
+    assert all(phase.burn_in == 3000 for phase in rests)
+    long = phases(open_plan(48000, 0, most=90000))
+    assert sum(phase.steps for phase in long) == recipe.MOST_STEPS
     # The steps that another run may need are left to it.
-    assert sum(run.steps for run in dataclasses.replace(usual, most=24000).runs()) == 24000
+    assert sum(phase.steps for phase in phases(open_plan(12000, 1, most=24000))) == 24000
 
 
 def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,14 +319,14 @@ def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.Monke
     x = torch.randn(150, 2, generator=g)
     y = x[:, :1].sin() + 0.1 * torch.randn(150, 1, generator=g)
     falls: list[float] = [0.3, 0.3, 0.0]
-    monkeypatch.setattr(run_length, "falls_by", lambda trace: falls.pop(0))
+    monkeypatch.setattr(ending, "falls_by", lambda trace: falls.pop(0))
     monkeypatch.setattr(recipe, "FIRST_STEPS", 600)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of 129 weights
     sampler = Langevin(net, likelihoods.Gaussian("rmse"), prior=priors.Gaussian(1.0), chains=2)
-    noise, prepared = [], sampler_run._prepared
+    noise, prepared = [], run._prepared
     monkeypatch.setattr(
-        sampler_run, "_prepared",
-        lambda *asked: noise.append((out := prepared(*asked))[2].dynamics.noise) or out,
+        run, "_prepared",
+        lambda *asked: noise.append((out := prepared(*asked))[1].dynamics.noise) or out,
     )  # fmt: skip
     found = sampler.sample((x, y), progress=False)
     steps = found.config["steps"]
@@ -373,7 +379,7 @@ def test_the_way_down_ends_before_a_network_learns_its_noise() -> None:
     )
     engine, state = sampler.prepare((x, y), steps=1, batch_size=60, step_size=0.0)
     assert isinstance(engine.stream, InMemory)
-    end = warm_up.descend(sampler._dynamics, state, engine.stream, 60, mode="auto")
+    end = descent.descend(sampler.frame, state, engine.stream, 60, mode="auto")
     assert (end.likelihood["variance"] > 0.5 * 0.5**2).all()
     apart = (end.params["0.weight"] - end.params["0.weight"][:1]).abs().amax((1, 2))
     assert (apart[1:] > 0).all()  # every chain its own way
@@ -394,7 +400,7 @@ def _descended(**options: Any) -> tuple[Langevin, State, State]:
     )
     engine, state = sampler.prepare((x, y), steps=1, batch_size=20, step_size=0.0)
     assert isinstance(engine.stream, InMemory)
-    end = warm_up.descend(sampler._dynamics, state, engine.stream, 80, mode="auto", **options)
+    end = descent.descend(sampler.frame, state, engine.stream, 80, mode="auto", **options)
     return sampler, state, end
 
 
@@ -408,9 +414,9 @@ def test_chains_whose_loss_falls_no_more_stay_behind(monkeypatch: pytest.MonkeyP
 
     # The second chain alone has a loss, which falls in two rounds.
     losses = iter([torch.tensor([torch.inf, 9.0, torch.nan]), torch.tensor([8.0])])
-    monkeypatch.setattr(warm_up, "ROUNDS", (30, 60))
-    monkeypatch.setattr(warm_up, "LOOKS", 1)
-    monkeypatch.setattr(warm_up, "losses", lambda *_: next(losses))
+    monkeypatch.setattr(descent, "ROUNDS", (30, 60))
+    monkeypatch.setattr(descent, "LOOKS", 1)
+    monkeypatch.setattr(descent, "losses", lambda *_: next(losses))
     monkeypatch.setattr(Engine, "run", counted)
     _, start, end = _descended()
     assert ran == [(3, 30), (1, 60)]
@@ -421,7 +427,7 @@ def test_chains_whose_loss_falls_no_more_stay_behind(monkeypatch: pytest.MonkeyP
 
 def test_a_chain_goes_down_as_it_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the same weights, whichever others there are, and however long those go on."""
-    monkeypatch.setattr(warm_up, "ROUNDS", (60, 120))
+    monkeypatch.setattr(descent, "ROUNDS", (60, 120))
     _, _, together = _descended()
     _, _, alone = _descended(pattern=torch.tensor([1, 1, 1]))
     for k, v in alone.params.items():
@@ -449,8 +455,8 @@ def test_a_trained_network_is_where_the_run_starts() -> None:
     x, y = line()
     trained = linear(chains=2)
     with torch.no_grad():
-        trained._template.weight.copy_(torch.tensor([[1.0, -0.5]]))
-    at = Langevin(trained._template, likelihoods.Gaussian(sigma=0.3), chains=2)
+        trained.problem.template.weight.copy_(torch.tensor([[1.0, -0.5]]))
+    at = Langevin(trained.problem.template, likelihoods.Gaussian(sigma=0.3), chains=2)
     assert at.sample((x, y), 100, progress=False).config["init"] == "model"
     assert linear(chains=2).sample((x, y), 100, progress=False).config["init"] == "fan_in"
 
@@ -487,19 +493,19 @@ def test_lengths_follow_the_step_size_and_the_cost() -> None:
     options = {"steps": None, "burn_in": None, "thin": None}
     assert run_length.choose(slow, work=1e6, **options).steps == recipe.MOST_STEPS
     found = run_length.choose(quick, work=1e6, **options)
-    assert (found.steps, found.burn_in, found.thin) == (2000, 666, 6)
+    assert (found.steps, found.burn_in, found.thin) == (2000, None, None)  # a third, and 200 draws
     assert run_length.choose(slow, work=1e12, **options).steps == recipe.FEWEST_STEPS
     given = run_length.choose(quick, steps=90, burn_in=10, thin=2, work=1e6)
     assert (given.steps, given.burn_in, given.thin) == (90, 10, 2)
 
 
-def test_what_a_run_chose_is_used_afterwards() -> None:
-    """The step size and the batch size: for a probe, for an engine, for single steps."""
+def test_what_a_run_chose_is_in_its_plan() -> None:
+    """The step size and the batch size: for a probe, for an engine."""
     x, y = line(300)
     sampler = linear(prior=priors.Gaussian(1.0), chains=2, num_data=300)
     posterior = sampler.sample((x, y), 200, progress=False)
     chosen = posterior.config["recipe"]["step_size"]
-    engine, _ = sampler.prepare((x, y), steps=5)
+    engine, _ = sampler.prepare((x, y), steps=5, plan=posterior.plan)
     assert engine.rates.step_size.unique().tolist() == pytest.approx([chosen])
     assert len(engine.stream.example()[0]) == posterior.config["batch_size"] == 100
     found = sampler.effective_temperature((x, y), posterior=posterior, steps=40)
@@ -513,7 +519,6 @@ def test_before_a_run_the_recipe_chooses_at_once() -> None:
     sampler = linear(prior=priors.Gaussian(1.0), chains=2)
     engine, state = sampler.prepare((x, y), steps=5)
     assert 0 < float(engine.rates.step_size.max()) <= recipe.LARGEST_STEP
-    assert sampler._start == "fan_in"
     assert not torch.equal(state.params["weight"][0], state.params["weight"][1])
     own = linear(dynamics=Overdamped(), step_size="auto")
     with pytest.raises(ValueError, match="call it first"):
@@ -535,7 +540,8 @@ def test_a_metric_of_ones_own_is_averaged_over_the_burn_in_too() -> None:
 
 def test_the_first_steps_are_small() -> None:
     """One minibatch's metric at four times the step threw chains 40 standard deviations away."""
-    eta = recipe.Choice(0.1, 1.0, 0.0, "").schedule_of(400)
+    plan = Plan("auto", "", "", "", batch_size=1, steps=900, step_size=0.1)
+    eta = plan.schedule(400)
     assert [round(eta(t), 3) for t in (0, 9, 19, 80, 399)] == [0.02, 0.183, 0.329, 0.1, 0.1]
 
 

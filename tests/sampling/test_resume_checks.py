@@ -18,7 +18,7 @@ import warm
 from natural_langevin import Langevin, likelihoods
 from natural_langevin._internal import provenance
 from natural_langevin._internal.tensorfile import WriteError
-from natural_langevin.sampling.checkpoint import CheckpointError, RunCheckpoint
+from natural_langevin.run.checkpoint import CheckpointError, RunCheckpoint
 from small_run import assert_same, sample_until
 
 
@@ -154,7 +154,7 @@ def test_a_failed_save_says_what_is_true(tmp_path, monkeypatch):
 
 TERMINATED = """
 import sys, time, small_run
-from natural_langevin.sampling.collector import SampleCollector
+from natural_langevin.run.collector import SampleCollector
 keep = SampleCollector.keep
 def slow(self, state):
     keep(self, state)

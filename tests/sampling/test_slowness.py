@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
-from natural_langevin.sampling import cost, recipe, run_length, step_size_rule
-from natural_langevin.sampling.curvature import steepest
-from natural_langevin.sampling.slowness import (
+from natural_langevin.recipe import cost, run_length, step_size_rule
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.recipe.curvature import steepest
+from natural_langevin.recipe.slowness import (
     DAMPED,
     HEAT,
     MOST_HEAT,
@@ -113,14 +114,14 @@ def test_all_eigenvalues_are_those_of_the_dense_matrix() -> None:
     )  # fmt: skip
     engine, state = fixed.prepare((x, y), steps=3, batch_size=ROWS)
     state, _ = engine.run(state, 0, 3)
-    found = spectrum(fixed._dynamics, state, (x, y), ROWS)
+    found = spectrum(fixed.frame, state, (x, y), ROWS)
     ones = {k: torch.ones_like(p) for k, p in state.params.items()}
-    scale = fixed._dynamics.factor(state.metric, state.params, ROWS).forward(ones)
+    scale = fixed.frame.factor(state.metric, state.params, ROWS).forward(ones)
     a = torch.cat([scale["weight"].flatten(1), scale["bias"]], 1).double()
     hessian = torch.linalg.inv(exact()[1]) / ROWS
     expected = torch.linalg.eigvalsh(a[:, :, None] * hessian * a[:, None])
     np.testing.assert_allclose(found, expected, rtol=1e-3)
-    largest = steepest(fixed._dynamics, state, (x, y), ROWS)
+    largest = steepest(fixed.frame, state, (x, y), ROWS)
     np.testing.assert_allclose(largest, expected[:, 1], rtol=1e-2)
 
 

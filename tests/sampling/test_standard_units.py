@@ -12,14 +12,17 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
-from natural_langevin.sampling import cost, recipe, standard_units, warm_up
+from natural_langevin.problem import standard_units
+from natural_langevin.recipe import cost
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.run import descent
 from short_unit_runs import RUN, network, rows, sampled
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short way down: what is compared has gone the same one."""
-    monkeypatch.setattr(warm_up, "ROUNDS", (60,))
+    monkeypatch.setattr(descent, "ROUNDS", (60,))
     monkeypatch.setattr(recipe, "PILOT_STEPS", (1, 20))
 
 
@@ -103,9 +106,8 @@ def test_a_width_that_expects_outliers_has_units_that_know_none() -> None:
 
 def test_within_usual_sizes_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = rows()
-    sampler, usual = sampled(3 * x + 1, 4 * y - 2, LEARNED, network())
-    assert sampler._standard is None
-    monkeypatch.setattr("natural_langevin.sampling.standard_units.sampled", lambda *_: None)
+    _, usual = sampled(3 * x + 1, 4 * y - 2, LEARNED, network())
+    monkeypatch.setattr(standard_units, "to_standard_units", lambda problem: problem)
     _, before = sampled(3 * x + 1, 4 * y - 2, LEARNED, network())
     assert "units" not in usual.config
     assert all(torch.equal(usual.samples[k], v) for k, v in before.samples.items())
@@ -167,12 +169,12 @@ def test_layers_are_taken_where_the_network_agrees(
     torch.manual_seed(0)
     x, y = rows()
     target = 1e4 * y if end != "squeeze" else 1e4 * y[:, 0]
-    sampler, found = sampled(100 * x, target, LEARNED, Net(end), compile=False)
+    _, found = sampled(100 * x, target, LEARNED, Net(end), compile=False)
     units = Units.from_config(found.config) or Units()
     assert (units.x and units.x.layer, units.y and units.y.layer) == layers
     assert ("inputs x are of size" in caplog.text) == (layers[0] is None)
     assert ("targets y are of size" in caplog.text) == (layers[1] is None)
-    assert (sampler._standard is None) == (layers == (None, None))
+    assert (found.plan.units is None) == (layers == (None, None))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -253,9 +255,9 @@ def test_densities_and_diagnoses_know_the_units(numbers: int) -> None:
     assert bool((spread < 1.5).all()), "draws of targets are in the given units"
     # The same difference of log densities from the sampler, at the noise that it begins with.
     two = [{k: v[0, d] for k, v in found.samples.items()} for d in (0, 5)]
-    ours = [float(sampler.log_density(w, (100 * x, y))) for w in two]
-    assert sampler._standard is not None
-    twin = sampler._standard.sampler
+    ours = [float(sampler.log_density(w, (100 * x, y), plan=found.plan)) for w in two]
+    prior = recipe.prior(found.plan.prior_scale)
+    twin = Langevin(network(numbers), units.standard_likelihood(LEARNED), prior=prior, chains=2)
     twins = [{k: v[0, d] for k, v in inside.samples.items()} for d in (0, 5)]
     theirs = [float(twin.log_density(w, data)) for w in twins]
     assert ours[0] - ours[1] == pytest.approx(theirs[0] - theirs[1], abs=0.1)
@@ -275,11 +277,10 @@ def test_a_fresh_sampler_reads_a_posterior_in_its_units() -> None:
         for one in (fresh, sampler)
     )
     assert heat == pytest.approx(own, rel=1e-4)
-    assert fresh._standard is None
     weights = {k: v[0, 0] for k, v in found.samples.items()}
-    with pytest.raises(ValueError, match=r"standard units, and no run of this.*posterior.log"):
+    with pytest.raises(ValueError, match=r"standard units, which a run.*posterior.log"):
         fresh.log_density(weights, data)
-    assert math.isfinite(float(sampler.log_density(weights, data)))
+    assert math.isfinite(float(fresh.log_density(weights, data, plan=found.plan)))
     # Data of a usual size, or a prior of one's own, are taken as they are.
     assert math.isfinite(float(fresh.log_density(weights, (x, y))))
     own = Langevin(network(), LEARNED, prior=priors.Gaussian(1.0), chains=2)
@@ -350,7 +351,7 @@ def test_a_network_that_follows_a_large_column_by_chance_has_not_learned(seed: i
     x, y = rows()
     x[:, 0] *= 100
     sampler = Langevin(models.mlp(3, 1, (8,), activation=nn.Tanh, seed=seed), LEARNED, chains=2)
-    assert not standard_units._has_learned(sampler, x, y)
+    assert not standard_units._has_learned(sampler.problem, x, y)
 
 
 @pytest.mark.parametrize("size", [1.0, 100.0])
@@ -368,7 +369,7 @@ def test_a_rare_one_among_zeros_stays_a_one() -> None:
     x[:, 0] = 0.0
     x[7, 0] = 1.0
     x[:, 1] *= 100
-    units = standard_units.find(Langevin(network(), LEARNED), x, y)
+    units = standard_units.find(Langevin(network(), LEARNED).problem.on((x, y)))
     assert units is not None
     assert units.x is not None
     assert (units.x.location[0], units.x.scale[0]) == (0.0, 1.0)
@@ -380,7 +381,7 @@ def test_the_temperature_is_asked_of_a_dataset_too_and_a_refused_call_changes_no
     sampler, posterior = sampled(100 * x, y, LEARNED, network())
     data = 100 * x, y
     weights = {k: v[0, -1] for k, v in posterior.samples.items()}
-    density = sampler.log_density(weights, data)
+    density = sampler.log_density(weights, data, plan=posterior.plan)
     one, other = (
         sampler.effective_temperature(d, posterior=posterior, steps=20)
         for d in (data, torch.utils.data.TensorDataset(*data))
@@ -388,7 +389,7 @@ def test_the_temperature_is_asked_of_a_dataset_too_and_a_refused_call_changes_no
     assert one.temperature == other.temperature
     with pytest.raises(ValueError, match="steps"):
         sampler.sample(data, steps=-1)
-    assert sampler.log_density(weights, data) == density
+    assert sampler.log_density(weights, data, plan=posterior.plan) == density
 
 
 def test_several_targets_are_loaded_with_the_users_own_likelihood(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from natural_langevin import (
     preconditioners,
     priors,
 )
-from natural_langevin.sampling import step_size_search
-from natural_langevin.sampling.checkpoint import config_in
-from natural_langevin.sampling.preparation import DEFAULT_STEP_SIZE
+from natural_langevin.recipe import step_size_search
+from natural_langevin.run.checkpoint import config_in
+from natural_langevin.run.preparation import DEFAULT_STEP_SIZE
 
 RUN = {"batch_size": 20, "burn_in": 10, "thin": 10, "progress": False}
 
@@ -107,7 +107,7 @@ def test_the_same_seed_chooses_the_same_and_touches_no_global_generator(found, c
 
 def test_a_run_with_that_schedule_is_the_same_run(found):
     choice = found.config["pilot"]
-    eta = step_size_search.Choice.from_config(found.config, chains=2).schedule_of(0)
+    eta = found.plan.schedule(0)
     assert eta(0) == choice["step_sizes"][0]
     assert eta(7 * 50) == pytest.approx(eta(0) / 2)
     plain = auto(2, step_size=eta).sample(small_run.data(), 60, **RUN)
@@ -255,7 +255,7 @@ class StopHereError(Exception):
 def test_a_resumed_run_keeps_the_choice_it_started_with(found, tmp_path, monkeypatch):
     options = RUN | {"checkpoint": tmp_path, "every": 20}
     with monkeypatch.context() as patch:
-        patch.setattr("natural_langevin.sampling.collector.SampleCollector.look", _stop)
+        patch.setattr("natural_langevin.run.collector.SampleCollector.look", _stop)
         with pytest.raises(StopHereError):
             auto().sample(small_run.data(), 60, **options)
     assert config_in(tmp_path)["pilot"] == found.config["pilot"]

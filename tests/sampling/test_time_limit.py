@@ -11,7 +11,8 @@ from torch import nn
 
 from natural_langevin import Langevin, likelihoods, models
 from natural_langevin.execution.engine import Engine
-from natural_langevin.sampling import cost, prior_scale, time_limit
+from natural_langevin.recipe import cost, prior_scale
+from natural_langevin.run import time_limit
 
 ROWS = 60
 
@@ -48,9 +49,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         found.steps[chains] += count
         return real(self, state, start, count)
 
-    costs = cost.of_sampler
+    costs = cost.of_problem
     monkeypatch.setattr(  # as without an engine
-        cost, "of_sampler", lambda *given: costs(*given)._replace(budget=cost.EAGER)
+        cost, "of_problem", lambda *given: costs(*given)._replace(budget=cost.EAGER)
     )
     monkeypatch.setattr(Engine, "run", run)
     monkeypatch.setattr(time_limit, "clock", found)
@@ -111,22 +112,3 @@ def test_seconds_of_a_target_are_of_the_whole_call_too(clock: Clock) -> None:
     posterior = sampled(12.0, until="ess:100000", burn_in=10, thin=1)
     assert posterior.config["limit"] == "seconds"
     assert clock.now < 1.3 * 12
-
-
-def test_a_limit_is_the_outermost_call_s(clock: Clock) -> None:
-    class Sampler:
-        mesh = type("Mesh", (), {"world": 1})
-
-        @time_limit.of_call
-        def sample(self, data: Any, steps: int | None = None, **options: Any) -> float:
-            clock.now += 1.0
-            if data:
-                return self.sample(None, seconds=options["seconds"])
-            return time_limit.left_for_steps(options["seconds"])
-
-    assert Sampler().sample("all", seconds=10.0) == 8.0
-    assert Sampler().sample("all", seconds=2.0) == pytest.approx(0.4)  # a fifth
-    assert Sampler().sample("all", 7, seconds=10.0) == 9.0  # of the inner one, which has no steps
-    with pytest.raises(ValueError, match="seconds must be positive"):
-        Sampler().sample(None, seconds=0)
-    assert time_limit.left_for_steps(3.0) == 3.0

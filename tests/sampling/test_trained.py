@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from natural_langevin import Langevin, Posterior, likelihoods, models
-from natural_langevin.sampling import recipe, trained
+from natural_langevin.problem import trained
+from natural_langevin.recipe import rules as recipe
 
 
 def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -84,8 +85,8 @@ def test_without_rows_that_are_new_the_prior_has_the_weights_size(network: nn.Mo
     sampler = Langevin.from_trained(network, likelihoods.Categorical(), chains=2)
     weight = network.get_parameter("4.weight").detach()
     wanted = float(weight.square().mean())
-    assert float(sampler._prior["4.weight"].variance) == pytest.approx(wanted)  # type: ignore[attr-defined]
+    assert float(sampler.problem.prior["4.weight"].variance) == pytest.approx(wanted)  # type: ignore[attr-defined]
     assert trained.size({"w": weight[None]}) == pytest.approx(wanted * 20 / 2)
     every = Langevin.from_trained(network, likelihoods.Categorical(), parameters="all", chains=2)
-    assert every._scale_open  # nothing is fixed: folds of the data choose
+    assert every.given.scale_open  # nothing is fixed: folds of the data choose
     assert recipe.prior(2.0).gain == pytest.approx(2.0)

@@ -12,7 +12,9 @@ from torch import nn
 import small_run
 from natural_langevin import Langevin, likelihoods, priors
 from natural_langevin.diagnostics import mixing
-from natural_langevin.sampling import planning, run_length, until
+from natural_langevin.posterior.plan import Plan
+from natural_langevin.recipe import decide, run_length
+from natural_langevin.run import until
 
 RUN = {"batch_size": 60, "burn_in": 100, "thin": 5, "progress": False}
 
@@ -88,11 +90,12 @@ def test_the_recipe_goes_on_beyond_its_usual_length() -> None:
 
 
 def test_draws_that_would_not_fit_are_thinned() -> None:
-    usual = run_length.Length(steps=2000, burn_in=600, thin=7)
-    assert planning.extended(usual, None, None, 1000) == run_length.Length(20_000, 600, 7)
-    large = planning.extended(usual, None, None, 2**20)
+    plan = Plan("auto", "", "", "", batch_size=1, steps=1)
+    usual = run_length.Length(2000, 600, 7, None, "")
+    assert decide.extended(plan, usual, None, None, 1000)[:3] == (20_000, 600, 7)
+    large = decide.extended(plan, usual, None, None, 2**20)
     assert (large.steps - 600) // large.thin * 2**20 <= until.MOST_BYTES
-    assert planning.extended(usual, 5000, 7, 2**20) == run_length.Length(5000, 600, 7)
+    assert decide.extended(plan, usual, 5000, 7, 2**20)[:3] == (5000, 600, 7)
 
 
 @pytest.mark.parametrize(

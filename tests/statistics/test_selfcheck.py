@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners
-from natural_langevin.sampling import data_checks
+from natural_langevin.problem import data_checks
 from natural_langevin.statistics import RULES, Call, Rule, SampleGradient, Sum, own_units
 from oracle import build, cross_entropy, per_sample_loop
 from zoo import Folded, Scale
@@ -81,7 +81,7 @@ def test_an_unusual_order_of_axes_is_noticed_and_mended(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO, logger="natural_langevin"):
         ours.prepare((x, y), steps=1, batch_size=5)
     assert "the rules do not fit 'conv.weight'" in caplog.text
-    gradients, state = ours._dynamics.gradients, ours.init()
+    gradients, state = ours.frame.gradients, ours.init()
     gradients.prepare(state.params, x[:5])
     found = gradients(
         state.params, {}, (x[:5], y[:5]), chain_axis=False,

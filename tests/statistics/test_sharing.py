@@ -99,7 +99,7 @@ def test_the_preconditioner_passes_the_option_on() -> None:
         ours = metric(sharing="expand")
         assert "sharing='expand'" in repr(ours)
         sampler = Langevin(model, likelihoods.Categorical(), preconditioner=ours)
-        assert sampler._dynamics.gradients.sharing == "expand"
+        assert sampler.frame.gradients.sharing == "expand"
         with pytest.raises(ValueError, match='"exact" or "expand", got \'kfac\''):
             metric(sharing="kfac")
 
@@ -179,7 +179,7 @@ def test_random_architectures(drawn: tuple[nn.Module, int]) -> None:
 def exact_statistics(model: nn.Module, params: Params, x: Tensor, y: Tensor) -> Statistics:
     metric = preconditioners.QuasiDiagonalFisher()
     sampler = Langevin(model, likelihoods.Categorical(), preconditioner=metric, chains=2)
-    gradients = sampler._dynamics.gradients
+    gradients = sampler.frame.gradients
     gradients.prepare(params, x[0])
     key, step = torch.zeros(2, 2, dtype=torch.int32), torch.zeros((), dtype=torch.int64)
     return gradients(params, {}, (x, y), chain_axis=True, key=key, step=step).statistics

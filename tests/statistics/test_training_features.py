@@ -18,7 +18,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, likelihood=None, targets="d
         model, likelihood or likelihoods.Categorical(), chains=len(x),
         preconditioner=preconditioners.QuasiDiagonalFisher(targets=targets), **options,
     )  # fmt: skip
-    gradients, state = sampler._dynamics.gradients, sampler.init()
+    gradients, state = sampler.frame.gradients, sampler.init()
     params = chains_of(model, len(x))
     gradients.prepare(params, x[0])
     key = torch.arange(2 * len(x), dtype=torch.int32).reshape(-1, 2)

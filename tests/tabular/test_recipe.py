@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from torch.testing import assert_close
 
 from natural_langevin import models
-from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.run.loop import DivergenceError
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
 from natural_langevin.tabular import recipe
 from natural_langevin.tabular import settings as settings_module

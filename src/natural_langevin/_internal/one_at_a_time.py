@@ -1,14 +1,10 @@
-"""Objects that one thread uses at a time: a second one is refused in words, not mixed in."""
+"""Objects that one thread uses at a time."""
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-Method = TypeVar("Method", bound=Callable[..., Any])
+from typing import Any
 
 
 class OneAtATime:
@@ -28,21 +24,3 @@ class OneAtATime:
 
     def __reduce__(self) -> Any:
         return OneAtATime, ()
-
-
-def exclusive(method: Method) -> Method:
-    """A method of an object that has a ``OneAtATime`` as ``_busy``; it may call others of them."""
-
-    @functools.wraps(method)
-    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._busy.acquire():
-            raise RuntimeError(
-                f"this {type(self).__name__} is at work in another thread, and its network holds "
-                "one run at a time: make one for each thread, or wait"
-            )
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self._busy.lock.release()
-
-    return alone  # type: ignore[return-value]

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+#: What follows from the rest, and is noted for whoever reads it.
+DERIVED = {"plan"}
+
 
 def differing(*settings: Mapping[str, Any]) -> list[str]:
     """The names whose values are not the same in all of ``settings``; a missing one is no value.
@@ -13,7 +16,7 @@ def differing(*settings: Mapping[str, Any]) -> list[str]:
     >>> differing({"seed": 1, "steps": 10}, {"seed": 2, "steps": 10, "thin": 5})
     ['seed', 'thin']
     """
-    names = dict.fromkeys(name for one in settings for name in one)
+    names = dict.fromkeys(name for one in settings for name in one if name not in DERIVED)
     return [n for n in names if any(one.get(n) != settings[0].get(n) for one in settings[1:])]
 
 

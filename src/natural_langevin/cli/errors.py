@@ -22,7 +22,7 @@ from natural_langevin.experiments.runner import RunError
 from natural_langevin.experiments.table1.stages import StageError
 from natural_langevin.posterior.storage import StorageError
 from natural_langevin.report import ResultsError
-from natural_langevin.sampling.checkpoint import CheckpointError
+from natural_langevin.run.checkpoint import CheckpointError
 from natural_langevin.tabular.run import RunFolderError
 
 

@@ -1,6 +1,6 @@
 """One run on several processes, started by ``torchrun``.
 
-Imports everything below it; langevin and up import it.
+Imports everything below it; problem and up import it.
 """
 
 from natural_langevin.distributed.group import Group, GroupError

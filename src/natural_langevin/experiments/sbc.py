@@ -24,7 +24,7 @@ from natural_langevin import random
 from natural_langevin.data.streams import Subsets
 from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.sampling.interrupts import whole_runs
+from natural_langevin.run.interrupts import whole_runs
 
 #: A sampler that is right fails with this probability, over all quantities together.
 ERROR_RATE = 0.01

@@ -1,6 +1,6 @@
 """Callbacks for other people's training loops, which collect what ``optim.NaturalLangevin`` draws.
 
-Imports posterior, sampling and optim; nothing imports it.
+Imports posterior, run and optim; nothing imports it.
 
 * ``natural_langevin.integrations.lightning.CollectPosterior`` for a Lightning ``Trainer``
 * ``natural_langevin.integrations.transformers.CollectPosterior`` for a Transformers ``Trainer``

@@ -10,8 +10,8 @@ import torch
 
 from natural_langevin.optim import Collector, NaturalLangevin
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling.kept_draws import check_kept
-from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.run.kept_draws import check_kept
+from natural_langevin.run.loop import DivergenceError
 
 log = logging.getLogger("natural_langevin")
 

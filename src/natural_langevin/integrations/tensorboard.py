@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from natural_langevin.sampling.look import Look
+from natural_langevin.run.look import Look
 
 
 class TensorBoard:

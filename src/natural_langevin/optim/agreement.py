@@ -23,7 +23,7 @@ from torch import nn
 from natural_langevin.distributed.group import GroupError, differences, error_text
 from natural_langevin.distributed.join import join
 from natural_langevin.optim import shards
-from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.run.loop import DivergenceError
 from natural_langevin.types import Params
 
 #: Steps between two comparisons of the parameters themselves.

@@ -11,10 +11,10 @@ from torch import nn
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling.collector import is_kept
-from natural_langevin.sampling.kept_draws import check_kept, check_sample_dtype
-from natural_langevin.sampling.loop import DivergenceError
-from natural_langevin.sampling.validation import whole_number
+from natural_langevin.problem.validation import whole_number
+from natural_langevin.run.collector import is_kept
+from natural_langevin.run.kept_draws import check_kept, check_sample_dtype
+from natural_langevin.run.loop import DivergenceError
 from natural_langevin.statistics import plain_copy, prepare_model
 from natural_langevin.types import Params
 

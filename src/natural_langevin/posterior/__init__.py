@@ -1,7 +1,7 @@
 """Posterior: samples of a network's weights, and what can be asked of them.
 
-Imports data, likelihoods, priors, statistics, execution, metrics and diagnostics; sampling and up
-import it.
+Imports data, likelihoods, priors, statistics, execution, metrics and diagnostics; distributed and
+up import it.
 """
 
 from natural_langevin.posterior.posterior import Posterior

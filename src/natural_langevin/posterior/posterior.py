@@ -33,6 +33,7 @@ from natural_langevin.posterior.ensemble import (
     spread_of,
     stacked,
 )
+from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Prediction, check_levels, join
 from natural_langevin.posterior.sharpening import check_sharpness
@@ -66,6 +67,12 @@ class Posterior(Draws):
     """
 
     @property
+    def plan(self) -> Plan | None:
+        """What was run: everything that was decided about it, and why. None of a posterior that no
+        plan was made for (``optim``, older files)."""
+        return Plan.from_config(self.config)
+
+    @property
     def sharpness(self) -> float:
         """The power of the mean class probabilities that is predicted; 1.0: the plain mixture. It
         may be set, and is saved with the posterior."""
@@ -86,6 +93,7 @@ class Posterior(Draws):
         quantiles: Iterable[float] | None = None,
         chains: Chains = None,
         sharpness: float | None = None,
+        calibrated: bool = True,
     ) -> Prediction:
         """Averages *probabilities* (or means) over networks: never log-probabilities.
 
@@ -99,8 +107,9 @@ class Posterior(Draws):
         prior, where ``chains="all"`` says that pooling them is meant. ``sharpness``: of class
         probabilities; None is the posterior's own for "ensemble" and 1 otherwise, 1.0 the plain
         mixture, the posterior predictive distribution of the model itself (of numbers too: with
-        noise of one width, and the networks' whole spread).
+        noise of one width, and the networks' whole spread); ``calibrated=False`` is the same.
         """
+        sharpness = _plain(sharpness, calibrated)
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
         options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
         found = averaged(
@@ -124,6 +133,7 @@ class Posterior(Draws):
         sample_batch: int = 16,
         chains: Chains = None,
         sharpness: float | None = None,
+        calibrated: bool = True,
     ) -> Distribution:
         """The predictive distribution as a ``torch.distributions`` object over the targets.
 
@@ -132,6 +142,7 @@ class Posterior(Draws):
         ``epistemic``), ``log_prob``, ``cdf``, ``icdf(level)``, ``crps(y)`` and
         ``sample(shape, seed=0)``.
         """
+        sharpness = _plain(sharpness, calibrated)
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
         options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
         first, *others = averaged(self, x, keep_samples=False, whole=True, **options)
@@ -357,3 +368,10 @@ class Posterior(Draws):
             trace=groups["run"]["trace"],
             config=config,
         )
+
+
+def _plain(sharpness: float | None, calibrated: bool) -> float | None:
+    """The sharpness that is asked for: 1.0 where predictions are not to be calibrated."""
+    if not calibrated and sharpness is not None:
+        raise ValueError(f"calibrated=False is without sharpness, got sharpness={sharpness!r} too")
+    return sharpness if calibrated else 1.0

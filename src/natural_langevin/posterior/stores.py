@@ -68,6 +68,10 @@ class Store(Protocol):
     def first(self, count: int) -> Params:
         """The first ``count`` draws, while others may still follow."""
 
+    @property
+    def files(self) -> list[str]:
+        """Names of files with samples in the store's folder."""
+
     def close(self) -> None:
         """Lets go of files and folders, however the run ended."""
 
@@ -80,6 +84,11 @@ class MemoryStore:
             name: torch.full(shape, torch.nan, dtype=dtype, device=device)
             for name, (dtype, shape) in specs.items()
         }
+
+    @property
+    def files(self) -> list[str]:
+        """None."""
+        return []
 
     def begin(self) -> None:
         """Nothing to prepare: the samples' memory is there."""
@@ -128,6 +137,11 @@ class InFolder:
         self._lock: FolderLock | None = None
         draws = next(iter(self._specs.values()))[1][1]
         self._checks = torch.zeros(draws, dtype=torch.int64)  # of every draw; 0: none is there
+
+    @property
+    def files(self) -> list[str]:
+        """Its only one."""
+        return [self.path.name]
 
     def _writing(self) -> AbstractContextManager[None]:
         return tensorfile.writing(

@@ -132,9 +132,8 @@ class Units:
         return self.y.scale[0] ** 2
 
     def hand_back(self, posterior: Posterior, likelihood: Likelihood) -> None:
-        """A posterior that was sampled in standard units, in the user's: ``likelihood`` is his."""
-        for name in ("samples", "mean", "last"):
-            setattr(posterior, name, self.given(getattr(posterior, name)))
+        """All but the weights of a posterior that was sampled in standard units, in the user's:
+        ``likelihood`` is his."""
         factor = self.learned_factor()
         posterior.learned = {k: v * factor for k, v in posterior.learned.items()}
         posterior.trace = posterior.trace.clone()

@@ -81,7 +81,9 @@ class Network:
         return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
 
     def install_hooks(self) -> None:
-        """Watches every layer with trainable parameters of its own."""
+        """Watches every layer with trainable parameters of its own. Idempotent."""
+        if self.owned:
+            return
         for name, module in self.model.named_modules():
             own = self._names(module, recurse=False)
             if not own:

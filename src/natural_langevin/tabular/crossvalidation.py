@@ -21,9 +21,9 @@ from natural_langevin.data.streams import Subsets
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling.interrupts import whole_runs
-from natural_langevin.sampling.loop import DivergenceError
-from natural_langevin.sampling.trials import trial
+from natural_langevin.recipe.decide import Asked
+from natural_langevin.run.loop import DivergenceError
+from natural_langevin.run.run import Options
 from natural_langevin.tabular.candidates import TRIES, Candidate, prior_of
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks
@@ -226,17 +226,21 @@ class Problem:
             digest = hashlib.sha256(name.encode()).hexdigest()[:12]  # long names begin alike
             folder = Path(self.checkpoint) / f"{label}-{digest}"
         burn_in = steps // 2
-        with trial() if first.automatic else whole_runs(), proven_network():
-            return sampler.sample(
-                data,
-                steps,
-                batch_size=min(settings.batch, rows),
-                burn_in=burn_in,
-                thin=math.ceil((steps - burn_in) / settings.draws),
-                checkpoint=folder,
-                every=max(1, steps // 10),
-                progress=title if self.progress else False,
-            )
+        asked = Asked(
+            steps=steps,
+            batch_size=min(settings.batch, rows),
+            burn_in=burn_in,
+            thin=math.ceil((steps - burn_in) / settings.draws),
+        )
+        options = Options(
+            checkpoint=folder,
+            every=max(1, steps // 10),
+            progress=title if self.progress else False,
+            trial=first.automatic,
+            partial=False,
+        )
+        with proven_network():
+            return sampler.sampled(data, asked, options)
 
 
 def networks(

@@ -30,8 +30,8 @@ from natural_langevin._internal.checked_json import read_json, with_checksum, wi
 from natural_langevin.data.errors import DataError
 from natural_langevin.metrics.conformal import threshold
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sampling import step_size_search
-from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.recipe import step_size_search
+from natural_langevin.run.loop import DivergenceError
 from natural_langevin.tabular import crossvalidation
 from natural_langevin.tabular.candidates import Candidate, candidates, single
 from natural_langevin.tabular.crossvalidation import Problem, networks

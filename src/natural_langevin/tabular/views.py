@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from natural_langevin.sampling.loop import DivergenceError
+from natural_langevin.run.loop import DivergenceError
 from natural_langevin.tabular.candidates import Candidate
 from natural_langevin.tabular.crossvalidation import Problem
 from natural_langevin.tabular.inputs import Inputs

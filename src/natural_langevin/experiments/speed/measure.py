@@ -32,7 +32,7 @@ class Row:
     status: Status = "measured"
     reason: str = ""
     ready: Ready | None = None
-    warm_up_seconds: float = 0.0
+    descent_seconds: float = 0.0
     block: int = 0  # steps per repeat
     times: list[float] = field(default_factory=list)  # microseconds per chain-step
     cpu: list[float] = field(default_factory=list)  # the same in CPU time of all threads
@@ -66,8 +66,8 @@ def make_ready(problem: Problem, contenders: Sequence[Contender], say: Say) -> l
             row.status, row.reason = "failed", f"{type(error).__name__}: {error}"[:300]
         if row.status != "measured":
             row.ready = None
-        row.warm_up_seconds = time.perf_counter() - started
-        what = row.reason[:100] if row.reason else f"ready in {row.warm_up_seconds:.1f} s"
+        row.descent_seconds = time.perf_counter() - started
+        what = row.reason[:100] if row.reason else f"ready in {row.descent_seconds:.1f} s"
         say(f"{problem.name}: {contender.label}: {what}")
     return rows
 
@@ -150,7 +150,7 @@ def summary(row: Row, reference: Row | None) -> dict[str, Any]:
         return out
     assert row.ready is not None
     out |= {
-        "warm_up_seconds": row.warm_up_seconds,
+        "descent_seconds": row.descent_seconds,
         "block": row.block,
         "microseconds": row.times,
         "microseconds_per_chain_step": spread(row.times),

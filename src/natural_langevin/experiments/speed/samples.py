@@ -42,7 +42,7 @@ from natural_langevin.experiments.speed.contender import Layers, Ready, Unavaila
 from natural_langevin.experiments.speed.measure import Say, synchronise
 from natural_langevin.experiments.speed.plain import flat
 from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, Problem
-from natural_langevin.sampling import recipe
+from natural_langevin.recipe import rules as recipe
 
 CHAINS, MOST_BIAS = 4, 0.05
 FOLLOWED, SCORED = 20, 1_000

@@ -28,7 +28,7 @@ def network(settings: Settings, name: str, say: Say) -> dict[str, Any]:
     rows = make_ready(task, chosen(settings, task, contenders(name, chains)), say)
     for row in rows:
         if row.ready is not None and row.contender.compiled:
-            cache.remember(task, row.contender, row.warm_up_seconds)
+            cache.remember(task, row.contender, row.descent_seconds)
     orders = interleave(
         task, rows, repeats=settings.repeats, seconds=settings.block_seconds, say=say
     )

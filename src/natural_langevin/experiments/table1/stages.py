@@ -251,7 +251,7 @@ def _final(bench: Bench, method: Method, chosen: dict[str, Any], rank: int) -> R
         "step_size": chosen["step_size"],
         "schedule": chosen["schedule"],
         "prior_variance": None if method.prior != "gaussian" else chosen["prior_variance"],
-        "temperature": float(sampler._dynamics.temperature[0]),
+        "temperature": float(sampler.frame.temperature[0]),
         "draws": int(ensemble.kept),
     }
     mean = {name: m[singles] for name, m in outcome.state.mean.items()}

@@ -19,9 +19,9 @@ from natural_langevin._internal.provenance import versions
 from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.execution.engine import Engine
 from natural_langevin.experiments.table1.ensemble import Ensemble
-from natural_langevin.sampling.checkpoint import RunCheckpoint
-from natural_langevin.sampling.collector import LossTrace
-from natural_langevin.sampling.loop import RunPlan, run
+from natural_langevin.run.checkpoint import RunCheckpoint
+from natural_langevin.run.collector import LossTrace
+from natural_langevin.run.loop import RunPlan, run
 
 #: Looks at the training loss of a stage.
 LOOKS = 100

@@ -1,0 +1,246 @@
+"""Plan: everything that a run will do, decided beforehand (``recipe.decide``) and frozen.
+
+    plan = sampler.plan(data)                  # runs the search for what was left open, and no more
+    print(plan)                                # a table, with a reason for every line
+    posterior = sampler.sample(data, plan=dataclasses.replace(plan, steps=5000))
+
+A plan holds numbers and words alone, so that it goes to JSON and back. Metric, integrator and prior
+are the sampler's own; the plan says which they are, and what was chosen about them: the prior's
+scale, the friction, the step size.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from natural_langevin import schedules
+from natural_langevin.posterior.units import Units
+
+#: Draws of every chain that are kept where nobody says how many.
+DRAWS = 200
+#: By which part of the step size a run that explodes begins anew.
+LESS = 4.0
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class OpenEnd:
+    """When a run of open length ends (see ``ending``).
+
+    Its first part, a part ``first_part`` of the steps and ``first_steps`` at least, is all where
+    the loss no longer falls and chains agree. Otherwise it was burn-in, and the rest follows,
+    ``longer`` times as long as what is left, up to ``most`` steps in all; and as many as usual
+    again for every one of ``repeats`` while the loss falls. ``of``: the steps that this was made
+    for; a length that somebody changes is run as it is."""
+
+    of: int
+    repeats: int
+    most: int
+    most_steps: int
+    first_steps: int
+    first_part: int
+    longer: float
+    looks: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What held-out rows say of predictions: the power of class probabilities; how far networks
+    are from their mean, with the noise's widths that go with it and its variance there."""
+
+    sharpness: float | None = None
+    spread: float | None = None
+    widths: tuple[float, ...] = ()
+    variance: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``recipe``: "auto" or "paper", which constants filled what was open. ``step_size``: a number,
+    one per chain, or None, the sampler's own; ``falls_from``: the offset of a polynomial schedule
+    where the search of ``choose_step_size`` found it. ``burn_in`` and ``thin``: None is a third of
+    the steps, and about ``draws`` draws. ``reasons``: why each is what it is, by field."""
+
+    recipe: str
+    prior: str
+    metric: str
+    dynamics: str
+    batch_size: int
+    steps: int
+    burn_in: int | None = None
+    thin: int | None = None
+    keep: int | None = None
+    draws: int = DRAWS
+    start: str = "model"
+    descent: bool = False
+    prior_scale: float | None = None
+    step_size: float | tuple[float, ...] | None = None
+    falls_from: int | None = None
+    friction: float | None = None
+    end: OpenEnd | None = None
+    attempts: int = 0
+    until: str | None = None
+    seconds: float | None = None
+    exchange: int | None = None
+    calibrate: bool = True
+    calibration: Calibration | None = None
+    units: Units | None = None
+    execution: str = "auto"
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.recipe not in ("auto", "paper"):
+            raise ValueError(f'recipe must be "auto" or "paper", got {self.recipe!r}')
+
+    @property
+    def by_recipe(self) -> bool:
+        """Whether the recipe's own dynamics run."""
+        return self.friction is not None
+
+    def lengths(self) -> list[tuple[int, int, int]]:
+        """Steps, burn-in and thinning of what is run one after the other, each the last unless the
+        one before was too short."""
+        end = self.end
+        if end is None or end.of != self.steps:
+            return [self.usual(self.steps, self.burn_in, self.thin)]
+        again = [self.usual(self.steps)] * end.repeats
+        first = max(end.first_steps, self.steps // end.first_part)
+        if self.steps < 2 * first:
+            return [self.usual(self.steps), *again]
+        rest = self.steps - first
+        room = min(end.most_steps, end.most - self.steps * end.repeats) - first
+        longer = max(rest, min(int(end.longer * rest), room))
+        return [self.usual(first), self.usual(longer, rest // 3), *again]
+
+    def usual(
+        self, steps: int, burn_in: int | None = None, thin: int | None = None
+    ) -> tuple[int, int, int]:
+        """Steps, burn-in and thinning, where these are open: a third, and about ``draws`` draws."""
+        burn_in = steps // 3 if burn_in is None else burn_in
+        thin = max(1, (steps - burn_in) // self.draws) if thin is None else thin
+        return steps, burn_in, thin
+
+    def schedule(self, burn_in: int) -> schedules.Schedule | None:
+        """eta_t of a phase with this burn-in; None: the sampler's own.
+
+        By the recipe it is larger at first and constant from a fifth of burn-in on: a quarter of
+        that fifth it rises, while the metric has seen few batches. By the search it falls."""
+        size = self.step_size
+        if size is None:
+            return None
+        if self.falls_from is not None:
+            several = isinstance(size, tuple) and len(size) > 1
+            value = torch.tensor(size, dtype=torch.float64) if several else _one(size)
+            return schedules.polynomial(value, offset=self.falls_from)
+        warm = burn_in // 5
+        return schedules.warm_start(_one(size), factor=4.0, steps=warm, rise=warm // 4)
+
+    def gentler(self) -> Plan:
+        """The same after a run that exploded: a quarter of the step size."""
+        eta = float(f"{_one(self.step_size) / LESS:.2g}")
+        why = f"{eta:.2g}, after chains had exploded with {self.reasons.get('step_size', '')}"
+        heat = self.measured.get("heat")
+        measured = dict(self.measured) | ({} if heat is None else {"heat": heat / LESS})
+        reasons = dict(self.reasons) | {"step_size": why}
+        return replace(
+            self, step_size=eta, measured=measured, reasons=reasons, attempts=self.attempts - 1
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers and words, for ``posterior.config["plan"]``."""
+        found: dict[str, Any] = json.loads(self.to_json())
+        return found
+
+    def to_json(self) -> str:
+        """The plan as text, from which ``from_json`` makes the same plan."""
+        return json.dumps({"format": FORMAT} | asdict(self), indent=1)
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any]) -> Plan | None:
+        """The plan that a run's configuration tells of, if it does."""
+        found = config.get("plan")
+        return Plan._from(dict(found)) if isinstance(found, Mapping) else None
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """What ``to_json`` wrote."""
+        return Plan._from(text)
+
+    @staticmethod
+    def _from(source: str | dict[str, Any]) -> Plan:
+        try:
+            value = json.loads(source) if isinstance(source, str) else source
+            if value.pop("format", None) != FORMAT:
+                raise ValueError("it is of another version")
+            units = None if value["units"] is None else Units.from_config({"units": value["units"]})
+            end = value["end"] and OpenEnd(**value["end"])
+            calibration = value["calibration"]
+            if calibration is not None:
+                widths = tuple(calibration["widths"])
+                calibration = Calibration(**calibration | {"widths": widths})
+            size = value["step_size"]
+            return Plan(
+                **value
+                | {
+                    "units": units,
+                    "end": end,
+                    "calibration": calibration,
+                    "step_size": tuple(size) if isinstance(size, list) else size,
+                }
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"this is not a plan ({error}): give what plan.to_json() returned"
+            ) from error
+
+    def __str__(self) -> str:
+        lines = [f"Plan by the recipe {self.recipe!r}: {self._in_short()}"]
+        for name, value in self._table():
+            why = self.reasons.get(name, "")
+            first, *rest = textwrap.wrap(why, 66) or [""]
+            lines.append(f"  {name:<12} {value:<24} {first}".rstrip())
+            lines += [f"  {'':<12} {'':<24} {more}" for more in rest]
+        return "\n".join(lines)
+
+    def _in_short(self) -> str:
+        several = len(self.lengths())
+        more = f", in up to {several} parts" if several > 1 else ""
+        return f"{self.steps} steps{more}, minibatches of {self.batch_size}"
+
+    def _table(self) -> list[tuple[str, str]]:
+        steps, burn_in, thin = self.usual(self.steps, self.burn_in, self.thin)
+        size = "as given" if self.step_size is None else _shown(self.step_size)
+        rows: list[tuple[str, Any]] = [
+            ("prior", self.prior if self.prior_scale is None else f"x {self.prior_scale:g}"),
+            ("metric", self.metric),
+            ("dynamics", self.dynamics),
+            ("step_size", size),
+            ("batch_size", self.batch_size),
+            ("start", self.start + (", then downhill" if self.descent else "")),
+            ("steps", steps),
+            ("burn_in", burn_in),
+            ("thin", thin),
+            ("until", self.until),
+            ("seconds", self.seconds),
+            ("exchange", self.exchange),
+            ("units", None if self.units is None else "standard"),
+            ("calibration", "on" if self.calibrate else "off"),
+            ("execution", self.execution),
+        ]
+        return [(name, textwrap.shorten(str(v), 24)) for name, v in rows if v is not None]
+
+
+def _one(size: float | tuple[float, ...] | None) -> float:
+    assert size is not None
+    return size[0] if isinstance(size, tuple) else size
+
+
+def _shown(size: float | tuple[float, ...]) -> str:
+    return ", ".join(f"{v:g}" for v in (size if isinstance(size, tuple) else (size,)))

@@ -1,0 +1,69 @@
+"""A trained network as the start: which of its weights are sampled, and how large they may be."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+log = logging.getLogger("natural_langevin")
+
+
+def last_layer(model: nn.Module) -> str:
+    """The name of the last layer with parameters of its own, in the order of the modules."""
+    names = [name for name, m in model.named_modules() if [*m.parameters(recurse=False)]]
+    if not names:
+        raise ValueError("the model has no parameters: there is nothing to sample")
+    return names[-1]
+
+
+def chosen(model: nn.Module, parameters: str | Iterable[str]) -> nn.Module:
+    """A copy in which those parameters alone are trainable: "last", "all", or name patterns."""
+    if not isinstance(parameters, Iterable):
+        raise TypeError(
+            f'parameters must be "last", "all" or patterns of parameter names, got {parameters!r}'
+        )
+    patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+    if patterns == ["last"]:
+        name = last_layer(model)
+        patterns = [f"{name}.*" if name else "*"]
+    elif patterns == ["all"]:
+        patterns = ["*"]
+    model = copy.deepcopy(model)
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            layer = any(name.startswith(f"{pattern}.") for name in names)
+            raise ValueError(
+                f'parameters must be "last", "all" or patterns of parameter names, got '
+                f"{pattern!r}, which matches none of {names}"
+                + (f": {pattern + '.*'!r} is all of that layer" if layer else "")
+            )
+    for name, p in model.named_parameters():
+        p.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+    return model
+
+
+def size(params: Mapping[str, Tensor]) -> float:
+    """s of the prior N(0, 2 s / fan_in) whose variance is that of these weights (chain, out, ...):
+    the mean of theta^2 fan_in / 2, biases and gains left out."""
+    weights = [p[0].double() for p in params.values() if p.ndim > 2]
+    terms = [(w.square() * w[0].numel() / 2).flatten() for w in weights]
+    return float(torch.cat(terms).mean().clamp_min(1e-6)) if terms else 1.0
+
+
+def prior_scale(model: nn.Module) -> float | None:
+    """Where some weights are fixed: s of the prior whose variance is that of the others, as they
+    were trained. None where all are sampled."""
+    if all(p.requires_grad for p in model.parameters()):
+        return None
+    found = size({k: p.detach()[None] for k, p in model.named_parameters() if p.requires_grad})
+    log.info(
+        "the prior's variance is that of the trained weights: rows that the fixed weights "
+        "were trained on cannot choose it. Give held_out=(x, y), rows they have not seen"
+    )
+    return found

@@ -1,0 +1,339 @@
+"""Deciding a run: what a user leaves open of it is filled here, by the recipe, and becomes a Plan.
+
+    decide(motion, given, asked) -> Plan           follow(motion, plan) -> Motion
+
+``motion`` has the problem with its data; ``given`` is what the sampler was made with, ``asked``
+what its method ``sample`` was called with. The search runs a pilot for the step size and, where the
+prior is open, trials of its scale on held-out rows; nothing else is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from natural_langevin._internal.fingerprints import stable_repr
+from natural_langevin.data.loaders import SharedBatches
+from natural_langevin.data.streams import Subsets
+from natural_langevin.posterior.plan import Plan
+from natural_langevin.problem import starts
+from natural_langevin.problem.motion import Motion
+from natural_langevin.problem.step_size_checks import known_step_size
+from natural_langevin.problem.validation import whole_number
+from natural_langevin.recipe import (
+    cost,
+    pace,
+    prior_scale,
+    prior_trial,
+    run_length,
+    step_size_rule,
+    step_size_search,
+)
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.recipe.open_settings import Given
+from natural_langevin.run import preparation
+from natural_langevin.run.kept_draws import check_given
+from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
+from natural_langevin.run.until import MOST, parse, thinning
+
+log = logging.getLogger("natural_langevin")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``sample`` was asked for; None is left open."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    until: str | None = None
+    batch_size: int | None = None
+    burn_in: int | None = None
+    thin: int | None = None
+    keep: int | None = None
+    exchange: int | None = None
+
+
+def decide(
+    motion: Motion,
+    given: Given,
+    asked: Asked,
+    *,
+    limit: TimeLimit = NO_LIMIT,
+) -> Plan:
+    """The plan of a run on the motion's problem."""
+    check_given(
+        steps=asked.steps, burn_in=asked.burn_in, thin=asked.thin, batch_size=asked.batch_size
+    )
+    processes = motion.problem.chains.processes
+    log.info("recipe=%r fills what is left open", given.recipe)
+    if given.by_recipe:
+        with processes.together("choosing what was left open"):
+            return _by_recipe(motion, given, asked, limit)
+    return _by_paper(motion, given, asked, limit)
+
+
+def follow(motion: Motion, plan: Plan) -> Motion:
+    """The motion that a plan asks for: with its start, its friction and its prior's scale."""
+    found = replace(motion, start=plan.start)
+    if plan.friction is not None:
+        found = replace(found, integrator=replace(recipe.dynamics(), friction=plan.friction))
+    if plan.prior_scale is not None:
+        found = found.on(found.problem.with_prior(recipe.prior(plan.prior_scale)))
+    return found
+
+
+def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
+    """A plan that somebody made beforehand, with what is asked for beside it; refused where it was
+    made for another metric or other dynamics."""
+    here = described(motion, given)
+    for name in ("recipe", "metric", "dynamics"):
+        theirs, ours = getattr(plan, name), getattr(here, name)
+        if theirs != ours:
+            raise ValueError(
+                f"the plan is of another sampler: {name} is {theirs} there, {ours} here. "
+                "Give a plan that this one's plan(data) returned"
+            )
+    return _with(plan, asked)
+
+
+def is_of(plan: Plan, given: Given) -> bool:
+    """Whether a plan leaves to the sampler what it was given, and decides what it was not. One that
+    does not is of another run, which a checkpoint says better."""
+    scale, size = plan.prior_scale is not None, plan.step_size is not None
+    return plan.recipe == given.recipe and scale == given.scale_open and size == given.auto
+
+
+def resumed(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
+    """The plan of a run to go on with, which keeps what was chosen for it."""
+    if not given.by_recipe:
+        fresh = _given_plan(motion, given, replace(asked, steps=asked.steps or plan.steps))
+        chosen = {k: getattr(plan, k) for k in ("step_size", "falls_from", "measured", "reasons")}
+        return replace(fresh, seconds=plan.seconds, **chosen)
+    start = plan.start if given.start_open else motion.start
+    kept = replace(
+        plan, start=start, calibrate=given.calibrate, until=asked.until, keep=asked.keep,
+        exchange=asked.exchange,
+    )  # fmt: skip
+    return _with(kept, asked)
+
+
+def _with(plan: Plan, asked: Asked) -> Plan:
+    """The plan, with what is asked for in the place of what it has."""
+    check_given(
+        steps=asked.steps, burn_in=asked.burn_in, thin=asked.thin, batch_size=asked.batch_size
+    )
+    said = {f.name: getattr(asked, f.name) for f in dataclasses.fields(asked)}
+    return replace(plan, **{k: v for k, v in said.items() if v is not None})
+
+
+def described(motion: Motion, given: Given) -> Plan:
+    """A plan of nothing yet, that says which prior, metric and integrator it is for."""
+    priors = {stable_repr(p) for p in motion.problem.prior.values()}
+    return Plan(
+        recipe=given.recipe,
+        prior="; ".join(sorted(priors)),
+        metric=stable_repr(motion.preconditioner),
+        dynamics=stable_repr(motion.integrator),
+        batch_size=1,
+        steps=1,
+        execution=str(motion.compile),
+    )
+
+
+def _by_paper(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> Plan:
+    """Of a sampler that has a step size or dynamics of the user's own."""
+    batch_size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
+    batch_size, steps = whole_number("batch_size", batch_size), asked.steps
+    if steps is None and asked.seconds is not None and asked.until is None:
+        step_size = known_step_size(given.step_size)
+        steps = pace.steps_within(
+            motion, asked.seconds, batch_size, step_size, downhill=False, limit=limit
+        )
+    if steps is None:
+        raise ValueError(
+            "steps must be said where the step size is: sample(data, steps=...); with "
+            'step_size="auto", the default, a run knows its own length. With until=, steps is '
+            "the most that may be taken"
+        )
+    plan = _given_plan(motion, given, replace(asked, steps=steps, batch_size=batch_size))
+    if not given.auto:
+        return plan
+    with motion.problem.chains.processes.together("choosing the step size"):
+        choice = searched(motion, steps=plan.steps, batch_size=batch_size)
+    return replace(
+        plan, step_size=choice.step_sizes, falls_from=choice.steps,
+        measured={"pilot": choice.as_dict()},
+        reasons=dict(plan.reasons) | {"step_size": choice.reason},
+    )  # fmt: skip
+
+
+def _given_plan(motion: Motion, given: Given, asked: Asked) -> Plan:
+    """A plan of ``asked.steps`` steps in which nothing is left open but the step size."""
+    batch_size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
+    return replace(
+        described(motion, given),
+        batch_size=whole_number("batch_size", batch_size),
+        steps=whole_number("steps", asked.steps),
+        burn_in=whole_number("burn_in", asked.burn_in or 0),
+        thin=whole_number("thin", 1 if asked.thin is None else asked.thin),
+        keep=asked.keep,
+        start=motion.start,
+        until=asked.until,
+        seconds=asked.seconds,
+        exchange=asked.exchange,
+        calibrate=given.calibrate,
+        reasons={"step_size": "given", "steps": "given", "start": "given"},
+    )
+
+
+def searched(
+    motion: Motion, *, steps: int, batch_size: int, splits: int | None = None
+) -> step_size_search.Choice:
+    """The step size that short runs choose for one of ``steps`` steps."""
+    step_size_search.refuse_loader(motion.problem.data)
+    preparation.engine(motion, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
+    return step_size_search.choose(motion, steps=steps, batch_size=batch_size, splits=splits)
+
+
+def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> Plan:
+    """Batch size, start, prior's scale, step size and length, where they are open."""
+    problem, batch_size, until = motion.problem, asked.batch_size, parse(asked.until) is not None
+    # For its checks: whatever is wrong with the data is said before anything else is done.
+    preparation.engine(
+        motion, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
+    )
+    x, y, num_data = problem.rows()
+    costs = cost.of_problem(problem, x)
+    if batch_size is None:
+        batch_size = _batch_size(motion, len(x), costs)
+    begin, downhill, why = motion.start, False, "given"
+    if begin == "auto":
+        begin, downhill = starts.better(problem, (x, y))
+        why = "the network has learned something" if begin == "model" else "it has learned nothing"
+    motion = replace(motion, start=begin)
+    choice = _chosen(
+        prior_trial.Search(motion, downhill, batch_size, costs, limit.searching()), given,
+        (x, y), num_data,
+    )  # fmt: skip
+    if not given.auto:
+        choice = _with_step_size(choice, given)
+    log.info("step_size=%s", choice.reason)
+    scale = None
+    if given.scale_open:
+        scale = 1.0 if choice.prior_scale is None else choice.prior_scale.value
+    plan = replace(
+        described(motion, given),
+        batch_size=batch_size,
+        keep=asked.keep,
+        start=begin,
+        descent=downhill,
+        prior_scale=scale,
+        draws=recipe.DRAWS,
+        step_size=choice.step_size if given.auto else None,
+        friction=choice.friction,
+        until=asked.until,
+        seconds=asked.seconds,
+        exchange=asked.exchange,
+        calibrate=given.calibrate,
+        calibration=choice.calibration() if given.calibrate else None,
+        units=problem.units,
+        measured=choice.measured(),
+        reasons=choice.reasons() | {"start": why},
+    )
+    lengths = _length(follow(motion, plan), plan, choice, asked, costs, limit, until=until)
+    if problem.weights > num_data and lengths.end is not None:
+        lengths = lengths._replace(end=replace(lengths.end, repeats=0))
+    return replace(
+        plan, steps=lengths.steps, burn_in=lengths.burn_in, thin=lengths.thin, end=lengths.end,
+        attempts=recipe.ATTEMPTS if given.auto and lengths.end is not None else 0,
+        reasons=dict(plan.reasons) | {"steps": lengths.reason},
+    )  # fmt: skip
+
+
+def _with_step_size(choice: recipe.Choice, given: Given) -> recipe.Choice:
+    """The same with a step size of the user's own, whose largest value decides about lengths."""
+    size = known_step_size(given.step_size)
+    size = size(0) if callable(size) else size
+    return dataclasses.replace(choice, step_size=float(torch.as_tensor(size).max()), reason="given")
+
+
+def _batch_size(motion: Motion, rows: int, costs: cost.Costs) -> int:
+    """Rows of a minibatch, fewer where a run of them would cost too much."""
+    data = motion.problem.data
+    usual = recipe.batch_size(data.rows.shape[1] if isinstance(data, Subsets) else rows)
+    whole = motion.problem.chains.count * usual * costs.per_sample * recipe.MOST_EAGER_STEPS
+    costly = costs.budget.spares and whole > costs.budget.work
+    return min(usual, cost.BATCH) if costly else usual
+
+
+def _chosen(
+    search: prior_trial.Search,
+    given: Given,
+    rows: tuple[Tensor, Tensor],
+    num_data: float,
+) -> recipe.Choice:
+    """The step size, with the prior's scale where that is open."""
+    choice, motion, data = None, search.motion, search.motion.problem.data
+    if given.scale_open and motion.problem.in_memory:
+        choice = prior_trial.choose(search, rows)
+    scale = choice.prior_scale if choice else None
+    if given.scale_open:
+        prior = recipe.prior(scale.value if scale else 1.0)
+        motion = motion.on(motion.problem.with_prior(prior))
+    if choice is None or len(rows[0]) > prior_scale.MOST_ROWS:
+        pilot = step_size_rule.choose(
+            motion, rows, num_data, search.batch_size, search.costs, downhill=search.downhill,
+            shuffled=not isinstance(data, DataLoader | SharedBatches), limit=search.limit,
+        )  # fmt: skip
+        found = recipe.Choice.most_careful(pilot)
+        sharpness, spread = (choice.sharpness, choice.spread) if choice else (None, None)
+        choice = dataclasses.replace(found, prior_scale=scale, sharpness=sharpness, spread=spread)
+    return choice
+
+
+def _length(
+    motion: Motion,
+    plan: Plan,
+    choice: recipe.Choice,
+    asked: Asked,
+    costs: cost.Costs,
+    limit: TimeLimit,
+    *,
+    until: bool,
+) -> run_length.Length:
+    """How long the run is. ``until``: a target may end it; ``steps`` is then the most it may take,
+    and burn-in and thinning are those of a run of the usual length."""
+    problem, steps = motion.problem, asked.steps
+    if steps is None and asked.seconds is not None and not until:
+        steps = pace.steps_within(
+            motion, asked.seconds, plan.batch_size, choice.step_size, downhill=plan.descent,
+            limit=limit,
+        )  # fmt: skip
+    length = functools.partial(
+        run_length.choose, choice, burn_in=asked.burn_in, thin=asked.thin, budget=costs.budget,
+        work=costs.per_sample * problem.chains.count * plan.batch_size,
+    )  # fmt: skip
+    found = length(steps=steps)
+    if until:
+        usual = found if steps is None else length(steps=None)
+        if steps is None or steps > usual.steps:
+            weights = 4 * problem.chains.count * problem.weights
+            found = extended(plan, usual, steps, asked.thin, weights)
+    return found
+
+
+def extended(
+    plan: Plan, usual: run_length.Length, steps: int | None, thin: int | None, bytes_per_draw: int
+) -> run_length.Length:
+    """A run that may go on beyond its usual length, with draws as far apart as usual: further
+    only where all of them would take too much memory, and the user has not said how far."""
+    most = usual.steps * MOST if steps is None else steps
+    _, burn_in, apart = plan.usual(usual.steps, usual.burn_in, usual.thin)
+    factor = thinning((most - burn_in) // apart, bytes_per_draw) if thin is None else 1
+    return run_length.Length(most, burn_in, apart * factor, None, "the most until the target")

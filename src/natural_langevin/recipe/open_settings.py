@@ -1,0 +1,87 @@
+"""What a sampler's arguments leave open, and which recipe fills it.
+
+"auto": everything open is chosen for the data (``rules``): dynamics, metric, prior by fan-in with
+its scale chosen on held-out rows, start, step size, and the length of a run. "paper": Algorithm 1,
+``dynamics.Overdamped()``, with QDOP, the prior N(0, 0.1), starting at the model, every iterate
+kept; the step size, where it is open, by the search of ``choose_step_size``. Where nobody says
+which, it is "paper" with a step size or dynamics of one's own, and "auto" otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from natural_langevin import preconditioners, priors
+from natural_langevin.dynamics.base import Integrator
+from natural_langevin.dynamics.overdamped import Overdamped
+from natural_langevin.problem import starts
+from natural_langevin.problem.step_size_checks import StepSize
+from natural_langevin.recipe import rules
+
+RecipeName = Literal["auto", "paper"]
+#: Where dynamics that tune their step size begin.
+TUNED_FROM = 0.1
+
+
+@dataclass(frozen=True)
+class Given:
+    """Nothing open but the step size where ``auto``, and the prior's scale where ``scale_open``.
+    ``by_recipe``: whether the recipe's own dynamics run, by its start and its length."""
+
+    prior: priors.PriorLike
+    preconditioner: preconditioners.Preconditioner
+    dynamics: Integrator
+    step_size: StepSize | Literal["auto"]
+    init: starts.Init
+    auto: bool
+    by_recipe: bool
+    scale_open: bool
+    start_open: bool
+    calibrate: bool
+    recipe: RecipeName
+
+
+def fill(
+    model: nn.Module,
+    *,
+    prior: priors.PriorLike | None,
+    preconditioner: preconditioners.Preconditioner | None,
+    dynamics: Integrator | None,
+    step_size: StepSize | Literal["auto"],
+    init: starts.Init | None,
+    recipe: RecipeName | None = None,
+    calibrate: bool = True,
+) -> Given:
+    """The arguments that were given, and the recipe's default in the place of every None.
+    Unchecked but for ``recipe`` and ``calibrate``."""
+    if recipe not in (None, "auto", "paper"):
+        raise ValueError(f'recipe must be "auto", "paper" or None, got {recipe!r}')
+    if not isinstance(calibrate, bool):
+        raise TypeError(f"calibrate must be True or False, got {calibrate!r}")
+    auto = isinstance(step_size, str) and step_size == "auto"
+    if auto and isinstance(dynamics, Integrator) and dynamics.tunes:
+        step_size, auto = TUNED_FROM, False
+    if recipe is None:
+        recipe = "auto" if auto and dynamics is None else "paper"
+    ours = recipe == "auto"
+    by_recipe = ours and dynamics is None
+    scale_open, start_open = by_recipe and prior is None, init is None
+    if prior is None:
+        prior = rules.prior() if ours else priors.Gaussian(variance=0.1)
+    if init is None:
+        init = "auto" if by_recipe else "model"
+    if ours:
+        usual_metric = rules.metric(model) if preconditioner is None else preconditioner
+        preconditioner = rules.averaged(usual_metric)
+    elif preconditioner is None:
+        preconditioner = preconditioners.QuasiDiagonalFisher()
+    usual = rules.dynamics() if by_recipe else Overdamped()
+    return Given(
+        prior=prior, preconditioner=preconditioner,
+        dynamics=usual if dynamics is None else dynamics, step_size=step_size, init=init,
+        auto=auto, by_recipe=by_recipe, scale_open=scale_open, start_open=start_open,
+        calibrate=calibrate, recipe=recipe,
+    )  # fmt: skip

@@ -1,0 +1,252 @@
+"""The trial that chooses the prior's scale: runs of several scales, side by side on held-out folds
+(see ``prior_scale``), each with the step size that a pilot finds for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from natural_langevin._internal.processes import SingleProcess
+from natural_langevin._internal.proven import proven_network
+from natural_langevin.data.streams import Subsets
+from natural_langevin.posterior.plan import Plan
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.problem.motion import Motion
+from natural_langevin.problem.problem import ChainSet, Problem
+from natural_langevin.recipe import cost, pace, prior_scale, step_size_rule, trial_predictions
+from natural_langevin.recipe import rules as recipe
+from natural_langevin.run import descent, time_limit
+from natural_langevin.run.loop import DivergenceError
+from natural_langevin.run.run import Options, run
+from natural_langevin.run.time_limit import TimeLimit
+from natural_langevin.types import Params
+
+log = logging.getLogger("natural_langevin")
+
+
+class Search(NamedTuple):
+    """What a trial of scales starts from: the run's own motion, whether its chains go downhill at
+    first, what steps cost, and how much time there is."""
+
+    motion: Motion
+    downhill: bool
+    batch_size: int
+    costs: cost.Costs
+    limit: TimeLimit
+
+
+def _with_scales(
+    motion: Motion, scales: tuple[float, ...], repeats: int, after: int = 0
+) -> tuple[Motion, Tensor]:
+    """The motion of ``repeats`` chains for every scale of the prior, ``after`` so many others,
+    whose noise it does not repeat; and which of them go downhill for all (see ``descent``)."""
+    problem, variances = motion.problem, torch.tensor(scales).repeat_interleave(repeats)
+    count, device = len(variances), problem.device
+    chains = ChainSet(
+        count, (problem.chains.seed + after) % (1 << 63), device, SingleProcess(count)
+    )
+    several = dataclasses.replace(
+        problem, chains=chains, temperature=problem.temperature[:1].expand(count), num_data=None,
+        power=None if problem.power is None else problem.power[:1].expand(count),
+        anchors=None, held_out=None, origin=None, units=None,
+    )  # fmt: skip
+    compared = motion.on(several.with_prior(recipe.prior(variances)))
+    usual = repeats * (scales.index(1.0) if 1.0 in scales else 0)
+    pattern = usual + torch.arange(repeats, device=device)
+    start = motion.start_weights
+    start = None if start is None else {k: v[:1] for k, v in start.items()}
+    compared = dataclasses.replace(compared, mean_rate=None, start_weights=start)
+    return compared, pattern.repeat(len(scales))
+
+
+class Compared(NamedTuple):
+    """Scales of the prior that were tried side by side, on the same rows from the same starts."""
+
+    scales: tuple[float, ...]
+    choices: list[recipe.Choice]  # step sizes
+    trial: prior_scale.Trial
+    found: Posterior  # of all of them
+    data: tuple[Tensor, Tensor]  # with the rows held out
+    outside: Tensor  # (chain, row) of these
+    nll: Tensor  # (scale, row) of these
+
+    def end(self, scales: tuple[float, ...]) -> tuple[Params, Params]:
+        """Weights of these scales' chains, and what their likelihoods have learned."""
+        repeats = self.trial.folds * self.trial.chains
+        first = torch.tensor([self.scales.index(s) * repeats for s in scales])
+        own = (first[:, None] + torch.arange(repeats)).flatten()
+        weights, learned = (
+            {k: v[own.to(v.device)] for k, v in tree.items()}
+            for tree in (self.found.last, self.found.learned)
+        )
+        return weights, learned
+
+    def by_held_out_rows(self, problem: Problem, scale: float) -> dict[str, Any]:
+        """How sharp the predictions of a scale's chains should be, or how wide their spread."""
+        folds, chains = self.trial.folds, self.trial.chains
+        first = self.scales.index(scale) * folds
+        # Where the rows held out are the same for every fold, one fold has them all.
+        used = 1 if problem.held_out is not None else folds
+        outside = self.outside[::chains][first : first + used]
+        held_out = trial_predictions.HeldOut(self.found, self.data, outside, first, chains)
+        return {
+            "sharpness": trial_predictions.sharpness(problem, held_out),
+            "spread": trial_predictions.spread_of_networks(problem, held_out),
+        }
+
+
+def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
+    """The prior's scale by held-out rows, and the step size that goes with it: a wide prior leaves
+    more to the data, and its posterior is steeper in the metric. None where there are too few rows,
+    or it costs too much.
+
+    The chains of several processes all have the same prior: each process chooses alone."""
+    data = data[0][: prior_scale.MOST_ROWS], data[1][: prior_scale.MOST_ROWS]
+    if len(data[0]) < prior_scale.FEWEST_ROWS:
+        return None
+    limit, problem = search.limit, search.motion.problem
+    costly = search.costs.budget is cost.EAGER
+    scales = prior_scale.COSTLY_SCALES if costly else prior_scale.SCALES
+    began = time_limit.clock()
+    runs = _compare(search, data, scales)
+    if not runs:
+        return None
+    scores = _scores(runs)
+    as_long = limit.allows((time_limit.clock() - began) / 2)
+    pair = prior_scale.beyond(scores) if as_long and not costly else None
+    more: list[Compared] = []
+    if pair:  # what agreed with the reference in one trial does so in the next
+        with proven_network() if runs[-1].choices[0].way == "native" else nullcontext():
+            more = _compare(search, data, pair, runs)
+    if pair and more:
+        runs += more
+        found = _scores(more)
+        further = scores[pair[0]] + found[pair[1]] - found[pair[0]]  # from one start both
+        scores[pair[1]] = further if math.isfinite(further) else math.inf
+    best, scale, why = prior_scale.best(scores)
+    chosen = [one for one in runs if best in one.scales][-1]
+    log.info("prior variance x %.3g: %s", scale, why)
+    # A wider prior is steeper in the metric: what one chain found at a narrower one holds here too.
+    upto = [c for one in runs for s, c in zip(one.scales, one.choices, strict=True) if s <= best]
+    return dataclasses.replace(
+        recipe.Choice.most_careful(upto),
+        prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
+        **chosen.by_held_out_rows(problem, best),
+    )
+
+
+def _scores(runs: list[Compared]) -> dict[float, float]:
+    """Mean held-out -ln density of every scale, those of a later round in the place of former ones.
+    A scale that ended before is taken to have gained as much as the best of those did."""
+    scores: dict[float, float] = {}
+    for one in runs:
+        found = dict(zip(one.scales, prior_scale.means(one.nll), strict=True))
+        if scores:
+            best = min(found, key=found.__getitem__)
+            scores = {s: value + found[best] - scores[best] for s, value in scores.items()}
+        scores |= found
+    return scores
+
+
+def _compare(
+    search: Search,
+    data: tuple[Tensor, Tensor],
+    scales: tuple[float, ...],
+    before: Sequence[Compared] = (),
+) -> list[Compared]:
+    """A pilot for every scale, and then a trial of all, in rounds; none where it costs too much, or
+    nothing came of it. After the rounds ``before``, all begin where the chains of the narrowest
+    ended there."""
+    costs, batch_size, limit = search.costs, search.batch_size, search.limit
+    inside, lines, budget = len(data[0]), len(prior_scale.SCALES) * prior_scale.FOLDS, costs.budget
+    work = costs.per_sample * lines * min(batch_size, inside)  # of a step with a chain on each fold
+    most = prior_scale.MOST_WORK if budget.trial is None else budget.trial
+    costly = budget.trial is not None and work * prior_scale.EAGER.steps > most
+    short = work / prior_scale.FOLDS * prior_scale.COSTLY.steps
+    if short > most if costly else prior_scale.EAGER.affordable(work) is None:
+        log.info("prior variance x 1: a trial of others would cost more than the run")
+        return []
+    scaled, pattern = _with_scales(search.motion, scales, 1)
+    scaled = scaled.on(scaled.problem.on(data))
+    took = pace.of_steps(scaled, batch_size, recipe.FIRST_STEP) if limit.exists else None
+    if took and not limit.allows(pace.least(len(scales), took, costly=budget.spares)):
+        log.info("prior variance x 1: there is no time for a trial of others")
+        return []
+    choices = step_size_rule.choose(
+        scaled, data, inside, batch_size, costs, len(scales), downhill=search.downhill,
+        pattern=pattern, limit=limit,
+    )  # fmt: skip
+    usual = prior_scale.EAGER if choices[0].way.startswith("eager") else prior_scale.NATIVE
+    affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
+    trial = prior_scale.COSTLY if costly else affordable
+    assert trial is not None, "what the pilot was run for is affordable"
+    if budget is cost.EAGER:
+        trial = trial.on_enough(inside)
+    if took:
+        cheaper = pace.fitting(trial, len(scales), took, limit, costly=budget.spares)
+        trial = cheaper or prior_scale.COSTLY
+    runs: list[Compared] = []
+    begin = None
+    if before:
+        last = next(one for one in reversed(before) if scales[0] in one.scales)
+        trial = trial._replace(folds=last.trial.folds, chains=last.trial.chains)
+        begin = last.end(scales[:1] * len(scales))
+    while len(runs) < trial.rounds and scales:
+        begin, after = runs[-1].end(scales) if runs else begin, len(before) + len(runs)
+        tried = _try_out(search, data, scales, choices, trial, begin, after)
+        if tried is None:
+            break
+        runs.append(tried)
+        left = prior_scale.in_question(tried.nll)
+        scales, choices = tuple(scales[k] for k in left), [choices[k] for k in left]
+    return runs
+
+
+def _try_out(
+    search: Search,
+    data: tuple[Tensor, Tensor],
+    scales: tuple[float, ...],
+    choices: list[recipe.Choice],
+    trial: prior_scale.Trial,
+    begin: tuple[Params, Params] | None,
+    after: int,
+) -> Compared | None:
+    """A round of a trial, from where chains ``begin`` (None: at the end of their descent),
+    ``after`` so many others; None where all chains were lost."""
+    (x, y), problem = data, search.motion.problem
+    inside, repeats = len(x), trial.folds * trial.chains
+    rows = prior_scale.folds(inside, problem.chains.seed, trial.chains, trial.folds, len(scales))
+    if problem.held_out is not None:  # all rows to learn from, and others to be scored on
+        x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), problem.held_out, strict=True))
+        numbers = torch.arange(len(x)).expand(len(scales) * repeats, -1)
+        rows = prior_scale.Folds(numbers[:, :inside], numbers[:, inside:])
+    etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(repeats)
+    compared, pattern = _with_scales(search.motion, scales, repeats, after=after)
+    compared = compared.on(compared.problem.on(Subsets(x, y, rows.inside)))
+    half = trial.steps // 2
+    plan = Plan(
+        recipe="auto", prior="scales", metric="", dynamics="",
+        batch_size=min(search.batch_size, rows.inside.shape[1]), steps=trial.steps, burn_in=half,
+        thin=half // trial.draws, start=compared.start, descent=search.downhill,
+    )  # fmt: skip
+    options = Options(
+        begin=begin, pattern=pattern, rounds=descent.TRIAL_ROUNDS, limit=search.limit, trial=True
+    )
+    # Where the pilot went by the native engine, that has agreed with the reference on this network.
+    checked = proven_network() if choices[0].way == "native" else nullcontext()
+    try:
+        with checked:
+            found = run(dataclasses.replace(compared, step_size=etas), plan, options)
+    except DivergenceError:
+        return None
+    nll = trial_predictions.nll(found, (x, y), rows.outside, trial.chains)
+    nll = nll.unflatten(0, (-1, trial.folds)).flatten(1)
+    return Compared(scales, choices, trial, found, (x, y), rows.outside, nll)

@@ -1,0 +1,186 @@
+"""The recipe: everything that ``Langevin(model, likelihood).sample(data)`` leaves open.
+
+Dynamics. Underdamped, integrator BAOAB, friction 0.1, or less where steps are small (see
+``slowness``): its bias is of second order in the step.
+Metric. Quasi-diagonal; of at most ``FEW_WEIGHTS`` weights the full Fisher matrix, or its blocks of
+a unit's weights where all layers are linear (the same for a linear model), since correlated inputs
+slow a diagonal metric down; or the user's. A Fisher metric whose rate is open is averaged with
+gamma_t = 4 / (t + 4), which weighs batch t by t^3: frozen after burn-in, it must stand for all of
+the posterior, not for the last few batches, and not for the way there.
+Batch. A fifth of the data, between 100 and 500: with N/B batches the noise of a minibatch adds
+
+    heat = eta N rho / (2 B a)
+
+to the temperature (a the friction; rho, the mean of J / (J + epsilon), the part of the metric that
+comes from data).
+Step size. A pilot of two chains, or of one for every scale of the prior, burns in; lambda is the
+posterior's steepest curvature in the metric there (see ``curvature``). Then
+
+    eta = min(0.1 / lambda,  0.1 * 2 B a / (N rho)),
+
+the first for the integrator (it is stable up to 4 / lambda, and lambda grows when chains move on
+under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of heat. The first
+fifth of burn-in goes up to four times eta, to travel, and rises to it while the metric has seen few
+batches. After it eta is constant: longer is better.
+Steps. 150 relaxation times 0.1 / eta of the directions that only the prior sees, a third of it
+burn-in, by the root of a / 0.1 fewer with less friction a; at least 2,000, and at most what
+a budget of operations allows (50 of them, and less work, where steps have no engine on a CPU: see
+``cost``). Where the posterior of few weights has directions so slow that this is less than 60 of
+their relaxation times, it is run with less friction, and for these 60 (see ``slowness``). About 200
+draws of every chain are kept. A quarter of the steps, as a run of its own, is all where its loss
+does not fall any more from its middle third to its last (``falls_by``), and its chains agree
+(``disagreement``). Otherwise it was burn-in, and the rest of them, half as many again for more
+draws, begins where it ended, with its metric at first; and as many as usual again if the loss falls
+even then, twice at most, within the same operations, and not with more weights than rows, whose own
+loss falls long after predictions have stopped to gain.
+Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
+for every chain (see ``starts``); from there downhill without noise (see ``run.descent``).
+Prior, sharpness and spread. The prior's scale, of classes how sharply the mixture is predicted, and
+of numbers how far networks are from their mean, by held-out rows (see ``prior_scale``). The last
+two are of predictions: chains know nothing of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from natural_langevin import preconditioners, priors, schedules
+from natural_langevin.dynamics.underdamped import Underdamped
+from natural_langevin.posterior.plan import Calibration
+from natural_langevin.preconditioners.base import AveragedPreconditioner, FisherPreconditioner
+from natural_langevin.recipe import cost
+
+FRICTION = 0.1
+#: Up to here a dense matrix costs no more than a diagonal one: operator calls are what is paid for.
+FEW_WEIGHTS = 40
+#: eta lambda, and the heat of minibatches.
+STEEPNESS, HEAT = 0.1, 0.1
+FIRST_STEP, LARGEST_STEP, FALLBACK_STEP = 1e-2, 0.3, 1e-3
+PILOT_CHAINS, PILOT_STEPS = 2, (1, 50, 150, 500)
+#: Rows on which curvature is measured.
+ROWS = 1000
+FEWEST_STEPS, MOST_STEPS = cost.USUAL.fewest, 50_000
+#: The power of friction with which the length of a run falls.
+SHORTER = 0.5
+#: Where every step is a few milliseconds of operator calls, whatever the network's size.
+MOST_EAGER_STEPS = 4_000
+DRAWS = 200
+#: How often a run that explodes begins anew.
+ATTEMPTS = 2
+#: The part of a run of open length after which it ends if its loss no longer falls and its chains
+#: agree, and its fewest steps.
+FIRST_PART, FIRST_STEPS = 4, 2_500
+#: By which factor the rest is longer than what is left of the usual length: more draws alone.
+LONGER = 1.5
+#: How often another run follows while the loss falls, and looks at it in a run.
+MOST_REPEATS, LOOKS = 2, 150
+
+
+def dynamics() -> Underdamped:
+    """How chains move where the user leaves it open."""
+    return Underdamped(friction=FRICTION, integrator="baoab")
+
+
+def averaged(given: preconditioners.Preconditioner) -> preconditioners.Preconditioner:
+    """A metric with the recipe's rate, where it is an average whose rate is open. RMSProp squares
+    mean gradients, which vanish where the descent ends: the identity counts as a batch."""
+    if isinstance(given, FisherPreconditioner):
+        return given.with_rate(schedules.polynomial_average())
+    if isinstance(given, AveragedPreconditioner):
+        return given.with_rate(schedules.polynomial_average(before=1))
+    return given
+
+
+def metric(model: object) -> preconditioners.Preconditioner:
+    """The metric where the user leaves it open."""
+    if not isinstance(model, nn.Module):
+        return preconditioners.QuasiDiagonalFisher()  # what was given instead is refused by name
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if sum(p.numel() for p in trainable) > FEW_WEIGHTS:
+        return preconditioners.QuasiDiagonalFisher()
+    layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    if all(isinstance(m, nn.Linear) for m in layers):
+        return preconditioners.UnitFisher()
+    return preconditioners.FullFisher()
+
+
+def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
+    """N(0, 2 scale / fan_in) for weights, N(0, 2 scale) for biases."""
+    return priors.FanIn((2 * scale) ** 0.5)
+
+
+def batch_size(num_data: int) -> int:
+    """Rows of a minibatch.
+
+    >>> [batch_size(n) for n in (50, 300, 1000, 60_000)]
+    [50, 100, 200, 500]
+    """
+    return min(num_data, max(100, min(num_data // 5, 500)))
+
+
+@dataclass(frozen=True)
+class HeldOutChoice:
+    """A number chosen on held-out rows, and why."""
+
+    value: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class HeldOutNoise(HeldOutChoice):
+    """The spread of networks around their mean (see ``posterior.spread``), the weights of the
+    noise's widths that go with it, and the variance that the noise had there."""
+
+    widths: list[float]
+    variance: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The step size, and why; the prior's variance in units of the default's, and the sharpness of
+    class probabilities or the spread of numbers, where they were chosen too."""
+
+    step_size: float
+    curvature: float | None
+    heat: float
+    reason: str
+    way: str = "eager"  # how the pilot's steps were run
+    prior_scale: HeldOutChoice | None = None
+    sharpness: HeldOutChoice | None = None
+    spread: HeldOutNoise | None = None
+    friction: float = FRICTION
+    #: The smallest curvature in the metric, of few weights whose curvatures are all positive; and
+    #: in how many steps such a direction relaxes, where it is what the length follows.
+    slowest: float | None = None
+    relaxation: float | None = None
+
+    @staticmethod
+    def most_careful(choices: list[Choice]) -> Choice:
+        """Of chains of one posterior: the smallest step size that was measured."""
+        measured = [c for c in choices if c.curvature is not None]
+        return min(measured or choices, key=lambda c: c.step_size)
+
+    def calibration(self) -> Calibration | None:
+        """What held-out rows have said of predictions."""
+        if self.sharpness is None and self.spread is None:
+            return None
+        spread = self.spread
+        return Calibration(
+            sharpness=None if self.sharpness is None else self.sharpness.value,
+            spread=None if spread is None else spread.value,
+            widths=() if spread is None else tuple(spread.widths),
+            variance=None if spread is None else spread.variance,
+        )
+
+    def reasons(self) -> dict[str, str]:
+        """Why each is what it is."""
+        parts = {"prior": self.prior_scale, "sharpness": self.sharpness, "spread": self.spread}
+        return {"step_size": self.reason} | {k: v.reason for k, v in parts.items() if v is not None}
+
+    def measured(self) -> dict[str, Any]:
+        """What the pilot saw."""
+        names = ("curvature", "heat", "way", "slowest", "relaxation")
+        return {name: getattr(self, name) for name in names}

@@ -1,0 +1,90 @@
+"""How long a run is whose length was left open, and whether another follows it.
+
+``rules`` says in words which lengths these are, and has the numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NamedTuple
+
+from natural_langevin.posterior.plan import OpenEnd
+from natural_langevin.recipe import cost, slowness
+from natural_langevin.recipe import rules as recipe
+
+log = logging.getLogger("natural_langevin")
+
+
+class Length(NamedTuple):
+    """How long a run is, and what of it is kept (None: as usual); where its length was open, when
+    it ends."""
+
+    steps: int
+    burn_in: int | None
+    thin: int | None
+    end: OpenEnd | None
+    reason: str
+
+
+def choose(
+    choice: recipe.Choice,
+    *,
+    steps: int | None,
+    burn_in: int | None,
+    thin: int | None,
+    work: float,
+    budget: cost.Budget = cost.USUAL,
+) -> Length:
+    """What the user leaves open of a run's length; ``work``: operations of one step."""
+    end, reason = None, "given"
+    if steps is None:
+        affordable = max(budget.fewest, int(budget.work / max(work, 1.0) / 100) * 100)
+        wanted = usual_steps(choice.step_size, choice.way, choice.friction, budget)
+        if choice.relaxation is not None:
+            wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
+            affordable = min(affordable, recipe.MOST_STEPS)
+        steps = min(max(recipe.FEWEST_STEPS, wanted), affordable)
+        # Where the slowest direction is known, the length follows from it.
+        if choice.slowest is None and burn_in is None and thin is None:
+            end = _open_end(steps, affordable)
+        reason = f"{budget.relaxations} relaxation times of what only the prior sees"
+        if choice.relaxation is not None:
+            reason = f"{slowness.RELAXATIONS} relaxation times of the slowest direction"
+        if steps < wanted:
+            reason = f"{wanted} would be usual: a step takes {work:.1g} operations"
+        if choice.relaxation is not None and steps < wanted:
+            log.warning(
+                "the slowest direction relaxes in %.0f steps (curvatures in the metric from "
+                "%.2g to %.2g): %d steps are %.0f such times, and %d would be needed. Inputs "
+                "of mean 0 and size 1, or a denser metric (preconditioners.FullFisher()), are "
+                "the remedy", choice.relaxation, choice.slowest, choice.curvature, steps,
+                steps / choice.relaxation, wanted,
+            )  # fmt: skip
+        elif steps < wanted:
+            log.log(
+                logging.WARNING if budget.spares else logging.INFO,
+                "%d steps, where %d would be usual: a step takes %.1g operations. Give steps= for "
+                "more", steps, wanted, work,
+            )  # fmt: skip
+    return Length(steps, burn_in, thin, end, reason)
+
+
+def _open_end(steps: int, affordable: int) -> OpenEnd:
+    return OpenEnd(
+        of=steps, repeats=min(recipe.MOST_REPEATS, affordable // steps - 1), most=affordable,
+        most_steps=recipe.MOST_STEPS, first_steps=recipe.FIRST_STEPS,
+        first_part=recipe.FIRST_PART, longer=recipe.LONGER, looks=recipe.LOOKS,
+    )  # fmt: skip
+
+
+def usual_steps(
+    step_size: float, way: str, friction: float = recipe.FRICTION, budget: cost.Budget = cost.USUAL
+) -> int:
+    """By the directions that only the prior sees; fewer where less friction lets them relax sooner,
+    but not as many times fewer: the metric and the steep directions gain nothing by it."""
+    shorter = (friction / recipe.FRICTION) ** recipe.SHORTER
+    usual = budget.relaxations * recipe.FRICTION / step_size * shorter
+    wanted = math.ceil(usual / 100) * 100
+    most = recipe.MOST_EAGER_STEPS if way.startswith("eager") else recipe.MOST_STEPS
+    return min(max(recipe.FEWEST_STEPS, wanted), most)

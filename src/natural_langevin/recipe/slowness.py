@@ -1,0 +1,154 @@
+"""Friction and step size where some directions of a posterior are much slower than others.
+
+In a direction of curvature k in the metric, momentum with friction a relaxes by the slower root of
+s^2 + a s + eta k = 0: after
+
+    tau = 2 / (a - sqrt(max(0, a^2 - 4 eta k)))      steps,
+
+a / (eta k) where k is small. eta is bounded by the steepest curvature lambda, eta lambda <= 0.1;
+with a friction of 0.1, tau is then in proportion to the condition number kappa = lambda / k. With
+a = 2 sqrt(eta k) the slowest direction is damped critically, and tau = 1 / sqrt(eta k) is in
+proportion to sqrt(kappa).
+
+Less friction leaves more of the minibatches' noise in the chain. Of m = N / B minibatches an epoch
+visits every row once, so that their errors add up to zero, or to what the rows that an epoch drops
+make of it. Filtered by momentum they heat the direction of curvature k, where gradients of single
+rows have the variance k as in a model that fits, by
+
+    heat = eta k (m - 1) / (2 a) * min(1, eta k m (m + 1) / 12 + dropped / (N - B)),
+
+the first factor for independent minibatches, the second for epochs (simulated: within a seventh of
+it at m = 4, below it at m = 20). It is kept below ``HEAT`` in the mean over all directions, and
+below ``MOST_HEAT`` in the steepest.
+
+Asked for are the eigenvalues of the posterior's curvature in the metric, which are measured up to
+``MOST_WEIGHTS`` weights and mean something where all of them are positive. A network's are not, and
+its slowest direction is unknown. But in a Fisher metric, damped by the prior, what only the prior
+sees has the curvature 1, and the directions that the metric's missing correlations make slow are
+below it. Its friction is that which damps the curvature ``DAMPED`` critically,
+
+    a = 2 sqrt(eta DAMPED),
+
+where minibatches heat it by no more than ``HEAT`` then, and never more than the usual one: the
+smaller the step that lambda allows, the less friction, so that slow directions do not have to wait
+for as many more steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from natural_langevin.diagnostics.kinetic import left_by_epochs
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.recipe.curvature import curvature_products
+from natural_langevin.types import Params
+
+MOST_WEIGHTS = 100
+#: eta lambda, and the temperature that minibatches add: in the mean, and in the steepest direction.
+STEEPNESS, HEAT, MOST_HEAT = 0.1, 0.04, 0.1
+#: Of networks: the curvature that is damped critically, and the least friction.
+DAMPED, LEAST_FRICTION = 0.25, 0.01
+#: Relaxation times of the slowest direction in a run, a third of them burn-in.
+RELAXATIONS = 60
+#: Frictions that are compared: from the usual one down, in factors of 2^(-1/2).
+FRICTIONS = [0.1 * 2 ** (-n / 2) for n in range(21)]
+
+
+class Epochs(NamedTuple):
+    """N, the rows B of a minibatch, whether minibatches are parts of one shuffled epoch, and the
+    power of the likelihood, to which the heat is in proportion."""
+
+    num_data: float
+    batch: int
+    shuffled: bool
+    power: float = 1.0
+
+    def heat(self, eta_k: float, friction: float) -> float:
+        """Of a direction of curvature k.
+
+        >>> round(Epochs(100, 25, True).heat(0.03, 0.1), 4), Epochs(100, 100, True).heat(0.03, 0.1)
+        (0.0225, 0.0)
+        """
+        m = self.num_data / self.batch
+        if m <= 1:
+            return 0.0
+        alone = self.power * eta_k * (m - 1) / (2 * friction)
+        return alone * (left_by_epochs(eta_k, self.num_data, self.batch) if self.shuffled else 1.0)
+
+    def largest_step(self, curvatures: Sequence[float], friction: float) -> float:
+        """eta up to ``STEEPNESS`` / lambda at which heat is at most what it may be."""
+        low, high = 0.0, STEEPNESS / max(curvatures)
+        if self.bearable(high, curvatures, friction):
+            return high
+        for _ in range(40):
+            eta = (low + high) / 2
+            low, high = (eta, high) if self.bearable(eta, curvatures, friction) else (low, eta)
+        return low
+
+    def bearable(self, eta: float, curvatures: Sequence[float], friction: float) -> bool:
+        """Whether heat is at most ``HEAT`` in the mean and ``MOST_HEAT`` in the steepest."""
+        heats = [self.heat(eta * k, friction) for k in curvatures]
+        return max(heats) <= MOST_HEAT and sum(heats) <= HEAT * len(heats)
+
+
+class Pace(NamedTuple):
+    """Step size eta and friction a."""
+
+    step_size: float
+    friction: float
+
+    def relaxation(self, curvature: float) -> float:
+        """Steps after which a direction of this curvature has forgotten all but 1/e.
+
+        >>> round(Pace(0.01, 0.1).relaxation(0.01)), round(Pace(0.01, 0.1).relaxation(1.0))
+        (990, 20)
+        """
+        a = self.friction
+        lost = math.sqrt(max(0.0, a * a - 4 * self.step_size * curvature))
+        return 2 * (a + lost) / (4 * self.step_size * curvature) if lost else 2 / a
+
+
+def quickest(usual: Pace, curvatures: Sequence[float], epochs: Epochs) -> Pace:
+    """The pace at which the slowest direction relaxes soonest, among ``FRICTIONS`` with the largest
+    step each allows, and the usual one."""
+    compared = [Pace(epochs.largest_step(curvatures, a), a) for a in FRICTIONS]
+    return min([usual, *compared], key=lambda p: p.relaxation(min(curvatures)))
+
+
+def friction_of_network(usual: Pace, heat: float) -> float:
+    """Of a network that ``usual``, whose minibatches heat it by ``heat``, would leave slow.
+
+    >>> [round(friction_of_network(Pace(eta, 0.1), 1e-3), 3) for eta in (1e-4, 4e-4, 0.04)]
+    [0.01, 0.02, 0.1]
+    """
+    critical = 2 * math.sqrt(usual.step_size * DAMPED)
+    cool = usual.friction * heat / HEAT  # heat is in proportion to 1 / friction
+    return min(usual.friction, max(critical, cool, LEAST_FRICTION))
+
+
+def spectrum(
+    dynamics: LangevinDynamics, state: State, data: tuple[Tensor, Tensor], num_data: float
+) -> Tensor:
+    """All eigenvalues of A^T H A (see ``curvature``), (chain, weights), in ascending order."""
+    apply = curvature_products(dynamics, state, data, num_data)
+    shapes = {k: p.shape for k, p in state.params.items()}
+    sizes = [math.prod(s[1:]) for s in shapes.values()]
+    first = next(iter(state.params.values()))
+    columns = []
+    for unit in torch.eye(sum(sizes), dtype=first.dtype, device=first.device):
+        parts: Params = {
+            k: part.expand(state.chains, -1).reshape(shapes[k])
+            for k, part in zip(shapes, unit.split(sizes), strict=True)
+        }
+        bent = apply(parts)
+        columns.append(torch.cat([bent[k].reshape(state.chains, -1) for k in shapes], 1))
+    matrix = torch.stack(columns, 2).double().cpu()
+    if not bool(torch.isfinite(matrix).all()):
+        return torch.full((state.chains, len(columns)), math.nan, dtype=torch.float64)
+    return torch.linalg.eigvalsh((matrix + matrix.mT) / 2)

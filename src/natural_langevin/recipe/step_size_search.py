@@ -1,0 +1,317 @@
+"""The pilot: a short run that chooses the step size where the user says ``step_size="auto"``.
+
+A part of the training data is held out, and one chain per candidate step size runs on the rest;
+all of them start at the same point and see the same noise and minibatches, so that they differ by
+eta alone. Each is scored by -ln of its predictive density on the held-out part, averaged over the
+iterates of the pilot's second half.
+
+Where data are few, folds are held out in turn. A best candidate at the edge of the grid makes the
+grid longer, and if it is still at the edge then, that is said.
+
+Chosen is the best candidate eta* whose next larger neighbour did not diverge (a stable run of p
+steps says little about 10 p steps so close to the edge). The run then uses
+
+    eta_t = eta* (1 + t / p)^(-1/3),      p the pilot's steps:
+
+eta* is what reaches good predictions within p steps, so the run burns in at that rate; afterwards
+the bias of the discretisation, of order eta, and the sampling error, of order 1 / sum eta, are
+balanced by the power 1/3 (Teh, Thiery & Vollmer 2016). Test data are never seen; the held-out part
+is learned from again in the run itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils.data import DataLoader
+
+from natural_langevin import random
+from natural_langevin.data.streams import InMemory, Subsets
+from natural_langevin.dynamics.base import Dynamics, State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.problem.motion import Motion
+from natural_langevin.problem.step_size_checks import largest_step
+from natural_langevin.run.collector import finite_chains
+from natural_langevin.run.loop import DivergenceError
+from natural_langevin.types import Params
+
+log = logging.getLogger("natural_langevin")
+
+#: Candidates, half a decade apart, downwards from the largest (the paper's grids, wider).
+CANDIDATES, SPACING = 8, 10**-0.5
+#: At most this part of the run's steps, and of its chain-steps (candidates are chains).
+PART_OF_STEPS, PART_OF_WORK = 0.1, 0.2
+FEWEST_STEPS, MOST_STEPS = 50, 2000
+#: Iterates that a candidate is scored by, and data that it is scored on.
+DRAWS, HELD_OUT, MOST_HELD_OUT = 20, 0.2, 1000
+#: Folds are held out in turn until so many rows have been: 40 rows rank candidates by chance.
+ENOUGH_HELD_OUT = 200
+#: How often the grid is made longer where its edge is best, and by how many candidates.
+EXTENSIONS, EXTENSION = 1, 4
+FEWEST_DATA = 10
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the pilot found. ``step_sizes``: one for all chains, or one each."""
+
+    step_sizes: tuple[float, ...]
+    steps: int
+    held_out: int
+    reason: str
+    table: list[dict[str, Any]]
+
+    @property
+    def nll(self) -> float:
+        """The lowest score of a stable candidate."""
+        return min(row["nll"] for row in self.table if row["step_size"] in self.step_sizes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers and texts, for ``posterior.config["pilot"]``."""
+        return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}
+
+
+def pilot_steps(steps: int, chains: int, candidates: int) -> int:
+    """How long the pilot of a run of ``steps`` steps and ``chains`` chains is.
+
+    >>> pilot_steps(10_000, 4, 8), pilot_steps(10_000, 1, 8), pilot_steps(100, 4, 8)
+    (1000, 250, 50)
+    """
+    part = min(PART_OF_STEPS, PART_OF_WORK * chains / candidates)
+    return min(max(int(part * steps), FEWEST_STEPS), MOST_STEPS)
+
+
+def choose(motion: Motion, *, steps: int, batch_size: int, splits: int | None = None) -> Choice:
+    """The step size for a run of ``steps`` steps: a pure function of its arguments.
+
+    ``splits``: how many folds are held out in turn; None: until ``ENOUGH_HELD_OUT`` rows have been.
+    A best candidate at the edge of the grid makes the grid longer on that side, ``EXTENSIONS``
+    times at most; if it is there still, that is said. The data are in memory and checked."""
+    problem, (x, y, total) = motion.problem, motion.problem.rows()
+    like, seed, dynamics = problem.alike, problem.chains.seed, motion.frame_of(problem.chains.every)
+    rows = sorted(set(like))
+    held_out = len(split(len(x), seed)[1])
+    num_data = (1 - held_out / len(x)) * total
+    splits = splits or min(-(-ENOUGH_HELD_OUT // held_out), int(1 / HELD_OUT))
+    etas = candidates(dynamics, num_data)
+    count = pilot_steps(steps, len(like), len(etas) * len(rows))
+    folds = [split(len(x), seed, k) for k in range(splits)]
+    inside, outside = (torch.stack(rows_of) for rows_of in zip(*folds, strict=True))
+
+    def scored(etas: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss, and whether all folds' runs are stable: (row, candidate)."""
+        engine, state = _engine(motion, (x, y), inside, rows, etas, num_data, count, batch_size)
+        nll, running = _score(engine, state, (x, y), outside, count, batch_size)
+        shape = (len(rows), len(etas), splits)
+        return nll.mean(-1).unflatten(0, shape).mean(-1), running.unflatten(0, shape).all(-1)
+
+    limit = largest_step(
+        dynamics.preconditioner, dynamics.prior, dynamics.weight(num_data)
+    )
+    nll, running = scored(etas)
+    for _ in range(EXTENSIONS):
+        more = _beyond(etas, nll, running & nll.isfinite(), limit)
+        if not len(more):
+            break
+        extra = scored(more)
+        order = torch.cat([etas, more]).argsort()
+        etas = torch.cat([etas, more])[order]
+        nll, running = (
+            torch.cat(pair, dim=1)[:, order] for pair in zip((nll, running), extra, strict=True)
+        )
+    choice = _decide(etas, nll, running, rows, count, held_out=held_out * splits)
+    if len(rows) > 1:
+        sizes = tuple(choice.step_sizes[rows.index(first)] for first in like)
+        choice = dataclasses.replace(choice, step_sizes=sizes)
+    log.info("step_size=%s", choice.reason)
+    return choice
+
+
+def _beyond(etas: Tensor, nll: Tensor, stable: Tensor, limit: float) -> Tensor:
+    """Candidates further out on the sides where a row's best one is the last that was tried."""
+    if not bool(stable.any(1).all()):
+        smaller = True  # nothing is stable yet
+        larger = False
+    else:
+        best = [_best(etas, nll[row], stable[row])[0] for row in range(len(nll))]
+        smaller, larger = 0 in best, len(etas) - 1 in best
+    low, high = float(etas[0]), float(etas[-1])
+    values = [low * SPACING**k for k in range(EXTENSION, 0, -1)] if smaller else []
+    up = [high * SPACING**-k for k in range(1, EXTENSION + 1)] if larger else []
+    values += [eta for eta in up if eta <= limit]
+    return torch.tensor([_three_digits(v) for v in values], dtype=torch.float64)
+
+
+def _engine(
+    motion: Motion,
+    data: tuple[Tensor, Tensor],
+    inside: Tensor,
+    rows: list[int],
+    etas: Tensor,
+    num_data: float,
+    count: int,
+    batch_size: int,
+) -> tuple[Engine, State]:
+    """One chain for every fold of every candidate of every row, on the data to learn from:
+    ``inside`` (fold, n)."""
+    device, seed, folds = motion.problem.device, motion.problem.chains.seed, len(inside)
+    ids = torch.tensor(rows, device=device).repeat_interleave(len(etas) * folds)
+    dynamics = motion.frame_of(ids)
+    stream = InMemory(
+        *data, batch_size=min(batch_size, inside.shape[1]), chain=ids, seed=seed,
+        device=device, rows=inside.repeat(len(rows) * len(etas), 1),
+    )  # fmt: skip
+    state = motion.init_of(dynamics, ids)
+    dynamics.gradients.prepare(state.params, stream.example()[0])
+    # Candidates are scored by the second half of the pilot: the first is their burn-in.
+    sizes = etas.repeat_interleave(folds).repeat(len(rows))
+    rates = motion.rates(0, count, sizes, chains=len(sizes), burn_in=count // 2)
+    mode = choose_mode(motion.compile and "auto")  # too short to repay compiling
+    return Engine(dynamics, stream, rates, num_data, mode=mode), state
+
+
+def candidates(dynamics: LangevinDynamics, num_data: float) -> Tensor:
+    """Step sizes to try, smallest first: float64. None that the prior alone makes unstable."""
+    metric = dynamics.preconditioner
+    limit = largest_step(metric, dynamics.prior, dynamics.weight(num_data))
+    largest = min(metric.largest_tried, limit)
+    # Three digits read well, and rounding down keeps below the limit.
+    exponents = range(CANDIDATES - 1, -1, -1)
+    values = [_three_digits(largest * SPACING**k) for k in exponents]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def split(count: int, seed: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    """Indices to learn from and indices held out: a random fifth, at most 1000.
+
+    ``part`` counts folds: the first five are disjoint, then the data are shuffled anew."""
+    if count < FEWEST_DATA:
+        raise ValueError(
+            f'step_size="auto" holds out a part of the data, and there are only {count} (at least '
+            f"{FEWEST_DATA} are needed): give a number, such as step_size=1e-3"
+        )
+    outside, folds = min(int(HELD_OUT * count), MOST_HELD_OUT), int(1 / HELD_OUT)
+    key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), part // folds)
+    order = random.permutation(key, count)[0].roll(-outside * (part % folds))
+    return order[outside:], order[:outside]
+
+
+def refuse_loader(data: object) -> None:
+    """Data of which no part can be held out."""
+    if isinstance(data, DataLoader):
+        raise ValueError(
+            'step_size="auto" must hold a part of the data out, which a DataLoader does not let '
+            "it do: give the tensors (x, y), or choose on a part of them that fits into memory "
+            'and use posterior.config["pilot"]["step_sizes"]'
+        )
+    if isinstance(data, Subsets):
+        raise ValueError(
+            'step_size="auto" holds out a part of the data by itself, and these hold out rows of '
+            "their own: give step sizes as chains, and compare them on the rows held out"
+        )
+
+
+def _score(
+    engine: Engine,
+    state: State,
+    data: tuple[Tensor, Tensor],
+    outside: Tensor,
+    steps: int,
+    batch_size: int,
+) -> tuple[Tensor, Tensor]:
+    """-ln of the mean density of the second half's iterates, (chain, sample), and which run.
+
+    ``outside`` (fold, m): the rows held out; chains are in the order of their folds."""
+    device, (x, y) = engine.rates.values.device, data
+    index = outside.repeat(len(state.diverged) // len(outside), 1)
+    done, drawn = 0, 0
+    total = torch.full(index.shape, -math.inf, dtype=torch.float64, device=device)
+    for stop in sorted({steps - (steps // 2) * k // DRAWS for k in range(DRAWS)}):
+        state, _ = engine.run(state, done, stop - done)
+        done, drawn = stop, drawn + 1
+        density = torch.cat(
+            [
+                _log_density(
+                    engine.dynamics, state, *(t[i.to(t.device)].to(device) for t in (x, y))
+                )
+                for i in index.split(batch_size, dim=1)
+            ],
+            dim=1,
+        )
+        total = torch.logaddexp(total, density.double())
+    return (math.log(drawn) - total).cpu(), finite_chains(state).cpu()
+
+
+def _log_density(dynamics: Dynamics, state: State, x: Tensor, y: Tensor) -> Tensor:
+    """ln p(y_n | x_n) by every chain's network, of its own data (chain, n, ...): (chain, n)."""
+    assert isinstance(dynamics, LangevinDynamics)
+    network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
+
+    def one(params: Params, learned: Params, x: Tensor, y: Tensor) -> Tensor:
+        return -likelihood.log_loss(network.call(params, x), y, learned)
+
+    with torch.no_grad():
+        return vmap(one)(state.params, state.likelihood, x, y)
+
+
+def _decide(
+    etas: Tensor, nll: Tensor, running: Tensor, rows: list[int], steps: int, *, held_out: int
+) -> Choice:
+    """From every candidate's score and whether it still runs, (row, candidate) each."""
+    stable = running & torch.isfinite(nll)
+    chosen, reasons, table = [], [], []
+    for row, chain in enumerate(rows):
+        own = {"chain": chain} if len(rows) > 1 else {}
+        for k, eta in enumerate(etas.tolist()):
+            fine = bool(stable[row, k])
+            value = float(nll[row, k]) if fine else None
+            table.append(own | {"step_size": eta, "nll": value, "diverged": not fine})
+        best, why = _best(etas, nll[row], stable[row])
+        if "another may be better" in why:
+            log.warning('step_size="auto" chose %.3g: %s', etas[best], why)
+        chosen.append(float(etas[best]))
+        reasons.append(f"{etas[best]:.3g}{f' for chain {chain}' if own else ''}: {why}")
+    text = (
+        f"{'; '.join(reasons)} (pilot of {steps} steps, {held_out} data held out), falling as "
+        f"(1 + step / {steps})^(-1/3)"
+    )
+    return Choice(tuple(chosen), steps, held_out, text, table)
+
+
+def _best(etas: Tensor, nll: Tensor, stable: Tensor) -> tuple[int, str]:
+    """The candidate with the lowest loss that is a notch away from divergence, and why."""
+    if not bool(stable.any()):
+        raise DivergenceError(
+            f'step_size="auto" found no stable step size between {etas[0]:.3g} and '
+            f"{etas[-1]:.3g}: give the preconditioner more damping or the prior a smaller "
+            "variance, or a step_size of your own"
+        )
+    edge = int((~stable).nonzero().min()) if not bool(stable.all()) else len(etas)
+    below = max(edge - 1, 1) if edge < len(etas) else edge
+    fine = stable.clone()
+    fine[below:] = False
+    if not bool(fine.any()):
+        fine = stable
+    best = int(torch.where(fine, nll, math.inf).argmin())
+    why = f"held-out NLL {nll[best]:.4g}, the lowest of {len(etas)} step sizes"
+    if edge < len(etas):
+        why += f" from {etas[0]:.2g} that are a notch below divergence, at {etas[edge]:.2g}"
+    else:
+        why += f" from {etas[0]:.2g} to {etas[-1]:.2g}, none of which diverged"
+    if best == 0 or best == len(etas) - 1 == edge - 1:
+        why += "; it is the last on that side, and another may be better"
+    return best, why
+
+
+def _three_digits(value: float) -> float:
+    """Rounded down to three significant digits."""
+    scale = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{math.floor(value / scale + 1e-9) * scale:.3g}")

@@ -1,0 +1,214 @@
+"""Chains that begin at random weights first go downhill, as an optimiser would.
+
+A Fisher metric of observed gradients is no guide far from the posterior: since J >= g g^T, a step
+lowers the loss by at most eta / a nats per sample (a the friction), however high it is, and the
+gradients of the way there stay in the metric's average. So the first steps are RMSProp with
+momentum, without noise: its steps have a length of their own, which falls along a cosine. They are
+repeated, twice as many each time, until that lowers the loss by less than ``ENOUGH`` nats per
+sample (``COSTLY_ENOUGH`` where steps are run eagerly, or cost much).
+
+The loss is that of a fifth of every chain's rows, which these steps do not see, and a chain begins
+where it was lowest. Further down a network fits its rows more closely than the posterior does, and
+a noise that is learned as small as the residuals there holds it there: chains would need most of a
+run to climb back. Every chain sees its own rows alone; burn-in comes after it, with all noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from natural_langevin import schedules
+from natural_langevin._internal.proven import proven_network
+from natural_langevin.data.streams import InMemory
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.dynamics.underdamped import Underdamped
+from natural_langevin.execution.engine import Engine, Mode
+from natural_langevin.preconditioners import RMSProp
+from natural_langevin.priors import of_chains
+from natural_langevin.problem import work
+from natural_langevin.problem.losses import losses
+from natural_langevin.run import time_limit
+from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
+from natural_langevin.statistics import Gradients
+from natural_langevin.types import Params
+
+ROUNDS, ENOUGH, COSTLY_ENOUGH = (300, 600, 1200, 2400, 4800, 9600), 0.1, 1.0
+#: Rounds of a trial, which compares chains that have come equally far.
+TRIAL_ROUNDS = 4
+#: How often a round looks at the rows held out, their share, and the rows of which one is spared.
+LOOKS, HELD_OUT, FEWEST_ROWS, MOST_HELD_OUT = 6, 0.2, 5, 2000
+FRICTION, MEMORY = 0.1, 0.05
+#: The length of a step in every weight at first, for networks of up to ``SMALL`` weights.
+LENGTH, SMALL = 0.02, 1000
+#: Steps between two looks at the clock, where time is limited.
+FEW = 10
+#: Operations of one chain's round that is costly, and of all its rounds through convolutions.
+MOST_WORK = 2e10
+
+
+def descend(
+    moves: LangevinDynamics,
+    state: State,
+    stream: InMemory,
+    num_data: float,
+    *,
+    mode: Mode,
+    pattern: Tensor | None = None,
+    rounds: int | None = None,
+    limit: TimeLimit = NO_LIMIT,
+) -> State:
+    """The state of ``moves`` at the end of the descent from ``state``: of every chain the one of
+    lowest loss that was looked at.
+
+    ``pattern`` (chain,): chain c begins where chain ``pattern[c]`` comes to, which sees the same
+    rows. Chains that differ in their prior's scale need not all go down: what is fitted there is
+    the data, and scales are compared from one point. ``rounds``: the most of them."""
+    if pattern is not None:
+        going_down, number = pattern.unique(return_inverse=True)
+        of = _Chains(moves, state, stream).chosen(going_down)
+        end = descend(
+            of.moves, of.state, of.stream, num_data, mode=mode, rounds=rounds, limit=limit
+        )
+        return moves.init(_at(end.params, number))._replace(likelihood=_at(end.likelihood, number))
+    held_out = None
+    if stream.num_data >= FEWEST_ROWS:
+        stream, rows = stream.parted(HELD_OUT, MOST_HELD_OUT)
+        held_out = stream.x[rows], stream.y[rows]
+    downhill, weights = _downhill(moves), sum(p[0].numel() for p in state.params.values())
+    lowest = _Lowest(state)
+    network, likelihood = moves.gradients.network, moves.gradients.likelihood
+    # Each decides for itself: where a chain starts must not depend on which others are here.
+    going = torch.arange(state.chains, device=lowest.loss.device)
+    here, way, began = _Chains(downhill, state, stream), "", time_limit.clock()
+    products = work.of_chain(network, stream.example()[0]) or weights
+    operations, done = 6.0 * products * stream.batch_size, 0  # of one chain's step; steps
+    for steps in ROUNDS[:rounds]:
+        done += steps
+        if products > weights and done > steps and operations * done > MOST_WORK:
+            break  # every weight is used many times: the way is as costly as what it leads to
+        if len(going) < here.state.chains:
+            here = _Chains(downhill, lowest.state, stream).chosen(going)
+        before = lowest.loss[going]
+        # What agreed with the reference in one round does so in the next.
+        with proven_network() if way == "native" else nullcontext():
+            engine = _engine(here, steps, weights, num_data, mode)
+            # On a copy: steps are written over the state that they begin at.
+            end = here.moves.init(_at(lowest.state.params, going))
+            own = None if held_out is None else (held_out[0][going], held_out[1][going])
+            for look in range(LOOKS):
+                end, info = _run(engine, end, look * steps // LOOKS, steps // LOOKS, limit)
+                loss = info.loss
+                if own is not None:
+                    loss = losses(network, likelihood, end.params, own, end.likelihood)
+                lowest.note(going, end, loss.double().masked_fill(end.diverged >= 0, torch.inf))
+                if not limit.allows(0.0):
+                    break
+        way = engine.way
+        costly = way.startswith("eager") or operations * steps > MOST_WORK
+        now, discrete = lowest.loss[going], likelihood.discrete
+        going = going[_falling(now, before, discrete, costly)]
+        taken = time_limit.clock() - began
+        if not len(going) or not limit.allows(2 * taken):
+            break
+    limit.note_descent(taken / state.chains)
+    return moves.init(lowest.state.params)._replace(likelihood=lowest.state.likelihood)
+
+
+class _Lowest:
+    """The lowest loss that every chain has come to, and its weights there."""
+
+    def __init__(self, state: State) -> None:
+        self.state, device = state, state.diverged.device
+        self.loss = torch.full((state.chains,), torch.inf, dtype=torch.float64, device=device)
+
+    def note(self, chains: Tensor, end: State, loss: Tensor) -> None:
+        """Takes over those of ``chains``, at ``end``, whose loss is lower than before."""
+        better = loss < self.loss[chains]
+        self.state = self.state._replace(
+            params=_put(chains[better], end.params, better, self.state.params),
+            likelihood=_put(chains[better], end.likelihood, better, self.state.likelihood),
+        )
+        self.loss[chains] = torch.where(better, loss, self.loss[chains])
+
+
+def _run(
+    engine: Engine, state: State, first: int, count: int, limit: TimeLimit
+) -> tuple[State, Info]:
+    """So many steps, or as many as there is time for, a few at a time."""
+    few, stop = FEW if limit.exists else count, first + count
+    while True:
+        state, info = engine.run(state, first, min(few, stop - first))
+        first += few
+        if first >= stop or not limit.allows(0.0):
+            return state, info
+
+
+def _downhill(moves: LangevinDynamics) -> LangevinDynamics:
+    """RMSProp with momentum and without noise, on the same network and prior."""
+    metric = RMSProp(fresh=True)  # so that no step is longer than MEMORY^(-1/2) lengths
+    whole = moves.gradients
+    gradients = Gradients(
+        whole.network, whole.likelihood, requests=metric.requests, targets=metric.targets,
+        sharing=metric.sharing, microbatch=whole.microbatch, clip=whole.clip,
+    )  # fmt: skip
+    return dataclasses.replace(
+        moves, integrator=Underdamped(friction=FRICTION), gradients=gradients,
+        preconditioner=metric, temperature=torch.zeros_like(moves.temperature), keep_mean=False,
+        control_variates=None,
+    )  # fmt: skip
+
+
+def _engine(here: _Chains, steps: int, weights: int, num_data: float, mode: Mode) -> Engine:
+    """Of one round, whose step size falls along a cosine."""
+    first = next(iter(here.state.params.values()))
+    eta = FRICTION * LENGTH * min(1.0, (SMALL / weights) ** 0.25)
+    rates = RatesTable.build(
+        schedules.cyclical(eta, steps), lambda step: max(MEMORY, 1 / (step + 1)),
+        stop=steps, chains=len(first), dtype=first.dtype, device=first.device,
+    )  # fmt: skip
+    return Engine(here.moves, here.stream, rates, num_data, mode=mode)
+
+
+def _falling(now: Tensor, before: Tensor, discrete: bool, costly: bool) -> Tensor:
+    """Which chains' losses fell by enough for another round: (chain,) bool."""
+    enough = COSTLY_ENOUGH if costly else ENOUGH
+    falling = now < before - enough
+    # A loss of at least 0 cannot fall by so much again.
+    return falling & (now >= enough) if discrete else falling
+
+
+class _Chains(NamedTuple):
+    """Chains that move together."""
+
+    moves: LangevinDynamics
+    state: State
+    stream: InMemory
+
+    def chosen(self, chains: Tensor) -> _Chains:
+        """These of them, each with its prior, randomness and rows."""
+        moves = dataclasses.replace(
+            self.moves, prior=of_chains(self.moves.prior, chains),
+            temperature=self.moves.temperature[chains], noise=self.moves.noise[chains],
+            power=None if self.moves.power is None else self.moves.power[chains],
+            labels=self.moves.labels[chains],
+        )  # fmt: skip
+        return _Chains(
+            moves, moves.init(_at(self.state.params, chains)), self.stream.of_chains(chains)
+        )
+
+
+def _at(tree: Params, chains: Tensor) -> Params:
+    """The values of these chains, in tensors of their own."""
+    return {k: v[chains] for k, v in tree.items()}
+
+
+def _put(chains: Tensor, new: Params, which: Tensor, old: Params) -> Params:
+    """``old`` with the rows ``which`` of ``new`` at ``chains``."""
+    return {k: v.index_copy(0, chains, new[k][which]) for k, v in old.items()}

@@ -1,0 +1,219 @@
+"""A run: steps in order, with iterates kept, losses looked at and checkpoints written between."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from natural_langevin._internal.processes import Processes, SingleProcess
+from natural_langevin._internal.progress import Progress
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.run import interrupts
+from natural_langevin.run.checkpoint import Saved
+from natural_langevin.run.collector import Collector, is_kept
+from natural_langevin.schedules import Stages
+
+log = logging.getLogger("natural_langevin")
+
+#: Steps between two looks at the loss and at divergence, each of which waits for the device.
+LOOK_EVERY = 50
+#: Seconds between two checkpoints, where the user does not count them in steps.
+SAVE_SECONDS = 60
+
+
+class DivergenceError(RuntimeError):
+    """Every chain became non-finite."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Which iterates are kept and looked at. Iterate k is the parameter after k updates.
+
+    Kept are burn_in + thin, burn_in + 2 thin, ..., but for those that a step which ``explores`` has
+    led to (``schedules.stages``). Losses are looked at every ``look_every`` steps
+    and at the end. Checkpoints are ``save_every`` steps apart, or about ``SAVE_SECONDS``; the last
+    step is followed by one too, unless what comes of the run is written elsewhere at once."""
+
+    steps: int
+    burn_in: int
+    thin: int
+    save_every: int | None = None
+    look_every: int = LOOK_EVERY
+    save_end: bool = True
+    explores: Stages | None = None
+
+    @property
+    def looks(self) -> int:
+        """How often losses are looked at."""
+        return -(-self.steps // self.look_every)
+
+    def keeps(self, done: int) -> bool:
+        """Whether iterate ``done`` is kept."""
+        return is_kept(done, self.burn_in, self.thin, self.explores)
+
+    def looks_at(self, done: int) -> bool:
+        """Whether the losses are looked at after ``done`` updates."""
+        return done % self.look_every == 0 or done == self.steps
+
+    def saves(self, done: int, late: bool) -> bool:
+        """Whether a checkpoint is due after ``done`` updates; ``late``: the clock says so."""
+        if done == self.steps:
+            return self.save_end
+        return done % self.save_every == 0 if self.save_every else late
+
+    def stop(self, done: int) -> int:
+        """The next iterate after ``done`` at which there is something to do."""
+        kept = self.burn_in + self.thin * (max(0, done - self.burn_in) // self.thin + 1)
+        look = self.look_every * (done // self.look_every + 1)
+        saved = self.save_every * (done // self.save_every + 1) if self.save_every else self.steps
+        return min(kept, look, saved, self.steps)
+
+
+class Watcher(Protocol):
+    """Who looks on, and may end a run early."""
+
+    def look(self, state: Any, info: Info, done: int, kept: int) -> None:
+        """Is shown the run after ``done`` updates."""
+
+    def ends(self, state: Any, done: int, kept: int) -> bool:
+        """Whether the run is to end here."""
+
+
+class Stepper(Protocol):
+    """What advances the chains: an ``Engine``, or something around one."""
+
+    notify: Callable[[str], None]
+
+    def run(self, state: Any, start: int, count: int) -> tuple[Any, Info]:
+        """``count`` updates from ``state``, which has seen ``start``."""
+
+
+def run(
+    plan: RunPlan,
+    engine: Stepper,
+    state: Any,
+    collector: Collector,
+    *,
+    saved: Saved | None = None,
+    title: str = "",
+    progress: bool = True,
+    processes: Processes | None = None,
+    watcher: Watcher | None = None,
+    partial: bool = False,
+    start: Callable[[State], State] | None = None,
+) -> tuple[Any, bool]:
+    """All steps after those that ``state`` (or the checkpoint's) has seen; the last state, and
+    whether Ctrl-C came. A ``watcher`` sees every look, and may end the run there; ``partial``: so
+    may Ctrl-C, at any step after the first draw. ``start``: what is done to ``state`` where there
+    is no checkpoint to go on from; one is then written at once.
+
+    Several ``processes`` compare notes whenever losses are looked at: whether anybody was
+    interrupted, it is time for a checkpoint, or any chain is running."""
+    processes = processes or SingleProcess(0)
+    state, resumed = _resumed(saved, state, collector)
+    if start is not None and not resumed:
+        state = start(state)
+        if saved is not None:
+            saved.save({"state": state, "collector": collector.tree()})
+    done, written = int(state.step), time.monotonic()
+
+    def ready() -> bool:
+        return partial and collector.kept > 0
+
+    stopped = False
+    ended = resumed and watcher is not None and watcher.ends(state, done, collector.kept)
+    with (
+        Progress(title, plan.steps, shown=progress and processes.first) as bar,
+        interrupts.deferred(saved is not None, ready) as interrupted,
+    ):
+        engine.notify = bar.say
+        while done < plan.steps and not ended and not stopped:
+            stop = plan.stop(done)
+            with processes.waiting(f"the steps up to {stop}"):
+                state, info = engine.run(state, done, stop - done)
+            done = stop
+            if plan.keeps(done):
+                collector.keep(state)
+            stopped, late = bool(interrupted), time.monotonic() - written > SAVE_SECONDS
+            if plan.looks_at(done):
+                if watcher is not None:
+                    watcher.look(state, info, done, collector.kept)
+                collector.look(state, info)
+                bar.update(done, functools.partial(_shown, info, collector.kept))
+                running = not bool(info.diverged.all())
+                stopped, late, running = processes.any([stopped, late, running])
+                _check_divergence(state, running)
+                if watcher is not None:
+                    ended = any(processes.any([watcher.ends(state, done, collector.kept)]))
+            elif processes.world > 1:  # the others could not know
+                stopped = late = False
+            if saved is not None and (stopped or ended or plan.saves(done, late)):
+                saved.save({"state": state, "collector": collector.tree()})
+                written = time.monotonic()
+        if not stopped and interrupted:  # it came after the last piece had asked
+            stopped = True
+            if saved is not None and processes.world == 1:
+                saved.save({"state": state, "collector": collector.tree()})
+        if stopped:
+            _say_interrupted(done, plan.steps, collector.kept, saved is not None)
+        if stopped and saved is not None:
+            interrupts.end(interrupted[0] if interrupted else signal.SIGINT)
+    return state, stopped
+
+
+def _resumed(saved: Saved | None, state: Any, collector: Collector) -> tuple[Any, bool]:
+    """Where a run begins, and whether that is its checkpoint."""
+    found = None
+    if saved is not None:
+        found = saved.load({"state": state, "collector": collector.tree()})
+    collector.begin(None if found is None else found["collector"])
+    if found is None:
+        return state, False
+    log.info("resuming at step %d", int(found["state"].step))
+    return found["state"], True
+
+
+def _say_interrupted(done: int, steps: int, kept: int, saved: bool) -> None:
+    """What is there, and how to go on."""
+    if saved:
+        log.warning("interrupted at step %d: run the same again to go on from there", done)
+        return
+    if done == steps:
+        log.warning(
+            "interrupted at step %d of %d, the last one: the posterior has all %d draws of every "
+            "chain", done, steps, kept,
+        )  # fmt: skip
+        return
+    log.warning(
+        "interrupted at step %d of %d: the posterior has the %d draws of every chain that were "
+        "kept so far", done, steps, kept,
+    )  # fmt: skip
+
+
+def _check_divergence(state: Any, running: bool) -> None:
+    """One warning per newly stopped chain is the collector's; here, the case where none is left,
+    neither here nor at another process."""
+    if not running:
+        steps = state.diverged.tolist()
+        if not any(steps):
+            raise DivergenceError(
+                "the loss of the first minibatch is NaN or infinite at the weights that all chains "
+                "start from, before any step: look at what the network gives for it"
+            )
+        raise DivergenceError(
+            f"all {len(steps)} chains became non-finite (at steps {steps}). The step size is most "
+            "likely too large: try a tenth of it; with a Fisher preconditioner, more damping or a "
+            'prior of smaller variance also help, and targets="data" is more robust than "model"'
+        )
+
+
+def _shown(info: Info, kept: int) -> str:
+    """What the progress line says of a look."""
+    losses = info.loss[~info.diverged]
+    return f"loss {float(losses.mean()) if len(losses) else math.nan:.4f}  {kept} kept"

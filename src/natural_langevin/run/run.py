@@ -1,0 +1,353 @@
+"""A run: the phases of a plan one after the other, on one process or several, to the posterior."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from natural_langevin import random, schedules
+from natural_langevin.data.streams import InMemory, Stream
+from natural_langevin.distributed.posterior_shards import shard_posterior
+from natural_langevin.distributed.process_mesh import ProcessMesh
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.posterior import networks, noise_widths, spread, stores
+from natural_langevin.posterior.plan import Plan
+from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.posterior.units import Units
+from natural_langevin.problem import notices
+from natural_langevin.problem.data_checks import outputs_of_few
+from natural_langevin.problem.motion import Motion
+from natural_langevin.problem.problem import Problem
+from natural_langevin.problem.step_size_checks import StepSize
+from natural_langevin.run import (
+    descent,
+    description,
+    ending,
+    interrupts,
+    loop,
+    noise_floor,
+    preparation,
+)
+from natural_langevin.run.collector import SampleCollector
+from natural_langevin.run.exchange import ReplicaExchange
+from natural_langevin.run.kept_draws import check_memory
+from natural_langevin.run.look import Callback
+from natural_langevin.run.loop import RunPlan
+from natural_langevin.run.phases import Phase, phases
+from natural_langevin.run.setup import (
+    StartsAnew,
+    check_same_everywhere,
+    open_checkpoint,
+    resumed_config,
+)
+from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
+from natural_langevin.run.until import EssTarget
+from natural_langevin.run.until import parse as parse_until
+from natural_langevin.run.watching import ExplosionError, Watching
+from natural_langevin.types import Params
+
+log = logging.getLogger("natural_langevin")
+
+#: For how many batches the metric of a phase counts in the average of the one that follows it.
+REMEMBERED = 25
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """What is no part of a plan: where draws and checkpoints go, who looks on, when time is over.
+
+    ``begin``: weights, and what likelihoods have learned, to begin at in place of the plan's start.
+    ``pattern``: see ``descent``. ``rounds``: the most rounds of the descent.
+    ``trial``: the run compares settings, and nobody reads a diagnosis of it: a chain that diverges
+    and a step size that is stiff are information there, not warnings. ``partial``: whether Ctrl-C
+    may end the run with the draws that there are. ``said``: notices that were given already."""
+
+    where: str | Path = "device"
+    dtype: torch.dtype | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    every: int | None = None
+    callback: Callback | None = None
+    progress: bool | str = False
+    limit: TimeLimit = NO_LIMIT
+    begin: tuple[Params, Params] | None = None
+    pattern: Tensor | None = None
+    rounds: int | None = None
+    trial: bool = False
+    partial: bool = True
+    said: set[str] = field(default_factory=set)
+
+    @property
+    def may_end_early(self) -> bool:
+        """Whether Ctrl-C may end the run with the draws that there are."""
+        return self.partial and not self.trial and interrupts.may_end_early()
+
+    @property
+    def level(self) -> int:
+        """At which trouble of a chain is logged."""
+        return logging.INFO if self.trial else logging.WARNING
+
+
+def run(motion: Motion, plan: Plan, options: Options) -> Posterior:
+    """The posterior of a plan. A phase that was too short is followed by the next, from where it
+    ended; one that explodes begins anew with smaller steps. A checkpoint says in which phase a run
+    was: it goes on from there.
+
+    ``motion``: the plan's (``recipe.decide.follow``)."""
+    todo = phases(plan, _stages(motion))
+    there = resumed_config(options.checkpoint, motion.problem.chains.processes)
+    number, resumes = min(int(there.get("phase", 0)), len(todo) - 1), True
+    old = list(there.get("draws_before", []))  # files of phases before, which were burn-in
+    found: Posterior | State | None = None
+    while not isinstance(found, Posterior):
+        try:
+            found = _phase(motion, plan, todo, number, found, options, old, resumes=resumes)
+        except ExplosionError as error:
+            plan = plan.gentler()
+            log.info("%s: begun anew, step_size=%s", error, plan.reasons["step_size"])
+        else:
+            number += 1
+        resumes = False
+    return found
+
+
+def _stages(motion: Motion) -> schedules.Stages | None:
+    return None if motion.step_size is None else schedules.stages(motion.step_size)
+
+
+def _phase(
+    motion: Motion,
+    plan: Plan,
+    todo: list[Phase],
+    number: int,
+    before: State | None,
+    options: Options,
+    old: list[str],
+    *,
+    resumes: bool,
+) -> Posterior | State:
+    """One phase from where the one ``before`` ended; its end where the next is to follow.
+    ``resumes``: whether a checkpoint is gone on from. ``old``: files of draws that were burn-in."""
+    problem, phase = motion.problem, todo[number]
+    then = todo[number + 1] if number + 1 < len(todo) else None
+    mesh = problem.chains.processes
+    steps = RunPlan(
+        phase.steps, phase.burn_in, phase.thin, options.every, explores=_stages(motion),
+        look_every=phase.look_every,
+    )  # fmt: skip
+    weights = problem.network.trainable()
+    dtype = options.dtype or next(iter(weights.values())).dtype
+    own = {k: p.expand(len(problem.chains.ids), *p.shape) for k, p in weights.items()}
+    specs = networks.specs(own, phase.draws, dtype)
+    with mesh.together("preparing the run"):
+        check_memory(specs, options.where, problem.device)
+        step_size, engine, state = _prepared(motion, plan, phase, options)
+    if not options.trial and not phase.spent:
+        _notice(motion, plan, engine.stream, options.said)
+    config = description.described(motion, plan, phase, options.where, dtype, engine)
+    if number:
+        config["phase"] = number
+        config |= {"draws_before": list(old)} if old else {}
+    swaps = None
+    if plan.exchange is not None:
+        swaps = _swaps(motion, engine, plan.exchange, phase)
+        state, config["exchange"] = swaps.begin(state), swaps.describe()
+    description.refuse_different(plan.until, config, problem.chains.count)
+    on_disk = isinstance(options.where, Path)
+    alone = options.checkpoint is None and not on_disk and mesh.world == 1
+    identity = config if alone else description.identity(motion, phase, engine, step_size, config)
+    made_by = description.made_by(motion)
+    where = check_same_everywhere(mesh, identity, made_by, engine.stream, options.where)
+    sink = stores.open_store(where, specs, device=problem.device, run=identity)
+    collector = SampleCollector(
+        state, store=sink, dtype=dtype, looks=steps.looks, first=int(problem.chains.ids[0]),
+        level=options.level, units=problem.units,
+    )  # fmt: skip
+
+    def so_far(now: State) -> Posterior:
+        return _posterior(motion, problem, collector.so_far, now, config)
+
+    def start(state: State) -> State:
+        begun = _started(motion, plan, engine, state, before, options)
+        return begun if swaps is None else swaps.begin(begun)
+
+    as_it_is = before is None and options.begin is None and not plan.descent
+
+    wanted = parse_until(plan.until)
+    limit = options.limit.left_for_steps(plan.seconds) if plan.seconds and wanted else None
+    target = EssTarget(wanted, so_far, engine.stream.example()[0], seconds=limit)
+    watcher = Watching(
+        engine, mesh, target, steps=phase.steps, callback=_shifted(options.callback, problem.units),
+        breaks_off=plan.attempts > 0,
+    )  # fmt: skip
+    title = options.progress if isinstance(options.progress, str) else "sampling"
+    with contextlib.ExitStack() as closing:
+        closing.callback(sink.close)
+        saved = open_checkpoint(options.checkpoint, identity, engine.stream, mesh, made_by)
+        if saved is not None:
+            closing.callback(saved.close)
+            saved = saved if resumes else StartsAnew(saved)
+        with mesh.together("the run"):
+            state, interrupted = loop.run(
+                steps, engine, state, collector, saved=saved, title=title,
+                progress=bool(options.progress), processes=mesh, watcher=watcher,
+                start=None if as_it_is else start,
+                partial=saved is None and mesh.world == 1 and options.may_end_early,
+            )  # fmt: skip
+        # Chains that were lost are reported: another phase would begin with them again.
+        running = bool((mesh.all_rows(state.diverged) < 0).all())
+        if then is not None and not interrupted and running:
+            why = ending.too_short(so_far(state), engine.stream, part=phase.part)
+            if why:
+                log.info("%s: %d steps were burn-in, and %d follow", why, phase.steps, then.steps)
+                old += sink.files
+                return state
+        config |= description.length_reached(plan, phase, target, state, interrupted)
+        if swaps is not None:
+            config["exchange"] = swaps.report(state)
+        config |= description.measured(motion, phase, engine, state, step_size, trial=options.trial)
+        if not options.trial and _noise_is_open(problem, plan):
+            x, y, _ = problem.rows()
+            state = state._replace(likelihood=noise_floor.raised(state.likelihood, y))
+            config |= _noise_widths(plan, so_far(state), state, (x, y))
+        found = _posterior(motion, problem.user, collector.finish, state, config)
+    for name in old:
+        Path(where, name).unlink(missing_ok=True)
+    if problem.units is not None:
+        problem.units.hand_back(found, problem.user.likelihood)
+    return found
+
+
+def _shifted(callback: Callback | None, units: Units | None) -> Callback | None:
+    """The callback, shown losses in the user's units."""
+    if units is None or callback is None or not callable(callback):
+        return callback  # refused elsewhere, by name
+    return lambda look: callback(dataclasses.replace(look, loss=look.loss + units.shift))
+
+
+def _swaps(motion: Motion, engine: Engine, every: int, phase: Phase) -> ReplicaExchange:
+    """Swaps of chains before every so many steps of the engine."""
+    problem = motion.problem
+    found = ReplicaExchange(
+        engine, problem.chains.processes, problem.temperature, problem.prior, power=problem.power,
+        every=every, burn_in=phase.burn_in, seed=problem.chains.seed, spent=phase.spent,
+    )  # fmt: skip
+    engine.pauses.append(found)
+    return found
+
+
+def _noise_is_open(problem: Problem, plan: Plan) -> bool:
+    """Whether the widths of the noise are left open with all else: of numbers in memory, with
+    learned noise, under the recipe's own prior."""
+    # Rows that were given to choose by are not all that the layers before have been fitted to.
+    whole = problem.origin is None or problem.held_out is None
+    ours = plan.prior_scale is not None and plan.calibrate and whole
+    cold = bool((problem.temperature == 1).all()) and problem.power is None
+    return ours and cold and problem.likelihood.learns_width and problem.in_memory
+
+
+def _noise_widths(
+    plan: Plan, so_far: Posterior, state: State, data: tuple[Tensor, Tensor]
+) -> dict[str, Any]:
+    """The widths of the noise in predictions, and how far networks are from their mean there: as
+    the trial chose them, or by the rows of the run."""
+    asks = plan.calibration
+    if asks is not None and asks.spread is not None and asks.variance is not None:
+        noise = float(state.likelihood["variance"][state.diverged < 0].double().mean())
+        value = spread.of_run(asks.spread, asks.variance, noise)
+        log.info("spread of networks x %.3g in predictions", value)
+        return {"spread": value, "noise_widths": list(asks.widths)}
+    noise_widths.learn(so_far, *data)
+    return {k: v for k, v in so_far.config.items() if k == "noise_widths"}
+
+
+def _notice(motion: Motion, plan: Plan, stream: Stream, said: set[str]) -> None:
+    """Says once what is most likely a mistake."""
+    problem = motion.problem
+    x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
+    outputs = outputs_of_few(problem.network, motion.init().params, x)
+    fitted = plan.by_recipe and motion.start == "model"
+    notices.notice(
+        problem.network.model, problem.likelihood, problem.signature, (x, y), outputs,
+        fitted=fitted, said=said,
+    )  # fmt: skip
+
+
+def _posterior(
+    motion: Motion,
+    owner: Problem,
+    collected: Callable[..., Posterior],
+    state: State,
+    config: dict[str, Any],
+) -> Posterior:
+    """The posterior of all chains, from what was collected here, of the owner's network."""
+    problem = motion.problem
+    posterior = collected(state, model=owner.template, likelihood=problem.likelihood, config=config)
+    posterior.prior = motion.frame.prior
+    posterior.signature.adopt(owner.signature)
+    mesh = problem.chains.processes
+    return shard_posterior(posterior, mesh) if isinstance(mesh, ProcessMesh) else posterior
+
+
+def _prepared(
+    motion: Motion, plan: Plan, phase: Phase, options: Options
+) -> tuple[StepSize, Engine, State]:
+    """The step size, an engine, and a state like those that it runs."""
+    planned = plan.schedule(phase.burn_in)
+    step_size = motion.step_size if planned is None else planned
+    assert step_size is not None, "a plan without a step size"
+    engine, state = preparation.engine(
+        motion, steps=phase.steps, batch_size=plan.batch_size, step_size=step_size,
+        burn_in=phase.burn_in, level=options.level,
+    )  # fmt: skip
+    if phase.spent:
+        # The noise goes on too: slow directions would be pushed the same way once more.
+        assert isinstance(engine.dynamics, LangevinDynamics)
+        noise, labels = engine.dynamics.noise, engine.dynamics.labels
+        engine.dynamics = dataclasses.replace(
+            engine.dynamics, noise=random.later(noise, phase.spent),
+            labels=random.later(labels, phase.spent),
+        )  # fmt: skip
+        # As does the metric: that of a few batches alone throws chains away which fit their rows.
+        engine.rates.remember(REMEMBERED)
+    return step_size, engine, state
+
+
+def _started(
+    motion: Motion,
+    plan: Plan,
+    engine: Engine,
+    state: State,
+    before: State | None,
+    options: Options,
+) -> State:
+    """Where chains begin: where those ``before`` ended, downhill from the plan's start where it
+    says so, or there."""
+    if before is not None:
+        params, learned, metric = pytree.tree_map(
+            torch.clone, (before.params, before.likelihood, before.metric)
+        )
+        return motion.frame.init(params)._replace(likelihood=learned, metric=metric)
+    if options.begin is not None:
+        weights, learned = options.begin
+        return motion.frame.init(weights)._replace(likelihood=learned)
+    if not plan.descent:
+        return state
+    stream, ids = engine.stream, motion.problem.chains.ids
+    if not isinstance(stream, InMemory):
+        stream = motion.problem.stream_in_memory(plan.batch_size, ids)
+    return descent.descend(
+        motion.frame, state, stream, engine.num_data, mode=choose_mode(motion.compile),
+        pattern=options.pattern, rounds=options.rounds, limit=options.limit,
+    )  # fmt: skip

@@ -1,0 +1,95 @@
+"""Before a run on several processes: all are to do the same, and see its checkpoints alike."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from torch.utils.data import DistributedSampler
+
+from natural_langevin._internal.fingerprints import fingerprint
+from natural_langevin._internal.processes import Processes
+from natural_langevin.data.streams import InMemory, Loader, Stream
+from natural_langevin.run.checkpoint import SHARDED, RunCheckpoint, Saved, config_in
+
+
+def check_same_everywhere(
+    mesh: Processes,
+    identity: Mapping[str, Any],
+    made_by: dict[str, Any],
+    stream: Stream,
+    where: str | Path,
+) -> str | Path:
+    """An error at every process unless all are about to do the same run with the same versions.
+
+    A DataLoader's data are known by an example batch. Returns where this process puts its samples:
+    in a folder, each of several processes has a folder of its own."""
+    if mesh.world == 1:
+        return where
+    refuse_sampler(stream)
+    first = () if isinstance(stream, InMemory) else stream.example()
+    mesh.agree(
+        "the run",
+        {
+            **identity,
+            "first batch": fingerprint({str(k): v for k, v in enumerate(first)}),
+            **made_by["versions"],
+            **made_by["code"],
+        },
+    )
+    return where / f"rank-{mesh.rank}" if isinstance(where, Path) else where
+
+
+def refuse_sampler(stream: Stream) -> None:
+    """A DataLoader must give every process the same batches, of which each takes its part."""
+    if isinstance(stream, Loader) and isinstance(stream.sampler, DistributedSampler):
+        raise ValueError(
+            "the DataLoader has a DistributedSampler, which gives every process other data: give "
+            "it a plain sampler with the same seed everywhere, and each process takes its part of "
+            "every batch by itself"
+        )
+
+
+def resumed_config(folder: str | os.PathLike[str] | None, mesh: Processes) -> dict[str, Any]:
+    """What the folder's checkpoint says of its run, {} where there is none, as the first process
+    sees it: another may see the folder a moment later, and would take another way."""
+    mine = json.dumps(config_in(folder)) if mesh.first else ""
+    return cast(dict[str, Any], json.loads(mesh.exchange("looking for a checkpoint", mine)[0]))
+
+
+class StartsAnew:
+    """A place for checkpoints whose own is not gone on from: it is of a phase before."""
+
+    def __init__(self, saved: Saved) -> None:
+        self.save, self.close = saved.save, saved.close
+
+    def load(self, like: Any) -> Any | None:
+        """Nothing."""
+        return None
+
+
+def open_checkpoint(
+    folder: str | os.PathLike[str] | None,
+    identity: dict[str, Any],
+    stream: Stream,
+    mesh: Processes,
+    made_by: dict[str, Any],
+) -> Saved | None:
+    """Where the run's checkpoints go: a folder that all processes see, of whichever kind several
+    processes or one wrote before."""
+    if folder is None:
+        return None
+    if not isinstance(stream, InMemory):
+        raise ValueError(
+            "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
+            "tensors (x, y), or run without a checkpoint"
+        )
+    here = Path(folder)
+    if mesh.world == 1 and not any(here.glob(f"{SHARDED}*")):
+        return RunCheckpoint(here, identity, made_by)
+    from natural_langevin.run.sharded_checkpoint import ShardedCheckpoint  # slow to import
+
+    return ShardedCheckpoint(here, identity, mesh, mesh.own, made_by)

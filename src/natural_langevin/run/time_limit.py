@@ -1,0 +1,69 @@
+"""The time of a whole call: ``sample(seconds=...)``.
+
+Somebody who says ten seconds means all that the call does: the trial of the prior's scales, the
+pilot and the descent as well. What these have taken is gone for the steps of the run, which get
+``LEAST`` of the time in any case; and the search is cut short where it would take more than
+``SEARCH`` of it. A run with ``seconds`` therefore differs from machine to machine, and from call to
+call, in what is chosen as well as in its length.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+#: Shares of the time: what the steps of the run have at least, and when the search should be over.
+LEAST, SEARCH = 0.2, 0.5
+
+clock = time.monotonic
+
+
+class _Spent:
+    """Of one call. ``descent``: seconds that a chain's descent has taken at most."""
+
+    def __init__(self) -> None:
+        self.began, self.descent = clock(), 0.0
+
+
+class TimeLimit:
+    """What a call of so many seconds may still begin; without a limit, everything."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise ValueError(f"seconds must be positive and finite, got {seconds!r}")
+        self._seconds, self._share, self._spent = seconds, 1 - LEAST, _Spent()
+
+    def searching(self) -> TimeLimit:
+        """The same for the search, for which time is over earlier."""
+        found = TimeLimit(self._seconds)
+        found._share, found._spent = SEARCH, self._spent
+        return found
+
+    @property
+    def exists(self) -> bool:
+        """Whether the call has a limit."""
+        return self._seconds is not None
+
+    def allows(self, seconds: float) -> bool:
+        """Whether something may be begun that takes so long; always without a limit."""
+        if self._seconds is None:
+            return True
+        return clock() - self._spent.began + seconds <= self._share * self._seconds
+
+    def note_descent(self, seconds: float) -> None:
+        """A chain's descent has taken so long: the run's own will too."""
+        if self.exists:
+            self._spent.descent = max(self._spent.descent, seconds)
+
+    def left_for_steps(self, seconds: float, going_down: int = 0) -> float:
+        """What is left of ``seconds`` for the steps of the run, when ``going_down`` chains have
+        still to go down."""
+        if self._seconds is None:
+            return seconds
+        spent = clock() - self._spent.began
+        left = self._seconds - spent - going_down * self._spent.descent
+        return max(left, LEAST * self._seconds) if math.isfinite(left) else seconds
+
+
+#: For whatever nobody waits for.
+NO_LIMIT = TimeLimit()

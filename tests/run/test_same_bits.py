@@ -1,0 +1,133 @@
+"""One plan, one run: with draws in memory or in a folder, with checkpoints or without, killed and
+gone on with in any phase, the same bits come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from natural_langevin import Langevin, Plan, Posterior, likelihoods, models
+from natural_langevin.recipe import prior_trial, step_size_rule
+from natural_langevin.run import descent, ending
+from natural_langevin.run.collector import SampleCollector
+from short_recipe import shorten
+
+
+class KilledError(BaseException):
+    """The process is gone."""
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts: the first is always too short."""
+    shorten(monkeypatch)
+    monkeypatch.setattr(ending, "falls_by", lambda trace: 0.3)
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=g)
+    y = x[:, :1].sin() + 0.1 * torch.randn(60, 1, generator=g)
+    return x, 1000 * y + 50  # of a size that is put into standard units
+
+
+def sampler() -> Langevin:
+    network = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of more weights than rows: two parts
+    return Langevin(network, likelihoods.Gaussian("rmse"), chains=2)
+
+
+def run(**options: Any) -> Posterior:
+    return sampler().sample(data(), progress=False, **options)
+
+
+def assert_same(one: Posterior, other: Posterior) -> None:
+    for name in ("steps", "steps_before", "burn_in", "thin", "batch_size", "units"):
+        assert one.config.get(name) == other.config.get(name), name
+    assert one.config["recipe"] == other.config["recipe"]
+    assert one.config.get("noise_widths") == other.config.get("noise_widths")
+    assert one.plan == other.plan
+    for name, value in one.samples.items():
+        assert torch.equal(value, other.samples[name][...]), name
+    assert all(torch.equal(v, other.last[k]) for k, v in one.last.items())
+    assert torch.equal(one.predict(data()[0]).mean, other.predict(data()[0]).mean)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Posterior:
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch)
+        patch.setattr(ending, "falls_by", lambda trace: 0.3)
+        found = run()
+    assert found.config["steps_before"] > 0
+    assert found.plan.descent
+    assert found.plan.units is not None
+    assert found.config["recipe"]["prior_scale"] is not None
+    return found
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_wherever_draws_and_checkpoints_go(
+    plain: Posterior, tmp_path: Path, stored: bool, saved: bool
+) -> None:
+    options: dict[str, Any] = {"store": tmp_path / "draws"} if stored else {}
+    options |= {"checkpoint": tmp_path / "run", "every": 50} if saved else {}
+    assert_same(plain, run(**options))
+    if stored:  # draws that were burn-in take no room
+        assert len([*(tmp_path / "draws").glob("draws-*")]) == 1
+
+
+def test_a_plan_is_run_as_it_is(plain: Posterior, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = sampler().plan(data())
+    assert plan == plain.plan
+    monkeypatch.setattr(step_size_rule, "choose", None)  # nothing is searched for again
+    assert_same(plain, run(plan=Plan.from_json(plan.to_json())))
+
+
+def dies(of: Callable[..., Any], call: int) -> Callable[..., Any]:
+    """The function, whose ``call``-th call kills the process."""
+    calls = 0
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise KilledError
+        return of(*args, **kwargs)
+
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "call", "stored"),
+    [
+        (step_size_rule, "steepest", 2, True),  # in the pilot
+        (prior_trial, "_try_out", 2, False),  # between two rounds of the trial
+        (descent, "losses", -1, True),
+        (SampleCollector, "keep", 3, False),
+        (ending, "too_short", 1, True),  # at the end of the first part
+        (SampleCollector, "keep", -5, False),  # in the second
+        pytest.param(SampleCollector, "keep", -5, True, marks=pytest.mark.thorough),
+    ],
+)
+def test_killed_at_any_moment(
+    plain: Posterior, tmp_path: Path, where: Any, what: str, call: int, stored: bool
+) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path / "run", "every": 20}
+    options |= {"store": tmp_path / "draws"} if stored else {}
+    real = getattr(where, what)
+    with pytest.MonkeyPatch.context() as patch:
+        if call < 0:  # counted from the end
+            counted: list[int] = []
+            patch.setattr(where, what, lambda *a, **k: counted.append(1) or real(*a, **k))
+            run()
+            call += len(counted) + 1
+        patch.setattr(where, what, dies(real, call))
+        with pytest.raises(KilledError):
+            run(**options)
+    assert_same(plain, run(**options))

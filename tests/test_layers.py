@@ -21,8 +21,8 @@ PACKAGE = "natural_langevin"
 ORDER = [
     "types", "_internal", "random", "schedules", "data", "models", "likelihoods", "priors",
     "statistics", "preconditioners", "dynamics", "execution", "metrics", "diagnostics", "posterior",
-    "distributed", "problem", "run", "recipe", "langevin", "optim", "slt", "integrations", "tabular",
-    "experiments", "sklearn", "report", "cli",
+    "distributed", "problem", "run", "recipe", "langevin", "optim", "slt", "integrations",
+    "tabular", "experiments", "sklearn", "report", "cli",
 ]  # fmt: skip
 
 #: What anything may import without saying so.

@@ -570,8 +570,9 @@ class Langevin:
 
         n the rows of ``data``, N = n unless ``num_data`` says otherwise, beta the power of the
         likelihood. ``weights``: {name: (*shape)} of all sampled parameters, for a number; with a
-        leading axis, for one each. Prior and beta are the first chain's; where its scale was left open, that of ``plan``
-        (``posterior.plan``), or the default's. It can be differentiated."""
+        leading axis, for one each. Prior and beta are the first chain's; where the prior's scale
+        was left open, it is that of ``plan`` (``posterior.plan``), or the default's. It can be
+        differentiated."""
         problem = self.problem.on(data)
         if plan is not None:
             problem = decide.follow(self.motion.on(problem), plan).problem

@@ -156,7 +156,13 @@ def test_swaps_move_weights_alone_and_a_stopped_chain_is_left_out() -> None:
     )  # fmt: skip
     engine, state = found.prepare(data(), steps=9, batch_size=20)
     swaps = ReplicaExchange(
-        engine, found.mesh, found.problem.temperature, found.problem.prior, every=4, burn_in=0, seed=0
+        engine,
+        found.mesh,
+        found.problem.temperature,
+        found.problem.prior,
+        every=4,
+        burn_in=0,
+        seed=0,
     )
     state, _ = engine.run(swaps.begin(state), 0, 4)
     new = swaps(state, 8)  # an even turn: chains 0 and 1

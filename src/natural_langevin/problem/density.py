@@ -23,11 +23,12 @@ def of_problem(problem: Problem, weights: Mapping[str, Tensor]) -> Tensor:
     first = next(iter(problem.network.trainable().values()))
     learned = problem.likelihood.init(1, dtype=first.dtype, device=first.device)
     inside = weights if problem.units is None else problem.units.standard(weights)
+    count = problem.first_power * num_data
     found = log_density(
         problem.network.call, problem.likelihood, problem.prior, shapes, inside, (x, y),
-        learned={k: v[0] for k, v in learned.items()}, share=problem.first_power * num_data / len(x),
+        learned={k: v[0] for k, v in learned.items()}, share=count / len(x),
     )  # fmt: skip
-    return found if problem.units is None else found - problem.first_power * num_data * problem.units.shift
+    return found if problem.units is None else found - count * problem.units.shift
 
 
 def log_density(

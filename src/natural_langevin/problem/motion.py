@@ -28,8 +28,8 @@ from natural_langevin.types import Params
 @dataclass(frozen=True, eq=False)
 class Motion:
     """``step_size``: the user's own, or None where a plan has it. ``start``: "model", "fan_in",
-    "prior" or "given", the ``start_weights`` (``starts``). ``gradients``: of the problem's network and likelihood, with the
-    statistics that the metric needs."""
+    "prior" or "given", the ``start_weights`` (``starts``). ``gradients``: of the problem's network
+    and likelihood, with the statistics that the metric needs."""
 
     problem: Problem
     preconditioner: Preconditioner

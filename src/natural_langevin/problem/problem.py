@@ -2,9 +2,10 @@
 
     pi(theta) ~ [alpha(theta) prod_n p_theta(y_n | x_n)^beta]^(1/T)
 
-is made of a network, a likelihood (p) and its power (beta), a prior (alpha), a temperature and data. Nothing here
-says how chains move (``Motion``) or for how long (``recipe``). Transforms (``standard_units``,
-``frozen_front``) make one problem of another, which keeps the ``origin`` that the user knows.
+is made of a network, a likelihood p and its power beta, a prior alpha, a temperature T and data.
+Nothing here says how chains move (``Motion``) or for how long (``recipe``). Transforms
+(``standard_units``, ``frozen_front``) make one problem of another, which keeps the ``origin`` that
+the user knows.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class ChainSet:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """``prior``, ``temperature`` and ``power`` are those of all chains. ``num_data``: N, where the user says
-    it. ``data``: None of a problem that is stepped through by hand. ``held_out``: rows (x, y) that
-    choose in place of folds of the data. ``microbatch``, ``clip``, ``anchors`` (the steps between
-    two control variates) say how the gradient of the likelihood is formed.
+    """``prior``, ``temperature`` and ``power`` are those of all chains. ``num_data``: N, where it
+    was given. ``data``: None of a problem that is stepped through by hand. ``held_out``: rows
+    (x, y) that choose in place of folds of the data. ``microbatch``, ``clip``, ``anchors`` (the
+    steps between two control variates) say how the gradient of the likelihood is formed.
 
     ``origin``: the user's own problem, of which this is a form that is easier to sample;
     ``units``: those of its data here, where they are others than there."""

@@ -113,9 +113,7 @@ def choose(motion: Motion, *, steps: int, batch_size: int, splits: int | None = 
         shape = (len(rows), len(etas), splits)
         return nll.mean(-1).unflatten(0, shape).mean(-1), running.unflatten(0, shape).all(-1)
 
-    limit = largest_step(
-        dynamics.preconditioner, dynamics.prior, dynamics.weight(num_data)
-    )
+    limit = largest_step(dynamics.preconditioner, dynamics.prior, dynamics.weight(num_data))
     nll, running = scored(etas)
     for _ in range(EXTENSIONS):
         more = _beyond(etas, nll, running & nll.isfinite(), limit)

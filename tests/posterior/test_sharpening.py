@@ -183,6 +183,8 @@ def test_whatever_predicts_agrees(posterior: Posterior, classes: Data, tmp_path:
         for s in (1.6, 1.0)
     ]
     assert near[0] < near[1]
+    plain = posterior.distill(x, steps=100, batch_size=8, learning_rate=1e-2, sharpness=1.0)
+    assert (plain(x).softmax(-1) - posterior.predict(x, sharpness=1.0).mean).abs().mean() < near[1]
 
 
 @pytest.mark.parametrize("written", [False, pytest.param(True, marks=pytest.mark.thorough)])
@@ -218,7 +220,7 @@ def test_arviz(posterior: Posterior, network: nn.Module, classes: Data, binary: 
         posterior = disagreeing(network, likelihoods.Bernoulli(), (x, y), steps=40, burn_in=8)
     posterior.sharpness = 3.0
     found = posterior.to_arviz(x, data=(x, y))
-    p = posterior.predict(x)
+    p = posterior.predict(x, sharpness=1.0)  # as log_likelihood has it: one law in one object
     shown = torch.from_numpy(found.posterior["prediction"].values).flatten(0, 1)
     torch.testing.assert_close(shown, p.samples)
     drawn = torch.from_numpy(found.posterior_predictive["y"].values).flatten(0, 1)

@@ -3,8 +3,8 @@
 * ``posterior``: one variable per parameter tensor, and ``prediction`` for inputs that are given
 * with data (x, y): ``log_likelihood`` ln p(y_n | x_n, theta) for ``arviz.loo`` and ``compare``;
   ``posterior_predictive`` draws y~ ~ p(. | x_n, theta), one of each network; ``observed_data``
-* ``prediction`` and ``posterior_predictive`` are of ``predict``, sharpened where it sharpens;
-  ``log_likelihood`` is of the networks as they are
+* all of it is of one law, that of the networks as they are: what the recipe learned on held-out
+  rows (sharpness, widths of noise, spread) is of ``predict`` alone
 * ``sample_stats``: ``lp``, the log density of every draw, and the chain's ``acceptance_rate``
   where its dynamics accept and reject
 """
@@ -19,9 +19,8 @@ from torch import Tensor
 from natural_langevin import random
 from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.diagnostics import import_arviz
-from natural_langevin.likelihoods.categorical import draw_classes
 from natural_langevin.posterior import networks
-from natural_langevin.posterior.ensemble import learned_by, spread_of
+from natural_langevin.posterior.ensemble import learned_by
 from natural_langevin.posterior.units import in_standard_units
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def inference_data(posterior: Posterior, x: Any, data: Any, *, seed: int = 0) ->
         }
     }
     if x is not None:
-        values = posterior.predict(x, chains="all").samples
+        values = posterior.predict(x, chains="all", sharpness=1.0).samples
         assert values is not None
         groups["posterior"]["prediction"] = values.unflatten(0, (-1, posterior.draws))
     stats: dict[str, Tensor] = {}
@@ -64,29 +63,13 @@ def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
     chains, count = posterior.healthy, posterior.draws
     device = next(iter(posterior.last.values())).device
     origins = random.origin(seed, random.LABELS, torch.tensor(chains, device=device))
-    state = learned_by(posterior, chains, count, plain=False)
-    if posterior.sharpness != 1:
-        values = posterior.predict(x, chains="all").samples
-        assert values is not None
-        keys = [random.stream(origins, d)[c] for c in range(len(chains)) for d in range(count)]
-        binary = posterior.likelihood.link == "sigmoid"
-        return torch.stack(
-            [
-                posterior.likelihood.sample(p.logit(), key, {}) if binary else draw_classes(p, key)
-                for p, key in zip(values, keys, strict=True)
-            ]
-        ).unflatten(0, (len(chains), count))
-    spread = spread_of(posterior, plain=False)
-    if spread != 1:
-        centre = posterior.predict(x, chains="all", keep_samples=False).mean
+    state = learned_by(posterior, chains, count)
     found: list[Tensor] = []
     with torch.no_grad():
         for some in networks.chunks(posterior.samples, chains, 16, like=posterior.last):
             outputs = torch.cat(
                 [posterior.outputs(some, part.to(device)) for part in x.split(1000)], 1
             )
-            if spread != 1:
-                outputs = centre + spread * (outputs - centre)
             for one in outputs:
                 chain, draw = divmod(len(found), count)
                 key = random.stream(origins, draw)[chain]

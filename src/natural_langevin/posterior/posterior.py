@@ -205,19 +205,21 @@ class Posterior(Draws):
         batch_size: int = 100,
         learning_rate: float = 1e-3,
         seed: int = 0,
+        sharpness: float | None = None,
     ) -> nn.Module:
         """One network that predicts like the whole ensemble, taught on inputs ``x`` (no labels).
 
         ``model`` is the student to train (a copy is); by default the network itself, starting from
         a chain's last iterate. A regression's student with twice the outputs learns the log of the
-        total variance too (see ``distillation``). It is returned frozen, in eval mode.
+        total variance too (see ``distillation``). ``sharpness`` as ``predict`` has it: 1.0 teaches
+        the plain mixture. It is returned frozen, in eval mode.
         """
         first = self.healthy[0] if self.healthy else 0
         own = self._as_module(self._row_of(self.last, first)) if model is None else model
         student = copy.deepcopy(own)
         x = self._one_input(x, "distill").to(next(iter(self.last.values())).device)
-        prediction = self.predict(x, keep_samples=False)
-        law = None if prediction.total is None else self.predict_dist(x)
+        prediction = self.predict(x, keep_samples=False, sharpness=sharpness)
+        law = None if prediction.total is None else self.predict_dist(x, sharpness=sharpness)
         return distillation.train(
             student.to(x.device), x,
             distillation.divergence(prediction, law, self.likelihood, seed),
@@ -294,7 +296,8 @@ class Posterior(Draws):
 
     def to_arviz(self, x: Inputs | None = None, *, data: Any = None, seed: int = 0) -> Any:
         """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
-        tensor, and ``prediction`` for the inputs ``x`` when they are given. With the training
+        tensor, and ``prediction`` for the inputs ``x`` when they are given, all of the networks as
+        they are. With the training
         ``data`` (x, y), also the groups ``log_likelihood`` (for ``arviz.loo`` and
         ``arviz.compare``), ``posterior_predictive`` (targets drawn with ``seed``, one of every
         network), ``observed_data``, and in ``sample_stats`` the log density ``lp`` of every draw

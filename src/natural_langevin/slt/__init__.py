@@ -5,7 +5,7 @@
 beta = 1 / ln n (Watanabe 2013; Lau et al. 2023): a run of ``Langevin`` with a prior around w* and a
 power of the likelihood. ``llc`` is of one network, ``llc_curve`` of many, as chains of one run.
 
-Imports everything below it; cli imports it.
+Imports everything below it; evidence and cli import it.
 """
 
 from natural_langevin.slt.curve import Curve, llc_curve

@@ -1,0 +1,13 @@
+"""Marginal likelihoods: how well a model explains data, with its prior, before any is held out.
+
+    ln Z = ln integral alpha(w) prod_n p(y_n | x_n, w) dw = integral_0^1 E_beta[ln p(D | w)] d beta,
+
+with w ~ alpha p^beta: powers of the likelihood are chains of one run of ``Langevin``, which swap.
+
+Imports everything below it; cli imports it.
+"""
+
+from natural_langevin.evidence.comparison import Comparison, compare
+from natural_langevin.evidence.marginal import Evidence, log_marginal_likelihood
+
+__all__ = ["Comparison", "Evidence", "compare", "log_marginal_likelihood"]

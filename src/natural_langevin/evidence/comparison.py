@@ -1,0 +1,67 @@
+"""Models beside each other by their marginal likelihoods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from natural_langevin.evidence.marginal import Evidence
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Models by descending evidence; ``differences`` are to the best, in nats, with ``errors``."""
+
+    names: tuple[str, ...]
+    evidences: tuple[Evidence, ...] = field(repr=False)
+
+    @property
+    def differences(self) -> list[float]:
+        """ln Z of every model minus that of the best."""
+        return [e.value - self.evidences[0].value for e in self.evidences]
+
+    @property
+    def errors(self) -> list[float]:
+        """Standard errors of the differences: 0 for the best."""
+        first = self.evidences[0].error
+        return [0.0, *(math.hypot(e.error, first) for e in self.evidences[1:])]
+
+    @property
+    def probabilities(self) -> list[float]:
+        """Posterior probabilities of the models where all were equally likely before."""
+        terms = [math.exp(d) for d in self.differences]
+        return [t / sum(terms) for t in terms]
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in self.names)
+        rows = zip(
+            self.names, self.evidences, self.differences, self.errors, self.probabilities,
+            strict=True,
+        )  # fmt: skip
+        return "\n".join(
+            f"{name:>{width}}  ln Z {e.value:12.2f} +- {e.error:<6.2g}  difference {d:9.2f} +- "
+            f"{s:<6.2g}  probability {p:.3f}"
+            for name, e, d, s, p in rows
+        )
+
+
+def compare(evidences: Mapping[str, Evidence] | Sequence[Evidence]) -> Comparison:
+    """A table of models, the best first. All must be of the same data.
+
+    ``evidences``: by name, or in a list, whose places then are the names."""
+    named = (
+        dict(evidences)
+        if isinstance(evidences, Mapping)
+        else {str(k): e for k, e in enumerate(evidences)}
+    )
+    if not named:
+        raise ValueError("give at least one evidence to compare")
+    data = {e.posterior.config["data"] for e in named.values()}
+    if len(data) > 1:
+        raise ValueError(
+            f"these evidences are of {len(data)} different data sets: marginal likelihoods compare "
+            "models of the same data"
+        )
+    order = sorted(named, key=lambda name: -named[name].value)
+    return Comparison(tuple(order), tuple(named[name] for name in order))

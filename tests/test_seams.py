@@ -40,7 +40,7 @@ def test_a_transposed_weight_takes_one_step_at_a_time(monkeypatch: pytest.Monkey
         engine, state = sampler.prepare(data(), steps=4, batch_size=20)
         state, _ = engine.run(state, 0, 2)
         assert int(state.step) == 2
-        assert engine.way == ("c++ kernels, compiled" if compile else "eager")
+        assert engine.way == ("native kernels, compiled" if compile else "eager")
         ends.append(state.params["0.weight"])
     torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
 
@@ -66,7 +66,7 @@ def backend_of_now(device: torch.device) -> object:
     from natural_langevin.execution.kernels import cpu_linear
     from natural_langevin.execution.kernels.layer import Backend
 
-    return Backend("c++", cpu_linear.update_, cpu_linear.arrange)
+    return Backend("native", cpu_linear.update_, cpu_linear.arrange)
 
 
 def test_threads_predict_what_one_thread_predicts() -> None:

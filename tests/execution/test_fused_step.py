@@ -19,7 +19,6 @@ from natural_langevin import (
     likelihoods,
     preconditioners,
     priors,
-    random,
 )
 from natural_langevin.dynamics import Kind, State
 from natural_langevin.execution.engine import Engine
@@ -256,7 +255,7 @@ def test_kernels_that_disagree_on_the_first_batch_are_not_used(
         data(), steps=6, batch_size=10, burn_in=3
     )
     expected, _ = reference.run(start, 0, 6)
-    assert engine.way == ("c++ kernels" if fault == "none" else "eager, c++ refused")
+    assert engine.way == ("native kernels" if fault == "none" else "eager, native refused")
     assert ("general step serves" in caplog.text) == (fault != "none")
     for a, b in zip(pytree.tree_leaves(end), pytree.tree_leaves(expected), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5)
@@ -285,18 +284,6 @@ def test_a_networks_kernels_that_fail_are_left_out_and_the_layers_stay(fault: st
     assert engine.refused == ""
 
 
-def test_the_kernels_noise_is_that_of_random() -> None:
-    from natural_langevin.execution.kernels import cpu_linear
-
-    key = random.stream(random.origin(3, random.NOISE, torch.arange(1)), 5)
-    out = torch.empty(1 << 16)
-    words = [int(k) for k in key[0]]
-    cpu_linear.library().linear_noise(64, len(out) // 32, *words, cpu_linear.pointer(out))
-    expected = random.normal(key, len(out), start=64)[0]
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=5e-6)
-    assert float(out.std()) == pytest.approx(1, abs=0.02)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while compiling
 @pytest.mark.parametrize("around", ["eager", pytest.param("inductor", marks=pytest.mark.thorough)])
 def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
@@ -315,7 +302,7 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
             state, _ = engine.run(state, 0, 8)
             ends.append(state)
             assert engine.way == {
-                (True, True): "c++ kernels, compiled",
+                (True, True): "native kernels, compiled",
                 (True, False): "compiled",
             }.get((compile, fuse), "eager")
         for a, b in zip(*map(pytree.tree_leaves, ends), strict=True):

@@ -16,7 +16,7 @@ from test_linear_regression import ADAPT, CASES, CHAINS, gaussian_prior
 STEPS = 60
 FAST = ["euclidean", "rmsprop", "qdop"]
 #: ``compile`` -> the way that it takes.
-WAYS = [(True, "c++ kernels, compiled"), ("auto", "native")]
+WAYS = [(True, "native kernels, compiled"), ("auto", "native")]
 THOROUGH = (pytest.mark.thorough,)
 
 

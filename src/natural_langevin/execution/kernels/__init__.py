@@ -4,8 +4,8 @@ Imports data, likelihoods, priors, statistics, preconditioners and dynamics; pos
 it.
 
 ``step.FusedStep`` is the step, ``layer`` says what a backend is given, and a backend is one file:
-``triton_linear`` on CUDA (its kernels in ``triton_linear_kernels``), ``cpu_linear`` on the CPU.
-``triton_step`` and ``triton_perceptron`` are what a step does beside its layers' updates there.
+``triton_linear`` on CUDA (its kernels in ``triton_linear_kernels``), ``cpu_linear`` on the CPU, by
+the native engine's own update (``native/linear.h``). ``triton_step`` and ``triton_perceptron`` are what a step does beside its layers' updates there.
 Where there is none, or no layer qualifies, the general path serves.
 """
 
@@ -43,7 +43,7 @@ def backend_for(device: torch.device) -> Backend | None:
             from natural_langevin.execution.kernels import cpu_linear
 
             cpu_linear.library()
-            return Backend("c++", cpu_linear.update_, cpu_linear.arrange)
+            return Backend("native", cpu_linear.update_, cpu_linear.arrange)
     except Exception as error:  # no Triton, no compiler, or a driver they cannot work with
         log.warning("no fused kernels (%s): the general step serves", str(error).split("\n")[0])
     return None

@@ -1,59 +1,53 @@
-"""The update of a linear layer on the CPU: BLAS products, then one compiled pass over the state.
+"""The update of a linear layer on the CPU: BLAS products, then one pass of the native library.
 
-The general path spends its time on noise and on passes over memory: the compiler's vector code
-for logarithms, cosines and integer hashes is several times slower than it need be, and every
-intermediate is written out. ``cpu_linear.cpp`` does a row at a time in the cache. It is built with
-the compiler and the cache that ``torch.compile`` itself uses.
+For networks whose forward and backward passes are torch's. The general path spends its time on
+noise and on passes over memory, with every intermediate written out; ``native/linear.h`` does a
+unit at a time in the cache, by the engine's own update.
 """
 
 from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from natural_langevin._internal import threads
 from natural_langevin.execution.kernels.layer import KIND_NUMBER, LayerInputs, LayerState, LayerTask
+from natural_langevin.execution.kernels.native import build
 from natural_langevin.statistics import DeferredCall
 
-#: torch.compile writes its vector code itself and asks the compiler not to; here it should. The
-#: mathematics stays strict: no reordering of sums beyond the one that is written as a reduction.
-_FLAGS = ("-ftree-loop-vectorize", "-fno-math-errno", "-ffp-contract=fast")
+_Pair = ctypes.c_void_p * 2
 
 
 class _Layer(ctypes.Structure):
-    """``struct Layer`` of the C++ file."""
+    """``LinearUpdate`` of ``native/linear.h``."""
 
     _fields_ = (
-        [(n, ctypes.c_int64) for n in ("chains", "outputs", "inputs", "weight_start", "bias_start")]
-        + [(n, ctypes.c_float) for n in ("share", "early")]
-        + [(n, ctypes.c_int) for n in ("adapts", "fresh")]
+        [(n, ctypes.c_int64) for n in ("chains", "out", "in", "threads")]
+        + [("start", ctypes.c_int64 * 2)]
+        + [(n, ctypes.c_int64) for n in ("metric", "adapts", "fresh", "baoab")]
+        + [("share", ctypes.c_double)]
         + [
             (n, ctypes.c_void_p)
-            for n in (
-                "gradient", "statistics", "bias_gradient", "bias_square", "theta", "mean", "second",
-                "cross", "bias", "bias_mean", "bias_second", "momentum", "bias_momentum", "prior",
-                "damping", "numbers", "keys",
-            )
+            for n in ("gradient", "statistics", "bias_gradient", "bias_square")
         ]
+        + [(n, _Pair) for n in ("theta", "mean", "momentum", "second")]
+        + [(n, ctypes.c_void_p) for n in ("cross", "prior", "damping", "numbers", "keys")]
     )  # fmt: skip
 
 
 @cache
 def library() -> Any:
-    """The compiled library. Raises where there is no C++ compiler."""
-    from torch._inductor.codecache import CppCodeCache
-
-    here = Path(__file__).parent
-    source = (here / "cpu_linear.cpp").read_text()
-    # Put in by hand: torch's cache knows a library by its source alone, not by what it includes.
-    shared = (here / "native" / "random_bits.h").read_text()
-    source = source.replace('#include "native/random_bits.h"', shared)
-    found = CppCodeCache.load(source, extra_flags=_FLAGS)
-    found.linear_update.restype = found.linear_noise.restype = None
+    """The native library. Raises where there is none."""
+    found = build.library(torch.float32)
+    if found is None:
+        raise RuntimeError("there is no native library")
+    found.linear_update.restype = found.linear_bytes.restype = ctypes.c_int64
+    if found.linear_bytes() != ctypes.sizeof(_Layer):
+        raise RuntimeError("the native library has another layout")
     return found
 
 
@@ -85,21 +79,26 @@ def update_(
     if fisher:
         torch.bmm(fisher[1].mT, fisher[0], out=pieces["statistics"])
     layer = _Layer(
-        chains, outputs, width, task.weight_start, task.bias_start, 1 / a.shape[-2],
-        float(task.scheme == 2), inputs.adapts, inputs.fresh,
+        chains, outputs, width, threads.of_engines(), (task.weight_start, task.bias_start),
+        KIND_NUMBER[task.kind], inputs.adapts, inputs.fresh, task.scheme == 2, 1 / a.shape[-2],
         pointer(pieces["gradient"]), pointer(pieces.get("statistics")), pointer(bias_gradient),
-        pointer(fisher[2] if fisher else None), pointer(state.weight),
-        pointer(state.weight_mean), pointer(state.weight_second), pointer(state.cross),
-        pointer(state.bias), pointer(state.bias_mean), pointer(state.bias_second),
-        pointer(state.momentum), pointer(state.bias_momentum),
+        pointer(fisher[2] if fisher else None), pair(state.weight, state.bias),
+        pair(state.weight_mean, state.bias_mean), pair(state.momentum, state.bias_momentum),
+        pair(state.weight_second, state.bias_second), pointer(state.cross),
         pointer(task.prior), pointer(task.damping), pointer(inputs.numbers), pointer(inputs.keys),
     )  # fmt: skip
-    library().linear_update(KIND_NUMBER[task.kind], int(task.has_bias), ctypes.byref(layer))
+    if library().linear_update(ctypes.byref(layer)):
+        raise MemoryError("the native library could not allocate its buffers")
 
 
-def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+def pair(weight: Tensor | None, bias: Tensor | None) -> Any:
+    """Where the numbers of a weight and of its bias lie."""
+    return _Pair(pointer(weight), pointer(bias))
+
+
+def pointer(tensor: Tensor | None) -> int | None:
     """Where a tensor's numbers lie; NULL for None."""
     if tensor is None:
-        return ctypes.c_void_p(None)
+        return None
     assert tensor.is_contiguous(), "the kernel reads memory as it lies"
-    return ctypes.c_void_p(tensor.data_ptr())
+    return tensor.data_ptr()

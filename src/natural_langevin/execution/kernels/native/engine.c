@@ -13,6 +13,7 @@
 #include "forward.h"
 #include "layer.h"
 #include "likelihood.h"
+#include "linear.h"
 #include "minibatch.h"
 #include "unit.h"
 

@@ -1,5 +1,4 @@
-// The bits of random.py, and the functions by which two of its words become two normals. In C and in
-// C++: the native engine and cpu_linear.cpp make the same noise of them.
+// The bits of random.py, and the functions by which two of its words become two normals.
 
 #ifndef NATURAL_LANGEVIN_RANDOM_BITS_H
 #define NATURAL_LANGEVIN_RANDOM_BITS_H

@@ -284,13 +284,34 @@ def ours(metric: str) -> Callable[..., Advance]:
     return make
 
 
-def langevin(metric: str, chains: int) -> Callable[..., Advance]:
+def recorded_ours(metric: str) -> Callable[..., Advance]:
+    """``NaturalLangevin(capturable=True)``: forward, backward and step as one CUDA graph."""
+
+    def make(problem: Problem, data: tuple[Tensor, Tensor], device: torch.device) -> Advance:
+        model = problem.network().to(device)
+        optimizer, batches = optimizer_of(model, metric, capturable=True), Batches(problem, data)
+        x, y = (tensor.clone() for tensor in batches())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            _loss(model(x), y).backward()
+            optimizer.step()
+
+        return _recorded(step, (x, y), batches)
+
+    return make
+
+
+def langevin(
+    metric: str, chains: int, autocast: torch.dtype | None = None
+) -> Callable[..., Advance]:
     """``Langevin``, as ``sample`` runs it."""
 
     def make(problem: Problem, data: tuple[Tensor, Tensor], device: torch.device) -> Advance:
         sampler = Langevin(
             problem.network(), likelihoods.Categorical(), prior=priors.Gaussian(0.1),
             preconditioner=METRICS[metric](), step_size=LR, chains=chains, device=device,
+            autocast=autocast,
         )  # fmt: skip
         engine, state = sampler.prepare(data, steps=STEPS, batch_size=problem.batch)
         done = 0
@@ -329,8 +350,12 @@ def contenders(device: torch.device, parts: list[str], metrics: list[str]) -> li
     for metric in metrics:
         if "optimizer" in parts:
             rows.append(Row(f"optimizer {metric}", 1, ours(metric)))
+            if device.type == "cuda" and metric in ("QDOP", "RMSProp"):
+                rows.append(Row(f"optimizer {metric}, CUDA graph", 1, recorded_ours(metric)))
         if "langevin" in parts and "every" not in metric and metric != "Euclidean":
             rows += [Row(f"Langevin {metric}, {c}", c, langevin(metric, c)) for c in (1, 4)]
+        if "langevin" in parts and metric == "QDOP" and device.type == "cuda":
+            rows.append(Row("Langevin QDOP, 1, bfloat16", 1, langevin("QDOP", 1, torch.bfloat16)))
     return rows
 
 

@@ -21,15 +21,16 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
 
 from natural_langevin._internal import gpu_build
-from natural_langevin._internal.gpu_kernels import plain, usable
+from natural_langevin._internal.gpu_kernels import allowed, plain, usable
 
 # What a stream is for. Streams of different purposes never share a key.
 NOISE, INIT, DATA, LABELS, HELD_OUT, EXCHANGE = range(6)
@@ -46,6 +47,17 @@ COSINE = (
     1.0, -19.73920440673828, 64.93911743164062, -85.45011138916016,
     60.16743087768555, -25.96688461303711, 6.527706146240234,
 )  # fmt: skip
+
+
+#: Normals of one key from which on a CPU has them from compiled code, where there is any.
+NATIVE_FROM = 1 << 12
+_NATIVE: list[Callable[[Tensor, int, int], Tensor | None]] = []
+
+
+def use_native(draw: Callable[[Tensor, int, int], Tensor | None]) -> None:
+    """From now on long runs of normals on a CPU come from ``draw(key, count, start)``: the same
+    draws, but for rounding; None where it has none."""
+    _NATIVE[:] = [draw]
 
 
 def _signed(value: int, bits: int) -> int:
@@ -143,11 +155,27 @@ def normal(key: Tensor, count: int, *, start: int = 0) -> Tensor:
     kernels = _kernels(key) if key.ndim == 2 and start + count < 1 << 31 else None
     if kernels is not None:
         return kernels.normal(key.contiguous(), count, start)
+    if count >= NATIVE_FROM and _NATIVE and _has_memory(key):
+        found = _NATIVE[0](key, count, start)
+        if found is not None:
+            return found
     blocks = -(-count // BLOCK)
     words = bits(key, blocks * BLOCK, start=start).unflatten(-1, (blocks, 2, _HALF))
     radius = torch.sqrt(-2.0 * torch.log(_open_unit(words[..., 0, :])))
     cos, sin = _cos_sin(words[..., 1, :])
     return torch.stack([radius * cos, radius * sin], dim=-2).flatten(-3)[..., :count]
+
+
+def _has_memory(key: Tensor) -> bool:
+    """Whether a function of our own may read a CPU tensor now: nobody traces or transforms it."""
+    return (
+        allowed()
+        and key.device.type == "cpu"
+        and type(key) is Tensor
+        and not torch.compiler.is_compiling()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not _len_torch_dispatch_stack()
+    )
 
 
 def _kernels(on: Tensor) -> Any:

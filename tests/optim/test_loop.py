@@ -14,7 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from natural_langevin import DivergenceError, likelihoods, preconditioners, priors
+from natural_langevin import (
+    DivergenceError,
+    dynamics,
+    likelihoods,
+    preconditioners,
+    priors,
+    schedules,
+)
 from natural_langevin.optim import NaturalLangevin, without_dropout
 from oracle import Twice
 
@@ -219,6 +226,36 @@ def test_autocast() -> None:
     for k, exact in found[0].items():
         assert found[1][k].dtype == torch.float32
         assert float((found[1][k] - exact).norm() / exact.norm()) < 0.03, k
+
+
+def test_a_step_that_a_graph_may_record() -> None:
+    """The same bits; all that the next step reads stays in its place, and lr may be a tensor."""
+    models = network(), network()
+    momentum = dynamics.Underdamped(integrator="baoab")
+    usual = make(models[0], lr=1e-3, dynamics=momentum)
+    lr = torch.tensor(1e-3, dtype=torch.float64)
+    recorded = make(models[1], lr=lr, dynamics=momentum, capturable=True)
+    places = []
+    for step, batch in enumerate(batches()):
+        if step == 2:
+            usual.param_groups[0]["lr"] = 1e-4
+            lr.fill_(1e-4)
+        plain(models[0], usual, batch)
+        plain(models[1], recorded, batch)
+        own = [v for s in recorded.state.values() for v in s.values()]
+        places.append([v.data_ptr() for v in (*own, recorded.param_groups[0]["step"])])
+    assert places[0] == places[-1]
+    assert recorded.steps == usual.steps == len(places)
+    assert_same(*models, 0.0)
+    torch.testing.assert_close(recorded.mean(), usual.mean(), rtol=0, atol=0)
+    start = copy.deepcopy(models[1])
+    x, y = batches()[0]
+    recorded.zero_grad()
+    (F.cross_entropy(models[1](x), y) * float("nan")).backward()
+    recorded.step()  # of which nobody on the host knows
+    assert_same(models[1], start, 0.0)
+    with pytest.raises(ValueError, match="capturable=True goes with lr as a number"):
+        make(network(), lr=schedules.halving(1e-3, 10), capturable=True)
 
 
 # Saving, copying, moving --------------------------------------------------------------------------

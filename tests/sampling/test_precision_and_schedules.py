@@ -55,7 +55,7 @@ def test_nor_where_a_step_draws_several_times() -> None:
     frame, step = sampler.frame, torch.tensor(0)
     object.__setattr__(frame, "stream_length", 1 << 31)
     with pytest.raises(ValueError, match=r"2\^32 normals per step.*draw once per step"):
-        frame._normals(step, draw=2)
+        frame.normals(step, draw=2)
 
 
 @pytest.mark.parametrize(

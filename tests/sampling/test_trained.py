@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -90,3 +92,32 @@ def test_without_rows_that_are_new_the_prior_has_the_weights_size(network: nn.Mo
     every = Langevin.from_trained(network, likelihoods.Categorical(), parameters="all", chains=2)
     assert every.given.scale_open  # nothing is fixed: folds of the data choose
     assert recipe.prior(2.0).gain == pytest.approx(2.0)
+
+
+def test_batch_norm_has_the_statistics_of_training(caplog: pytest.LogCaptureFixture) -> None:
+    """As an affine layer, whose weight and bias are sampled like any others; the user's own
+    network stays in the mode it is in."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+    x, y = rows(40, 0)
+    net(x)
+    with pytest.raises(ValueError, match=r"training mode.*Call model.eval\(\) first"):
+        Langevin(net, likelihoods.Categorical(), step_size=1e-3)
+    with caplog.at_level("INFO"):
+        sampler = Langevin.from_trained(
+            net, likelihoods.Categorical(), parameters="1.*", chains=2, step_size=1e-3, num_data=40
+        )
+    assert "1 layers with running statistics (1, ...) are in evaluation mode" in caplog.text
+    assert net[1].training
+    before = sampler.init()
+    state, _ = sampler.step(before, (x, y))
+    assert set(state.params) == {"1.weight", "1.bias"}
+    assert not torch.equal(state.params["1.weight"], before.params["1.weight"])
+    one = copy.deepcopy(net).eval()
+    samples = torch.stack(
+        [
+            torch.autograd.grad(cross_entropy(one(x[n : n + 1]), y[n : n + 1]), one[1].weight)[0]
+            for n in range(len(x))
+        ]
+    )
+    torch.testing.assert_close(state.metric["second"]["1.weight"][0], samples.square().mean(0))

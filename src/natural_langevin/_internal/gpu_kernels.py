@@ -21,6 +21,11 @@ def plain() -> Iterator[None]:
         _ALLOWED.pop()
 
 
+def allowed() -> bool:
+    """Whether kernels may be used: outside of ``plain``."""
+    return _ALLOWED[-1]
+
+
 def reachable(on: Tensor) -> bool:
     """Whether a kernel may be launched now on this tensor: it runs on the current device, unlike
     torch's operations, which follow their tensors, and torch.compile cannot see into it."""

@@ -20,7 +20,7 @@ J_{t+1}, the paper's order, in which C and g share a batch and E[C g] is not E[C
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,9 @@ class LangevinDynamics:
     stream_length: int = field(init=False)
     #: Where no labels are drawn.
     _no_key: Tensor = field(init=False, repr=False)
-    #: By draw: the number of a block of steps, and its normals (see ``_normals``).
+    #: By draw: normals that somebody else has made (see ``execution.traced``).
+    given: Mapping[int, Tensor] | None = None
+    #: By draw: the number of a block of steps, and its normals (see ``normals``).
     _made: dict[int, Any] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,13 +119,30 @@ class LangevinDynamics:
         chain_axis: bool = False,
     ) -> tuple[State, Info]:
         """One update of all chains."""
+        new, loss = self.moved(state, batch, rates, num_data, chain_axis=chain_axis)
+        return self.settled(state, new, loss)
+
+    def moved(
+        self,
+        state: State,
+        batch: Batch,
+        rates: Rates,
+        num_data: float | Tensor,
+        *,
+        chain_axis: bool = False,
+    ) -> tuple[State, Tensor]:
+        """Where the step takes every chain, and the loss before it: (chain,)."""
         here = self.integrator.before(self, state, rates, num_data)
         # "forward x through the network, compute loss; backpropagate: g <- average of gradients"
         evaluation = self.evaluate(here, batch, rates.kind, chain_axis=chain_axis)
         new = self.integrator.update(self, here, evaluation, rates, num_data)
-        keep = still_running(state, self.integrator.judged(state, evaluation.loss))
+        return new, evaluation.loss
+
+    def settled(self, state: State, new: State, loss: Tensor) -> tuple[State, Info]:
+        """``new`` for the chains that go on, ``state`` for those that have diverged."""
+        keep = still_running(state, self.integrator.judged(state, loss))
         diverged = note_diverged(state, keep)
-        return select(keep, new, state, diverged), Info(evaluation.loss, diverged >= 0)
+        return select(keep, new, state, diverged), Info(loss, diverged >= 0)
 
     def evaluate(
         self,
@@ -250,18 +269,20 @@ class LangevinDynamics:
         One call for all tensors: eagerly, what counts is the number of operations."""
         if not like:  # kernels make those of their layers themselves
             return {}
-        z = self._normals(step, draw)
+        z = self.normals(step, draw)
         found = {}
         for k, p in like.items():
             start, size = self.starts[k], p[0].numel()
             found[k] = z[:, start : start + size].to(p.dtype).reshape(p.shape)
         return found
 
-    def _normals(self, step: Tensor, draw: int) -> Tensor:
+    def normals(self, step: Tensor, draw: int) -> Tensor:
         """The step's draws for all tensors: (chain, ``stream_length``).
 
         On the CPU, where a small network's step is as long as its operations are many, those of
         several steps are made at once: draws are functions of their address, so nothing changes."""
+        if self.given is not None:
+            return self.given[draw]
         length, first = self.stream_length, draw * self.stream_length
         random.check_addresses(first + length)
         ahead = AHEAD // (len(self.noise) * length)

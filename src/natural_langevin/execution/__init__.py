@@ -3,3 +3,8 @@
 Imports data, likelihoods, priors, statistics, preconditioners and dynamics; diagnostics and up
 import it.
 """
+
+from natural_langevin import random
+from natural_langevin.execution.kernels.native.draws import native_normal
+
+random.use_native(native_normal)

@@ -38,12 +38,14 @@ from natural_langevin.execution.stepping import (
     shape_of,
     step_in_place,
 )
+from natural_langevin.execution.traced import TracedStep
 from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 
-#: Weights from which the CPU's fused kernels are worth the seconds that building them takes.
-FUSE_FROM = 20_000
+#: Whether "auto" takes the CPU's fused kernels too. They are built by torch's compiler, which takes
+#: long to load: those wait for it who say compile=True.
+FUSE_UNASKED = False
 
 Mode = Literal["eager", "auto", "compiled"]
 
@@ -80,6 +82,7 @@ class Engine:
         self._executor: Executor | None = None
         #: The step in place; None: ``pure_step``.
         self.step: InPlaceStep | None = None
+        self._pure: Callable[..., tuple[State, Info]] = pure_step
         self._graph: GraphedStep | None = None
         #: Why kernels do not serve that were tried.
         self.refused = ""
@@ -104,6 +107,11 @@ class Engine:
         if isinstance(self.step, Attempt) and step is not step_in_place:
             parts.append("compiled")
         return ", ".join([*(parts or ["eager"]), *filter(None, [self.refused])])
+
+    @property
+    def traced(self) -> int:
+        """How many kinds of eager steps are replayed from a trace, which changes no bit."""
+        return self._pure.traced if isinstance(self._pure, TracedStep) else 0
 
     @property
     def recorded(self) -> int:
@@ -147,7 +155,7 @@ class Engine:
                 self.dynamics.prepare(state.params, one)
             kind = self.rates.kind(step)
             if self.step is None:
-                state, info = pure_step(self.dynamics, self._data, state, batch, kind)
+                state, info = self._pure(self.dynamics, self._data, state, batch, kind)
             elif self._graph is not None:
                 info = self._graph(self.dynamics, self._data, state, batch, kind)
             else:
@@ -172,14 +180,15 @@ class Engine:
             self.step = self._checked(self._fused_step(state), state)
             if self.step is None and device.type == "cuda":
                 self.step = step_in_place
+            elif self.step is None and device.type == "cpu":
+                self._pure = TracedStep()
         if device.type == "cuda" and self.step is not None:
             self._graph = GraphedStep(self.step)
 
     def _fused_step(self, state: State, compile: Any = None) -> kernels.FusedStep | None:
         """The step whose linear layers are updated by kernels, where they implement it."""
-        weights = sum(p[0].numel() for p in state.params.values())
-        small = self.mode == "auto" and state.step.device.type == "cpu" and weights < FUSE_FROM
-        if not self._fuse or small or "linear" not in self.dynamics.kernels:
+        unasked = self.mode == "auto" and state.step.device.type == "cpu" and not FUSE_UNASKED
+        if not self._fuse or unasked or "linear" not in self.dynamics.kernels:
             return None
         backend = kernels.backend_for(state.step.device)
         if backend is None:

@@ -52,7 +52,7 @@ class Collector:
         self._dtype = check_sample_dtype(sample_dtype, first.dtype)
         self._kept: dict[int, Params] = {}
         self._trace: list[tuple[int, float]] = []
-        self._handle = optimizer.register_step_post_hook(lambda *_: self.update())
+        self._handle = optimizer.register_step_post_hook(lambda *_: self._after_step())
 
     def __len__(self) -> int:
         """How many iterates are held."""
@@ -62,6 +62,11 @@ class Collector:
     def kept(self) -> list[int]:
         """Which iterates are held."""
         return list(self._kept)
+
+    def _after_step(self) -> None:
+        """While a CUDA graph is being recorded there is nothing to look at."""
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            self.update()
 
     def update(self, loss: Any = None) -> None:
         """Keeps the current iterate if it is one to keep; called after every step by itself.

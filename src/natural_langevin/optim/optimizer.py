@@ -21,7 +21,7 @@ from natural_langevin import likelihoods, preconditioners, priors, schedules
 from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin.dynamics import Integrator, Overdamped
 from natural_langevin.dynamics.base import Conditions
-from natural_langevin.dynamics.rates import Rates, RatesTable
+from natural_langevin.dynamics.rates import Kind, Rates, RatesTable
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import Agreement, Local
 from natural_langevin.optim.capture import remove_hooks
@@ -45,8 +45,8 @@ from natural_langevin.run.loop import DivergenceError
 from natural_langevin.statistics import Basis
 from natural_langevin.types import Params
 
-#: Steps whose rates are read from the schedules at once.
-ROWS = 64
+#: Steps whose rates are read from the schedules at once; and of an optimizer that is captured.
+ROWS, CAPTURED = 64, 1 << 16
 
 
 @torch.no_grad()
@@ -136,6 +136,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         chain: int = 0,
         scaler: Any = None,
         check_loss: bool = True,
+        capturable: bool = False,
     ) -> None:
         """``model`` is the module that the loop calls; hooks on its layers read off the statistics.
         It may be wrapped in DistributedDataParallel, or sharded by FSDP2's ``fully_shard``.
@@ -153,6 +154,11 @@ class NaturalLangevin(torch.optim.Optimizer):
         independent. ``scaler``: the GradScaler, needed only with ``scaler.unscale_(optimizer)``.
         ``check_loss``: at the first step the loss's gradient is compared with the likelihood's own
         on that batch, and a factor between them is refused (see ``loss_check``).
+        ``capturable``: whether a CUDA graph may record forward pass, backward pass and ``step()``
+        together, after some ordinary steps, for batches of one shape. The state then stays in its
+        place, steps are counted on the device (rates stay what they are after ``CAPTURED`` of
+        them), ``lr`` is a number or a tensor of one that is changed in place, and a step that is
+        not finite is left out without an error. Call ``collector.update()`` after a replay.
         """
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
@@ -193,12 +199,15 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._vectors: list[tuple[int, VectorUpdate]] = []  # each with the number of its group
         self._made_for: Any = None  # what the vectors depend on
         self._table: RatesTable | None = None
+        self.capturable = capturable
         self._unread: tuple[Tensor, int] | None = None  # whether a step was finite, and its number
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
         self._rates(0)  # wrong rates fail here
+        if capturable:
+            self._refuse_capture()
         self._fisher.basis = self._basis
-        self._fisher.due = lambda: self._rates(self.steps).kind.adapts
+        self._fisher.due = self._due
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have settings, state and a model of their own. What was gathered since
@@ -208,6 +217,7 @@ class NaturalLangevin(torch.optim.Optimizer):
             "preconditioner": self.preconditioner, "temperature": self.defaults["temperature"],
             "reduction": self.reduction, "mean_rate": self.mean_rate, "seed": self.seed,
             "chain": self.chain, "scaler": self._scaling.scaler, "dynamics": self.dynamics,
+            "capturable": self.capturable,
             "check_loss": not self._loss_check.done,
         }  # fmt: skip
         groups = []
@@ -267,7 +277,7 @@ class NaturalLangevin(torch.optim.Optimizer):
     @property
     def steps(self) -> int:
         """Updates done so far."""
-        return int(self.param_groups[0]["step"])
+        return int(self.param_groups[0]["step"])  # waits for the device where it counts
 
     def sampled(self) -> dict[str, nn.Parameter]:
         """The parameters that are sampled, by name, in the model's order."""
@@ -328,39 +338,74 @@ class NaturalLangevin(torch.optim.Optimizer):
         if divisor != 1.0:
             found = torch._foreach_div(list(gradient.values()), divisor)
             gradient = dict(zip(gradient, found, strict=True))
-        step = self.steps
-        self._follow_schedule(step)
-        vectors, rates = self._current_vectors(), self._rates(step)
+        step: int | Tensor
+        if self.capturable:
+            step, rates = self._on_device()
+        else:
+            step = self.steps
+            self._follow_schedule(step)
+            rates = self._rates(step)
+        vectors = self._current_vectors()
         moments = self._fisher.moments(scale.statistics, samples) if rates.kind.adapts else {}
         keep = self._finite_later(gradient, step)
-        if step == 0:
+        if rates.kind.first:
             self._check_run(samples)
         for number, update in vectors:
             group, device = self.param_groups[number], update.vector.device
-            lr = torch.full((1,), float(group["lr"]), dtype=rates.decay.dtype, device=device)
+            lr = _on(device, group["lr"], rates.decay.dtype)
             update.step(
                 [gradient[k] for k in update.params],
                 moments,
-                rates.on(lr),
-                step=torch.full((), step, dtype=torch.int64, device=device),
+                rates.on(lr[None]),
+                step=_on(device, step, torch.int64),
                 temperature=float(group["temperature"]),
                 num_data=self.num_data,
                 size=int(samples),
                 keep=None if keep is None else keep.to(device),
+                in_place=self.capturable,
             )
         self._labels.commit()
+        if isinstance(step, Tensor):
+            step += 1  # the one that all groups have
         for group in self.param_groups:
-            group["step"] = step + 1
+            group["step"] = step if isinstance(step, Tensor) else step + 1
         self._fisher.forget()
 
-    def _finite_later(self, gradient: Params, step: int) -> Tensor | None:
+    def _refuse_capture(self) -> None:
+        """What would make a recorded step wait for the host, or do another thing than its name."""
+        if callable(self._lr) or self.preconditioner.refresh_steps or self._fisher.draw is not None:
+            raise ValueError(
+                "capturable=True goes with lr as a number or a tensor, a metric without refresh, "
+                f'and targets="data", got lr={self._lr!r} and {self.preconditioner!r}'
+            )
+        if self._labels.learned():
+            raise ValueError(
+                f"{self.likelihood!r} learns on the host: give its value for capturable=True"
+            )
+
+    def _on_device(self) -> tuple[Tensor, Rates]:
+        """The number of the step, and its rates, both on the device and looked up there."""
+        number = self.param_groups[0]["step"]
+        first = next(iter(self._names.params.values()))
+        started = isinstance(number, Tensor)
+        if not started or number.device != first.device:
+            number = torch.tensor(int(number), device=first.device)
+        if self._table is None or len(self._table) < CAPTURED:
+            self._rates(0)
+        assert self._table is not None
+        kind = Kind(self._table.adapts_from(0), first=not started and int(number) == 0)
+        return number, self._table.at(number.clamp(max=CAPTURED - 1), kind)
+
+    def _finite_later(self, gradient: Params, step: int | Tensor) -> Tensor | None:
         """On a GPU: whether gradients are finite, (1,) bool, which the host asks for at the next
         step, lest it wait for the device at each. A step that is not finite changes nothing."""
         first = next(iter(gradient.values()))
+        if self.capturable:
+            return all_finite(gradient)
         if first.device.type == "cpu" or self._everybody():
             return None
         keep = all_finite(gradient)
-        self._unread = (keep.to("cpu", non_blocking=True), step)
+        self._unread = (keep.to("cpu", non_blocking=True), int(step))
         return keep
 
     def _everybody(self) -> list[Any]:
@@ -376,12 +421,18 @@ class NaturalLangevin(torch.optim.Optimizer):
         device, dtype = first.device, first.dtype
         known = table is not None and table.values.device == device and table.values.dtype == dtype
         if table is None or not known or not table.start <= step < table.start + len(table):
-            gamma = self.preconditioner.ema_schedule()
+            gamma, rows = self.preconditioner.ema_schedule(), CAPTURED if self.capturable else ROWS
             table = self._table = RatesTable.build(
-                0.0, gamma, self.mean_rate, start=step, stop=step + ROWS, chains=1, dtype=dtype,
+                0.0, gamma, self.mean_rate, start=step, stop=step + rows, chains=1, dtype=dtype,
                 device=device, refresh_steps=self.preconditioner.refresh_steps,
             )  # fmt: skip
         return table.row(step)
+
+    def _due(self) -> bool:
+        """Whether the next step takes statistics; one that may be recorded does so always."""
+        if self.capturable:
+            return self._rates(0).kind.adapts
+        return self._rates(self.steps).kind.adapts
 
     def _current_vectors(self) -> list[tuple[int, VectorUpdate]]:
         """Everything that is sampled, as few vectors: one for every group, device and precision.
@@ -455,6 +506,8 @@ class NaturalLangevin(torch.optim.Optimizer):
     def _not_finite(self, gradient: Params) -> list[str]:
         """Of this step where the host knows it at once, else of the step before."""
         first = next(iter(gradient.values()))
+        if self.capturable:
+            return []
         if first.device.type == "cpu" or self._everybody():
             return not_finite(gradient)
         if self._unread is None:
@@ -583,6 +636,13 @@ class NaturalLangevin(torch.optim.Optimizer):
             "num_data": self.num_data,
             "steps": self.steps,
         }
+
+
+def _on(device: torch.device, value: float | Tensor, dtype: torch.dtype) -> Tensor:
+    """() on the device; a number is filled in there, without a copy from the host."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device=device, dtype=dtype).reshape(())
+    return torch.full((), value, dtype=dtype, device=device)
 
 
 def _check_dynamics(dynamics: Integrator) -> Integrator:

@@ -16,7 +16,7 @@ from natural_langevin import random
 from natural_langevin.dynamics.base import Integrator, State, note_diverged, select
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
-from natural_langevin.execution.kernels.native.draws import native_normal
+from natural_langevin.execution.stepping import overwrite
 from natural_langevin.optim import shards
 from natural_langevin.optim.metric_state import MetricLayout
 from natural_langevin.optim.vector import VECTOR, Vector
@@ -27,9 +27,6 @@ from natural_langevin.priors import Prior
 from natural_langevin.statistics import Evaluation, Gradients, Statistics
 from natural_langevin.statistics.moments import Moments
 from natural_langevin.types import Params, Units
-
-#: Draws in a row from which on a CPU takes the native library's.
-NATIVE_DRAWS = 1 << 14
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +48,6 @@ class VectorDynamics(LangevinDynamics):
 
     def _drawn(self, step: Tensor, start: int, count: int) -> Tensor:
         before = start % random.BLOCK  # normals are made in whole blocks
-        if count >= NATIVE_DRAWS and step.device.type == "cpu":
-            found = native_normal(int(self.noise), int(step), count, start=start)
-            if found is not None:
-                return found[None]
         key = random.stream(self.noise, step)
         return random.normal(key, before + count, start=start - before)[:, before:]
 
@@ -207,11 +200,13 @@ class VectorUpdate:
         num_data: float,
         size: int,
         keep: Tensor | None = None,
+        in_place: bool = False,
     ) -> None:
         """One step from every parameter's gradient and the means of ``moments``.
 
         ``size``: samples of the minibatch. ``keep`` (1,) bool: whether the step is taken, where
-        that is known on the device only."""
+        that is known on the device only. ``in_place``: the new state lies where the old one
+        did."""
         if not self.vector.length:
             return  # more ranks than rows
         state = self._state._replace(step=step, params={VECTOR: self._theta()})
@@ -227,6 +222,9 @@ class VectorUpdate:
         if keep is not None:
             new = select(keep, new, state, note_diverged(state, keep))
         torch._foreach_copy_(self._local, self.vector.views(new.params[VECTOR]))
+        if in_place:
+            overwrite(self._state, new._replace(step=self._state.step, params={}))
+            return
         self._state, self._published = new._replace(params={}), False
 
     def _statistics(self, moments: Moments) -> Statistics:

@@ -45,7 +45,25 @@ def chosen(model: nn.Module, parameters: str | Iterable[str]) -> nn.Module:
             )
     for name, p in model.named_parameters():
         p.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+    fix_running_statistics(model)
     return model
+
+
+def fix_running_statistics(model: nn.Module) -> None:
+    """Puts layers with running statistics, BatchNorm above all, into evaluation mode, and says so:
+    with the statistics of training they are affine, and their weights are like any others."""
+    known = [
+        (name, module)
+        for name, module in model.named_modules()
+        if module.training and getattr(module, "running_mean", None) is not None
+    ]
+    for _, module in known:
+        module.eval()
+    if known:
+        log.info(
+            "%d layers with running statistics (%s, ...) are in evaluation mode: the statistics of "
+            "training stand", len(known), known[0][0],
+        )  # fmt: skip
 
 
 def size(params: Mapping[str, Tensor]) -> float:

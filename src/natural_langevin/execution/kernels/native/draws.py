@@ -22,17 +22,18 @@ def _draw() -> Any:
     found = library(torch.float32)
     if found is None:
         return None
-    found.draw_normals.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_void_p] * 2
-    found.draw_normals.restype = None
-    return found.draw_normals
+    found.key_normals.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_void_p] * 2
+    found.key_normals.restype = None
+    return found.key_normals
 
 
-def native_normal(origin: int, step: int, count: int, *, start: int = 0) -> Tensor | None:
-    """Draws ``start`` to ``start + count`` of the stream of (origin, step): float32, (count,);
-    None where there is no library."""
+def native_normal(key: Tensor, count: int, start: int) -> Tensor | None:
+    """Draws ``start`` to ``start + count`` of every key (..., 2): float32, (..., count); None where
+    there is no library."""
     draw = _draw()
     if draw is None:
         return None
-    room, out = torch.empty(count + _SURPLUS), torch.empty(count)
-    draw(origin, step, start, count, room.data_ptr(), out.data_ptr())
+    room, out = torch.empty(count + _SURPLUS), torch.empty(*key.shape[:-1], count)
+    for words, row in zip(key.reshape(-1, 2).tolist(), out.view(-1, count), strict=True):
+        draw(*words, start, count, room.data_ptr(), row.data_ptr())
     return out

@@ -647,3 +647,9 @@ int64_t real_bytes(void) { return sizeof(real); }
 void draw_normals(int64_t origin, int64_t step, int64_t first, int64_t count, float *room, float *out) {
     memcpy(out, normals(room, (uint32_t)first, count, stream_key(origin, step)), count * sizeof(float));
 }
+
+// The normals of a stream by its key, for general steps (see draws.py).
+void key_normals(int64_t first_word, int64_t second_word, int64_t first, int64_t count, float *room, float *out) {
+    const Key key = {(uint32_t)first_word, (uint32_t)second_word};
+    memcpy(out, normals(room, (uint32_t)first, count, key), count * sizeof(float));
+}

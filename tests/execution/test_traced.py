@@ -1,0 +1,76 @@
+"""Steps that are traced and replayed: the bits of the step itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import Langevin, dynamics, likelihoods, preconditioners
+from natural_langevin.dynamics import State
+from natural_langevin.execution import traced
+
+
+class Residual(nn.Module):
+    """A LayerNorm around which there is a way: no engine of our own knows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh())
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.inner(x))
+
+
+def run(
+    patience: float, monkeypatch: Any, looks: bool = False, **options: Any
+) -> tuple[State, str]:
+    monkeypatch.setattr(traced, "PATIENCE", patience)
+    torch.manual_seed(0)
+    data = torch.randn(40, 4), torch.arange(40) % 3
+    options = {"step_size": 1e-3, "chains": 1} | options
+    sampler = Langevin(Residual(), likelihoods.Categorical(), **options)
+    engine, state = sampler.prepare(data, steps=8, batch_size=10, burn_in=6)
+    state, _ = engine.run(state, 0, 8)
+    return state, engine.traced
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dynamics": dynamics.Underdamped(integrator="ubu"), "chains": 2},
+        {"preconditioner": preconditioners.DiagonalFisher(targets="model", every=2)},
+    ],
+)
+def test_the_bits_of_the_step_itself(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without statistics, and with several draws in a step."""
+    plain, kinds = run(float("inf"), monkeypatch, **options)
+    assert kinds == 0
+    found, kinds = run(-1.0, monkeypatch, **options)
+    assert kinds == 2
+    torch.testing.assert_close(found.params, plain.params, rtol=0, atol=0)
+    torch.testing.assert_close(found.metric, plain.metric, rtol=0, atol=0)
+    torch.testing.assert_close(found.own, plain.own, rtol=0, atol=0)
+
+
+def test_a_trace_that_differs_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = run(float("inf"), monkeypatch)
+    own = traced._shorten
+
+    def wrong(graph: Any) -> None:
+        own(graph)
+        for node in graph.graph.nodes:
+            if node.target is torch.ops.aten.tanh.default:
+                node.target = torch.ops.aten.relu.default
+        graph.recompile()
+
+    monkeypatch.setattr(traced, "_shorten", wrong)
+    found, kinds = run(-1.0, monkeypatch)
+    assert kinds == 0
+    torch.testing.assert_close(found.params, plain.params, rtol=0, atol=0)

@@ -245,10 +245,10 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
 @contextmanager
 def _prepared(way: Way) -> Iterator[None]:
     """The thresholds and choices under which a small network goes this way."""
-    before = compiled.BACKEND, engine.FUSE_UNASKED, executors.PLANNERS[:]
+    before = compiled.BACKEND, engine.FUSE_FROM, executors.PLANNERS[:]
     gain, whole_steps_planner.LEAST_GAIN = whole_steps_planner.LEAST_GAIN, 0.0
     compiled.BACKEND = "eager" if way == "traced" else "inductor"
-    engine.FUSE_UNASKED = True
+    engine.FUSE_FROM = 0
     executors.PLANNERS[:] = [PLANNERS[way]] if way in PLANNERS else []
     convolutions = torch.backends.cudnn.allow_tf32  # by default: rounding far above float32's
     torch.backends.cudnn.allow_tf32 = False
@@ -256,7 +256,7 @@ def _prepared(way: Way) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = convolutions
-        compiled.BACKEND, engine.FUSE_UNASKED, executors.PLANNERS[:] = before
+        compiled.BACKEND, engine.FUSE_FROM, executors.PLANNERS[:] = before
         whole_steps_planner.LEAST_GAIN = gain
 
 

@@ -43,9 +43,8 @@ from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 
-#: Whether "auto" takes the CPU's fused kernels too. They are built by torch's compiler, which takes
-#: long to load: those wait for it who say compile=True.
-FUSE_UNASKED = False
+#: Weights from which the CPU's fused kernels are worth their bookkeeping.
+FUSE_FROM = 20_000
 
 Mode = Literal["eager", "auto", "compiled"]
 
@@ -187,8 +186,9 @@ class Engine:
 
     def _fused_step(self, state: State, compile: Any = None) -> kernels.FusedStep | None:
         """The step whose linear layers are updated by kernels, where they implement it."""
-        unasked = self.mode == "auto" and state.step.device.type == "cpu" and not FUSE_UNASKED
-        if not self._fuse or unasked or "linear" not in self.dynamics.kernels:
+        weights = sum(p[0].numel() for p in state.params.values())
+        small = self.mode == "auto" and state.step.device.type == "cpu" and weights < FUSE_FROM
+        if not self._fuse or small or "linear" not in self.dynamics.kernels:
             return None
         backend = kernels.backend_for(state.step.device)
         if backend is None:

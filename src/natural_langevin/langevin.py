@@ -400,6 +400,8 @@ class Langevin:
         once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
         holds a checkpoint of the same run. Folders of a run under way are locked. Without one,
         Ctrl-C ends the run with the draws that were kept so far (before the first, it raises).
+        With more ``steps`` than the run in the folder had, it goes on beyond its end, with draws
+        as far apart as before.
         """
         asked = Asked(
             steps=steps, seconds=seconds, until=until, batch_size=batch_size, burn_in=burn_in,
@@ -468,9 +470,11 @@ class Langevin:
         folder, title = options.checkpoint, options.progress
         if title and self.given.by_recipe and (folder is None or not os.path.exists(folder)):
             notices.announce(motion.problem, title if isinstance(title, str) else "sampling")
-        known = Plan.from_config(resumed_config(folder, self.mesh))
+        there = resumed_config(folder, self.mesh)
+        known = Plan.from_config(there)
         if known is not None and decide.is_of(known, self.given):
-            return decide.resumed(motion, self.given, known, asked)
+            phase, steps = int(there.get("phase", 0)), int(there["steps"])
+            return decide.resumed(motion, self.given, known, asked, phase=phase, steps=steps)
         return decide.decide(motion, self.given, asked, limit=options.limit)
 
     def _limit(self, asked: Asked) -> TimeLimit:

@@ -14,6 +14,7 @@ from torch import nn
 from natural_langevin import Langevin, Plan, Posterior, likelihoods, models
 from natural_langevin.recipe import prior_trial, step_size_rule
 from natural_langevin.run import descent, ending
+from natural_langevin.run.checkpoint import CheckpointError
 from natural_langevin.run.collector import SampleCollector
 from short_recipe import shorten
 
@@ -131,3 +132,26 @@ def test_killed_at_any_moment(
         with pytest.raises(KilledError):
             run(**options)
     assert_same(plain, run(**options))
+
+
+@pytest.mark.parametrize("steps", [(20, 48, 90), (50, 100, 100)])
+def test_a_finished_run_goes_on_beyond_its_end(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    """With the bits of one that was as long from the start; again and again."""
+    options: dict[str, Any] = {"batch_size": 20, "burn_in": 8, "thin": 4, "progress": False}
+    network = models.mlp(2, 1, (4,))
+
+    def one() -> Langevin:
+        return Langevin(network, likelihoods.Gaussian("rmse"), step_size=1e-3, chains=2)
+
+    for count in steps:
+        found = one().sample(data(), count, checkpoint=tmp_path, **options)
+    whole = one().sample(data(), steps[-1], **options)
+    assert found.config["steps"] == whole.config["steps"] == steps[-1]
+    for name, value in whole.samples.items():
+        assert torch.equal(value, found.samples[name])
+    assert torch.equal(whole.mean["0.weight"], found.mean["0.weight"])
+    with pytest.raises(CheckpointError, match="steps"):
+        one().sample(data(), steps[-1] - 4, checkpoint=tmp_path, **options)
+    options["thin"] = 2
+    with pytest.raises(CheckpointError, match="thin"):
+        one().sample(data(), steps[-1] + 4, checkpoint=tmp_path, **options)

@@ -65,7 +65,9 @@ class Plan:
     """``recipe``: "auto" or "paper", which constants filled what was open. ``step_size``: a number,
     one per chain, or None, the sampler's own; ``falls_from``: the offset of a polynomial schedule
     where the search of ``choose_step_size`` found it. ``burn_in`` and ``thin``: None is a third of
-    the steps, and about ``draws`` draws. ``reasons``: why each is what it is, by field."""
+    the steps, and about ``draws`` draws. ``extended``: the number of a phase, and the steps that it
+    was given beyond its own (``sample(data, checkpoint=folder, steps=more)``). ``reasons``: why
+    each is what it is, by field."""
 
     recipe: str
     prior: str
@@ -88,6 +90,7 @@ class Plan:
     until: str | None = None
     seconds: float | None = None
     exchange: int | None = None
+    extended: tuple[int, int] | None = None
     calibrate: bool = True
     calibration: Calibration | None = None
     units: Units | None = None
@@ -193,6 +196,7 @@ class Plan:
                     "end": end,
                     "calibration": calibration,
                     "step_size": tuple(size) if isinstance(size, list) else size,
+                    "extended": value["extended"] and tuple(value["extended"]),
                 }
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -109,8 +109,15 @@ def is_of(plan: Plan, given: Given) -> bool:
     return plan.recipe == given.recipe and scale == given.scale_open and size == given.auto
 
 
-def resumed(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
-    """The plan of a run to go on with, which keeps what was chosen for it."""
+def resumed(
+    motion: Motion, given: Given, plan: Plan, asked: Asked, *, phase: int, steps: int
+) -> Plan:
+    """The plan of a run to go on with, which keeps what was chosen for it; with more steps than the
+    ``steps`` of the ``phase`` that it is in, this phase is extended."""
+    if asked.steps is not None and asked.steps >= steps:
+        extended = plan.extended if asked.steps == steps else (phase, asked.steps)
+        kept = resumed(motion, given, plan, replace(asked, steps=None), phase=phase, steps=steps)
+        return replace(kept, extended=extended)
     if not given.by_recipe:
         fresh = _given_plan(motion, given, replace(asked, steps=asked.steps or plan.steps))
         chosen = {k: getattr(plan, k) for k in ("step_size", "falls_from", "measured", "reasons")}

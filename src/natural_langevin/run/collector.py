@@ -130,6 +130,28 @@ class SampleCollector:
         counts = torch.tensor([self.kept, self._trace.count])
         return {"samples": self._store.tree(), "trace": self._trace.values, "counts": counts}
 
+    def tree_of(self, draws: int, looks: int) -> dict[str, Any]:
+        """What ``tree`` was like when there was room for so many draws and looks."""
+        samples = self._store.tree()
+        if self._store.files:
+            raise ValueError(
+                "a run with its draws in a folder (store=) cannot be extended: its file has no "
+                "room for more. Keep them in memory, or sample anew with more steps"
+            )
+        fewer = {name: value[:, :draws] for name, value in samples.items()}
+        return self.tree() | {"samples": fewer, "trace": self._trace.values[:looks]}
+
+    def lengthened(self, found: dict[str, Any], look_every: int) -> dict[str, Any]:
+        """A checkpoint's tree of fewer draws with room for all, as if there had been no end: a look
+        at it that was not due is forgotten."""
+        tree, (kept, looks) = self.tree(), found["counts"].tolist()
+        if looks and int(found["trace"][looks - 1, 0]) % look_every:
+            looks -= 1
+        for name, value in found["samples"].items():
+            tree["samples"][name][:, : value.shape[1]] = value
+        tree["trace"][:looks] = found["trace"][:looks]
+        return tree | {"counts": torch.tensor([kept, looks])}
+
     def begin(self, found: dict[str, Any] | None) -> None:
         """Starts anew, or where the checkpoint's tree ``found`` left off."""
         if found is None:

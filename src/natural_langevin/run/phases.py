@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from natural_langevin import schedules
 from natural_langevin.posterior.plan import OpenEnd, Plan
@@ -35,7 +35,16 @@ def phases(plan: Plan, explores: schedules.Stages | None = None) -> list[Phase]:
         part = spent == 0 and steps < plan.steps
         found.append(Phase(steps, burn_in, thin, draws, looks, spent, part))
         spent += steps
-    return found
+    if plan.extended is None:
+        return found
+    number, steps = plan.extended
+    return [*found[:number], longer(found[number], steps, explores)]
+
+
+def longer(phase: Phase, steps: int, explores: schedules.Stages | None = None) -> Phase:
+    """The phase with another number of steps, and draws as far apart."""
+    thin, draws = check_thinning(steps, phase.burn_in, phase.thin, None, explores)
+    return replace(phase, steps=steps, thin=thin, draws=draws)
 
 
 def look_interval(steps: int, end: OpenEnd | None) -> int:

@@ -47,6 +47,7 @@ from natural_langevin.run.look import Callback
 from natural_langevin.run.loop import RunPlan
 from natural_langevin.run.phases import Phase, phases
 from natural_langevin.run.setup import (
+    Loaded,
     StartsAnew,
     check_same_everywhere,
     open_checkpoint,
@@ -108,11 +109,17 @@ def run(motion: Motion, plan: Plan, options: Options) -> Posterior:
     todo = phases(plan, _stages(motion))
     there = resumed_config(options.checkpoint, motion.problem.chains.processes)
     number, resumes = min(int(there.get("phase", 0)), len(todo) - 1), True
+    shorter, known = None, Plan.from_config(there)
+    if known is not None and plan.extended not in (None, known.extended):
+        shorter = phases(known, _stages(motion))[number]
     old = list(there.get("draws_before", []))  # files of phases before, which were burn-in
     found: Posterior | State | None = None
     while not isinstance(found, Posterior):
         try:
-            found = _phase(motion, plan, todo, number, found, options, old, resumes=resumes)
+            found = _phase(
+                motion, plan, todo, number, found, options, old, resumes=resumes,
+                shorter=shorter,
+            )  # fmt: skip
         except ExplosionError as error:
             plan = plan.gentler()
             log.info("%s: begun anew, step_size=%s", error, plan.reasons["step_size"])
@@ -136,9 +143,11 @@ def _phase(
     old: list[str],
     *,
     resumes: bool,
+    shorter: Phase | None = None,
 ) -> Posterior | State:
     """One phase from where the one ``before`` ended; its end where the next is to follow.
-    ``resumes``: whether a checkpoint is gone on from. ``old``: files of draws that were burn-in."""
+    ``resumes``: whether a checkpoint is gone on from, ``shorter``: that phase before it was
+    extended. ``old``: files of draws that were burn-in."""
     problem, phase = motion.problem, todo[number]
     then = todo[number + 1] if number + 1 < len(todo) else None
     mesh = problem.chains.processes
@@ -194,10 +203,29 @@ def _phase(
     title = options.progress if isinstance(options.progress, str) else "sampling"
     with contextlib.ExitStack() as closing:
         closing.callback(sink.close)
+        tree = None
+        if shorter is not None and resumes:
+            looks = -(-shorter.steps // shorter.look_every)
+            known = description.identity(
+                motion, shorter, engine, step_size, config | {"steps": shorter.steps}
+            )
+            like = {"state": state, "collector": collector.tree_of(shorter.draws, looks)}
+            saved = open_checkpoint(options.checkpoint, known, engine.stream, mesh, made_by)
+            assert saved is not None
+            try:
+                tree = saved.load(like)
+            finally:
+                saved.close()
         saved = open_checkpoint(options.checkpoint, identity, engine.stream, mesh, made_by)
         if saved is not None:
             closing.callback(saved.close)
-            saved = saved if resumes else StartsAnew(saved)
+            if tree is not None:
+                tree = tree | {
+                    "collector": collector.lengthened(tree["collector"], steps.look_every)
+                }
+                saved = Loaded(saved, tree)
+            elif not resumes:
+                saved = StartsAnew(saved)
         with mesh.together("the run"):
             state, interrupted = loop.run(
                 steps, engine, state, collector, saved=saved, title=title,

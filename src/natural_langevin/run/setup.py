@@ -60,6 +60,17 @@ def resumed_config(folder: str | os.PathLike[str] | None, mesh: Processes) -> di
     return cast(dict[str, Any], json.loads(mesh.exchange("looking for a checkpoint", mine)[0]))
 
 
+class Loaded:
+    """A place for checkpoints, and the tree that a run goes on from."""
+
+    def __init__(self, saved: Saved, tree: Any) -> None:
+        self.save, self.close, self._tree = saved.save, saved.close, tree
+
+    def load(self, like: Any) -> Any | None:
+        """The tree."""
+        return self._tree
+
+
 class StartsAnew:
     """A place for checkpoints whose own is not gone on from: it is of a phase before."""
 

@@ -199,6 +199,8 @@ class Signature:
         network takes no whole ones."""
         refuse_text(value)
         tensor = as_tensor(value)
+        if isinstance(tensor, Tensor) and not tensor.ndim:
+            raise TypeError(f"x must have rows, got the number {float(tensor):g}: give x[None]")
         if isinstance(value, Tensor) or not isinstance(tensor, Tensor):
             return tensor
         dtype = next((p.dtype for p in self._model.parameters()), torch.get_default_dtype())

@@ -24,6 +24,10 @@ class Names:
 
     def of(self, parameter: Tensor) -> str:
         """The name of a parameter of the model."""
+        if not isinstance(parameter, Tensor):
+            raise TypeError(
+                f"params must be parameters, patterns of names or groups, got {parameter!r}"
+            )
         if id(parameter) not in self._names:
             raise ValueError(
                 f"a parameter of shape {tuple(parameter.shape)} is not a trainable parameter of "

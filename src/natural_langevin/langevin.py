@@ -285,8 +285,10 @@ class Langevin:
     ) -> Langevin:
         """A sampler around a trained network, and beyond it: chains start at its weights.
 
-        ``parameters``: which weights are sampled: "last", those of the last layer; "all"; or
-        patterns of names ("*.bias", "head.*"). All others stay as they were trained. ``held_out``:
+        ``parameters``: which weights are sampled: "last", those of the last layer; "all";
+        "adapters", those that the peft package has added (LoRA, IA3); or patterns of names
+        ("*.bias", "head.*"). All others stay as they were trained. ``prior="anchored"`` is N(w*,
+        s^2) around the trained weights w*, s^2 the mean square of each tensor. ``held_out``:
         (x, y) that the network was not trained on, by which the prior's scale is chosen. Without
         them, rows of the training data would choose it where other weights are fixed, which have
         seen them: there the prior's variance is that of the trained weights. ``options`` are those
@@ -300,6 +302,10 @@ class Langevin:
         """
         options = {"init": "model"} | options
         network = trained.chosen(model, parameters)
+        if isinstance(given := options.get("prior"), str):
+            if given != "anchored":
+                raise ValueError(f'prior must be "anchored" or one of priors, got {given!r}')
+            options["prior"] = trained.anchored(network)
         if held_out is None and _leaves_prior_open(options):
             scale = trained.prior_scale(network)
             if scale is not None:

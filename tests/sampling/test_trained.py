@@ -79,7 +79,7 @@ def test_patterns_choose_the_weights(network: nn.Module) -> None:
     two = Langevin.from_trained(network, likelihoods.Categorical(), parameters=["0.*", "4.bias"])
     assert sorted(two.init().params) == ["0.bias", "0.weight", "4.bias"]
     assert torch.equal(two.init().params["0.weight"][1], network.get_parameter("0.weight"))
-    with pytest.raises(ValueError, match=r'"last", "all" or patterns of parameter names, got \'h'):
+    with pytest.raises(ValueError, match=r'"adapters" or patterns of parameter names, got \'h'):
         Langevin.from_trained(network, likelihoods.Categorical(), parameters="head.*")
 
 
@@ -121,3 +121,48 @@ def test_batch_norm_has_the_statistics_of_training(caplog: pytest.LogCaptureFixt
         ]
     )
     torch.testing.assert_close(state.metric["second"]["1.weight"][0], samples.square().mean(0))
+
+
+def test_a_prior_around_the_trained_weights(network: nn.Module) -> None:
+    sampler = Langevin.from_trained(
+        network, likelihoods.Categorical(), parameters="all", prior="anchored", chains=2
+    )
+    for name, p in network.named_parameters():
+        own = sampler.problem.prior[name]
+        assert torch.equal(own.mean[0], p)
+        size = float(p.detach().double().square().mean())
+        assert own.variance == pytest.approx(size, rel=1e-4)
+    assert sampler.describe()["init"] == "model"
+    with pytest.raises(ValueError, match="anchored"):
+        Langevin.from_trained(network, likelihoods.Categorical(), prior="around")
+
+
+class Adapted(nn.Module):
+    """A linear layer with weights named as those of the peft package."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.base_layer = layer
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, layer.out_features, bias=False)})
+        nn.init.zeros_(self.lora_B["default"].weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+def test_adapters_by_name() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(Adapted(nn.Linear(2, 6)), nn.Tanh(), Adapted(nn.Linear(6, 2)))
+    sampler = Langevin.from_trained(
+        net, likelihoods.Categorical(), parameters="adapters", prior="anchored", chains=2,
+        step_size=1e-2,
+    )  # fmt: skip
+    names = [f"{k}.lora_{ab}.default.weight" for k in (0, 2) for ab in "AB"]
+    assert list(sampler.init().params) == names
+    found = sampler.sample(rows(100, 0), 5, progress=False)
+    moved = found.network(0, -1)
+    assert torch.equal(moved[0].base_layer.weight, net[0].base_layer.weight)
+    assert bool(moved[0].lora_B["default"].weight.any())
+    with pytest.raises(ValueError, match="peft"):
+        trained.chosen(nn.Linear(2, 2), "adapters")

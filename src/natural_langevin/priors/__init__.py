@@ -6,7 +6,7 @@ bounded or ordered; ``resolve`` says which parameter has which prior.
 Imports nothing but tools; statistics and up import it.
 """
 
-from natural_langevin.priors.around import around
+from natural_langevin.priors.around import around, mean_squares
 from natural_langevin.priors.base import Prior
 from natural_langevin.priors.constrained import (
     Beta,
@@ -53,6 +53,7 @@ __all__ = [
     "blur_pixels",
     "chainwise",
     "horseshoe",
+    "mean_squares",
     "of_chains",
     "resolve",
     "smooth_pixels",

@@ -10,6 +10,9 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from natural_langevin._internal.given_weights import weights_of
+from natural_langevin.priors import Prior, around, mean_squares
+
 log = logging.getLogger("natural_langevin")
 
 
@@ -21,12 +24,16 @@ def last_layer(model: nn.Module) -> str:
     return names[-1]
 
 
+#: Names of the weights that the peft package adds to a network, and of the layers it trains beside.
+ADAPTERS = ("*lora_*", "*ia3_*", "*adapter_*", "*prompt_embeddings*", "*modules_to_save.*")
+
+
 def chosen(model: nn.Module, parameters: str | Iterable[str]) -> nn.Module:
-    """A copy in which those parameters alone are trainable: "last", "all", or name patterns."""
+    """A copy in which those parameters alone are trainable: "last", "all", "adapters", or name
+    patterns."""
+    kinds = '"last", "all", "adapters" or patterns of parameter names'
     if not isinstance(parameters, Iterable):
-        raise TypeError(
-            f'parameters must be "last", "all" or patterns of parameter names, got {parameters!r}'
-        )
+        raise TypeError(f"parameters must be {kinds}, got {parameters!r}")
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)
     if patterns == ["last"]:
         name = last_layer(model)
@@ -35,12 +42,18 @@ def chosen(model: nn.Module, parameters: str | Iterable[str]) -> nn.Module:
         patterns = ["*"]
     model = copy.deepcopy(model)
     names = [name for name, _ in model.named_parameters()]
+    if patterns == ["adapters"]:
+        patterns = [p for p in ADAPTERS if any(fnmatchcase(name, p) for name in names)]
+        if not patterns:
+            raise ValueError(
+                f'parameters="adapters": no name is one of an adapter of the peft package, '
+                f"{', '.join(ADAPTERS)}; the names are {names[:8]}"
+            )
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             layer = any(name.startswith(f"{pattern}.") for name in names)
             raise ValueError(
-                f'parameters must be "last", "all" or patterns of parameter names, got '
-                f"{pattern!r}, which matches none of {names}"
+                f"parameters must be {kinds}, got {pattern!r}, which matches none of {names}"
                 + (f": {pattern + '.*'!r} is all of that layer" if layer else "")
             )
     for name, p in model.named_parameters():
@@ -85,3 +98,9 @@ def prior_scale(model: nn.Module) -> float | None:
         "were trained on cannot choose it. Give held_out=(x, y), rows they have not seen"
     )
     return found
+
+
+def anchored(model: nn.Module) -> dict[str, Prior]:
+    """N(w*, s^2) around every weight that is sampled, s^2 the mean square of its tensor's."""
+    sizes = mean_squares(weights_of(model))
+    return around(model, variance={k: float(s[0]) for k, s in sizes.items()})

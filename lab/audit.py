@@ -1,0 +1,311 @@
+"""The audit: defaults held against references, NUTS, simulated truth, exact laws and provocations.
+
+    python -m lab.audit [--parts errors laws ...] [--seeds 2] [--sets 20] [--out results/audit.json]
+
+One table: a row is a case, its figures, the goal, whether it is met, and what the run says itself
+(``said``). A row that is missed and silent is the worst there is. Rows that the file holds already
+are not run again, so that it can be made in pieces.
+
+* errors: the standard deviation over seeds, divided by the Monte-Carlo error that a run reports, in
+  the median over predictions and of the NLL; a linear model whose chains mix, a network whose
+  chains do not
+* laws: the posterior of a linear model, which is known; the same in other units
+* references: Stan's reference posteriors (see ``lab.posteriordb``), four chains
+* nuts: small networks against stored NUTS runs (see ``lab.defaults.against_nuts``)
+* coverage: data sets drawn from the prior; how often 95 % intervals of the function hold it, inside
+  of the data and outside
+* provocations: runs that are wrong by construction, which must say so
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.command import CommandError, at_least, guarded, say, show
+from lab.defaults import against_nuts, nuts_files
+from lab.defaults.small import PROBLEMS
+from lab.results_file import open_results, write_results
+from natural_langevin import Langevin, Posterior, likelihoods, models, priors
+from natural_langevin.experiments.origin import origin
+
+Row = dict[str, Any]  # figures, goal, met, said
+Case = tuple[str, Callable[[], Row]]
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def wave(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A wave on [-1, 1] with noise of .2, (rows, 1) each."""
+    g = torch.Generator().manual_seed(seed)
+    x = 2 * torch.rand(rows, 1, generator=g) - 1
+    return x, torch.sin(4 * x) + 0.2 * torch.randn(x.shape, generator=g)
+
+
+def _network() -> nn.Module:
+    return models.mlp(1, 1, (16,), activation=nn.Tanh)
+
+
+def _sample(
+    network: nn.Module, data: tuple[Tensor, Tensor], *, seed: int = 0, steps: int | None = None,
+    likelihood: likelihoods.Likelihood | None = None, **options: Any,
+) -> Posterior:  # fmt: skip
+    noise = likelihoods.Gaussian(0.2) if likelihood is None else likelihood
+    sampler = Langevin(network, noise, seed=seed, **options)
+    return sampler.sample(data, steps=steps, progress=False)
+
+
+def spread_over_error(network: Callable[[], nn.Module], steps: int, seeds: int) -> Row:
+    """Of ``seeds`` runs: sd over them / root mean square of what they report."""
+    x, test = wave(60), wave(200, seed=1)
+    means, errors, nll, nll_error, rhats = [], [], [], [], []
+    for seed in range(seeds):
+        found = _sample(network(), x, seed=seed, steps=steps, prior=priors.Gaussian(1.0))
+        said, scores = found.predict(test[0], sharpness=1.0), found.evaluate(*test, sharpness=1.0)
+        means.append(said.mean.double().flatten())
+        assert said.error is not None
+        errors.append(said.error.double().flatten())
+        nll.append(scores.nll)
+        nll_error.append(scores.nll_error)
+        rhat = found.diagnose(test[0][:40], beyond=False).rhat
+        rhats.append(float(rhat.max()) if rhat is not None else math.nan)
+    ratio = torch.stack(means).std(0) / torch.stack(errors).square().mean(0).sqrt()
+    of_nll = torch.tensor(nll).std() / torch.tensor(nll_error).square().mean().sqrt()
+    middle = float(ratio.median())
+    return {
+        "figures": {
+            "median": round(middle, 3), "quantile_90": round(float(ratio.quantile(0.9)), 3),
+            "nll": round(float(of_nll), 3), "seeds": seeds, "steps": steps,
+            "rhat": [round(r, 3) for r in rhats],
+        },
+        "goal": "median .8 to 1.2", "met": 0.8 <= middle <= 1.2,
+    }  # fmt: skip
+
+
+def errors(seeds: int, sets: int) -> Iterator[Case]:
+    """Mixed and unmixed runs; as many seeds as ``sets``, since a spread needs them."""
+    yield "linear model, mixed", lambda: spread_over_error(lambda: nn.Linear(1, 1), 3000, sets)
+    yield "1-16-1, mixed badly", lambda: spread_over_error(_network, 2500, sets)
+
+
+def exact_law(scale: float, seed: int) -> Row:
+    """A linear model under N(0, 1) with known noise: mean and sd against the exact posterior."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 3, generator=g)
+    y = x @ torch.tensor([[1.0], [-0.5], [0.2]]) + 0.3 * torch.randn(80, 1, generator=g)
+    noise, width = 0.3 * scale, scale
+    found = _sample(
+        nn.Linear(3, 1, bias=False), (x, scale * y), seed=seed,
+        likelihood=likelihoods.Gaussian(noise), prior=priors.Gaussian(width**2),
+    )  # fmt: skip
+    precision = x.double().T @ x.double() / noise**2 + torch.eye(3).double() / width**2
+    covariance = torch.linalg.inv(precision)
+    mean = covariance @ x.double().T @ (scale * y).double().flatten() / noise**2
+    draws = found.samples["weight"].double().flatten(0, 1).flatten(1)
+    sd = covariance.diagonal().sqrt()
+    off, ratio = (draws.mean(0) - mean) / sd, draws.std(0) / sd
+    looked = found.diagnose(x[:20], parameters=["weight"])
+    ess = float(looked.parameters["weight"].ess.min())
+    figures = {"mean": round(float(off.abs().max()), 3),
+               "sd": round(float((ratio - 1).abs().max()), 3), "ess": round(ess)}  # fmt: skip
+    met = figures["mean"] < 0.1 and figures["sd"] < 0.05 + 3 * (2 * ess) ** -0.5
+    goal = "mean .1 sd, sd 5 % beyond 3 errors"
+    return {"figures": figures, "goal": goal, "met": met, "said": looked.verdicts}
+
+
+def laws(seeds: int, sets: int) -> Iterator[Case]:
+    """The same law in units of 1 and of 1,000."""
+    for seed in range(seeds):
+        yield f"linear model, seed {seed}", functools.partial(exact_law, 1.0, seed)
+    yield "linear model, units of 1,000", functools.partial(exact_law, 1000.0, 0)
+
+
+def references(seeds: int, sets: int) -> Iterator[Case]:
+    """Every reference posterior, all data and a quarter in a batch."""
+    from lab import posteriordb  # with the models of the tests
+
+    def one(name: str, batch: str) -> Row:
+        found = posteriordb.cell(name, "default", batch, 4, None)
+        figures = {k: round(found[k], 3) for k in ("mean", "mean_error", "sd", "sd_error")}
+        return {"figures": figures | {"steps": found["steps"]}, "met": found["passed"],
+                "goal": "mean .1 sd, sd 5 %, beyond 3 errors",
+                "said": found["verdicts"]}  # fmt: skip
+
+    for name in posteriordb.MODELS:
+        for batch in posteriordb.BATCHES:
+            yield f"{name}, {batch}", functools.partial(one, name, batch)
+
+
+def nuts(seeds: int, sets: int) -> Iterator[Case]:
+    """Problems whose NUTS run is stored."""
+    folder = ROOT / "results" / "nuts"
+
+    def one(number: int, seed: int) -> Row:
+        found = against_nuts.compare(PROBLEMS[number](), seed, folder)
+        figures = {k: round(found[k], 3) for k in ("distance_in_sd", "sd_ratio", "nll_difference")}
+        met = figures["distance_in_sd"] < 0.15 and abs(figures["sd_ratio"] - 1) < 0.1
+        return {"figures": figures, "goal": "means .15 sd, sds 10 %", "met": met}
+
+    for number, problem in enumerate(PROBLEMS):
+        if nuts_files.stored_scale(problem(), folder) is not None:
+            for seed in range(seeds):
+                yield f"{problem().name}, seed {seed}", functools.partial(one, number, seed)
+
+
+PLACES = {"inside": [-0.8, -0.4, 0.0, 0.4, 0.8], "outside": [-2.0, 2.0]}
+
+
+def coverage(seeds: int, sets: int) -> Iterator[Case]:
+    """1-8-1 networks drawn from their prior N(0, 1), 30 rows in [-1, 1], noise .1."""
+
+    def held() -> Row:
+        x = torch.tensor([v for values in PLACES.values() for v in values])[:, None]
+        hits: list[Tensor] = []
+        for number in range(sets):
+            g = torch.Generator().manual_seed(number)
+            truth = models.mlp(1, 1, (8,), activation=nn.Tanh)
+            with torch.no_grad():
+                for p in truth.parameters():
+                    p.copy_(torch.randn(p.shape, generator=g))
+                rows = 2 * torch.rand(30, 1, generator=g) - 1
+                y = truth(rows) + 0.1 * torch.randn(30, 1, generator=g)
+                there = truth(x).flatten()
+            found = _sample(
+                models.mlp(1, 1, (8,), activation=nn.Tanh), (rows, y), seed=number,
+                likelihood=likelihoods.Gaussian(0.1), prior=priors.Gaussian(1.0),
+            )  # fmt: skip
+            samples = found.predict(x, sharpness=1.0).samples
+            assert samples is not None
+            ends = samples.flatten(1).quantile(torch.tensor([0.025, 0.975]), 0)
+            hits.append((ends[0] < there) & (there < ends[1]))
+        share = torch.stack(hits).double().mean(0).split([len(v) for v in PLACES.values()])
+        figures: dict[str, Any] = {
+            k: round(float(v.mean()), 3) for k, v in zip(PLACES, share, strict=True)
+        }
+        error = math.sqrt(0.95 * 0.05 / sets)
+        met = all(abs(v - 0.95) < 0.02 + 2 * error for v in figures.values())
+        return {"figures": figures | {"sets": sets}, "goal": ".93 to .97, beyond 2 errors",
+                "met": met}  # fmt: skip
+
+    yield "1-8-1, 30 rows, 95 %", held
+
+
+class Funnel(nn.Module):
+    """Neal's: v ~ N(0, 9), x_k ~ N(0, e^v); the data say nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.x = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = self.x.square().sum() * torch.exp(-self.v) / 2 + 2.5 * self.v
+        return (energy + self.v.square() / 18).expand(len(x))
+
+
+def _funnel() -> Row:
+    began = time.perf_counter()
+    found = _sample(
+        Funnel(), (torch.zeros(1, 1), torch.zeros(1)), steps=4000, prior=priors.Flat(),
+        likelihood=likelihoods.LogLoss(lambda outputs, y: outputs),
+    )  # fmt: skip
+    v = found.samples["v"][found.healthy].double()
+    said = found.diagnose(torch.zeros(1, 1), parameters=["v"]).verdicts
+    figures = {"sd": round(float(v.std()) if v.numel() else math.nan, 2),
+               "seconds": round(time.perf_counter() - began, 1)}  # fmt: skip
+    right = abs(figures["sd"] / 3 - 1) < 0.1
+    return {"figures": figures, "goal": "sd of v 3, or said", "met": right or bool(said),
+            "said": said}  # fmt: skip
+
+
+def _two_modes() -> Row:
+    """Chains begin at variances e^-6 and e^2 and are far too short to meet."""
+    x, y = wave(40)
+    starts = [{"weight": torch.zeros(2, 1), "bias": torch.tensor([0.0, s])}
+              for s in (-6.0, 2.0, -6.0, 2.0)]  # fmt: skip
+    found = _sample(
+        nn.Linear(1, 2), (x, y), steps=100, init=starts, step_size=1e-5, chains=4,
+        likelihood=likelihoods.HeteroscedasticGaussian(), prior=priors.Gaussian(10.0),
+    )  # fmt: skip
+    said = found.diagnose(x[:10]).verdicts
+    return {"figures": {"verdicts": len(said)}, "goal": "output 1 is named",
+            "met": any("output 1" in v for v in said), "said": said}  # fmt: skip
+
+
+def _time_limit() -> Row:
+    began = time.perf_counter()
+    x, y = wave(200)
+    found = Langevin(_network(), likelihoods.Gaussian("rmse")).sample(
+        (x, y), seconds=5, progress=False
+    )
+    taken = time.perf_counter() - began
+    before = time.perf_counter()
+    found.diagnose(x[:40])
+    figures = {"seconds": round(taken, 2), "diagnosis": round(time.perf_counter() - before, 2)}
+    return {"figures": figures, "goal": "5.5 s of 5", "met": taken < 5.5}
+
+
+def provocations(seeds: int, sets: int) -> Iterator[Case]:
+    """What must not be silent, and what must end."""
+    yield "Neal's funnel", _funnel
+    yield "a variance in two modes", _two_modes
+    yield "seconds=5", _time_limit
+
+
+PARTS = {
+    "errors": errors, "laws": laws, "references": references, "nuts": nuts, "coverage": coverage,
+    "provocations": provocations,
+}  # fmt: skip
+
+
+def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The table's rows: part, case, figures, goal, met, what is said."""
+    found = []
+    for name, row in results["rows"].items():
+        part, case = name.split(": ", 1)
+        figures = ", ".join(f"{k} {v}" for k, v in row["figures"].items() if k != "rhat")
+        said = " ".join(row.get("said") or [])
+        silent = "" if row["met"] or said else "silent"
+        found.append((part, case, figures, row["goal"], "yes" if row["met"] else "**no**",
+                      f"{said[:90]}…" if len(said) > 90 else said or silent))  # fmt: skip
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m lab.audit", description=__doc__)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--seeds", type=at_least(1), default=2)
+    parser.add_argument("--sets", type=at_least(2), default=20, help="data sets, seeds of errors")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "audit.json")
+    options = parser.parse_args(arguments)
+    logging.getLogger("natural_langevin").setLevel(logging.ERROR)
+    settings = {"seeds": options.seeds, "sets": options.sets}
+    results = open_results(options.out, settings, {}, CommandError)
+    for part in options.parts:
+        for case, run in PARTS[part](options.seeds, options.sets):
+            name = f"{part}: {case}"
+            if name in results["rows"]:
+                continue
+            say(name)
+            began = time.perf_counter()
+            try:
+                row = run()
+            except (ValueError, RuntimeError, ArithmeticError) as error:  # a row like others
+                row = {"figures": {}, "goal": "a run", "met": False, "said": [str(error)]}
+            row["taken"] = round(time.perf_counter() - began, 1)
+            results["rows"][name] = row | {"origin": origin("cpu")}
+            write_results(options.out, results)
+    columns = ("part", "case", "figures", "goal", "met", "said")
+    show(columns, rows(results))
+
+
+if __name__ == "__main__":
+    guarded(main)

@@ -13,13 +13,13 @@ from natural_langevin.run import descent
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
     """Every part is there, and short: the way down, the trial of priors, the pilot, the run."""
-    patch.setattr(cost, "USUAL", cost.USUAL._replace(work=0.03 * cost.USUAL.work, fewest=120))
+    short = {"work": 0.03 * cost.USUAL.work, "trial": 0.03 * cost.USUAL.trial, "fewest": 120}
+    patch.setattr(cost, "USUAL", cost.USUAL._replace(**short))
     patch.setattr(recipe, "FEWEST_STEPS", 120)
     patch.setattr(recipe, "FIRST_STEPS", 120)
     patch.setattr(recipe, "MOST_STEPS", 600)
-    patch.setattr(recipe, "DRAWS", 24)
+    patch.setattr(cost, "MOST_DRAWS", 24)
     patch.setattr(recipe, "PILOT_STEPS", (1, 20))
-    patch.setattr(prior_scale, "MOST_WORK", 0.03 * prior_scale.MOST_WORK)
     patch.setattr(prior_scale, "NATIVE", Trial(40, 2, 5, rounds=2))
     patch.setattr(prior_scale, "EAGER", Trial(24, 1, 6))
     patch.setattr(descent, "ROUNDS", (40, 80))

@@ -28,14 +28,14 @@ def rows(path: Path, part: str) -> dict[str, Any]:
     return found
 
 
-def keep(path: Path, part: str, name: str, row: Any) -> None:
+def keep(path: Path, part: str, name: str, row: Any, *, device: str = "cpu") -> None:
     """Adds a row, or replaces it, and notes where the part comes from."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FolderLock(path.parent, "keeping a row", wait=PATIENCE):
         everything = _read(path)
         own = everything.setdefault(part, {"problems": {}})
         own["problems"][name] = row
-        own |= origin("cpu")
+        own |= origin(device)
         write(path, json.dumps(everything, indent=1).encode())
 
 

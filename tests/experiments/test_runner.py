@@ -21,6 +21,7 @@ from natural_langevin.experiments.table1.protocol import BY_NAME, METHODS, PRESE
 from natural_langevin.experiments.table1.stages import Bench
 from natural_langevin.experiments.table1.training import DivergedError
 from natural_langevin.report import load_results, render
+from short_recipe import shorten
 
 TOY = replace(
     PRESETS["quick"],
@@ -35,6 +36,8 @@ TOY = replace(
     train_scored=200,
     mc_dropout=2,
     pooled=2,
+    default_seeds=2,
+    default_steps=40,
     schedules=("halving", "k^(-1/3)"),
 )
 
@@ -42,10 +45,14 @@ SCRIPT = """
 import json, os, sys
 from dataclasses import replace
 from pathlib import Path
+import pytest
 import torch
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1 import protocol
 from natural_langevin.run import loop
+sys.path.insert(0, TESTS)
+from short_recipe import shorten
+shorten(pytest.MonkeyPatch())
 torch.set_num_threads(1)
 loop.SAVE_SECONDS = 0.0
 os.fsync = lambda descriptor: None  # as in tests/conftest.py
@@ -80,6 +87,7 @@ def finished(tmp_path_factory):
     """One undisturbed run that several tests look at."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PRESETS, "quick", TOY)
+        shorten(patch)
         out = tmp_path_factory.mktemp("toy") / "run"
         run(request(out))
         return out, results.assemble(out, seconds=1.0)
@@ -99,6 +107,7 @@ def test_every_row_of_the_table_is_there(finished):
     expected = {(m.name, e) for m in METHODS for e in ("ensemble", "mean")}
     expected |= {("qdop", "pooled"), ("sgd", "point"), ("dropout", "point")}
     expected |= {("deep-ensemble", "pooled"), ("mc-dropout", "ensemble")}
+    expected |= {("defaults", "ensemble")}
     assert rows == expected
     assert len(table["rows"]) == len(expected)
 
@@ -150,7 +159,7 @@ def forking(out: Path):
     """A function that starts the run in a process of its own: its id, and how to await its end."""
     (commands, asking), (hearing, answers) = os.pipe(), os.pipe()
     script = out.with_name("script.py")
-    script.write_text(SCRIPT)
+    script.write_text(SCRIPT.replace("TESTS", repr(str(Path(__file__).parents[1]))))
     server = warm.start(
         [script, out, json.dumps(TOY.describe())], stdin=commands, stdout=answers, stderr=2
     )

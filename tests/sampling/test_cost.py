@@ -73,6 +73,20 @@ def test_a_small_matrix_at_many_positions_counts_as_a_larger_one() -> None:
     )
 
 
+def test_large_networks_have_small_minibatches_more_epochs_and_fewer_draws() -> None:
+    small, large = cost.Costs(700, cost.USUAL), cost.Costs(90_000, cost.USUAL)
+    steps = recipe.MOST_EAGER_STEPS
+    assert recipe.batch_size(20_000, small.rows_of_step(steps, 4)) == 500
+    assert recipe.batch_size(20_000, large.rows_of_step(steps, 4)) == 100
+    assert small.fewest_steps(20_000, 500, 4) == cost.USUAL.fewest
+    assert large.fewest_steps(60_000, 100, 4) == 6_000  # ten epochs
+    huge = cost.Costs(9e6, cost.USUAL)
+    assert huge.fewest_steps(60_000, 100, 4) == cost.USUAL.fewest  # which are dear enough
+    assert (small.draws(4), large.draws(4), huge.draws(4)) == (200, 20, 20)
+    # A trial may cost more where the fewest steps of a run do.
+    assert small.of_trial(500, 4) == cost.USUAL.trial < large.of_trial(100, 4)
+
+
 def test_a_dear_run_is_shorter_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     choice = recipe.Choice(1e-3, 100.0, 0.0, "", "eager")
     options = {"steps": None, "burn_in": None, "thin": None}
@@ -112,4 +126,4 @@ def test_a_pilot_ends_early_where_its_steps_are_dear(
     assert seen == [1, 50]
     assert posterior.config["recipe"]["prior_scale"] is None
     assert posterior.config["steps"] == 30
-    assert posterior.config["batch_size"] == cost.BATCH
+    assert posterior.config["batch_size"] == 100

@@ -27,7 +27,13 @@ from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.plan import OpenEnd, Plan
 from natural_langevin.problem import starts
-from natural_langevin.recipe import cost, prior_scale, run_length, trial_predictions
+from natural_langevin.recipe import (
+    cost,
+    prior_scale,
+    run_length,
+    step_size_rule,
+    trial_predictions,
+)
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.curvature import steepest
 from natural_langevin.run import descent, ending, run
@@ -359,13 +365,47 @@ def test_scales_that_are_clearly_behind_are_not_tried_on() -> None:
 
 def test_a_dear_trial_has_fewer_chains_or_is_left_out() -> None:
     trial = prior_scale.Trial(steps=100, chains=4, draws=10)
-    free = prior_scale.MOST_WORK / 400
-    assert trial.affordable(free) == trial
-    assert trial.affordable(2 * free) == trial._replace(steps=50)
-    assert trial.affordable(4 * free) == trial._replace(steps=50, chains=2)
-    assert trial.affordable(9 * free) is None
+    assert trial.affordable(1.0, 400) == trial
+    assert trial.affordable(2.0, 400) == trial._replace(steps=50)
+    assert trial.affordable(4.0, 400) == trial._replace(steps=50, chains=2)
+    assert trial.affordable(9.0, 400) is None
     twice = trial._replace(rounds=2)
-    assert twice.affordable(free) == trial
+    assert twice.affordable(1.0, 400) == trial
+
+
+def test_of_many_rows_few_are_held_out_and_all_others_learned_from() -> None:
+    few, many = prior_scale.folds(301, 0), prior_scale.folds(10_000, 0)
+    assert (few.outside.shape[1], few.inside.shape[1]) == (100, 200)  # a third, of all but one
+    assert many.outside.shape[1] == prior_scale.MOST_HELD_OUT
+    assert many.inside.shape[1] == 9_999 - prior_scale.MOST_HELD_OUT
+    for inside, outside in zip(many.inside, many.outside, strict=True):
+        assert not set(inside.tolist()) & set(outside.tolist())
+
+
+def test_the_recipes_metric_counts_its_own_batch_while_it_is_averaged() -> None:
+    """In burn-in a batch unlike all before it makes no longer step than it bears by itself."""
+    recipes = recipe.averaged(preconditioners.QuasiDiagonalFisher())
+    assert recipes.fresh
+    assert recipes.adapt == "burn-in"
+    assert not recipe.averaged(preconditioners.QuasiDiagonalFisher(adapt="always")).fresh
+    given = preconditioners.DiagonalFisher(decay=0.1)  # a user's own rate: all is theirs
+    assert recipe.averaged(given) is given
+
+
+def test_heat_is_that_of_the_weights_that_data_inform() -> None:
+    """Nine hundred weights of rare inputs do not cool the hundred that matter."""
+    sampler = Langevin(nn.Linear(1000, 1, bias=False), likelihoods.Gaussian(1.0), chains=1,
+                       num_data=1000)  # fmt: skip
+    engine, state = sampler.prepare(
+        (torch.randn(1000, 1000), torch.randn(1000, 1)), steps=1, batch_size=100, step_size=0.0
+    )
+    moves = engine.dynamics
+    damping = moves.damping({"weight": torch.ones(1, 1, 1000)}, 1000)["weight"]
+    informed = torch.zeros(1, 1, 1000)
+    informed[..., :100] = 99 * float(torch.as_tensor(damping).flatten()[0])  # J / (J + eps) = .99
+    state = state._replace(metric={"second": {"weight": informed}})
+    found = float(step_size_rule._heat(moves, state, 1000, 100))
+    assert found == pytest.approx(1000 * 0.99 / (2 * 100 * recipe.FRICTION) * 0.9, rel=1e-4)
 
 
 def test_the_way_down_ends_before_a_network_learns_its_noise() -> None:

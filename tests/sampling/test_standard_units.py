@@ -376,6 +376,25 @@ def test_a_rare_one_among_zeros_stays_a_one() -> None:
     assert units.x.scale[1] > 50
 
 
+def test_no_column_is_blown_up_by_what_is_rare_in_it() -> None:
+    """A pixel that is almost never on stays as it is; one cell far out does not shrink, nor make a
+    large number of, what a large column else says."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2000, 3, generator=generator)
+    x[:, 1] = 0.0
+    x[7, 1] = 0.004  # once in 2,000 rows
+    x[:, 2] = 1000 * torch.randn(2000, generator=generator)
+    x[5, 2] = 1e7
+    problem = Langevin(network(), LEARNED).problem.on((x, x[:, :1]))
+    units = standard_units.find(problem)
+    assert units is not None
+    assert units.x is not None
+    assert units.x.scale[:2] == (1.0, 1.0)
+    assert units.x.location[:2] == (0.0, 0.0)
+    standard = units.data(x, x[:, :1])[0]
+    assert float(standard.abs().max()) <= standard_units.RARE + 1e-3
+
+
 def test_the_temperature_is_asked_of_a_dataset_too_and_a_refused_call_changes_nothing() -> None:
     x, y = rows()
     sampler, posterior = sampled(100 * x, y, LEARNED, network())

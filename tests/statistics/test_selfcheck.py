@@ -11,7 +11,17 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners
 from natural_langevin.problem import data_checks
-from natural_langevin.statistics import RULES, Call, Rule, SampleGradient, Sum, own_units
+from natural_langevin.statistics import (
+    RULES,
+    Call,
+    Gradients,
+    Network,
+    Rule,
+    SampleGradient,
+    Sum,
+    own_units,
+    selfcheck,
+)
 from oracle import build, cross_entropy, per_sample_loop
 from zoo import Folded, Scale
 
@@ -201,3 +211,20 @@ def test_the_users_model_is_never_touched() -> None:
     ]
     assert all(m.training for m in model.modules())
     assert not any(torch.equal(posterior.samples[k][0, -1], before[k]) for k in posterior.samples)
+
+
+def test_the_samples_that_are_fitted_worst_are_looked_at() -> None:
+    """Of a class that is sure to rounding, the gradient p - 1 is nothing but rounding."""
+    model = nn.Linear(2, 3)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[40.0, 0.0], [0.0, 40.0], [0.0, 0.0]]))
+        model.bias.zero_()
+    x, y = torch.eye(2).repeat(10, 1), torch.arange(20) % 2
+    doubtful = [3, 11, 18]
+    x[doubtful] *= 0.01
+    network = Network(model)
+    gradients = Gradients(network, likelihoods.Categorical(), requests=frozenset({"second"}))
+    params = {name: p.detach()[None] for name, p in network.trainable().items()}
+    rows, labels = selfcheck._worst(gradients, params, {}, x, y)
+    assert torch.equal(rows, x[doubtful])
+    assert torch.equal(labels, y[doubtful])

@@ -39,7 +39,7 @@ from natural_langevin.distributed.rank_zero import (
     split_work,
 )
 from natural_langevin.experiments.origin import origin
-from natural_langevin.experiments.table1 import baseline_stages, stages
+from natural_langevin.experiments.table1 import baseline_stages, defaults_stage, stages
 from natural_langevin.experiments.table1.protocol import BY_NAME, METHODS, PRESETS, Preset, fit_to
 from natural_langevin.experiments.table1.stages import Bench
 
@@ -76,6 +76,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     **{f"{b}-select": () for b in BASELINES},
     **{f"{m.name}-select": () for m in METHODS if m.like is None},
     **{f"{b}-final": (f"{b}-select",) for b in BASELINES},
+    f"{defaults_stage.NAME}-final": (),
     **{f"{m.name}-final": (f"{m.like or m.name}-select",) for m in METHODS},
 }
 
@@ -204,6 +205,9 @@ def _compile(request: Request, preset: Preset) -> bool | str:
 def run_stage(bench: Bench, name: str) -> None:
     """Runs one stage to its end and writes its result; its checkpoint is then of no more use."""
     method, part = name.rsplit("-", 1)
+    if method == defaults_stage.NAME:
+        write_json(bench.folder / f"{name}.json", with_checksum(defaults_stage.final(bench)))
+        return
     module: Any = baseline_stages if method in BASELINES else stages
     subject = method if method in BASELINES else BY_NAME[method]
     if part == "select":

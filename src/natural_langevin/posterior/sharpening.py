@@ -50,8 +50,8 @@ _RIDGE = 1e-14
 _LEAST = 1e-200
 #: Of the mean, far below ``TOLERANCE``.
 _FAR = 1e-40
-#: Probabilities in float64 at once.
-_VALUES = 1 << 21
+#: Probabilities in float64 at once, of which a GPU wants many.
+_VALUES, _GPU_VALUES = 1 << 21, 1 << 26
 
 
 def check_sharpness(value: Any) -> float:
@@ -99,7 +99,8 @@ def sharpened(
     """What M networks say together with log-probabilities (M, B, ..., K), after the shift that
     sharpens their mean. ``served``: in a fixed number of operations, for an exported file."""
     flat = log_p.flatten(1, -2).permute(1, 2, 0)  # (n, K, M): long rows are quick to multiply
-    size = max(1, _VALUES // math.prod(flat.shape[1:]))
+    values = _VALUES if log_p.device.type == "cpu" else _GPU_VALUES
+    size = max(1, values // math.prod(flat.shape[1:]))
     parts = [flat] if served else flat.split(size)
     found = [_shifted(part.contiguous().double().exp(), sharpness, served=served) for part in parts]
     p = torch.cat(found).permute(2, 0, 1).reshape(log_p.shape).to(log_p.dtype)

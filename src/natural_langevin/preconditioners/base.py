@@ -189,11 +189,14 @@ class AveragedPreconditioner(Preconditioner):
             raise ValueError(f"every must be a whole number of steps from 1 on, got {self.every!r}")
 
     def with_rate(self, rate: Rate) -> Self:
-        """The same metric, averaged at this rate where the user left it open."""
+        """The same metric, averaged at this rate where the user left it open. Until it stands still
+        it counts the batch that it is applied to: no step is then longer than that batch bears,
+        however far it is from those before, and what that biases is burn-in."""
         if not self.rate_is_open:
             return self
         other = copy.copy(self)
         other.decay = other.ema_rate = rate
+        other.fresh = self.fresh or self.adapt == "burn-in"
         return other
 
     def __repr__(self) -> str:

@@ -37,6 +37,9 @@ MOST_NUMBERS, FEWEST_ROWS = 2_000_000, 1_000
 FEW, ADDED, APART = 16, (0.0, 0.1, 1.0), 1e-2
 #: A column varies if it does by this part of its size: less is rounding.
 VARIES = 1e-6
+#: A column is rare where its farthest cell is more than so many standard deviations from its mean:
+#: in units of that deviation, the cell would be a number that blows up whatever sees it.
+RARE = 10.0
 #: A network has learned from targets as they are if it leaves at most this part of their variance:
 #: random ones, whose outputs follow a large column, leave as little as nine tenths by chance.
 LEFT = 0.5
@@ -124,8 +127,9 @@ def _of_inputs(model: nn.Module, x: Tensor) -> Iterator[Columns]:
     size = rows.square().mean(0).sqrt() if flat else rows.square().mean().sqrt().reshape(1)
     location, scale = _mean_and_size(rows) if flat else (torch.zeros_like(size), size)
     reach = (rows - location).abs().amax(0) if flat else size
-    small = (reach < SMALL) & (reach > VARIES * size)
+    small = (reach < SMALL) & (reach > VARIES * size) & (reach <= RARE * scale)
     unusual = (size > LARGE) | small
+    scale = torch.maximum(scale, reach / RARE)
     if not bool(unusual.any()):
         return
     # A column of usual size stays as it is: a rare 1 among zeros would become a large number.

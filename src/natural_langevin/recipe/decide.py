@@ -29,7 +29,6 @@ from natural_langevin.problem.validation import whole_number
 from natural_langevin.recipe import (
     cost,
     pace,
-    prior_scale,
     prior_trial,
     run_length,
     step_size_rule,
@@ -241,7 +240,7 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         start=begin,
         descent=downhill,
         prior_scale=scale,
-        draws=recipe.DRAWS,
+        draws=costs.draws(problem.chains.count),
         step_size=choice.step_size if given.auto else None,
         friction=choice.friction,
         until=asked.until,
@@ -271,12 +270,11 @@ def _with_step_size(choice: recipe.Choice, given: Given) -> recipe.Choice:
 
 
 def _batch_size(motion: Motion, rows: int, costs: cost.Costs) -> int:
-    """Rows of a minibatch, fewer where a run of them would cost too much."""
-    data = motion.problem.data
-    usual = recipe.batch_size(data.rows.shape[1] if isinstance(data, Subsets) else rows)
-    whole = motion.problem.chains.count * usual * costs.per_sample * recipe.MOST_EAGER_STEPS
-    costly = costs.budget.spares and whole > costs.budget.work
-    return min(usual, cost.BATCH) if costly else usual
+    """Rows of a minibatch, fewer where a run of them would cost too much: at the same heat, chains
+    come as far per row with small minibatches as with large ones."""
+    data, chains = motion.problem.data, motion.problem.chains.count
+    num_data = data.rows.shape[1] if isinstance(data, Subsets) else rows
+    return recipe.batch_size(num_data, costs.rows_of_step(recipe.MOST_EAGER_STEPS, chains))
 
 
 def _chosen(
@@ -293,14 +291,12 @@ def _chosen(
     if given.scale_open:
         prior = recipe.prior(scale.value if scale else 1.0)
         motion = motion.on(motion.problem.with_prior(prior))
-    if choice is None or len(rows[0]) > prior_scale.MOST_ROWS:
+    if choice is None:
         pilot = step_size_rule.choose(
             motion, rows, num_data, search.batch_size, search.costs, downhill=search.downhill,
             shuffled=not isinstance(data, DataLoader | SharedBatches), limit=search.limit,
         )  # fmt: skip
-        found = recipe.Choice.most_careful(pilot)
-        sharpness, spread = (choice.sharpness, choice.spread) if choice else (None, None)
-        choice = dataclasses.replace(found, prior_scale=scale, sharpness=sharpness, spread=spread)
+        choice = recipe.Choice.most_careful(pilot)
     return choice
 
 
@@ -325,6 +321,7 @@ def _length(
     length = functools.partial(
         run_length.choose, choice, burn_in=asked.burn_in, thin=asked.thin, budget=costs.budget,
         work=costs.per_sample * problem.chains.count * plan.batch_size,
+        fewest=costs.fewest_steps(problem.rows()[2], plan.batch_size, problem.chains.count),
     )  # fmt: skip
     found = length(steps=steps)
     if until:

@@ -31,7 +31,9 @@ AHEAD = 0.01
 BEHIND, ERRORS = 0.02, 2.0
 #: Nats that a row counts at most, above the median row.
 MOST_ABOVE = 10.0
-FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 40, 4000
+FOLDS, FEWEST_ROWS = 3, 40
+#: Rows of a fold that are held out at most: more would not tell more.
+MOST_HELD_OUT = 1333
 
 
 class Trial(NamedTuple):
@@ -44,16 +46,16 @@ class Trial(NamedTuple):
     folds: int = FOLDS
     rounds: int = 1  # with the scales in question alone from the second one on
 
-    def affordable(self, work: float) -> Trial | None:
+    def affordable(self, work: float, most: float) -> Trial | None:
         """The same with half the rounds or steps, and then with fewer chains, where it would take
-        more than ``MOST_WORK`` operations; None where one chain is too many. ``work``: of a step
-        with one chain on every fold."""
+        more than ``most`` operations; None where one chain is too many. ``work``: of a step with
+        one chain on every fold."""
         trial = self
-        if work * self.steps * self.rounds * self.chains > MOST_WORK:
+        if work * self.steps * self.rounds * self.chains > most:
             fewer = self.rounds > 1
             trial = self._replace(**{"rounds": 1} if fewer else {"steps": self.steps // 2})
-        most = int(MOST_WORK / (work * trial.steps))
-        return trial._replace(chains=min(most, self.chains)) if most else None
+        chains = int(most / (work * trial.steps))
+        return trial._replace(chains=min(chains, self.chains)) if chains else None
 
     def on_enough(self, rows: int) -> Trial:
         """The same with folds held out in turn only until ``ENOUGH_HELD_OUT`` of the rows have
@@ -68,7 +70,6 @@ class Trial(NamedTuple):
 NATIVE, EAGER = Trial(300, 4, 10, rounds=2), Trial(300, 2, 15)
 #: Where a step costs much (see ``cost``): one third of the rows is held out, once.
 COSTLY = Trial(150, 1, 15, folds=1)
-MOST_WORK = 1.2e11
 ENOUGH_HELD_OUT = 200
 #: Of the prior of ln sharpness, and the nats on held-out labels below which it stays 1.
 DEVIATION, LEAST_GAIN = 0.2, 2.0
@@ -89,11 +90,9 @@ def folds(
     ``KFold``, which ``import natural_langevin`` does without."""
     key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), 0)
     order = random.permutation(key, count)[0]
-    size = count // FOLDS
+    size, upto = min(count // FOLDS, MOST_HELD_OUT), count - count % FOLDS
     outside = [order[k * size : (k + 1) * size] for k in range(used)]
-    inside = [
-        torch.cat([order[: k * size], order[(k + 1) * size : FOLDS * size]]) for k in range(used)
-    ]
+    inside = [torch.cat([order[: k * size], order[(k + 1) * size : upto]]) for k in range(used)]
     lines = [torch.stack(rows).repeat_interleave(chains, 0) for rows in (inside, outside)]
     return Folds(*(rows.repeat(scales, 1) for rows in lines))
 

@@ -109,7 +109,6 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
     or it costs too much.
 
     The chains of several processes all have the same prior: each process chooses alone."""
-    data = data[0][: prior_scale.MOST_ROWS], data[1][: prior_scale.MOST_ROWS]
     if len(data[0]) < prior_scale.FEWEST_ROWS:
         return None
     limit, problem = search.limit, search.motion.problem
@@ -168,10 +167,9 @@ def _compare(
     costs, batch_size, limit = search.costs, search.batch_size, search.limit
     inside, lines, budget = len(data[0]), len(prior_scale.SCALES) * prior_scale.FOLDS, costs.budget
     work = costs.per_sample * lines * min(batch_size, inside)  # of a step with a chain on each fold
-    most = prior_scale.MOST_WORK if budget.trial is None else budget.trial
-    costly = budget.trial is not None and work * prior_scale.EAGER.steps > most
-    short = work / prior_scale.FOLDS * prior_scale.COSTLY.steps
-    if short > most if costly else prior_scale.EAGER.affordable(work) is None:
+    most = costs.of_trial(batch_size, search.motion.problem.chains.count)
+    costly = budget.spares and work * prior_scale.EAGER.steps > most
+    if work / prior_scale.FOLDS * prior_scale.COSTLY.steps > most:
         log.info("prior variance x 1: a trial of others would cost more than the run")
         return []
     scaled, pattern = _with_scales(search.motion, scales, 1)
@@ -185,9 +183,8 @@ def _compare(
         pattern=pattern, limit=limit,
     )  # fmt: skip
     usual = prior_scale.EAGER if choices[0].way.startswith("eager") else prior_scale.NATIVE
-    affordable = usual.affordable(work) or prior_scale.EAGER.affordable(work)
-    trial = prior_scale.COSTLY if costly else affordable
-    assert trial is not None, "what the pilot was run for is affordable"
+    affordable = usual.affordable(work, most) or prior_scale.EAGER.affordable(work, most)
+    trial = prior_scale.COSTLY if costly or affordable is None else affordable
     if budget is cost.EAGER:
         trial = trial.on_enough(inside)
     if took:

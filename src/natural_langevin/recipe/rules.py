@@ -5,14 +5,17 @@ Dynamics. Underdamped, integrator BAOAB, friction 0.1, or less where steps are s
 Metric. Quasi-diagonal; of at most ``FEW_WEIGHTS`` weights the full Fisher matrix, or its blocks of
 a unit's weights where all layers are linear (the same for a linear model), since correlated inputs
 slow a diagonal metric down; or the user's. A Fisher metric whose rate is open is averaged with
-gamma_t = 4 / (t + 4), which weighs batch t by t^3: frozen after burn-in, it must stand for all of
-the posterior, not for the last few batches, and not for the way there.
+gamma_t = 4 / (t + 4), which weighs batch t by t^3: frozen after burn-in, it averages all of it, not
+only its last batches or the transient. Until then it counts the batch that it is applied to: no
+step is longer than its batch bears, and what that biases is burn-in.
 Batch. A fifth of the data, between 100 and 500: with N/B batches the noise of a minibatch adds
 
     heat = eta N rho / (2 B a)
 
-to the temperature (a the friction; rho, the mean of J / (J + epsilon), the part of the metric that
-comes from data).
+to the temperature of what the data see (a the friction; rho the part J / (J + epsilon) of the
+metric that comes from data, in the mean over weights that each count by it). At the same heat
+chains come as far per row with small minibatches as with large ones: they are as small as 100 where
+larger ones would leave few steps.
 Step size. A pilot of two chains, or of one for every scale of the prior, burns in; lambda is the
 posterior's steepest curvature in the metric there (see ``curvature``). Then
 
@@ -27,12 +30,13 @@ burn-in, by the root of a / 0.1 fewer with less friction a; at least 2,000, and 
 a budget of operations allows (50 of them, and less work, where steps have no engine on a CPU: see
 ``cost``). Where the posterior of few weights has directions so slow that this is less than 60 of
 their relaxation times, it is run with less friction, and for these 60 (see ``slowness``). About 200
-draws of every chain are kept. A quarter of the steps, as a run of its own, is all where its loss
-does not fall any more from its middle third to its last (``falls_by``), and its chains agree
-(``disagreement``). Otherwise it was burn-in, and the rest of them, half as many again for more
-draws, begins where it ended, with its metric at first; and as many as usual again if the loss falls
-even then, twice at most, within the same operations, and not with more weights than rows, whose own
-loss falls long after predictions have stopped to gain.
+draws of every chain are kept, or as many as predictions can afford (see ``cost``). A quarter of the
+steps, as a run of its own, is all where its loss does not fall any more from its middle third to
+its last (``falls_by``), and its chains agree (``disagreement``). Otherwise it was burn-in, and the
+rest of them, half as many again for more draws, begins where it ended, with its metric at first;
+and as many as usual again if the loss falls even then, twice at most, within the same operations,
+and not with more weights than rows, whose own loss falls long after predictions have stopped to
+gain.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``run.descent``).
 Prior, sharpness and spread. The prior's scale, of classes how sharply the mixture is predicted, and
@@ -67,7 +71,6 @@ FEWEST_STEPS, MOST_STEPS = cost.USUAL.fewest, 50_000
 SHORTER = 0.5
 #: Where every step is a few milliseconds of operator calls, whatever the network's size.
 MOST_EAGER_STEPS = 4_000
-DRAWS = 200
 #: How often a run that explodes begins anew.
 ATTEMPTS = 2
 #: The part of a run of open length after which it ends if its loss no longer falls and its chains
@@ -112,13 +115,13 @@ def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
     return priors.FanIn((2 * scale) ** 0.5)
 
 
-def batch_size(num_data: int) -> int:
-    """Rows of a minibatch.
+def batch_size(num_data: int, most: int = 500) -> int:
+    """Rows of a minibatch; ``most``: those that a step has the operations for, 100 at least.
 
-    >>> [batch_size(n) for n in (50, 300, 1000, 60_000)]
-    [50, 100, 200, 500]
+    >>> [batch_size(n) for n in (50, 300, 1000, 60_000)], batch_size(60_000, most=20)
+    ([50, 100, 200, 500], 100)
     """
-    return min(num_data, max(100, min(num_data // 5, 500)))
+    return min(num_data, max(100, min(num_data // 5, most, 500)))
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,13 @@ def choose(
     thin: int | None,
     work: float,
     budget: cost.Budget = cost.USUAL,
+    fewest: int | None = None,
 ) -> Length:
-    """What the user leaves open of a run's length; ``work``: operations of one step."""
+    """What the user leaves open of a run's length; ``work``: operations of one step, ``fewest``:
+    steps that it has whatever they cost (None: the budget's)."""
     end, reason = None, "given"
     if steps is None:
-        affordable = max(budget.fewest, int(budget.work / max(work, 1.0) / 100) * 100)
+        affordable = max(fewest or budget.fewest, int(budget.work / max(work, 1.0) / 100) * 100)
         wanted = usual_steps(choice.step_size, choice.way, choice.friction, budget)
         if choice.relaxation is not None:
             wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100

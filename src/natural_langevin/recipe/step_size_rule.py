@@ -187,8 +187,8 @@ def _choice(lam: float, per_step: float, batch: int, num_data: float, way: str) 
 
 
 def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) -> Tensor:
-    """beta N rho / (2 B a) of every chain, what a unit of eta adds to the temperature; 0 for full
-    batches."""
+    """beta N rho / (2 B a) of every chain, what a unit of eta adds to the temperature of what the
+    data see; 0 for full batches."""
     rho = torch.ones(state.chains)
     if batch >= num_data:
         return torch.zeros_like(rho)
@@ -196,6 +196,7 @@ def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) ->
     if isinstance(second, dict) and second:
         damping = moves.damping(second, num_data)
         parts = [(j / (j + number_or_chains(damping[k], j))).flatten(1) for k, j in second.items()]
-        rho = torch.cat(parts, 1).nanmean(1).cpu()
+        share = torch.cat(parts, 1)
+        rho = (share.square().nansum(1) / share.nansum(1).clamp_min(1e-12)).cpu()
     count = torch.as_tensor(moves.weight(num_data)).cpu()
     return count * rho / (2 * batch * recipe.FRICTION) * (1 - batch / num_data)

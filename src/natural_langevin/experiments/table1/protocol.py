@@ -44,6 +44,8 @@ class Preset:
     train_score_every: int = 10  # of the kept iterates, how many the train columns average
     seeds: int = 5
     pooled: int = 12
+    default_seeds: int = 2  # calls of the library's defaults
+    default_steps: int | None = None  # of each; None: as many as they choose
     mc_dropout: int = 50
     deviations: tuple[str, ...] = ()
 
@@ -105,6 +107,7 @@ PRESETS = {
         train_scored=1_000,
         seeds=2,
         pooled=2,
+        default_seeds=1,
         mc_dropout=10,
         deviations=(
             "hyper-parameters are chosen by validation NLL (the paper: validation accuracy)",

@@ -11,6 +11,7 @@ import numpy as np
 from natural_langevin._internal.version import __version__
 from natural_langevin.diagnostics import ranks
 from natural_langevin.experiments.runner import BASELINES, STAGES, RunError, read_record
+from natural_langevin.experiments.table1 import defaults_stage
 from natural_langevin.experiments.table1.protocol import METHODS, paper_numbers
 
 FORMAT = 1
@@ -32,7 +33,7 @@ def assemble(folder: Path, *, seconds: float | None) -> dict[str, Any]:
 def _assembled(
     config: dict[str, Any], stages: dict[str, Any], origin: dict[str, Any], seconds: float | None
 ) -> dict[str, Any]:
-    names = [*BASELINES, *(m.name for m in METHODS)]
+    names = [*BASELINES, defaults_stage.NAME, *(m.name for m in METHODS)]
     finals = [stages[f"{name}-final"] for name in names]
     sgd = stages["sgd-final"]["seconds_per_update"]
     rows = []

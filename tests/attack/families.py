@@ -30,6 +30,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "data/test_download.py",
     ),
     "HTML injection": (
+        "cli/test_hostile_names.py",
         "report/test_page.py::test_hostile_text_is_only_text",
         "report/test_page.py::test_nothing_comes_from_outside",
         "report/test_page.py::test_writing_is_all_or_nothing",
@@ -40,11 +41,20 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "distributed/test_sharded_checkpoint.py",
         "distributed/test_group.py",
     ),
-    "threads and forks": ("test_threads.py",),
+    "threads and forks": (
+        "test_threads.py",
+        "execution/test_native_hostile.py",
+        "execution/test_native_cache.py",
+        "attack/test_sanitizers.py",
+        "attack/test_surroundings.py",
+    ),
     "load and odd numbers": (
         "sampling/test_pitfalls.py",
         "tabular/test_wide.py",
         "cli/test_odd_input.py",
+        "sampling/test_later_batches.py",
+        "optim/test_optimizer_copies.py",
+        "attack/test_public_api.py",
     ),
     "leaks: steps and saves": ("attack/test_leaks.py",),
 }

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -148,6 +149,7 @@ def within_budget(started: list[float]) -> bool:
 STARTED: dict[str, list[float]] = {"sample": [], "predict": [], "optimizer": []}
 
 
+@pytest.mark.thorough
 @CASES
 @given(some_of(SAMPLER), some_of(CALL), DATA)
 def test_sample(sampler, call, data):
@@ -158,6 +160,7 @@ def test_sample(sampler, call, data):
 POSTERIOR: list[Posterior] = []
 
 
+@pytest.mark.thorough
 @CASES
 @given(
     st.sampled_from([X, X[:0], X[0], X.double(), X.long(), X.numpy(), X[:, :2], *ODD]),
@@ -181,6 +184,7 @@ def test_predict(x, options):
         assert torch.isfinite(POSTERIOR[0].predict(x, **options).mean).all()
 
 
+@pytest.mark.thorough
 @CASES
 @given(
     some_of(

@@ -46,6 +46,7 @@ print(small_run.sample().config["execution"])
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root")
 def test_a_disk_that_executes_nothing(tmp_path):
     """Neither the cache nor the temporary folder: the general step serves, and that is said."""

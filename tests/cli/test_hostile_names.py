@@ -9,6 +9,9 @@ import pytest
 from html_reader import Reader
 from tables import SMALL, read_table, run, write_table
 
+#: test_uncertainty.py and tests/report/test_page.py have the page and the picture without a run.
+pytestmark = pytest.mark.thorough
+
 CLASSES = (
     "\x1b[31mred\x1b]0;title\x07\x1b[2J\x9b1m",
     '"><script>alert(1)</script><img src=x onerror=alert(1)>',

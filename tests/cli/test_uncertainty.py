@@ -143,7 +143,9 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch):
 @pytest.mark.parametrize("quality", [CLASSES, NUMBERS])
 def test_the_picture_has_both_panels_and_appears_whole_or_not_at_all(quality, tmp_path):
     path = tmp_path / "how_sure.png"
-    write_picture(quality, path, title="cost in $ and $, from a.csv", words=sentences(quality))
+    write_picture(
+        quality, path, title="cost in $ and $, from a.csv\x1b[1m", words=sentences(quality)
+    )
     assert path.read_bytes()[:4] == b"\x89PNG"
     figure = draw(quality, title="", words=[])
     assert [bool(axes.get_title()) for axes in figure.axes] == [True, True]

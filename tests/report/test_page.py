@@ -110,7 +110,9 @@ def test_what_is_not_a_number_is_shown_as_such(results: dict[str, Any], bad: flo
 
 
 def test_hostile_text_is_only_text(results: dict[str, Any]) -> None:
-    evil = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}</style>"
+    evil = (
+        "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}</style>\x1b[2J\u202e"
+    )
 
     def poison(thing: Any) -> Any:
         if isinstance(thing, dict):
@@ -128,6 +130,7 @@ def test_hostile_text_is_only_text(results: dict[str, Any]) -> None:
     assert not any(name.startswith("on") for _, a, _ in reader.elements for name in a)
     assert "{{ 7 * 7 }}" in page
     assert "&lt;script&gt;" in page
+    assert not set("\x1b\u202e") & set(page)
 
 
 def test_nothing_comes_from_outside(results: dict[str, Any]) -> None:

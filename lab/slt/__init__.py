@@ -1,0 +1,4 @@
+"""Learning coefficients and marginal likelihoods where the truth is known.
+
+``python -m lab.slt.deep_linear``, ``lab.slt.rescaled``, ``lab.slt.evidence``, ``lab.slt.peers``.
+"""

@@ -1,0 +1,71 @@
+"""Learning coefficients of random deep linear networks, defaults alone, against the truth.
+
+    python -m lab.slt.deep_linear --out results/slt-deep-linear.json --count 100
+
+The truth is that of finite n (``linear_networks.truth``). A row is written after every network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lab.results_file import open_results, write_results
+from lab.slt.linear_networks import network, truth
+from natural_langevin import likelihoods, slt
+from natural_langevin.experiments.origin import origin
+
+
+def row(seed: int, *, steps: int) -> dict[str, Any]:
+    """One network: ours and the truth, with times of this process."""
+    of = network(seed)
+    power = 1 / math.log(len(of.x))
+    began = time.process_time()
+    exact = truth(of, power=power, steps=steps)
+    between = time.process_time()
+    found = slt.llc(of.model(), likelihoods.Gaussian(sigma=1.0), (of.x.float(), of.y.float()))
+    config = found.posterior.config
+    return {
+        "seed": seed, "widths": of.widths, "rank": of.rank, "weights": found.weights,
+        "exact": of.exact, "truth": exact._asdict(), "value": found.value, "error": found.error,
+        "minibatch_bias": found.minibatch_bias, "rhat": found.rhat, "warnings": found.warnings,
+        "steps": config["steps"], "batch_size": config["batch_size"],
+        "truth_seconds": between - began, "seconds": time.process_time() - between,
+    }  # fmt: skip
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Relative errors, and how many 95 % intervals cover: of both errors together."""
+    apart = [r["value"] - r["truth"]["value"] for r in rows]
+    relative = [abs(a) / r["truth"]["value"] for a, r in zip(apart, rows, strict=True)]
+    errors = [math.hypot(r["error"], r["truth"]["error"]) for r in rows]
+    covered = sum(abs(a) < 1.96 * e for a, e in zip(apart, errors, strict=True))
+    return {
+        "networks": len(rows), "median": median(relative), "largest": max(relative),
+        "bias": sum(a / r["truth"]["value"] for a, r in zip(apart, rows, strict=True)) / len(rows),
+        "covered": covered / len(rows),
+        "seconds": median(r["seconds"] for r in rows),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Runs the networks that the file does not have yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=300, help="leapfrog steps of a trajectory")
+    given = parser.parse_args()
+    results = open_results(given.out, {"steps": given.steps}, [], ValueError)
+    for seed in range(len(results["rows"]), given.count):
+        results["rows"].append(row(seed, steps=given.steps))
+        results |= {"origin": origin("cpu"), "summary": summary(results["rows"])}
+        write_results(given.out, results)
+        print(results["rows"][-1], results["summary"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

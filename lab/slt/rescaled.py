@@ -1,0 +1,94 @@
+"""Rescaled layers, and the time of a published case: learning coefficients with nothing passed.
+
+    python -m lab.slt.rescaled --out results/slt-rescaled.json
+
+A ReLU network 30-40-30 whose first layer is multiplied by c and whose second is divided by it, for
+c = 1e-4 ... 1e4, is the same function; its coefficient should be the same number. And 10-20-20-10
+with n = 10,000: the value by this library, and by its Metropolis-adjusted dynamics on all data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from natural_langevin import dynamics, likelihoods, slt
+from natural_langevin.experiments.origin import origin
+
+SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
+LIKELIHOOD = likelihoods.Gaussian(sigma=1.0)
+
+
+def relu_network(widths: tuple[int, ...], seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for i, o in zip(widths, widths[1:], strict=False):  # noqa: RUF007
+        layers += [nn.Linear(i, o), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def rows_of(net: nn.Module, inputs: int, count: int) -> tuple[Tensor, Tensor]:
+    """Data from the network itself, with noise of variance 1."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(count, inputs, generator=g)
+    with torch.no_grad():
+        y = net(x)
+    return x, y + torch.randn(y.shape, generator=g)
+
+
+def rescaled(c: float) -> nn.Sequential:
+    net = relu_network((30, 40, 30))
+    with torch.no_grad():
+        net[0].weight.mul_(c)
+        net[0].bias.mul_(c)
+        net[2].weight.div_(c)
+    return net
+
+
+def described(found: slt.LearningCoefficient, seconds: float) -> dict[str, Any]:
+    return {
+        "value": found.value, "error": found.error, "rhat": found.rhat, "seconds": seconds,
+        "steps": found.posterior.config["steps"], "warnings": found.warnings,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Writes all of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--reference", type=int, default=4000, help="steps of the adjusted run")
+    given = parser.parse_args()
+    results: dict[str, Any] = {"origin": origin("cpu"), "rescaled": {}}
+    data = rows_of(rescaled(1.0), 30, given.rows)
+    for c in SCALES:
+        began = time.perf_counter()
+        found = slt.llc(rescaled(c), LIKELIHOOD, data)
+        results["rescaled"][f"{c:g}"] = described(found, time.perf_counter() - began)
+        print(c, results["rescaled"][f"{c:g}"], flush=True)
+    values = [r["value"] for r in results["rescaled"].values()]
+    results["spread"] = (max(values) - min(values)) / (sum(values) / len(values))
+    net = relu_network((10, 20, 20, 10))
+    data = rows_of(net, 10, given.rows)
+    slt.llc(net, LIKELIHOOD, data, steps=50)  # what is built once
+    began = time.perf_counter()
+    results["small"] = described(slt.llc(net, LIKELIHOOD, data), time.perf_counter() - began)
+    print(results["small"], flush=True)
+    if given.reference:
+        exact = slt.llc(
+            net, LIKELIHOOD, data, dynamics=dynamics.Adjusted(steps=20), batch_size=given.rows,
+            steps=given.reference, burn_in=given.reference // 3, chains=4,
+        )  # fmt: skip
+        results["adjusted"] = described(exact, time.perf_counter() - began)
+        print(results["adjusted"], flush=True)
+    given.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

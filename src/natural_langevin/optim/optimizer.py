@@ -12,7 +12,7 @@ import copy
 import glob
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,27 @@ def _rebuilt(
 def shapes_in(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """What a parameter's state holds."""
     return {key: tuple(v.shape) for key, v in state.items() if isinstance(v, Tensor)}
+
+
+class _Unread(NamedTuple):
+    """Whether a step was finite, on its way from the device: the host waits for that step alone,
+    not for what has been launched since."""
+
+    finite: Tensor
+    arrived: torch.cuda.Event
+    step: int
+
+    @staticmethod
+    def of(keep: Tensor, step: int) -> _Unread:
+        finite = torch.empty(keep.shape, dtype=torch.bool, pin_memory=True)
+        finite.copy_(keep, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record(torch.cuda.current_stream(keep.device))
+        return _Unread(finite, arrived, step)
+
+    def is_finite(self) -> bool:
+        self.arrived.synchronize()
+        return bool(self.finite)
 
 
 class NaturalLangevin(torch.optim.Optimizer):
@@ -200,7 +221,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._made_for: Any = None  # what the vectors depend on
         self._table: RatesTable | None = None
         self.capturable = capturable
-        self._unread: tuple[Tensor, int] | None = None  # whether a step was finite, and its number
+        self._unread: _Unread | None = None  # of the last step, on a GPU
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
         self._rates(0)  # wrong rates fail here
@@ -405,7 +426,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         if first.device.type == "cpu" or self._everybody():
             return None
         keep = all_finite(gradient)
-        self._unread = (keep.to("cpu", non_blocking=True), int(step))
+        self._unread = _Unread.of(keep, int(step))
         return keep
 
     def _everybody(self) -> list[Any]:
@@ -512,12 +533,11 @@ class NaturalLangevin(torch.optim.Optimizer):
             return not_finite(gradient)
         if self._unread is None:
             return []
-        (finite, step), self._unread = self._unread, None
-        torch.cuda.current_stream(first.device).synchronize()
-        if bool(finite):
+        unread, self._unread = self._unread, None
+        if unread.is_finite():
             return []
         for group in self.param_groups:
-            group["step"] = step
+            group["step"] = unread.step
         return not_finite(gradient) or ["of a parameter"]
 
     def _defining(self) -> dict[str, Any]:

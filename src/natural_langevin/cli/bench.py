@@ -25,7 +25,13 @@ def bench(
     sections: list[str] = typer.Option(
         [], help="steps, memory, growth, latency, samples; repeatable [default: all]."
     ),
-    networks: list[str] = typer.Option([], help="mlp, 2-32-2, 13-50-1, 8-50-50-1, cnn, ..."),
+    networks: list[str] = typer.Option(
+        [],
+        "--networks",
+        "--network",
+        help="mlp, 2-32-2, 13-50-1, 8-50-50-1, cnn, transformer; lstm, resnet18 and gpt where they "
+        "are named; repeatable.",
+    ),
     only: list[str] = typer.Option([], help="Contenders whose name holds this; repeatable."),
     compile: bool = typer.Option(True, help="Whether torch.compile may be used at all."),
     precision: str = typer.Option("", help="highest, or high (TF32; the default on CUDA)."),
@@ -33,7 +39,7 @@ def bench(
     seed: int = typer.Option(0, help="Of data, networks and noise."),
     threads: int = typer.Option(0, help="CPU threads [default: all cores]."),
 ) -> None:
-    """Time a step of every sampler here beside SGD, posteriors and blackjax, and print ratios.
+    """Time a step of every sampler here beside SGD, Adam, IVON, posteriors and blackjax.
 
     Everything is measured in one process, interleaved and repeated; results and picture are left
     in files. Peers that are not installed are listed as such.

@@ -9,11 +9,14 @@ from typing import Any
 
 from natural_langevin.experiments.speed import ours, peers, plain
 from natural_langevin.experiments.speed.contender import Contender
-from natural_langevin.experiments.speed.problems import SMALL
+from natural_langevin.experiments.speed.problems import LARGE, SMALL
 
 REFERENCE = "SGD, eager"
 #: Networks that the peers' code here knows.
 MLPS = ("mlp", *SMALL)
+
+#: Networks that are measured in training loops of one's own too.
+LOOPS = ("transformer", *LARGE)
 
 PLAIN = (
     Contender(REFERENCE, plain.sgd, "torch.optim.SGD in a plain loop"),
@@ -25,11 +28,13 @@ PLAIN = (
         "SGD + randn", partial(plain.sgd, noise=True),
         "SGLD by hand: torch.optim.SGD with weight decay, plus torch.randn on every parameter",
     ),
+    Contender("Adam, eager", plain.adam, "torch.optim.Adam in a plain loop", networks=LOOPS),
 )  # fmt: skip
 
 PEERS = (
     Contender(
-        "posteriors SGLD", peers.posteriors_sgld, "posteriors.sgmcmc.sgld, eager", networks=MLPS
+        "posteriors SGLD", peers.posteriors_sgld, "posteriors.sgmcmc.sgld, eager",
+        networks=(*MLPS, *LOOPS),
     ),
     Contender(
         "blackjax SGLD", peers.blackjax_sgld,
@@ -41,6 +46,7 @@ PEERS = (
         "blackjax's formula written by hand in jax",
         many_chains=True, networks=MLPS,
     ),
+    Contender("IVON", peers.ivon, "ivon.IVON in a plain loop", networks=LOOPS),
 )  # fmt: skip
 
 
@@ -82,10 +88,23 @@ SHARED = (
 )
 
 
+#: For a loop of one's own.
+IN_A_LOOP = tuple(
+    Contender(
+        f"optimizer {SHORT.get(name, name)}",
+        partial(ours.optimizer, name=name),
+        f"optim.NaturalLangevin with preconditioners.{name}()",
+        ours=True,
+        networks=LOOPS,
+    )
+    for name in ("Euclidean", "RMSProp", "QuasiDiagonalFisher")
+)
+
+
 def contenders(network: str, chains: Sequence[int]) -> list[Contender]:
     """All rows for a network: those for one chain first, then what can advance several."""
     own = OURS if network == "mlp" else FEW if network in SMALL else SHARED
-    everyone = [c for c in (*PLAIN, *PEERS, *own) if network in c.networks]
+    everyone = [c for c in (*PLAIN, *PEERS, *own, *IN_A_LOOP) if network in c.networks]
     if network in SMALL:  # compiling is no matter of small networks
         everyone = [c for c in everyone if not c.compiled]
     rows = [c for c in everyone if 1 in chains or c.name == REFERENCE]

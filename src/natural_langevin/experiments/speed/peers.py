@@ -56,6 +56,27 @@ def posteriors_sgld(problem: Problem, chains: int = 1) -> Ready:
     return Ready(advance, lambda: flat(state.params.values()))
 
 
+def ivon(problem: Problem, chains: int = 1) -> Ready:
+    """Variational learning by an improved Newton's method, one sample of weights per step."""
+    assert chains == 1
+    try:
+        from ivon import IVON
+    except ImportError:
+        raise missing("ivon-opt") from None
+    network, random = problem.build(), generator(problem)
+    optimizer = IVON(network.parameters(), lr=STEP_SIZE, ess=problem.num_data)
+
+    def advance(count: int) -> None:
+        for _ in range(count):
+            x, y = minibatch(problem, random)
+            with optimizer.sampled_params(train=True):
+                optimizer.zero_grad()
+                problem.loss(network(x), y).backward()
+            optimizer.step()
+
+    return Ready(advance, lambda: flat(network.parameters()))
+
+
 def blackjax_sgld(
     problem: Problem, chains: int, *, step_size: float = STEP_SIZE, start: Layers | None = None
 ) -> Ready:

@@ -57,6 +57,22 @@ def sgd(problem: Problem, chains: int = 1, *, noise: bool = False) -> Ready:
     return Ready(advance, lambda: flat(network.parameters()))
 
 
+def adam(problem: Problem, chains: int = 1) -> Ready:
+    """``torch.optim.Adam`` in the same loop."""
+    assert chains == 1
+    network, random = problem.build(), generator(problem)
+    optimizer = torch.optim.Adam(network.parameters(), lr=STEP_SIZE)
+
+    def advance(count: int) -> None:
+        for _ in range(count):
+            x, y = minibatch(problem, random)
+            optimizer.zero_grad()
+            problem.loss(network(x), y).backward()
+            optimizer.step()
+
+    return Ready(advance, lambda: flat(network.parameters()))
+
+
 def compiled_sgd(problem: Problem, chains: int = 1) -> Ready:
     """The whole SGD step as one compiled function, updating in place; on CUDA, as a graph."""
     assert chains == 1

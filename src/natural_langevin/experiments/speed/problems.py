@@ -14,12 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from natural_langevin import models
+from natural_langevin.experiments.speed.networks import GPT, LastOfLSTM, residual_network
 
 #: One step size and prior for everybody, small enough that no metric's chains diverge.
 STEP_SIZE, PRIOR_VARIANCE = 1e-4, 0.1
 #: Small networks, as people have them for tables: one output is a regression.
 SMALL = {"2-32-2": (2, 32, 2), "13-50-1": (13, 50, 1), "8-50-50-1": (8, 50, 50, 1)}
-NETWORKS = ("mlp", *SMALL, "cnn", "transformer")
+#: Measured where they are named alone: a step of them is long.
+LARGE = ("lstm", "resnet18", "gpt")
+USUAL = ("mlp", *SMALL, "cnn", "transformer")
+NETWORKS = (*USUAL, *LARGE)
 #: Standard deviation of a regression's outcomes.
 SIGMA = 0.5
 CLASSES, TOKENS, LENGTH, WIDTH = 10, 64, 32, 64
@@ -61,13 +65,15 @@ class Problem:
         """Numbers of chains at which it is measured, by kind of device."""
         if self.name in SMALL:
             return {"cpu": (1, 16, 256), "cuda": (1, 256, 4096)}
+        if self.name in LARGE:
+            return {"cpu": (1,), "cuda": (1, 4)}
         return {"cpu": (1, 4), "cuda": (1, 12, 64, 256)}
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The minibatch's mean log-loss, constants left out."""
         if self.regression:
             return F.mse_loss(outputs, y) / (2 * SIGMA**2)
-        return F.cross_entropy(outputs, y)
+        return F.cross_entropy(outputs.flatten(0, -2), y.flatten()) * y[0].numel()
 
 
 class Tokens(nn.Module):
@@ -103,6 +109,16 @@ def convolutional() -> nn.Module:
     )  # fmt: skip
 
 
+#: Networks that torch starts.
+BUILT: dict[str, Callable[[], nn.Module]] = {
+    "cnn": convolutional,
+    "transformer": Tokens,
+    "lstm": lambda: LastOfLSTM(8, 32, CLASSES),
+    "resnet18": lambda: residual_network([64, 128, 256, 512], 2, CLASSES),
+    "gpt": lambda: GPT(6, 512, 128, 256, 8),
+}
+
+
 def problem(
     name: str,
     *,
@@ -120,6 +136,15 @@ def problem(
     if name == "transformer":
         x = torch.randint(TOKENS, (num_data, LENGTH), generator=generator)
         y = x.sum(1) % CLASSES
+    elif name == "gpt":
+        x = torch.randint(256, (num_data, 129), generator=generator)
+        x, y = x[:, :-1].contiguous(), x[:, 1:].contiguous()
+    elif name == "lstm":
+        x = torch.randn(num_data, 16, 8, generator=generator)
+        y = x.sum((1, 2)).abs().long() % CLASSES
+    elif name == "resnet18":
+        x = torch.randn(num_data, 3, 32, 32, generator=generator)
+        y = x.sum((1, 2, 3)).abs().long() % CLASSES
     elif name in ("mlp", "cnn"):
         x = torch.rand(num_data, inputs, generator=generator)
         teacher = torch.randn(inputs, CLASSES, generator=generator)
@@ -134,7 +159,7 @@ def problem(
             return models.mlp(inputs, CLASSES, hidden, seed=seed).to(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return (convolutional() if name == "cnn" else Tokens()).to(device)
+            return BUILT[name]().to(device)
 
     return Problem(name, build, x.to(device), y.to(device), batch_size, seed)
 

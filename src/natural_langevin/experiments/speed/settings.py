@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from natural_langevin.experiments.speed.problems import NETWORKS
+from natural_langevin.experiments.speed.problems import NETWORKS, USUAL
 
 SECTIONS = ("steps", "memory", "growth", "latency", "samples")
 #: Seconds per contender and repeat.
@@ -60,7 +60,7 @@ class Settings:
             repeats=self.repeats or (3 if quick else 10),
             quick=quick,
             sections=self.sections or (("steps",) if quick else SECTIONS),
-            networks=self.networks or (("mlp",) if quick else NETWORKS),
+            networks=self.networks or (("mlp",) if quick else USUAL),
             only=self.only,
             compile=self.compile,
             precision=precision,

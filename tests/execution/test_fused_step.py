@@ -21,10 +21,10 @@ from natural_langevin import (
     priors,
 )
 from natural_langevin.dynamics import Kind, State
+from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels import FusedStep, backend_for, plan
 from natural_langevin.execution.stepping import StepInputs, pure_step
-from natural_langevin.problem.motion import rates_table
 from triton_interpreter import UNUSABLE, run_script
 
 #: What a few seconds of Triton's interpreter see: every kind of metric once, with or without bias,
@@ -63,7 +63,7 @@ class Given:
 
     def inputs(self, state: State, batch: Any, kind: Kind) -> StepInputs:
         step = int(state.step)
-        rates = rates_table(self.sampler, step, step + 1, burn_in=BURN_IN).row(step)
+        rates = rates_at(self.sampler, step).row(step)
         return StepInputs(self.batch, rates._replace(kind=kind), torch.tensor(50.0), False)
 
 
@@ -71,8 +71,12 @@ class Given:
 BURN_IN = 2
 
 
+def rates_at(sampler: Langevin, step: int) -> RatesTable:
+    return sampler.motion.rates(step, step + 1, sampler.step_size, burn_in=BURN_IN)
+
+
 def kind_of(sampler: Langevin, step: int) -> Kind:
-    return rates_table(sampler, step, step + 1, burn_in=BURN_IN).kind(step)
+    return rates_at(sampler, step).kind(step)
 
 
 def assert_same_steps(one: Langevin, backend: Any, *, steps: int = 3, expected: list[str]) -> None:
@@ -285,28 +289,34 @@ def test_a_networks_kernels_that_fail_are_left_out_and_the_layers_stay(fault: st
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while compiling
-@pytest.mark.parametrize("around", ["eager", pytest.param("inductor", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("fuse", "backend"),
+    [
+        (True, "eager"),  # around the kernels there is little to compile, and it is traced
+        pytest.param(True, "inductor", marks=pytest.mark.thorough),
+        pytest.param(False, "inductor", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
-    around: str, monkeypatch: pytest.MonkeyPatch
+    fuse: bool, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step compiled as a whole, of one layer: every further one adds half a minute. ``around``
-    the kernels there is little to compile, and it is traced."""
-    one_layer = nn.Sequential(nn.Linear(20, 5))
-    for model, fuse, backend in ((network(), True, around), (one_layer, False, "inductor")):
-        monkeypatch.setattr("natural_langevin.execution.compiled.BACKEND", backend)
-        ends = []
-        for compile in (False, True):
-            one = sampler(model, METRICS["quasi-diagonal"], compile=compile)
-            engine, state = one.prepare(data(), steps=8, batch_size=10)
-            engine = Engine(one.frame, engine.stream, engine.rates, 50, mode=engine.mode, fuse=fuse)
-            state, _ = engine.run(state, 0, 8)
-            ends.append(state)
-            assert engine.way == {
-                (True, True): "native kernels, compiled",
-                (True, False): "compiled",
-            }.get((compile, fuse), "eager")
-        for a, b in zip(*map(pytree.tree_leaves, ends), strict=True):
-            torch.testing.assert_close(b, a, rtol=2e-4, atol=2e-5)
+    """Without kernels the step is compiled as a whole, of one layer: every further one adds half a
+    minute."""
+    model = network() if fuse else nn.Sequential(nn.Linear(20, 5))
+    monkeypatch.setattr("natural_langevin.execution.compiled.BACKEND", backend)
+    ends = []
+    for compile in (False, True):
+        one = sampler(model, METRICS["quasi-diagonal"], compile=compile)
+        engine, state = one.prepare(data(), steps=8, batch_size=10)
+        engine = Engine(one.frame, engine.stream, engine.rates, 50, mode=engine.mode, fuse=fuse)
+        state, _ = engine.run(state, 0, 8)
+        ends.append(state)
+        assert engine.way == {
+            (True, True): "native kernels, compiled",
+            (True, False): "compiled",
+        }.get((compile, fuse), "eager")
+    for a, b in zip(*map(pytree.tree_leaves, ends), strict=True):
+        torch.testing.assert_close(b, a, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -48,18 +48,25 @@ def first_chain(state: State) -> State:
 
 
 def here() -> list[Any]:
-    """All but the compiled ones. Tracing the statistics takes seconds, and every integrator asks
-    for them in the same words: Overdamped's are traced, and the others' own steps without them.
-    One chain is traced with another integrator."""
+    """All but the compiled ones. Tracing takes seconds: Overdamped's step with its statistics is
+    traced, and one other integrator's without. Eager steps of three chains are tried with every
+    dynamics and metric, and of one chain with every dynamics and every metric in turns; the whole
+    product is ``thorough``."""
     found: list[Any] = []
+    alone: set[str] = set()
     for case in cases("cpu"):
-        if case == Case("overdamped", "euclidean", 1, "traced"):
+        if case.way == "traced":
+            if case == Case("overdamped", "quasi-diagonal", 3, "traced"):
+                found.append(case)
+                found.append(Case("underdamped, ubu", "euclidean", 1, "traced"))
+                continue
             found.append(pytest.param(case, marks=pytest.mark.thorough))
-        elif case.way == "traced" and case.metric and case.dynamics != "overdamped":
-            found.append(case._replace(metric="euclidean"))
+        elif case.way == "eager" and case.chains == 1 and {case.dynamics, case.metric} <= alone:
             found.append(pytest.param(case, marks=pytest.mark.thorough))
         elif case.way != "compiled":
             found.append(case)
+            if case.chains == 1:
+                alone |= {case.dynamics, case.metric}
     return found
 
 

@@ -9,14 +9,9 @@ from torch import Tensor, nn
 from natural_langevin import likelihoods, random
 from natural_langevin.statistics import Evaluation, Gradients, Network, Params
 from oracle import NETWORKS, Expected, build, chains_of, cross_entropy, per_sample_loop
+from pairwise import covering
 
-CASES = [
-    pytest.param(name, batch, chains, dtype, id=f"{name}-{batch}-{chains}-{str(dtype)[6:]}")
-    for name in NETWORKS
-    for batch in (1, 5, 32)
-    for chains in (1, 3)
-    for dtype in (torch.float32, torch.float64)
-]
+CASES = covering(list(NETWORKS), (1, 5, 32), (1, 3), (torch.float32, torch.float64))
 
 
 def data(name: str, batch: int, chains: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

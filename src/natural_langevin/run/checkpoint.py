@@ -17,7 +17,6 @@ from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.provenance import check_provenance
 from natural_langevin._internal.same_run import check_same_run, differing
 from natural_langevin._internal.tensorfile import StorageError, spec
-from natural_langevin.run.version_0_1 import as_noted_today
 
 log = logging.getLogger("natural_langevin")
 
@@ -172,8 +171,7 @@ About = tuple[dict[str, Any], dict[str, Any]]
 
 def check_checkpoint_of(folder: Path, there: About, here: About) -> None:
     """Refuses a checkpoint of another run, and says in which arguments or code the two differ."""
-    (config, made_by), (ours, our_code) = there, here
-    theirs = config if made_by else as_noted_today(config, ours)
+    (theirs, made_by), (ours, our_code) = there, here
     remedy = "Use another folder, or the same settings and data"
     if "model" in differing(ours, theirs):
         remedy = (

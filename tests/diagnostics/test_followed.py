@@ -132,7 +132,7 @@ def test_inputs_that_are_no_rows_of_numbers_have_no_probes() -> None:
 
 
 def test_chains_that_do_not_move_have_no_number_of_sixteen_digits() -> None:
-    still = torch.arange(4.0, dtype=torch.float64)[:, None, None].expand(4, 20, 3) / 3
+    still = 1e10 * torch.arange(4.0, dtype=torch.float64)[:, None, None].expand(4, 20, 3) / 3
     text = str(diagnose(still, {}))
     assert "R-hat above 100" in text
     assert "inf" not in text

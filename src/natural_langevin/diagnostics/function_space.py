@@ -111,7 +111,8 @@ def chain_distances(values: Array) -> Array:
     """
     means = values.mean(axis=1)
     within = values.var(axis=1).mean(axis=0)
-    gaps = (means[:, None] - means[None]) ** 2 / np.maximum(within, np.finfo(np.float64).tiny)
+    with np.errstate(over="ignore"):  # chains that do not move are infinitely far apart
+        gaps = (means[:, None] - means[None]) ** 2 / np.maximum(within, np.finfo(np.float64).tiny)
     return np.sqrt(gaps.mean(axis=2))
 
 

@@ -101,13 +101,16 @@ class Truth(NamedTuple):
 
 
 def truth(
-    of: LinearNetwork, *, power: float, gamma: float = 1.0, chains: int = 96,
-    trajectories: int = 20, burn_in: int = 8, steps: int = 300, seed: int = 0,
+    of: LinearNetwork, *, power: float, gamma: float = 1.0, variance: float | None = None,
+    chains: int = 96, trajectories: int = 20, burn_in: int = 8, steps: int = 300, seed: int = 0,
 ) -> Truth:  # fmt: skip
-    """n beta (E[L_n] - L_n(w*)) by HMC, under the prior of ``slt.localised``."""
+    """n beta (E[L_n] - L_n(w*)) by HMC, under the prior of ``slt.localised``, or with one
+    ``variance`` for all weights."""
     n, weights = len(of.x), of.weights
     prior = slt.localised({str(k): w for k, w in enumerate(weights)}, gamma=gamma)
     variances = [float(prior[str(k)].variance) for k in range(len(weights))]  # type: ignore[attr-defined]
+    if variance is not None:
+        variances = [variance] * len(weights)
     second = of.x.T @ of.x / n
     best, root = torch.linalg.solve(second, of.x.T @ of.y / n).T, torch.linalg.cholesky(second)
 

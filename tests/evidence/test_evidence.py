@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import evidence, likelihoods, priors
-from natural_langevin.evidence import control, ladder
+from natural_langevin.evidence import control, ladder, marginal
 
 
 def regression(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -46,6 +46,7 @@ def test_the_closed_form_of_linear_regression() -> None:
     assert abs(found.value - exact) < 4 * found.error
     assert abs(found.stepping_stone - exact) < 2
     assert found.powers[-1] == 1
+    assert found.unsettled == 0
     assert bool((found.mean.diff() > -4 * found.mean_error.max()).all())
     assert len(found.plot().axes) == 1
     assert "+-" in str(found)
@@ -116,11 +117,18 @@ def test_regression_leaves_the_mean_and_takes_the_noise() -> None:
     assert float(found.mean()) == pytest.approx(exact, abs=0.06)
 
 
+def test_controls_of_weights_that_are_still_on_their_way_are_not_used() -> None:
+    g = torch.Generator().manual_seed(0)
+    raw = torch.randn(2, 100, generator=g, dtype=torch.float64)
+    assert marginal._agree(raw, 0.1 * raw)
+    assert not marginal._agree(raw, 0.1 * raw + 3)
+
+
 def test_models_beside_each_other() -> None:
     def one(value: float, error: float, data: str = "a") -> Any:
         posterior = SimpleNamespace(config={"data": data})
         return evidence.Evidence(
-            value, error, value, torch.ones(2), torch.zeros(2), torch.ones(2), [], posterior
+            value, error, value, torch.ones(2), torch.zeros(2), torch.ones(2), [], 0, posterior
         )  # type: ignore[arg-type]
 
     found = evidence.compare({"small": one(-12.0, 0.3), "large": one(-10.0, 0.4)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -252,3 +253,25 @@ def test_without_noise_it_is_plain_gradient_descent() -> None:
             optimizer.step()
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("family", [priors.Gaussian(0.3), priors.Laplace(0.4)], ids=repr)
+def test_means_of_every_weight(family: priors.Prior) -> None:
+    model = linear().double()
+    torch.manual_seed(1)
+    prior = {
+        k: dataclasses.replace(family, mean=torch.randn(1, *p.shape).double())  # type: ignore[type-var]
+        for k, p in model.named_parameters()
+    }
+    options = {"prior": prior, "num_data": 50, "seed": 5}
+    options["preconditioner"] = preconditioners.QuasiDiagonalFisher(damping=1e-2)
+    sampler = Langevin(model, likelihoods.Categorical(), chains=1, step_size=1e-3, **options)
+    optimizer = NaturalLangevin(model, likelihoods.Categorical(), lr=1e-3, **options)
+    state = sampler.init()
+    for x, y in batches(4):
+        state, _ = sampler.step(state, (x, y))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(state.params[name][0], p.detach(), rtol=1e-9, atol=1e-9)

@@ -32,7 +32,8 @@ class Evidence:
     ``stepping_stone``, by Bennett's equation between neighbouring powers, to hold it against.
 
     ``powers``: beta, ascending; ``mean`` and ``mean_error``: E_beta[ln p(D | w)], the integrand;
-    ``swaps``: the accepted part of the swaps between neighbours."""
+    ``swaps``: the accepted part of the swaps between neighbours; ``unsettled``: powers at which
+    some weights have not come to rest yet, and noise could not be regressed out."""
 
     value: float
     error: float
@@ -41,6 +42,7 @@ class Evidence:
     mean: Tensor = field(repr=False)
     mean_error: Tensor = field(repr=False)
     swaps: list[float] = field(repr=False)
+    unsettled: int
     posterior: Posterior = field(repr=False)
 
     @property
@@ -56,6 +58,11 @@ class Evidence:
             found.append(
                 f"Neighbouring powers hardly swap ({min(self.swaps):.1%}): chains may each stay in "
                 "a mode of their own. More powers."
+            )
+        if self.unsettled:
+            found.append(
+                f"At {self.unsettled} of {len(self.powers)} powers some weights still move away "
+                "from where they began: more steps."
             )
         falls = (self.mean[:-1] - self.mean[1:]) > APART * torch.hypot(
             self.mean_error[:-1], self.mean_error[1:]
@@ -148,6 +155,8 @@ def log_marginal_likelihood(
         pairs = [_series(sampler, posterior, data, chain, float(beta[k])) for chain in chains]
         raw.append(torch.stack([a for a, _ in pairs]))
         reduced.append(torch.stack([b for _, b in pairs]))
+    settled = [_agree(a, b) for a, b in zip(raw, reduced, strict=True)]
+    reduced = [b if fine else a for a, b, fine in zip(raw, reduced, settled, strict=True)]
     mean = torch.stack([r.mean() for r in reduced])
     error = torch.tensor([_error(r) for r in reduced], dtype=torch.float64)
     variance = torch.stack([r.var() for r in raw])
@@ -161,6 +170,7 @@ def log_marginal_likelihood(
         mean=mean,
         mean_error=error,
         swaps=list(posterior.config["exchange"]["rates"]),
+        unsettled=settled.count(False),
         posterior=posterior,
     )
 
@@ -181,6 +191,12 @@ def _series(
     pull, precision = control.pull_of_prior(posterior, chain)
     slope = beta * gradient - pull
     return -loss, control.reduced(-loss, weights, slope, precision)
+
+
+def _agree(raw: Tensor, reduced: Tensor) -> bool:
+    """Whether both means are one, within errors. Where weights that ln p hardly depends on are
+    still on their way, what is regressed out has no mean of zero, and ``raw`` is to be taken."""
+    return abs(float(reduced.mean() - raw.mean())) <= APART * _error(raw)
 
 
 def _error(series: Tensor) -> float:

@@ -321,6 +321,19 @@ def test_a_model_that_is_converted_after_the_optimizer_is_made() -> None:
     assert_same(model, reference)
 
 
+def test_parameters_whose_memory_is_replaced_between_steps() -> None:
+    """As ``vector_to_parameters``, and those who swap averages in, do."""
+    models = network(), network()
+    optimizers = [make(model) for model in models]
+    for batch in batches()[:3]:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            plain(model, optimizer, batch)
+        for p in models[1].parameters():
+            p.data = p.data.clone()
+    assert_same(*models, 0.0)
+    assert not torch.equal(models[1][2].weight, network()[2].weight)
+
+
 def test_activation_checkpoints() -> None:
     class Checkpointed(nn.Module):
         def __init__(self, reentrant: bool) -> None:

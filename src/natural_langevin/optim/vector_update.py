@@ -94,8 +94,7 @@ class VectorUpdate:
         units: Units,
     ) -> None:
         self.params, self._states = dict(params), states
-        self._local = [shards.local(p.detach()) for p in params.values()]
-        local = dict(zip(self.params, self._local, strict=True))
+        local = dict(zip(self.params, self._local(), strict=True))
         start = chain.dynamics({}, torch.ones(1)).starts
         drawn = {k: start[k] + shards.offset(p) for k, p in params.items()}
         self.vector = Vector(local, drawn)
@@ -129,8 +128,13 @@ class VectorUpdate:
             own=self._chain.integrator.init(theta),
         )
 
+    def _local(self) -> list[Tensor]:
+        """This rank's rows of the parameters, where they lie now: a loop may put other memory into
+        a parameter (``p.data = ...``) between two steps."""
+        return [shards.local(p.detach()) for p in self.params.values()]
+
     def _theta(self) -> Tensor:
-        return self.vector.joined(self._local)
+        return self.vector.joined(self._local())
 
     def _kept(self, state: State) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the state that ``states`` keeps, with its key there."""
@@ -209,7 +213,8 @@ class VectorUpdate:
         did."""
         if not self.vector.length:
             return  # more ranks than rows
-        state = self._state._replace(step=step, params={VECTOR: self._theta()})
+        local = self._local()
+        state = self._state._replace(step=step, params={VECTOR: self.vector.joined(local)})
         evaluation = Evaluation(
             loss=torch.zeros(1, device=self.vector.device),
             gradient={VECTOR: self.vector.joined(gradient)},
@@ -221,7 +226,7 @@ class VectorUpdate:
         new = dynamics.integrator.update(dynamics, state, evaluation, rates, num_data)
         if keep is not None:
             new = select(keep, new, state, note_diverged(state, keep))
-        torch._foreach_copy_(self._local, self.vector.views(new.params[VECTOR]))
+        torch._foreach_copy_(local, self.vector.views(new.params[VECTOR]))
         if in_place:
             overwrite(self._state, new._replace(step=self._state.step, params={}))
             return

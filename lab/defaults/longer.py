@@ -20,7 +20,6 @@ from lab.defaults import record
 from lab.defaults.problems import Problem, problems
 from lab.pages import markdown
 from natural_langevin import Langevin, likelihoods
-from natural_langevin.run.interrupts import whole_runs
 
 TIMES = (1, 3, 10)
 PART = "longer"
@@ -28,14 +27,16 @@ PART = "longer"
 ERRORS = 2.0
 
 
-@whole_runs()
 def run(problem: Problem, times: int, steps: int | None, seed: int = 0) -> dict[str, Any]:
     """Pure defaults, with ``times`` as many steps as the recipe's, which are ``steps``."""
     regression = problem.y.is_floating_point()
     likelihood = likelihoods.Gaussian("rmse") if regression else likelihoods.Categorical()
     began = time.process_time()
     posterior = Langevin(problem.make(0.0, seed), likelihood, seed=seed).sample(
-        (problem.x, problem.y), None if steps is None else times * steps, progress=False
+        (problem.x, problem.y),
+        None if steps is None else times * steps,
+        partial=False,
+        progress=False,
     )
     cpu = time.process_time() - began
     scores = posterior.evaluate(problem.x_test, problem.y_test)

@@ -18,7 +18,6 @@ from lab.defaults import calibration, record, rivals
 from lab.defaults.problems import Problem, problems
 from lab.defaults.twenty_table import key, table
 from natural_langevin import Langevin, Posterior, likelihoods
-from natural_langevin.run.interrupts import whole_runs
 
 PART, RIVALS = "twenty", "rivals"
 
@@ -31,14 +30,13 @@ def counts(posterior: Posterior, problem: Problem, scores: Any) -> calibration.C
     return calibration.of_classes(mean, problem.y_test)
 
 
-@whole_runs()
 def run(problem: Problem) -> dict[str, Any]:
     """Ours, by pure defaults."""
     regression = problem.y.is_floating_point()
     likelihood = likelihoods.Gaussian("rmse") if regression else likelihoods.Categorical()
     began, used = time.perf_counter(), time.process_time()
     posterior = Langevin(problem.make(0.0, 0), likelihood).sample(
-        (problem.x, problem.y), progress=False
+        (problem.x, problem.y), partial=False, progress=False
     )
     seconds, cpu = time.perf_counter() - began, time.process_time() - used
     scores = posterior.evaluate(problem.x_test, problem.y_test)

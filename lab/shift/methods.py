@@ -19,7 +19,6 @@ from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
 from natural_langevin.dynamics.dropout import PerceptronLoss, forward, hidden_units
 from natural_langevin.execution.engine import Engine
-from natural_langevin.run.interrupts import whole_runs
 from natural_langevin.types import Params
 
 #: Inputs (n, D) to the class probabilities of every network: (network, n, classes).
@@ -43,7 +42,6 @@ class Settings:
     seed: int = 0
 
 
-@whole_runs()
 def posterior(x: Tensor, y: Tensor, classes: int, settings: Settings) -> Members:
     """Algorithm 1 with QDOP at T = 1, the last two thirds of every chain."""
     sampler = Langevin(
@@ -61,7 +59,7 @@ def posterior(x: Tensor, y: Tensor, classes: int, settings: Settings) -> Members
     thin = max(1, settings.steps * 2 // 3 // draws)
     found = sampler.sample(
         (x, y), steps=settings.steps, batch_size=settings.batch_size,
-        burn_in=settings.steps - draws * thin, thin=thin, progress=False,
+        burn_in=settings.steps - draws * thin, thin=thin, partial=False, progress=False,
     )  # fmt: skip
 
     def members(inputs: Tensor) -> Tensor:

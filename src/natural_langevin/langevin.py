@@ -364,6 +364,7 @@ class Langevin:
         callback: Callback | None = None,
         exchange: int | None = None,
         plan: Plan | None = None,
+        partial: bool = True,
         progress: bool | str = True,
     ) -> Posterior:
         """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
@@ -405,7 +406,8 @@ class Langevin:
         With ``checkpoint="folder"`` the run is written there every ``every`` steps (default: about
         once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
         holds a checkpoint of the same run. Folders of a run under way are locked. Without one,
-        Ctrl-C ends the run with the draws that were kept so far (before the first, it raises).
+        Ctrl-C ends the run with the draws that were kept so far (before the first, or with
+        ``partial=False``, it raises).
         With more ``steps`` than the run in the folder had, it goes on beyond its end, with draws
         as far apart as before.
         """
@@ -416,7 +418,7 @@ class Langevin:
         options = Options(
             where=stores.location(store), dtype=self._stored(sample_dtype),
             checkpoint=checkpoint, every=check_every(every), callback=callback, progress=progress,
-            said=self._said,
+            said=self._said, partial=partial,
         )  # fmt: skip
         return self.sampled(data, asked, options, plan)
 

@@ -18,7 +18,6 @@ import small_run
 from natural_langevin import Langevin, StorageError, likelihoods, preconditioners, priors
 from natural_langevin.run.checkpoint import CheckpointError, RunCheckpoint
 from natural_langevin.run.collector import SampleCollector
-from natural_langevin.run.interrupts import whole_runs
 from small_run import StopHereError, assert_same, network, stop_after, the_file
 
 EVERY = 2
@@ -273,5 +272,5 @@ def test_before_the_first_draw_and_for_whole_runs_ctrl_c_raises(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             small_run.sample()
     interrupt_at(monkeypatch, 3)
-    with pytest.raises(KeyboardInterrupt), whole_runs():
-        small_run.sample()
+    with pytest.raises(KeyboardInterrupt):
+        small_run.sample(partial=False)

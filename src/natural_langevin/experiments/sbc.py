@@ -24,7 +24,6 @@ from natural_langevin import random
 from natural_langevin.data.streams import Subsets
 from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.run.interrupts import whole_runs
 
 #: A sampler that is right fails with this probability, over all quantities together.
 ERROR_RATE = 0.01
@@ -81,7 +80,6 @@ class Calibration:
         return "\n".join([*lines, verdict])
 
 
-@whole_runs()
 def calibrate(
     model: nn.Module,
     likelihood: Likelihood,
@@ -113,7 +111,7 @@ def calibrate(
     data = Subsets(x.repeat(simulations, *(1,) * (x.ndim - 1)), y, own)
     posterior = sampler.sample(
         data, burn_in + thin * draws, batch_size=batch_size or len(x), burn_in=burn_in, thin=thin,
-        progress=progress,
+        partial=False, progress=progress,
     )  # fmt: skip
     rows = torch.linspace(0, len(x) - 1, PROBES).long().to(x.device)
 

@@ -6,24 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NoReturn
-
-from natural_langevin._internal.context import setting
-
-_WHOLE: ContextVar[bool] = ContextVar("whole_runs", default=False)
-
-
-@contextmanager
-def whole_runs() -> Iterator[None]:
-    """Inside, an interrupted run raises: for those who would take some of the draws for all."""
-    with setting(_WHOLE, True):
-        yield
-
-
-def may_end_early() -> bool:
-    """Whether a run that is interrupted may end with the draws that there are."""
-    return not _WHOLE.get()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin._internal.progress import Progress
@@ -78,10 +78,10 @@ class RunPlan:
 class Watcher(Protocol):
     """Who looks on, and may end a run early."""
 
-    def look(self, state: Any, info: Info, done: int, kept: int) -> None:
+    def look(self, state: State, info: Info, done: int, kept: int) -> None:
         """Is shown the run after ``done`` updates."""
 
-    def ends(self, state: Any, done: int, kept: int) -> bool:
+    def ends(self, state: State, done: int, kept: int) -> bool:
         """Whether the run is to end here."""
 
 
@@ -90,14 +90,14 @@ class Stepper(Protocol):
 
     notify: Callable[[str], None]
 
-    def run(self, state: Any, start: int, count: int) -> tuple[Any, Info]:
+    def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
         """``count`` updates from ``state``, which has seen ``start``."""
 
 
 def run(
     plan: RunPlan,
     engine: Stepper,
-    state: Any,
+    state: State,
     collector: Collector,
     *,
     saved: Saved | None = None,
@@ -107,7 +107,7 @@ def run(
     watcher: Watcher | None = None,
     partial: bool = False,
     start: Callable[[State], State] | None = None,
-) -> tuple[Any, bool]:
+) -> tuple[State, bool]:
     """All steps after those that ``state`` (or the checkpoint's) has seen; the last state, and
     whether Ctrl-C came. A ``watcher`` sees every look, and may end the run there; ``partial``: so
     may Ctrl-C, at any step after the first draw. ``start``: what is done to ``state`` where there
@@ -167,7 +167,7 @@ def run(
     return state, stopped
 
 
-def _resumed(saved: Saved | None, state: Any, collector: Collector) -> tuple[Any, bool]:
+def _resumed(saved: Saved | None, state: State, collector: Collector) -> tuple[State, bool]:
     """Where a run begins, and whether that is its checkpoint."""
     found = None
     if saved is not None:
@@ -196,7 +196,7 @@ def _say_interrupted(done: int, steps: int, kept: int, saved: bool) -> None:
     )  # fmt: skip
 
 
-def _check_divergence(state: Any, running: bool) -> None:
+def _check_divergence(state: State, running: bool) -> None:
     """One warning per newly stopped chain is the collector's; here, the case where none is left,
     neither here nor at another process."""
     if not running:

@@ -12,12 +12,12 @@ its weights, 2^-9 of them, is widened by it.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 
 from natural_langevin.diagnostics.energy import energy_gradient
 from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine
 
 log = logging.getLogger("natural_langevin")
@@ -28,7 +28,8 @@ NOTICEABLE = 0.1
 
 def autocast_shift(engine: Engine, state: State) -> float | None:
     """The shift at ``state``, on one batch; None without autocast or a Fisher metric."""
-    dynamics: Any = engine.dynamics
+    dynamics = engine.dynamics
+    assert isinstance(dynamics, LangevinDynamics)
     network, preconditioner = dynamics.gradients.network, dynamics.preconditioner
     if network.autocast is None or not preconditioner.requests:
         return None

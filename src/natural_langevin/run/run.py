@@ -35,7 +35,6 @@ from natural_langevin.run import (
     descent,
     description,
     ending,
-    interrupts,
     loop,
     noise_floor,
     preparation,
@@ -92,7 +91,7 @@ class Options:
     @property
     def may_end_early(self) -> bool:
         """Whether Ctrl-C may end the run with the draws that there are."""
-        return self.partial and not self.trial and interrupts.may_end_early()
+        return self.partial and not self.trial
 
     @property
     def level(self) -> int:

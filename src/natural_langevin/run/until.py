@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from natural_langevin.diagnostics import mixing
+from natural_langevin.dynamics.base import State
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.run import time_limit
 
@@ -63,7 +64,7 @@ class EssTarget:
     def __init__(
         self,
         wanted: float | None,
-        posterior: Callable[[Any], Posterior],
+        posterior: Callable[[State], Posterior],
         x: Tensor,
         *,
         seconds: float | None = None,
@@ -73,7 +74,7 @@ class EssTarget:
         self._end = math.inf if seconds is None else time_limit.clock() + seconds
         self._next = 0
 
-    def ends(self, state: Any, kept: int, last: bool = False) -> bool:
+    def ends(self, state: State, kept: int, last: bool = False) -> bool:
         """After ``kept`` draws; ``last``: the run ends in any case, and a reading is wanted."""
         late = time_limit.clock() > self._end and kept >= FEWEST_DRAWS
         if self.wanted is not None and kept >= FEWEST_DRAWS:
@@ -88,12 +89,12 @@ class EssTarget:
             self.reached = "seconds"
         return self.reached != "steps"
 
-    def _first(self, state: Any) -> int:
+    def _first(self, state: State) -> int:
         running = max(1, int((state.diverged < 0).sum()))
         assert self.wanted is not None
         return max(FEWEST_DRAWS, math.ceil(self.wanted / running))
 
-    def _read(self, state: Any) -> float:
+    def _read(self, state: State) -> float:
         found = self._posterior(state)
         few = found.predict(self._x[:1], keep_samples=False, sharpness=1.0).mean[0].numel()
         x = self._x[: max(FEWEST_ROWS, NUMBERS // few)]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from natural_langevin._internal import threads
 from natural_langevin._internal.processes import Processes
 from natural_langevin.diagnostics.reading import Reading
-from natural_langevin.dynamics.base import Info
+from natural_langevin.dynamics.base import Info, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.run import temperature_probe
 from natural_langevin.run.look import Callback, Look
@@ -47,7 +45,7 @@ class Watching:
         self._first_loss: float | None = None
         self._most_rise = MOST_RISE * max(1, engine.stream.example()[1][:1].numel())
 
-    def look(self, state: Any, info: Info, done: int, kept: int) -> None:
+    def look(self, state: State, info: Info, done: int, kept: int) -> None:
         """Shows it to the callback."""
         if self._breaks_off:
             self._check(info)
@@ -66,7 +64,7 @@ class Watching:
         with threads.as_given():
             self._callback(look)
 
-    def ends(self, state: Any, done: int, kept: int) -> bool:
+    def ends(self, state: State, done: int, kept: int) -> bool:
         """Whether the target is reached."""
         return self._target.ends(state, kept, last=done >= self._steps)
 
@@ -80,7 +78,7 @@ class Watching:
             before = self._first_loss
             raise ExplosionError(f"a loss of {worst:.2g} nats per sample after {before:.2g}")
 
-    def _temperature(self, state: Any) -> Reading | None:
+    def _temperature(self, state: State) -> Reading | None:
         count = temperature_probe.probe_steps(self._processes.chains)
         found = temperature_probe.summary(
             state, temperature_probe.measure(self._engine, state, count), self._processes

@@ -1,0 +1,85 @@
+"""Problem, Plan, Run: what each needs is in its arguments and their types, and nothing else is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import natural_langevin
+import small_run
+
+ROOT = Path(natural_langevin.__file__).parent
+FOLDERS = ("problem", "run", "recipe", "distributed")
+FILES = [*(p for name in FOLDERS for p in sorted(ROOT.glob(f"{name}/*.py"))), ROOT / "langevin.py"]
+#: Arguments that are objects of ours, whatever they are called with.
+OURS = {
+    "sampler", "problem", "motion", "plan", "posterior", "state", "engine", "dynamics", "stream",
+    "collector", "gradients", "network", "phase", "options", "given", "asked", "limit", "mesh",
+    "choice", "trial", "moves", "units", "signature",
+}  # fmt: skip
+#: What named tuples have, and what torch keeps of a module under no other name.
+KNOWN = {"_replace", "_asdict", "_modules", "_parameters"}
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def untyped(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            for one in arguments:
+                words = "" if one.annotation is None else ast.unparse(one.annotation)
+                if one.arg in OURS and "Any" in words.split():
+                    yield f"{node.name}({one.arg}: Any)"
+
+
+def test_no_object_of_ours_is_any() -> None:
+    """What a user gives is checked in ``validation``, and has no type before."""
+    files = [p for p in FILES if p.name != "validation.py"]
+    found = {named(p): [*untyped(ast.parse(p.read_text()))] for p in files}
+    assert not {name: places for name, places in found.items() if places}
+    assert [*untyped(ast.parse("def f(state: Any): ..."))]  # the check sees one
+
+
+def private(tree: ast.Module) -> Iterator[str]:
+    """Underscore names of others' objects: those that this file gives to none of its own."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            own |= {node.attr} if node.value.id in ("self", "cls") else set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            dunder, torchs = (
+                node.attr.startswith("__"),
+                ast.unparse(node.value).startswith(("torch", "dist.")),
+            )
+            if not (dunder or torchs or node.attr in own | KNOWN):
+                yield ast.unparse(node)
+
+
+def test_nobody_reads_anothers_private_names() -> None:
+    found = {named(p): [*private(ast.parse(p.read_text()))] for p in FILES}
+    assert not {name: places for name, places in found.items() if places}
+    assert [*private(ast.parse("def f(x): return x._hidden"))]  # the check sees one
+
+
+@pytest.mark.parametrize("word", ["TYPE_CHECKING", "ContextVar"])
+def test_no_circle_and_no_setting_hides(word: str) -> None:
+    """Behind an import that never runs, or in a variable of the thread."""
+    assert not [named(path) for path in FILES if word in path.read_text()]
+
+
+def test_a_sampler_keeps_nothing_of_a_run() -> None:
+    sampler = small_run.sampler()
+    before = dict(vars(sampler))
+    first = sampler.sample(small_run.data(), 12, batch_size=20, progress=False)
+    after = vars(sampler)
+    assert before.keys() == after.keys()
+    assert all(after[name] is value for name, value in before.items())
+    again = sampler.sample(small_run.data(), 12, batch_size=20, progress=False)
+    small_run.assert_same(first, again)

@@ -18,15 +18,24 @@ def not_finite(gradient: Params) -> list[str]:
     some = {name: g for name, g in gradient.items() if g.numel()}  # a rank may have no row of it
     if not some:
         return []
-    norms = torch._foreach_norm(list(some.values()), float("inf"))
-    finite = torch.isfinite(torch.stack(list(norms)).float()).tolist()
+    finite = torch.isfinite(_largest(list(some.values())).float()).tolist()
     return [name for name, ok in zip(some, finite, strict=True) if not ok]
 
 
 def all_finite(gradient: Params) -> Tensor:
     """Whether none of them holds an infinity or NaN: (1,) bool, on their device."""
-    norms = torch._foreach_norm([g for g in gradient.values() if g.numel()], float("inf"))
-    return torch.isfinite(torch.stack(norms)).all()[None]
+    largest = _largest([g for g in gradient.values() if g.numel()])
+    return torch.isfinite(largest).all()[None]
+
+
+def _largest(tensors: list[Tensor]) -> Tensor:
+    """The size of every tensor's largest element, NaN where it holds one: (tensor,). A CPU's norm
+    takes ten times as long as looking for both ends."""
+    if tensors[0].device.type == "cpu":
+        ends = [torch.aminmax(t) for t in tensors]
+        both = torch.stack([torch.stack([low, high]) for low, high in ends])
+        return both.abs().amax(1)
+    return torch.stack(list(torch._foreach_norm(tensors, float("inf"))))
 
 
 def local_gradient(sampled: Mapping[str, nn.Parameter]) -> Params:

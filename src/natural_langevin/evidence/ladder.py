@@ -1,7 +1,8 @@
 """Powers of the likelihood from the prior to the posterior, and what is integrated over them.
 
-In u = ln beta the integrand g = beta E_beta[ln p] is smooth, and its slope is known from the same
-draws, dg/du = g + beta^2 Var_beta[ln p]: every interval is integrated by Hermite's cubic. Below the
+In u = ln beta the integrand g = beta E_beta[ln p - c] is smooth, c the mean at beta = 1, and its
+slope is known from the same draws, dg/du = g + beta^2 Var_beta[ln p]: every interval is integrated
+by Hermite's cubic. Below the
 first power beta_1 the prior's own draws serve: ln E_prior[p^beta_1].
 
 Powers are ``spacing`` apart in u: 2 / sqrt(d / 2) for d weights, at which half of the proposed
@@ -37,15 +38,18 @@ def powers(deviation: float, weights: int) -> Tensor:
 
 def thermodynamic(beta: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """integral of E_beta[ln p] from beta_1 to 1 by Hermite's cubic in ln beta, from the means and
-    variances of ln p at every power; and the weight of every mean in it."""
-    u = beta.log()
-    h = u.diff()
-    g, slope = beta * mean, beta * mean + beta.square() * variance
-    total = (h * (g[1:] + g[:-1]) / 2 + h.square() * (slope[:-1] - slope[1:]) / 12).sum()
+    variances of ln p at every power; and the weight of every mean in it. What ln p is at the last
+    power is integrated by itself, exactly: it is large, and the rest is not."""
+    h, last = beta.log().diff(), mean[-1]
+    g = beta * (mean - last)
+    slope = g + beta.square() * variance
+    rest = (h * (g[1:] + g[:-1]) / 2 + h.square() * (slope[:-1] - slope[1:]) / 12).sum()
     weight = torch.zeros_like(beta)
     weight[1:] += h / 2 - h.square() / 12
     weight[:-1] += h / 2 + h.square() / 12
-    return total, weight * beta
+    weight = weight * beta
+    weight[-1] += 1 - beta[0] - weight.sum()
+    return (1 - beta[0]) * last + rest, weight
 
 
 def from_prior(log_p: Tensor, power: float) -> tuple[float, float]:

@@ -196,7 +196,8 @@ def _connected() -> socket.socket:
 
 def _start_server() -> None:
     _address().unlink(missing_ok=True)
-    paths = [str(SOURCE), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    here = Path(__file__)  # of lab, too, which lies beside tests
+    paths = [str(SOURCE), str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
     settings = {
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "OMP_NUM_THREADS": "1",

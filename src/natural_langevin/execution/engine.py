@@ -31,6 +31,7 @@ from natural_langevin.execution.compiled import Attempt, CompiledStep, compiled,
 from natural_langevin.execution.executors import Executor, plan_executor
 from natural_langevin.execution.full_data import Anchors, Pause
 from natural_langevin.execution.graphs import GraphedStep
+from natural_langevin.execution.kernels.native.planner import why_not_native
 from natural_langevin.execution.stepping import (
     InPlaceStep,
     StepData,
@@ -83,6 +84,8 @@ class Engine:
         self.step: InPlaceStep | None = None
         self._pure: Callable[..., tuple[State, Info]] = pure_step
         self._graph: GraphedStep | None = None
+        #: Whether the log is told which way steps are run.
+        self.announce = False
         #: Why kernels do not serve that were tried.
         self.refused = ""
         #: What is done between steps.
@@ -128,6 +131,8 @@ class Engine:
         if not self._ready:
             self._plan(state)
             self._ready = True
+            if self.announce:
+                log.info("%s", self._described(state))
         info, stop = None, start + count
         while start < stop:
             for pause in self.pauses:
@@ -161,6 +166,16 @@ class Engine:
                 info = self.step(self.dynamics, self._data, state, batch, kind)
         assert info is not None
         return state, info
+
+    def _described(self, state: State) -> str:
+        """Which way steps are run; where it is not the fastest, why, and what would change it."""
+        told = f"steps are run this way: {self.way}"
+        if self._executor is not None or state.step.device.type != "cpu":
+            return told
+        if self.mode == "eager":
+            return f'{told}, since compile=False; compile="auto" may be several times faster'
+        why = why_not_native(self.dynamics, state, self.stream, self.rates, self.num_data)
+        return f"{told}. The native engine is faster, and does not take this run: {why}"
 
     def _plan(self, state: State) -> None:
         """Decides how steps are taken: by an executor, kernels, a graph, compiled, or eagerly."""

@@ -1,7 +1,7 @@
 """A ``torch.optim.Optimizer`` for a loop of one's own: the diff from SGD is two lines.
 
 Imports likelihoods, priors, statistics, preconditioners, dynamics, execution, posterior, problem,
-run and distributed; integrations imports it.
+run and distributed; integrations and experiments import it.
 
 -optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 +optimizer = NaturalLangevin(model, likelihoods.Categorical(), num_data=len(data), lr=1e-3)

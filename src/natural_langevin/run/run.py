@@ -163,6 +163,7 @@ def _phase(
         step_size, engine, state = _prepared(motion, plan, phase, options)
     if not options.trial and not phase.spent:
         _notice(motion, plan, engine.stream, options.said)
+        engine.announce = True
     config = description.described(motion, plan, phase, options.where, dtype, engine)
     if number:
         config["phase"] = number

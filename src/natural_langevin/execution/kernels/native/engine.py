@@ -24,7 +24,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.build import DTYPES, library
 from natural_langevin.execution.kernels.native.describe import describe
-from natural_langevin.execution.kernels.native.layout import METRICS, Layer, Run
+from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, METRICS, Layer, Run
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
 
@@ -345,7 +345,10 @@ def specs_of(
     named = {**fixed, **first}
     found = trace(lambda batch: network.call(named, batch), named, x[:3].clone())
     if found is None:
-        raise UnsupportedError("a network that is no chain of layers")
+        raise UnsupportedError(
+            "a network that is no chain of linear layers, convolutions, pools and activations of "
+            f"these: {', '.join(ACTIVATIONS[1:])}"
+        )
     return found
 
 

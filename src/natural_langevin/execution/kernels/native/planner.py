@@ -61,6 +61,19 @@ def plan_native(
     return None
 
 
+def why_not_native(
+    dynamics: Dynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
+) -> str:
+    """Why the native engine does not take a run that ``plan_native`` has refused."""
+    if "mlp" not in dynamics.kernels:
+        return "it has no such dynamics, metric or prior"
+    try:
+        _native(dynamics, state, stream, rates, num_data)
+    except UnsupportedError as reason:
+        return str(reason)
+    return "it disagrees with the reference"
+
+
 def _native(
     dynamics: Dynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
 ) -> NativeMLP:

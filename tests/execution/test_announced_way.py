@@ -1,0 +1,37 @@
+"""A run says in one line which way it is run and, where another is faster, why not that one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from natural_langevin import Langevin, likelihoods, preconditioners
+
+
+@pytest.mark.parametrize(
+    ("activation", "options", "said"),
+    [
+        (nn.Tanh, {}, "this way: native"),
+        (nn.Softsign, {}, "does not take this run: a network that is no chain of linear layers"),
+        (nn.Tanh, {"compile": False}, "eager, since compile=False"),
+        (
+            nn.Tanh,
+            {"preconditioner": preconditioners.KroneckerFisher()},
+            "does not take this run: the metric KroneckerFisher",
+        ),
+    ],
+)
+def test_one_line(
+    activation: type[nn.Module], options: dict[str, Any], said: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    x = torch.randn(40, 3)
+    network = nn.Sequential(nn.Linear(3, 4), activation(), nn.Linear(4, 2))
+    sampler = Langevin(network, likelihoods.Categorical(), step_size=1e-3, chains=2, **options)
+    with caplog.at_level("INFO", logger="natural_langevin"):
+        sampler.sample((x, (x.sum(1) > 0).long()), 8, batch_size=20, progress=False)
+    (line,) = [r.getMessage() for r in caplog.records if "steps are run" in r.getMessage()]
+    assert said in line

@@ -230,7 +230,7 @@ CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]]
         lambda: construct(compile="yes"),
         ValueError, ["compile", "'yes'", 'True, False or "auto"']),
     "init": (
-        lambda: construct(init="zeros"), ValueError, ["init", "'zeros'", '"fan_in" or "prior"']),
+        lambda: construct(init="zeros"), ValueError, ["init", "'zeros'", '"fan_in", "prior"']),
     "targets": (
         lambda: preconditioners.QuasiDiagonalFisher(targets="labels"),
         ValueError, ["targets", "'labels'", '"data" or "model"']),

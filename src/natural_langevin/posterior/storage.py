@@ -65,8 +65,8 @@ def write(
 #: Seconds that a save waits for another one to the same folder, and how often a reader whose files
 #: were replaced under its eyes begins again.
 PATIENCE, RETRIES = 10.0, 20
-#: Draws that are looked at together.
-PIECE_OF_DRAWS = 64
+#: Numbers of the samples that are looked at at a time.
+NUMBERS_AT_ONCE = 1 << 20
 #: Likelihoods that a file can hold: those of numbers, and what may stand around one.
 LIKELIHOODS = likelihoods.REGISTRY | {"Scaled": likelihoods.Scaled}
 
@@ -251,7 +251,8 @@ def _check_finite(samples: Params, groups: Groups) -> None:
         for name, value in values.items()
         if not torch.isfinite(value[healthy]).all()
     }
-    for some in chunks(samples, healthy, PIECE_OF_DRAWS) if healthy else ():
+    size = max(1, NUMBERS_AT_ONCE // max(1, sum(v[0, :1].numel() for v in samples.values())))
+    for some in chunks(samples, healthy, size) if healthy else ():
         broken |= {f"samples/{k}" for k, v in some.items() if not torch.isfinite(v).all()}
     if broken:
         raise StorageError(

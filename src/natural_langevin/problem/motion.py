@@ -72,7 +72,10 @@ class Motion:
         alike = problem.likelihood is self.problem.likelihood
         together = problem.chains.processes.data is self.problem.chains.processes.data
         if shared and alike and together:
-            return dataclasses.replace(self, problem=problem)
+            found = dataclasses.replace(self, problem=problem)
+            if self.problem.moves_as(problem):  # compiled steps are known by their frame
+                found.__dict__["frame"] = self.frame
+            return found
         return Motion.of(
             problem, self.preconditioner, self.integrator, step_size=self.step_size,
             mean_rate=self.mean_rate, start=self.start, compile=self.compile,

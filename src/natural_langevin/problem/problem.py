@@ -98,6 +98,11 @@ class Problem:
         """The same problem with these data."""
         return dataclasses.replace(self, data=in_tensors(self.signature, data))
 
+    def moves_as(self, other: Problem) -> bool:
+        """Whether chains of the other problem move as those of this one, on whatever data."""
+        names = ("prior", "temperature", "power", "chains", "anchors")
+        return all(getattr(self, name) is getattr(other, name) for name in names)
+
     def with_prior(self, prior: priors.PriorLike) -> Problem:
         """The same with another prior."""
         found = priors.resolve(

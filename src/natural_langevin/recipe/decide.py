@@ -79,7 +79,7 @@ def decide(
 
 def follow(motion: Motion, plan: Plan) -> Motion:
     """The motion that a plan asks for: with its start, its friction and its prior's scale."""
-    found = replace(motion, start=plan.start)
+    found = motion if motion.start == plan.start else replace(motion, start=plan.start)
     if plan.friction is not None:
         found = replace(found, integrator=replace(recipe.dynamics(), friction=plan.friction))
     if plan.prior_scale is not None:

@@ -135,6 +135,18 @@ def beyond(scores: dict[float, float]) -> tuple[float, float] | None:
     return (last, last * STEP) if ahead else None
 
 
+def clearly(last: float, further: float) -> float:
+    """The score of a scale beyond the widest, whose own is ``last``: no better than that unless it
+    is clearly ahead, as the widest had to be. The wider a prior, the slower its chains.
+
+    >>> clearly(0.50, 0.48), clearly(0.50, 0.495), clearly(0.50, math.nan)
+    (0.48, 0.5, inf)
+    """
+    if not math.isfinite(further):
+        return math.inf
+    return further if last - further > AHEAD else max(last, further)
+
+
 def best(scores: dict[float, float]) -> tuple[float, float, str]:
     """The best scale tried, the scale between it and its neighbours where a parabola in ln s
     through their three scores is lowest, and why. ``scores``: as in ``beyond``."""

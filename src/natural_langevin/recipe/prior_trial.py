@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -129,7 +128,7 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
         runs += more
         found = _scores(more)
         further = scores[pair[0]] + found[pair[1]] - found[pair[0]]  # from one start both
-        scores[pair[1]] = further if math.isfinite(further) else math.inf
+        scores[pair[1]] = prior_scale.clearly(scores[pair[0]], further)
     best, scale, why = prior_scale.best(scores)
     chosen = [one for one in runs if best in one.scales][-1]
     log.info("prior variance x %.3g: %s", scale, why)

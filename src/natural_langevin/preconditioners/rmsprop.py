@@ -42,5 +42,5 @@ class RMSProp(AveragedPreconditioner):
 
     def factor(self, metric: Metric, damping: Damping) -> Factor:
         return diagonal_factor(
-            {name: damped(d, damping[name]).pow(-0.25) for name, d in metric["square"].items()}
+            {name: damped(d, damping[name]).sqrt().rsqrt() for name, d in metric["square"].items()}
         )

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from lab.command import CommandError, at_least, guarded, say, show
 from lab.defaults import against_nuts, nuts_files
 from lab.defaults.small import PROBLEMS
-from lab.results_file import open_results, write_results
+from lab.results import open_results, write_results
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.experiments.origin import origin
 

@@ -20,7 +20,7 @@ from lab.fidelity.chain import Entry, Pool, Settings, now
 from lab.fidelity.contenders import CONTENDERS, Contender
 from lab.fidelity.problem import Problem, scores
 from lab.fidelity.shifted import shifted
-from lab.results_file import open_results, write_results
+from lab.results import open_results, write_results
 from natural_langevin._internal.atomic import write
 from natural_langevin.experiments.origin import origin
 from natural_langevin.types import Params

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.data import cifar10
-from lab.results_file import open_results, write_results
+from lab.results import open_results, write_results
 from lab.shift.corruptions import STRENGTHS, corrupted
 from lab.shift.methods import METHODS, Members, Settings, timed
 from natural_langevin import metrics

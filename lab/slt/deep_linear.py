@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lab.results_file import open_results, write_results
+from lab.results import open_results, write_results
 from lab.slt.linear_networks import network, truth
 from natural_langevin import likelihoods, slt
 from natural_langevin.experiments.origin import origin

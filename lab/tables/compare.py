@@ -22,7 +22,7 @@ import torch
 from sklearn import datasets
 from sklearn.model_selection import train_test_split
 
-from lab.parts import join_parts
+from lab.results import join_parts
 from lab.tables.rivals import (
     FOLDS,
     GRID,

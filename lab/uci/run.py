@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.parts import join_parts
-from lab.results_file import open_results, write_results
+from lab.results import join_parts, open_results, write_results
 from lab.uci.data import TABLES, load, split
 from natural_langevin.data.table import Table, need_pandas
 from natural_langevin.experiments.origin import origin

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.parts import PartsError
+from lab.results import PartsError
 from lab.uci import data, table
 from lab.uci.run import UciError, merge, run
 from natural_langevin.data.errors import CorruptDataError

@@ -93,7 +93,7 @@ def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Links]) 
 
 
 def test_sources_come_along_with_numbered_lines(site: Path, pages: dict[Path, Links]) -> None:
-    source = site / "repository" / "src" / "natural_langevin" / "sampling" / "recipe.py.html"
+    source = site / "repository" / "src" / "natural_langevin" / "recipe" / "rules.py.html"
     lines = (ROOT / "src/natural_langevin/recipe/rules.py").read_text().count("\n")
     assert {f"L-{n}" for n in range(1, lines + 1)} <= pages[source].anchors
     results = "results/table1-h200.json"

@@ -399,6 +399,11 @@ class NaturalLangevin(torch.optim.Optimizer):
                 "capturable=True goes with lr as a number or a tensor, a metric without refresh, "
                 f'and targets="data", got lr={self._lr!r} and {self.preconditioner!r}'
             )
+        if any(p.device.type == "cuda" for p in self._names.params.values()):
+            raise NotImplementedError(
+                "capturable=True cannot be recorded on CUDA yet: a step copies from the host. Leave "
+                "it out; the step then launches its operations one by one"
+            )
         if self._labels.learned():
             raise ValueError(
                 f"{self.likelihood!r} learns on the host: give its value for capturable=True"

@@ -90,8 +90,7 @@ CASES: dict[str, Case] = {
         (6,), tokens=5),
     "embedding, one token": Case(
         lambda: nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3)), (), tokens=5),
-    "learned positions": Case(
-        LearnedPositions, (5,), tokens=7, whole=("position.weight",)),
+    "learned positions": Case(LearnedPositions, (5,), tokens=7),
     "layer norm": Case(
         lambda: pooled(scaled(nn.LayerNorm((2, 3))), nn.LayerNorm(3, bias=False), features=3,
                        channels_first=False), (4, 2, 3)),

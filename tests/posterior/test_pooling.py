@@ -113,7 +113,7 @@ def test_pointwise_log_likelihoods_go_to_arviz() -> None:
 
 def test_many_posteriors_are_counted_and_not_all_listed() -> None:
     found = posterior(chains=32, temperature=torch.linspace(0.5, 1.5, 32))
-    with pytest.raises(ValueError, match=r"32 temperatures or priors") as caught:
+    with pytest.raises(ValueError, match=r"32 temperatures, powers or priors") as caught:
         found.predict(X)
     assert "chains=[0] (the others are [1], [2], [3], ...)" in str(caught.value)
     assert len(str(caught.value)) < 250

@@ -43,7 +43,7 @@ def rhat_limit(chains: int, draws: int, numbers: int = 1, ess: float | None = No
     >>> rhat_limit(4, 1000), round(rhat_limit(4, 50), 3), round(rhat_limit(4, 10), 2)
     (1.01, 1.045, 1.27)
     >>> round(rhat_limit(4, 1000, 100), 3), round(rhat_limit(4, 1000, 100, ess=400), 3)
-    (1.01, 1.048)
+    (1.01, 1.038)
     """
     independent = _largest(chains, float(draws // 2), numbers)
     if ess is None:

@@ -401,8 +401,8 @@ class NaturalLangevin(torch.optim.Optimizer):
             )
         if any(p.device.type == "cuda" for p in self._names.params.values()):
             raise NotImplementedError(
-                "capturable=True cannot be recorded on CUDA yet: a step copies from the host. Leave "
-                "it out; the step then launches its operations one by one"
+                "capturable=True cannot be recorded on CUDA yet: a step copies from the host. "
+                "Leave it out; the step then launches its operations one by one"
             )
         if self._labels.learned():
             raise ValueError(

@@ -25,7 +25,7 @@ def share_of_epochs(omega: float, minibatches: float) -> float:
     """S(omega) of m minibatches per epoch.
 
     >>> [round(share_of_epochs(0.2, m), 3) for m in (1, 5, 100)]
-    [0.0, 0.1, 1.002]
+    [0.0, 0.097, 1.007]
     """
     m = minibatches
     if m <= 1:

@@ -3,13 +3,14 @@
     python -m lab.speed_networks --out speed_networks.json          # CUDA where there is one
     python -m lab.speed_networks --device cpu --networks perceptron cnn layernorm
     python -m lab.speed_networks --tf32 --only optimizer            # a part of the table
+    python -m lab.speed_networks --device cpu --networks tiny --profile
 
-Every network has rows of its own: SGD eagerly (the reference) and, on a GPU, as a CUDA graph;
-``optim.NaturalLangevin`` with each metric; ``Langevin`` with one chain and with four. Repeats are
-interleaved, each a block of about ``--seconds``; a figure is the median over repeats of
-milliseconds per step (of one chain), with quartiles, the ratio to SGD, the seconds of the first
-call, and on a GPU the memory that a row's steps had allocated at most. One file is enough: it
-needs torch and natural_langevin alone.
+Every row is a process of its own, in which eager SGD of the same network takes turns with it:
+SGD as a CUDA graph, ``optim.NaturalLangevin`` with each metric, eagerly and recorded, ``Langevin``
+with one chain and with four. A line of JSON for each as soon as it is known: milliseconds per step
+(of one chain), median and quartiles over ``--repeats`` blocks of about ``--seconds``; the ratio to
+SGD, the median over repeats of each pair's; the seconds of the first call; on a GPU the memory at
+most, and with ``--profile`` the milliseconds of kernels, those of the host and the longest kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import itertools
 import json
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -94,9 +96,10 @@ PROBLEMS = {
     "small residual": Problem(lambda: residual_network([16, 32], 1), 50, (3, 16, 16), 10),
     "residual": Problem(lambda: residual_network([32], 4), 100, (3, 32, 32), 10),
     "resnet18": Problem(lambda: residual_network([64, 128, 256, 512], 2), 128, (3, 32, 32), 10),
+    "tiny": Problem(lambda: residual_network([8, 16], 1), 10, (3, 8, 8), 10),
     "gpt": Problem(lambda: GPT(6, 512, 128, 256, 8), 32, (128,), 256, True),
 }
-ON_A_GPU = ["perceptron", "residual", "resnet18", "gpt"]
+ON_A_GPU = ["resnet18", "gpt", "residual"]
 ON_A_CPU = ["perceptron", "cnn", "layernorm", "transformer", "lstm", "small residual"]
 
 
@@ -243,31 +246,30 @@ def langevin(
     return make
 
 
-class Row:
-    """A contender and what was measured of it."""
+class Row(NamedTuple):
+    """A contender."""
 
-    def __init__(self, name: str, chains: int, make: Callable[..., Advance]) -> None:
-        self.name, self.chains, self.make = name, chains, make
-        self.advance: Advance | None = None
-        self.first, self.block, self.memory = 0.0, 1, 0.0
-        self.wall: list[float] = []
-        self.cpu: list[float] = []
-        self.error = ""
+    name: str
+    chains: int
+    make: Callable[..., Advance]
 
 
 def contenders(device: torch.device, parts: list[str], metrics: list[str]) -> list[Row]:
-    rows = [Row("SGD", 1, sgd)]
+    rows = []
+    for metric in metrics if "optimizer" in parts else ():
+        rows.append(Row(f"optimizer {metric}", 1, ours(metric)))
+        if device.type == "cuda" and "every" not in metric:
+            rows.append(Row(f"optimizer {metric}, CUDA graph", 1, recorded_ours(metric)))
+    for metric in metrics if "langevin" in parts else ():
+        if metric == "QDOP":
+            rows += [Row(f"Langevin {metric}, {c}", c, langevin(metric, c)) for c in (1, 4)]
+            if device.type == "cuda":
+                bfloat16 = langevin("QDOP", 1, torch.bfloat16)
+                rows.append(Row("Langevin QDOP, 1, bfloat16", 1, bfloat16))
+        elif metric == "RMSProp":
+            rows.append(Row(f"Langevin {metric}, 4", 4, langevin(metric, 4)))
     if device.type == "cuda":
         rows.append(Row("SGD, CUDA graph", 1, graphed_sgd))
-    for metric in metrics:
-        if "optimizer" in parts:
-            rows.append(Row(f"optimizer {metric}", 1, ours(metric)))
-            if device.type == "cuda" and metric in ("QDOP", "RMSProp"):
-                rows.append(Row(f"optimizer {metric}, CUDA graph", 1, recorded_ours(metric)))
-        if "langevin" in parts and "every" not in metric and metric != "Euclidean":
-            rows += [Row(f"Langevin {metric}, {c}", c, langevin(metric, c)) for c in (1, 4)]
-        if "langevin" in parts and metric == "QDOP" and device.type == "cuda":
-            rows.append(Row("Langevin QDOP, 1, bfloat16", 1, langevin("QDOP", 1, torch.bfloat16)))
     return rows
 
 
@@ -279,33 +281,67 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(row: Row, device: torch.device, count: int) -> tuple[float, float]:
-    """Seconds, and seconds of all threads."""
-    assert row.advance is not None
-    wait(device)
-    started, cpu = time.perf_counter(), time.process_time()
-    row.advance(count)
-    wait(device)
-    return time.perf_counter() - started, time.process_time() - cpu
+class Measured:
+    """A row that has been made, and its times."""
 
-
-def make_ready(row: Row, problem: Problem, data: Any, device: torch.device, block: float) -> None:
-    started = time.perf_counter()
-    try:
-        torch.manual_seed(0)
-        row.advance = row.make(problem, data, device)
-        wait(device)
-        row.first = time.perf_counter() - started
-        timed(row, device, 3)
-        if device.type == "cuda":
-            before = torch.cuda.memory_allocated(device)
+    def __init__(self, row: Row, problem: Problem, data: Any, device: torch.device) -> None:
+        self.row, self.device, self.ms = row, device, list[float]()
+        on_gpu = device.type == "cuda"
+        before = torch.cuda.memory_allocated(device) if on_gpu else 0
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats(device)
-        seconds = min(timed(row, device, 2)[0] / 2 for _ in range(2))
-        if device.type == "cuda":
-            row.memory = (torch.cuda.max_memory_allocated(device) - before) / 2**20
-        row.block = max(2, min(1_000, round(block / seconds)))
-    except Exception as error:  # one row must not end the others
-        row.error, row.advance = f"{type(error).__name__}: {error}"[:300], None
+        started = time.perf_counter()
+        torch.manual_seed(0)
+        self.advance = row.make(problem, data, device)
+        wait(device)
+        self.first_call = time.perf_counter() - started
+        peak = torch.cuda.max_memory_allocated(device) if on_gpu else 0
+        self.timed(3)
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        self.seconds = min(self.timed(2) for _ in range(2))
+        steady = torch.cuda.max_memory_allocated(device) if on_gpu else 0
+        self.memory = {"making": (peak - before) / 2**20, "steps": (steady - before) / 2**20}
+
+    def timed(self, count: int) -> float:
+        """Seconds per step of all chains."""
+        wait(self.device)
+        started = time.perf_counter()
+        self.advance(count)
+        wait(self.device)
+        return (time.perf_counter() - started) / count
+
+    def block(self, seconds: float) -> float:
+        """Milliseconds per step and chain, over a block of about so many seconds."""
+        count = max(2, min(1_000, round(seconds / self.seconds)))
+        self.ms.append(1e3 * self.timed(count) / self.row.chains)
+        return self.ms[-1]
+
+    def profile(self) -> dict[str, Any]:
+        """Of a step of all chains: milliseconds until the host has launched it, milliseconds of
+        kernels, and the longest of them."""
+        wait(self.device)
+        started = time.perf_counter()
+        self.advance(5)
+        host = (time.perf_counter() - started) / 5
+        wait(self.device)
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            kinds = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=kinds) as found:
+            self.advance(2)
+            wait(self.device)
+        key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        events = sorted(found.key_averages(), key=lambda e: -getattr(e, key))
+        total = sum(getattr(e, key) for e in events)
+        longest = [[e.key[:70], e.count / 2, getattr(e, key) / 2e3] for e in events[:14]]
+        return {
+            "host_ms": 1e3 * host,
+            "kernels_ms": total / 2e3,
+            "launches": sum(e.count for e in events) / 2,
+            "longest": longest,
+        }
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -313,49 +349,70 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "q1": quartiles[0], "q3": quartiles[-1]}
 
 
-def measure(name: str, args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
-    problem = PROBLEMS[name]
+def measure(network: str, row: Row, args: argparse.Namespace) -> dict[str, Any]:
+    """One row, with SGD taking turns."""
+    problem, device = PROBLEMS[network], torch.device(args.device)
     data = problem.data(device)
-    rows = contenders(device, args.only, args.metrics)
-    for row in rows:
-        make_ready(row, problem, data, device, args.seconds)
-        print(f"{name}: {row.name}: {row.error or f'ready in {row.first:.1f} s'}", file=sys.stderr)
-    running = [row for row in rows if row.advance is not None]
+    reference = Measured(Row("SGD", 1, sgd), problem, data, device)
+    one = Measured(row, problem, data, device)
+    gc.collect()
+    ratios = []
     for repeat in range(args.repeats):
-        turn = repeat % len(running)
-        gc.collect()
-        for row in running[turn:] + running[:turn]:
-            wall, cpu = timed(row, device, row.block)
-            row.wall.append(1e3 * wall / (row.block * row.chains))
-            row.cpu.append(1e3 * cpu / (row.block * row.chains))
-    weights = sum(p.numel() for p in problem.network().parameters())
-    found = []
-    for row in rows:
-        one: dict[str, Any] = {
-            "network": name, "weights": weights, "batch": problem.batch, "row": row.name,
-            "chains": row.chains, "error": row.error,
-        }  # fmt: skip
-        if row.wall:
-            one |= {
-                "first_call_seconds": row.first, "block": row.block, "step_memory_MiB": row.memory,
-                "ms_per_chain_step": spread(row.wall), "cpu_ms_per_chain_step": spread(row.cpu),
-                "ratio": statistics.median(row.wall) / statistics.median(rows[0].wall),
-                "cpu_ratio": statistics.median(row.cpu) / statistics.median(rows[0].cpu),
-            }  # fmt: skip
-        found.append(one)
+        turn = (reference, one) if repeat % 2 else (one, reference)
+        for contender in turn:
+            contender.block(args.seconds)
+        ratios.append(one.ms[-1] / reference.ms[-1])
+    found = {
+        "network": network, "row": row.name, "chains": row.chains, "batch": problem.batch,
+        "weights": sum(p.numel() for p in problem.network().parameters()),
+        "ratio": spread(ratios), "ms_per_chain_step": spread(one.ms),
+        "sgd_ms": spread(reference.ms), "first_call_seconds": one.first_call,
+        "memory_MiB": one.memory, "sgd_memory_MiB": reference.memory,
+    }  # fmt: skip
+    if args.profile:
+        found["profile"] = one.profile()
+        if row.name == "optimizer Euclidean":
+            found["sgd_profile"] = reference.profile()
     return found
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        if row["error"]:
-            print(f"{row['network']:15} {row['row']:24} {row['error'][:90]}")
-            continue
-        print(
-            f"{row['network']:15} {row['row']:24} {row['ms_per_chain_step']['median']:9.3f} ms  "
-            f"x{row['ratio']:.2f} (CPU time x{row['cpu_ratio']:.2f})  "
-            f"first {row['first_call_seconds']:.1f} s  {row['step_memory_MiB']:.0f} MiB"
-        )
+# Processes ----------------------------------------------------------------------------------------
+
+
+def child(args: argparse.Namespace) -> None:
+    """Measures one row when it is told to, and prints it."""
+    if args.device != "cpu":
+        torch.zeros(1, device=args.device)  # while another row is being measured
+    network, name = args.child
+    row = next(
+        r for r in contenders(torch.device(args.device), args.only, args.metrics) if r.name == name
+    )
+    sys.stdin.readline()
+    try:
+        found = measure(network, row, args)
+    except Exception as error:
+        found = {"network": network, "row": name, "error": f"{type(error).__name__}: {error}"[:600]}
+    print(json.dumps(found), flush=True)
+
+
+def start(network: str, row: Row, given: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lab.speed_networks", *given, "--child", network, row.name]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str], network: str, row: Row, limit: float) -> dict[str, Any]:
+    """Lets a process measure its row; whatever happens to it, there is a row."""
+    try:
+        out, err = process.communicate("go\n", timeout=limit)
+        return json.loads(out.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return {"network": network, "row": row.name, "error": f"more than {limit:.0f} s"}
+    except (IndexError, ValueError):
+        return {"network": network, "row": row.name, "error": f"died: {err.strip()[-600:]}"}
 
 
 def main() -> None:
@@ -365,21 +422,36 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["optimizer", "langevin"])
     parser.add_argument("--metrics", nargs="*", default=list(METRICS), choices=list(METRICS))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of a block")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a block")
     parser.add_argument("--tf32", action="store_true", help="TF32 products on a GPU")
+    parser.add_argument("--profile", action="store_true", help="also what kernels a step has")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds of one row")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds of all rows")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    device = torch.device(args.device)
     if args.tf32:
         torch.set_float32_matmul_precision("high")
-    started = time.time()
+    if args.child:
+        child(args)
+        return
+    device, started = torch.device(args.device), time.time()
     names = args.networks or (ON_A_GPU if device.type == "cuda" else ON_A_CPU)
+    jobs = [(n, row) for n in names for row in contenders(device, args.only, args.metrics)]
+    given, ahead = sys.argv[1:], 1 if device.type == "cuda" else 0
+    waiting: list[subprocess.Popen[str]] = []
     rows: list[dict[str, Any]] = []
-    for name in names:
-        rows += measure(name, args, device)
-        show(rows[-len(contenders(device, args.only, args.metrics)) :])
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    for i, job in enumerate(jobs):
+        left = args.budget - (time.time() - started)
+        if left < 1:
+            rows.append({"network": job[0], "row": job[1].name, "error": "no time left"})
+        else:
+            waiting += [start(*j, given) for j in jobs[len(waiting) : i + 1 + ahead]]
+            rows.append(finish(waiting[i], *job, limit=min(args.limit, left)))
+        print(json.dumps(rows[-1]), flush=True)
+    for process in waiting:
+        if process.poll() is None:
+            process.kill()
     report = {
         "what": "milliseconds per step and chain; ratio to eager SGD of the same network",
         "configuration": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
@@ -392,8 +464,6 @@ def main() -> None:
     }
     if args.out:
         args.out.write_text(json.dumps(report, indent=1) + "\n")
-    else:
-        print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from natural_langevin import (
@@ -22,6 +24,7 @@ from natural_langevin import (
     priors,
     schedules,
 )
+from natural_langevin.dynamics import base
 from natural_langevin.optim import NaturalLangevin, without_dropout
 from oracle import Twice
 
@@ -256,6 +259,50 @@ def test_a_step_that_a_graph_may_record() -> None:
     assert_same(models[1], start, 0.0)
     with pytest.raises(ValueError, match="capturable=True goes with lr as a number"):
         make(network(), lr=schedules.halving(1e-3, 10), capturable=True)
+
+
+class AsksTheHost(TorchDispatchMode):
+    """Notes what would copy from the host, or make it wait, where tensors are on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in ("aten::lift_fresh", "aten::_local_scalar_dense"):
+            self.met.append("".join(traceback.format_stack(limit=8)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"preconditioner": preconditioners.RMSProp(), "reduction": "sum"},
+        {"dynamics": dynamics.Underdamped(integrator="baoab")},
+        {"prior": {"2.*": priors.Gaussian(0.3), "*": priors.StudentT(1.0, 3.0)}},
+    ],
+    ids=["QDOP", "RMSProp, sum", "BAOAB", "priors"],
+)
+def test_a_step_to_be_recorded_leaves_the_host_alone(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "_at_hand", lambda value: False)  # as on a device
+    model = network()
+    optimizer = make(model, capturable=True, **options)
+    reduction = options.get("reduction", "mean")
+    for x, y in batches(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y, reduction=reduction).backward()
+        optimizer.step()
+    with AsksTheHost() as host:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y, reduction=reduction).backward()
+        optimizer.step()
+    assert not host.met, host.met[0]
+    with AsksTheHost() as host:
+        float(torch.tensor(1.0))
+    assert len(host.met) == 2
 
 
 # Saving, copying, moving --------------------------------------------------------------------------

@@ -145,7 +145,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         likelihood: likelihoods.Likelihood,
         *,
         num_data: float,
-        lr: float | schedules.Schedule = 1e-3,
+        lr: float | Tensor | schedules.Schedule = 1e-3,
         prior: priors.PriorLike = priors.Gaussian(variance=0.1),
         preconditioner: preconditioners.Preconditioner | None = None,
         dynamics: Integrator | None = None,
@@ -399,10 +399,11 @@ class NaturalLangevin(torch.optim.Optimizer):
                 "capturable=True goes with lr as a number or a tensor, a metric without refresh, "
                 f'and targets="data", got lr={self._lr!r} and {self.preconditioner!r}'
             )
-        if any(p.device.type == "cuda" for p in self._names.params.values()):
-            raise NotImplementedError(
-                "capturable=True cannot be recorded on CUDA yet: a step copies from the host. "
-                "Leave it out; the step then launches its operations one by one"
+        place = next(iter(self._names.params.values())).device
+        if isinstance(self._lr, Tensor) and self._lr.device != place:
+            raise ValueError(
+                f"capturable=True reads lr where the parameters are, on {place}, and it is on "
+                f"{self._lr.device}: give lr.to({str(place)!r})"
             )
         if self._labels.learned():
             raise ValueError(

@@ -87,6 +87,8 @@ def groups_of(parameter: Any, group: Any = None) -> list[Any]:
 
 def total(values: list[float], parameter: Any, groups: list[Any]) -> list[float]:
     """Sums over all ranks of the groups; the same on every one of them."""
+    if not groups:  # nothing to ask the device for, which the host would wait for
+        return values
     found = torch.tensor(values, dtype=torch.float64, device=parameter.device)
     for group in groups:
         add_up([found], group)

@@ -1,6 +1,6 @@
 """Learning coefficients of random deep linear networks, defaults alone, against the truth.
 
-    python -m lab.slt.deep_linear --out results/slt-deep-linear.json --count 100
+    python -m lab.slt.deep_linear --out results/slt-deep-linear.json --count 100 --jobs 14
 
 The truth is that of finite n (``linear_networks.truth``). A row is written after every network.
 """
@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lab.command import at_least
+from lab.jobs import side_by_side
 from lab.results import open_results, write_results
 from lab.slt.linear_networks import network, truth
 from natural_langevin import likelihoods, slt
@@ -58,13 +61,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--steps", type=int, default=300, help="leapfrog steps of a trajectory")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="networks side by side")
     given = parser.parse_args()
     results = open_results(given.out, {"steps": given.steps}, [], ValueError)
-    for seed in range(len(results["rows"]), given.count):
-        results["rows"].append(row(seed, steps=given.steps))
-        results |= {"origin": origin("cpu"), "summary": summary(results["rows"])}
+    done = {known["seed"] for known in results["rows"]}
+    missing = [seed for seed in range(given.count) if seed not in done]
+    for found in side_by_side(partial(row, steps=given.steps), missing, given.jobs):
+        rows = sorted([*results["rows"], found], key=lambda known: known["seed"])
+        results |= {"rows": rows, "origin": origin("cpu"), "summary": summary(rows)}
         write_results(given.out, results)
-        print(results["rows"][-1], results["summary"], flush=True)
+        print(found, results["summary"], flush=True)
 
 
 if __name__ == "__main__":

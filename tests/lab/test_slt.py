@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from lab.jobs import side_by_side
 from lab.slt.deep_linear import summary
 from lab.slt.evidence import closed_form, data_of
 from lab.slt.linear_networks import LinearNetwork, aoyagi, network, truth
@@ -74,3 +75,18 @@ def test_the_closed_form_is_that_of_the_normal_law() -> None:
     )
     assert closed_form(x, y, 0.7, 0.5) == pytest.approx(float(law.log_prob(y[:, 0].double())))
     assert math.isfinite(closed_form(x, y, 0.7, 0.5))
+
+
+def test_rows_side_by_side_are_those_of_one_process() -> None:
+    rows = list(side_by_side(_half, [1.0, 2.0, 3.0], jobs=1))
+    assert rows == [{"half": 0.5}, {"half": 1.0}, {"half": 1.5}]
+
+
+@pytest.mark.thorough
+def test_rows_of_two_processes_are_the_same_in_any_order() -> None:
+    rows = list(side_by_side(math.frexp, [1.0, 2.0, 3.0], jobs=2))
+    assert sorted(rows) == sorted(math.frexp(v) for v in (1.0, 2.0, 3.0))
+
+
+def _half(value: float) -> dict[str, float]:
+    return {"half": value / 2}

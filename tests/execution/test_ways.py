@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -30,11 +31,13 @@ def sampler(metric: preconditioners.Preconditioner, **options: object) -> Langev
 def test_a_step_applies_the_metric_of_the_batches_before() -> None:
     """T = 0: the second step's direction is C(J_1) v, the first's and the paper's C(J_{t+1}) v."""
     x, y = data()
-    for fresh in (False, True):
-        one = sampler(preconditioners.DiagonalFisher(damping=1e-2, fresh=fresh))
+    kinds = [(False, 0), (True, 0), ("burn-in", 0), ("burn-in", 3)]
+    for said, burn_in in kinds:
+        fresh = said is True or burn_in > 0
+        one = sampler(preconditioners.DiagonalFisher(damping=1e-2, fresh=said))  # type: ignore[arg-type]
         state = one.init()
         for step, rows in enumerate((slice(0, 20), slice(20, 40), slice(40, 60))):
-            new, _ = one.step(state, (x[rows], y[rows]))
+            new, _ = one.step(state, (x[rows], y[rows]), burn_in=burn_in)
             used = new.metric if fresh or step == 0 else state.metric
             evaluation = one.frame.evaluate(state, (x[rows], y[rows]), chain_axis=False)
             v = one.frame.posterior_gradient(state.params, evaluation.gradient, 60)
@@ -144,3 +147,22 @@ def test_the_way_is_what_served_not_what_was_tried() -> None:
     assert (engine.way, engine.recorded) == ("graph", 1)
     engine._graph._failed = True
     assert (engine.way, engine.recorded) == ("eager", 0)
+
+
+@pytest.mark.parametrize("burn_in", [0, 5])
+@pytest.mark.parametrize("compile", ["auto", False])
+def test_the_recipes_metric_counts_its_own_batch_in_a_burn_in_alone(
+    burn_in: int, compile: bool | str
+) -> None:
+    """Where no burn-in ends its adapting it is of the batches before, in every way of running."""
+    x, y = data()
+    asked = {"steps": 6, "batch_size": 20, "burn_in": burn_in}
+    found, plain, own = (
+        sampler(preconditioners.DiagonalFisher(damping=1e-2, fresh=fresh), temperature=1.0,
+                compile=compile).sample((x, y), progress=False, **asked).samples  # type: ignore[arg-type]
+        for fresh in ("burn-in", False, True)
+    )  # fmt: skip
+    expected = own if burn_in else plain
+    for k in found:
+        torch.testing.assert_close(found[k], expected[k], rtol=0, atol=0)
+        assert not torch.equal(plain[k][:, -1], own[k][:, -1])

@@ -162,7 +162,8 @@ def run(
         state, _ = sampler.step(state, (x, y), chain_axis=not full, burn_in=burn_in)
         if law is not None:
             # The first step applies its own batch's metric, every other that of those before.
-            late = t > 0 and not sampler.preconditioner.fresh
+            settles = burn_in > 0 and sampler.preconditioner.adapt == "burn-in"
+            late = t > 0 and not sampler.preconditioner.counts_own_batch(settles=settles)
             if adaptive or C is None:
                 C = metric_matrix(sampler, before if late else state)
             eta = torch.as_tensor(sampler.step_size, dtype=torch.float64)

@@ -56,7 +56,7 @@ def test_defaults_and_refusals(kind) -> None:  # type: ignore[no-untyped-def]
     ):
         with pytest.raises(ValueError, match=message):
             kind(**options)
-    with pytest.raises(TypeError, match="fresh must be True or False, got 1"):
+    with pytest.raises(TypeError, match='True, False or "burn-in", got 1'):
         kind(fresh=1)
 
 

@@ -384,10 +384,9 @@ def test_of_many_rows_few_are_held_out_and_all_others_learned_from() -> None:
 
 def test_the_recipes_metric_counts_its_own_batch_while_it_is_averaged() -> None:
     """In burn-in a batch unlike all before it makes no longer step than it bears by itself."""
-    recipes = recipe.averaged(preconditioners.QuasiDiagonalFisher())
-    assert recipes.fresh
-    assert recipes.adapt == "burn-in"
-    assert not recipe.averaged(preconditioners.QuasiDiagonalFisher(adapt="always")).fresh
+    metric = recipe.averaged(preconditioners.QuasiDiagonalFisher())
+    assert metric.counts_own_batch(settles=True)
+    assert not metric.counts_own_batch(settles=False)
     given = preconditioners.DiagonalFisher(decay=0.1)  # a user's own rate: all is theirs
     assert recipe.averaged(given) is given
 

@@ -230,7 +230,7 @@ def _reference_draws(
     total = burn_in + steps * trajectories
     rates = RatesTable.build(
         0.1, metric.ema_schedule(burn_in), stop=total, chains=chains, tuned=burn_in,
-        dtype=first.dtype, device=device,
+        settles=metric.adapt == "burn-in", dtype=first.dtype, device=device,
     )  # fmt: skip
     on.prepare(starts, data[0])
     largest, count = rates.step_size.max(0).values, len(data[0])

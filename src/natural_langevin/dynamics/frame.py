@@ -243,7 +243,7 @@ class LangevinDynamics:
 
     def fresh(self, kind: Kind) -> bool:
         """Whether such a step applies the metric that its own batch has changed."""
-        return self.preconditioner.fresh or kind.first
+        return kind.first or self.preconditioner.counts_own_batch(settles=kind.settles)
 
     def factor(self, metric: Metric, names: Iterable[str], num_data: float | Tensor) -> Factor:
         """A with C = A A^T for these parameters, damped."""

@@ -25,6 +25,7 @@ class Kind(NamedTuple):
     tunes: bool = False  # the integrator may change its step size (``Integrator.tunes``)
     explores: bool = False  # the temperature is 0 at this step (``schedules.stages``)
     refreshes: bool = False  # the metric's eigenvectors are due (``Preconditioner.refreshed``)
+    settles: bool = False  # the metric takes this batch in, and will stand still after burn-in
 
 
 class Rates(NamedTuple):
@@ -52,13 +53,14 @@ class RatesTable:
         start: int = 0,
         tuned: int = 0,
         refresh_steps: int = 0,
+        settles: bool = False,
         explores: schedules.Stages | None = None,
     ) -> None:
         """``tuned``: in so many first steps the integrator may change its step size;
-        ``refresh_steps``: see ``Preconditioner``; ``explores``: which steps are at temperature
-        0."""
+        ``refresh_steps``: see ``Preconditioner``; ``settles``: whether the metric adapts in a
+        burn-in alone, that ends; ``explores``: which steps are at temperature 0."""
         self.values, self.start, self.tuned = values, start, tuned
-        self.refresh_steps, self.explores = refresh_steps, explores
+        self.refresh_steps, self.settles, self.explores = refresh_steps, settles, explores
 
     @staticmethod
     def build(
@@ -71,6 +73,7 @@ class RatesTable:
         chains: int,
         tuned: int = 0,
         refresh_steps: int = 0,
+        settles: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> RatesTable:
@@ -94,8 +97,9 @@ class RatesTable:
             columns[2] = torch.where(still, 0.0, columns[2])
         values = torch.cat(columns, dim=1).to(dtype=dtype, device=device)
         return RatesTable(
-            values, start=start, tuned=tuned, refresh_steps=refresh_steps, explores=explores
-        )
+            values, start=start, tuned=tuned, refresh_steps=refresh_steps, settles=settles,
+            explores=explores,
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.values)
@@ -117,8 +121,12 @@ class RatesTable:
         values = torch.cat([self.step_size[:, ids], shared], dim=1)
         return RatesTable(
             values, start=self.start, tuned=self.tuned, refresh_steps=self.refresh_steps,
-            explores=self.explores,
+            settles=self.settles, explores=self.explores,
         )  # fmt: skip
+
+    def without_stages(self, dtype: torch.dtype | None = None) -> RatesTable:
+        """The table in which no step explores, tunes or refreshes, in this precision."""
+        return RatesTable(self.values.to(dtype=dtype), start=self.start, settles=self.settles)
 
     def sampled(self, start: int) -> Tensor:
         """eta_t of the steps from ``start`` on whose iterates may be kept, (step, chain); of all,
@@ -154,6 +162,7 @@ class RatesTable:
             tunes=step < self.tuned,
             explores=explores,
             refreshes=adapts and self.refresh_steps > 0 and step % self.refresh_steps == 0,
+            settles=adapts and self.settles,
         )
 
     def adapts_from(self, step: int) -> bool:

@@ -26,6 +26,7 @@ from natural_langevin.types import Params, Units
 #: A tree of tensors by parameter name; what is in it is each metric's own business.
 Metric = dict[str, Any]
 Targets = Literal["data", "model"]
+Fresh = bool | Literal["burn-in"]
 Rate = float | schedules.Schedule
 #: epsilon of every parameter tensor: a number, or one value per chain (see ``damping``).
 Damping = Mapping[str, float | Tensor]
@@ -75,8 +76,9 @@ class Preconditioner:
     damping: float | Tensor | Literal["prior"] = 0.0
     #: gamma_t of the moving average.
     decay: Rate | None = schedules.inverse_sqrt()
-    #: Whether a step applies the metric that its own batch has just changed.
-    fresh: bool = False
+    #: Whether a step applies the metric that its own batch has just changed: never, always, or
+    #: while it is averaged in a burn-in after which it stands still.
+    fresh: Fresh = False
     #: Until when the metric follows the batches.
     adapt: Literal["burn-in", "always"] = "burn-in"
     #: Statistics are taken at every so many steps.
@@ -120,6 +122,11 @@ class Preconditioner:
         """C^{1/2} z for standard normal z."""
         return self.factor(metric, damping).sample(z)
 
+    def counts_own_batch(self, *, settles: bool) -> bool:
+        """Whether a step applies the metric that its own batch has just changed; ``settles``:
+        whether that metric will stand still after burn-in."""
+        return settles if self.fresh == "burn-in" else bool(self.fresh)
+
     def damping_from(self, curvature: float | Tensor) -> float | Tensor:
         """epsilon of ``damping="prior"``, for a prior of this curvature per datum, 1/(N variance):
         the curvature itself where C^{-1} is J + epsilon."""
@@ -161,14 +168,15 @@ class AveragedPreconditioner(Preconditioner):
     t = 1, 2, ... where it is left out. ``adapt``: "burn-in" stops the average there, so that the
     chain that is kept has one metric; "always" goes on. ``fresh``: whether a step applies the
     metric that its own batch has just changed, as the paper does; that couples C with the gradient
-    it multiplies and biases the chain, so by default C comes from the batches before. ``every``:
-    batches are looked at every so many steps; gamma_t then counts the looks.
+    it multiplies and biases the chain, so by default C comes from the batches before; "burn-in"
+    does so only in a burn-in after which the metric stands still. ``every``: batches are looked at
+    every so many steps; gamma_t then counts the looks.
     """
 
     damping: float | Tensor | Literal["prior"] = "prior"
     decay: Rate | None = None
     ema_rate: Rate | None = None
-    fresh: bool = False
+    fresh: Fresh = False
     adapt: Literal["burn-in", "always"] = "burn-in"
     every: int = 1
 
@@ -183,20 +191,20 @@ class AveragedPreconditioner(Preconditioner):
         self.decay = self.ema_rate = schedules.inverse_sqrt() if rate is None else rate
         self.damping = check_damping(self.damping)
         _one_of("adapt", self.adapt, "burn-in", "always")
-        if not isinstance(self.fresh, bool):
-            raise TypeError(f"fresh must be True or False, got {self.fresh!r}")
+        if not isinstance(self.fresh, bool) and self.fresh != "burn-in":
+            raise TypeError(f'fresh must be True, False or "burn-in", got {self.fresh!r}')
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise ValueError(f"every must be a whole number of steps from 1 on, got {self.every!r}")
 
     def with_rate(self, rate: Rate) -> Self:
-        """The same metric, averaged at this rate where the user left it open. Until it stands still
-        it counts the batch that it is applied to: no step is then longer than that batch bears,
-        however far it is from those before, and what that biases is burn-in."""
+        """The same metric, averaged at this rate where the user left it open. In a burn-in after
+        which it stands still it counts the batch that it is applied to: no step is then longer than
+        that batch bears, however far it is from those before, and what that biases is burn-in."""
         if not self.rate_is_open:
             return self
         other = copy.copy(self)
         other.decay = other.ema_rate = rate
-        other.fresh = self.fresh or self.adapt == "burn-in"
+        other.fresh = self.fresh or "burn-in"
         return other
 
     def __repr__(self) -> str:

@@ -139,6 +139,7 @@ class Motion:
             chains=chains or self.problem.chains.count,
             tuned=burn_in if self.integrator.tunes else 0,
             refresh_steps=self.preconditioner.refresh_steps,
+            settles=burn_in > 0 and self.preconditioner.adapt == "burn-in",
             dtype=first.dtype,
             device=self.problem.device,
         )

@@ -208,7 +208,8 @@ class NativeMLP:
         run.likelihood, run.variance, run.df = law.number, law.variance, law.df
         if law.scale is not None:
             run.per_scale = self._keep(1 / torch.tensor(law.scale, dtype=self.dtype))
-        run.metric, run.fresh = self._metric, dynamics.preconditioner.fresh
+        metric, settles = dynamics.preconditioner, self.rates.settles
+        run.metric, run.fresh = self._metric, metric.counts_own_batch(settles=settles)
         run.model_targets = dynamics.preconditioner.targets == "model"
         friction = getattr(dynamics.integrator, "friction", None)
         if friction is not None:

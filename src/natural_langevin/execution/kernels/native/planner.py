@@ -122,7 +122,7 @@ class _OneBatch:
 def agrees(native: NativeMLP, state: State) -> bool:
     """Whether one native step from ``state`` is the reference's, up to rounding. It is one with
     noise, also where a run begins by exploring."""
-    rates, native.rates = native.rates, RatesTable(native.rates.values, start=native.rates.start)
+    rates, native.rates = native.rates, native.rates.without_stages()
     try:
         return _agrees(native, state)
     finally:
@@ -164,7 +164,7 @@ def agrees_in_double(native: NativeMLP, state: State) -> bool:
     )
     batch = _batch(native.stream, int(state.step), len(state.diverged))
     stream: Any = _OneBatch(*map(_widened, batch), chain_axis=native.stream.chain_axis)
-    rates = RatesTable(native.rates.values.double(), start=native.rates.start)
+    rates = native.rates.without_stages(torch.float64)
     state = pytree.tree_map(_widened, state)
     return agrees(NativeMLP(wide, state, stream, rates, native.num_data), state)
 

@@ -106,7 +106,7 @@ class WholeSteps:
         """One launch."""
         stream, size = self.stream, self.stream.batch_size
         share = 0.0 if self.rates.kind(start).explores else self._share
-        shape = self.shape
+        shape, metric = self.shape, self.dynamics.preconditioner
         run(
             steps_kernel, (state.chains,), self._x, self._y, self._order, self._table,
             self._temperature, self.dynamics.noise, state.diverged, self._loss,
@@ -114,7 +114,7 @@ class WholeSteps:
             state.chains, start, count, self.rates.start, self._epochs.start,
             self._order.stride(0), stream.num_data, stream.batches_per_epoch, size,
             self._targets, float(self._sizes[3]), float(self.num_data), share, self._kept,
-            self._variance, int(self.dynamics.preconditioner.fresh),
+            self._variance, int(metric.counts_own_batch(settles=self.rates.settles)),
             METRIC=self._metric, HAS_MEAN=bool(state.mean), PRECISION=dot_precision(),
             TILES=-(-size // shape.samples), TILE=shape.samples, num_warps=shape.warps,
             num_stages=1, maxnreg=shape.registers, **self._options,

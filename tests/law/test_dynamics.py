@@ -22,7 +22,13 @@ from test_linear_regression import gaussian_prior
 from torch import Tensor
 
 from natural_langevin import dynamics
-from natural_langevin.dynamics import Adjusted, NoseHoover, Overdamped, Underdamped
+from natural_langevin.dynamics import (
+    Adjusted,
+    Microcanonical,
+    NoseHoover,
+    Overdamped,
+    Underdamped,
+)
 from natural_langevin.preconditioners import DiagonalFisher, Euclidean, FullFisher
 
 CHAINS, STEPS = 1024, 50
@@ -56,8 +62,8 @@ CASES: dict[str, tuple[dynamics.Integrator, float, Callable[[Tensor], Tensor]]] 
     "baoab": (Underdamped(friction=0.3, integrator="baoab"), 0.1, ou_noise(0.3)),
     "ubu": (Underdamped(friction=0.3, integrator="ubu"), 0.1, free_noise(0.3)),
 }
-#: Their steps are no linear maps: ``test_thermostat``, ``test_adjusted``.
-ELSEWHERE = {NoseHoover, Adjusted}
+#: Their steps are no linear maps: ``test_thermostat``, ``test_adjusted``, ``test_microcanonical``.
+ELSEWHERE = {NoseHoover, Adjusted, Microcanonical}
 METRICS = {"euclidean": Euclidean, "diagonal": DiagonalFisher, "full": FullFisher}
 
 

@@ -68,7 +68,12 @@ def test_the_closed_form_by_the_native_engine_and_by_the_reference(metric, compi
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "how",
-    [dynamics.NoseHoover(0.6), dynamics.Adjusted(steps=4), dynamics.Underdamped(0.6, "ubu")],
+    [
+        dynamics.NoseHoover(0.6),
+        dynamics.Adjusted(steps=4),
+        dynamics.Underdamped(0.6, "ubu"),
+        dynamics.Microcanonical(0.6),
+    ],
     ids=repr,
 )
 def test_the_closed_form_by_every_integrator(how: dynamics.Integrator) -> None:

@@ -103,6 +103,7 @@ def test_the_same_iterates(name: str, metric: str) -> None:
         (dynamics.Underdamped(friction=0.2, integrator="baoab"), 1),
         (dynamics.Underdamped(friction=0.2, integrator="euler", correct_heat=True), 1),
         (dynamics.NoseHoover(friction=0.2), 1),
+        (dynamics.Microcanonical(friction=0.2), 1),
         (dynamics.Overdamped(), 3),
     ],
 )

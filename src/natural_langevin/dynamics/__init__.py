@@ -7,6 +7,7 @@ from natural_langevin.dynamics.adjusted import Adjusted
 from natural_langevin.dynamics.base import Dynamics, Info, Integrator, State
 from natural_langevin.dynamics.descent import Descent
 from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.microcanonical import Microcanonical
 from natural_langevin.dynamics.nose_hoover import NoseHoover
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import Kind, Rates, RatesTable
@@ -18,6 +19,7 @@ REGISTRY: dict[str, type[Integrator]] = {
     "underdamped": Underdamped,
     "nose-hoover": NoseHoover,
     "adjusted": Adjusted,
+    "microcanonical": Microcanonical,
 }
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Integrator",
     "Kind",
     "LangevinDynamics",
+    "Microcanonical",
     "NoseHoover",
     "Overdamped",
     "Rates",

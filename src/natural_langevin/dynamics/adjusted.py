@@ -81,6 +81,7 @@ class Adjusted(Integrator):
 
     tunes = True
     compares_energies = True
+    needs_temperature = True
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:

@@ -109,6 +109,8 @@ class Integrator:
     tunes: bool = False
     #: Whether it takes differences of energies, for which losses are averaged in float64.
     compares_energies: bool = False
+    #: Whether it moves at temperatures above 0 alone: it has no exploration stages.
+    needs_temperature: bool = False
     #: Whether a step size near that of the prior alone widens the law (see ``largest_step``).
     overshoots: bool = False
 

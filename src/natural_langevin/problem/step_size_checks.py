@@ -117,10 +117,10 @@ def warn_if_epochs(dynamics: Integrator, stream: Stream) -> None:
 
 
 def check_stages(dynamics: Integrator, rates: RatesTable) -> None:
-    """A Metropolis test needs one temperature."""
-    if rates.explores is not None and dynamics.tunes:
+    """Not every integrator moves at temperature 0."""
+    if rates.explores is not None and dynamics.needs_temperature:
         raise ValueError(
-            f"{dynamics!r} accepts and refuses at one temperature, and the step size's schedule "
+            f"{dynamics!r} needs a temperature above 0, and the step size's schedule "
             "has exploration stages at temperature 0: use dynamics.Overdamped() or Underdamped(), "
             "or exploration=0"
         )

@@ -4,8 +4,8 @@
     python -m lab.candidates --out runs/candidates.json     hours on two cores; goes on
 
 Thirty tables of R's packages and MNIST at 8x8 pixels, two splits each, none of them among the data
-of docs/tabular.md. For every table: test scores of every candidate of a grid, of stacked sets of
-them, and of the tuned rival of ``lab.tables.compare``. The defaults were chosen by an
+of lab/notes/tabular.md. For every table: test scores of all candidates of a grid, of stacked sets
+of them, and of the tuned rival of ``lab.tables.compare``. The defaults were chosen by an
 earlier run, results/tabular-candidates.json, which says how it differs.
 """
 

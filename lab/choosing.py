@@ -1,4 +1,4 @@
-"""The pictures of docs/choosing.md: step size, metric, prior variance and temperature on digits.
+"""The pictures of docs/samplers.md: step size, metric, prior variance and temperature on digits.
 
     python -m lab.choosing          runs everything (minutes) and draws; goes on if stopped
     python -m lab.choosing --draw   draws again from results/choosing.json

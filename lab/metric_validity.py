@@ -1,4 +1,4 @@
-"""When is a metric valid? The numbers of the table in docs/trust.md, each from a run.
+"""When is a metric valid? The table of lab/notes/reference_posteriors.md, by runs.
 
     python -m lab.metric_validity --out results/metric-validity.json
 

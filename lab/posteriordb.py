@@ -4,7 +4,7 @@
     python -m lab.posteriordb --list | xargs -P 16 -L 1 \
         python -m lab.posteriordb --folder cells --only    # every cell a process of its own
     python -m lab.posteriordb --merge cells                # one file of them
-    python -m lab.posteriordb --seconds 0 --page docs/trust.md    # the table alone
+    python -m lab.posteriordb --seconds 0 --page lab/notes/reference_posteriors.md  # its table
 
 The models, data and references are those of tests/law/posteriordb. Every cell is one run at the
 defaults (``Langevin(network, likelihood, prior=...).sample(data)``, see docs/defaults.md) but for

@@ -1,4 +1,4 @@
-"""Measures what docs/scale.md says of steps on 1, 2 and 4 processes of one machine (gloo).
+"""Measures what lab/notes/scale.md says of steps on 1, 2 and 4 processes of one machine (gloo).
 
     python -m lab.scale --out results/scale-cpu.json
 
@@ -150,7 +150,7 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The measured figures as docs/scale.md shows them: medians, and the middle half of steps."""
+    """The measured figures as lab/notes/scale.md has them: medians, the middle half of steps."""
     lines = [
         "| | processes | bytes exchanged | of the model | state, bytes per parameter | its part ms "
         "| exchange ms | shared step ms (middle half) | ÷ sum of the two | four chains ms |",

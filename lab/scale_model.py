@@ -2,7 +2,7 @@
 
     python -m lab.scale_model
 
-The formulas and the table are those of docs/scale.md. ``lab/scale.py`` checks them on real
+The formulas and the table are those of lab/notes/scale.md. ``lab/scale.py`` checks them on real
 processes: bytes exactly, times as the sum of their parts.
 """
 

@@ -24,7 +24,7 @@ DOCS = ROOT / "docs"
 #: Pages that live in the repository's root, by their place on the site.
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 LINK = re.compile(r"\]\((?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
-SOURCES = {".py", ".toml", ".tex", ".yml"}
+SOURCES = {".md", ".py", ".toml", ".tex", ".yml"}
 
 
 def place(source: str, target: str) -> str | None:

@@ -1,7 +1,7 @@
 """Which sampler? Cost, bias, effective samples and distance to the exact law, dynamics by metric.
 
     OMP_NUM_THREADS=1 python -m lab.samplers [--seconds 500] [--metrics FullFisher]
-    python -m lab.samplers --seconds 0 --page docs/samplers.md     # the table alone
+    python -m lab.samplers --seconds 0 --page lab/notes/samplers.md     # the table alone
 
 or in pieces, each a process with a file of its own in a folder (a piece that was stopped goes on;
 the last line makes one file and the page of them):
@@ -10,7 +10,7 @@ the last line makes one file and the page of them):
     python -m lab.samplers --folder cells --references moons wave
     python -m lab.samplers --list | xargs -P 16 -L 1 python -m lab.samplers \\
         --folder cells --piece
-    python -m lab.samplers --folder cells --merge --page docs/samplers.md
+    python -m lab.samplers --folder cells --merge --page lab/notes/samplers.md
 
 The reference itself is held against NUTS (blackjax), whose predictions are in results/nuts; they
 are made by --folder cells --nuts moons, and --nuts wave (seconds a chain). After --merge,

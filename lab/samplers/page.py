@@ -1,4 +1,4 @@
-"""The tables of docs/samplers.md, from what ``samplers.py`` has measured."""
+"""The tables of lab/notes/samplers.md, from what ``samplers.py`` has measured."""
 
 from __future__ import annotations
 

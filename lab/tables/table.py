@@ -1,4 +1,4 @@
-"""The comparison's results as a Markdown table: results/tabular.json -> docs/tabular.md."""
+"""The comparison's results as a Markdown table: results/tabular.json -> lab/notes/tabular.md."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_every_file_of_every_family_is_there(command):
 def test_the_page_has_the_counts_that_were_committed(command):
     root = HERE.parents[1]
     families = json.loads((root / "results" / "attack.json").read_text())["families"]
-    text = (root / "docs" / "faults.md").read_text()
+    text = (root / "lab" / "notes" / "attacks.md").read_text()
     assert text == command["page"](text, families)
     assert set(families) == set(command["FAMILIES"])
     assert not any(row["failed"] for row in families.values())

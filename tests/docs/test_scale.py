@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md are those of the model and of the committed measurements."""
+"""The tables of lab/notes/scale.md are those of the model and of the committed measurements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "scale.md").read_text()
+PAGE = (ROOT / "lab" / "notes" / "scale.md").read_text()
 MEASURED = json.loads((ROOT / "results" / "scale-cpu.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""Figures in the documentation are those of the committed results."""
+"""Figures in the laboratory's notes are those of the committed results (pages: test_figures.py)."""
 
 import importlib
 import json
@@ -15,6 +15,7 @@ from lab.pages import with_part
 from natural_langevin.report import load_results
 
 ROOT = Path(__file__).parents[2]
+NOTES = ROOT / "lab" / "notes"
 RESULTS = load_results(ROOT / "results" / "table1-h200.json")
 
 
@@ -57,31 +58,7 @@ def between_markers(page: str) -> list[str]:
 
 
 def test_the_whole_table_is_the_results():
-    assert between_markers("docs/table1.md") == markdown_table(RESULTS).splitlines()
-
-
-def test_the_readmes_rows_are_rows_of_the_results():
-    rows = between_markers("README.md")
-    assert len(rows) == 11
-    assert set(rows) <= set(markdown_table(RESULTS).splitlines())
-
-
-@pytest.mark.parametrize(
-    ("label", "method", "estimate"),
-    [
-        ("SGD, one network", "sgd", "point"),
-        ("deep ensemble, 12 SGD networks", "deep-ensemble", "pooled"),
-        ("MC-dropout, 50 masks", "mc-dropout", "ensemble"),
-        ("natural Langevin, one chain", "qdop", "ensemble"),
-        ("natural Langevin, 12 chains pooled", "qdop", "pooled"),
-    ],
-)
-def test_what_it_buys_is_the_results(label, method, estimate):
-    (row,) = [r for r in RESULTS["rows"] if (r["method"], r["estimate"]) == (method, estimate)]
-    nll, accuracy = (row["test"][k]["mean"] for k in ("nll", "accuracy"))
-    page = (ROOT / "docs" / "why.md").read_text(encoding="utf-8")
-    (line,) = [text for text in page.splitlines() if text.startswith(f"| {label} |")]
-    assert line.endswith(f"| {nll:.4f} | {accuracy:.2f} % |")
+    assert between_markers("lab/notes/table1.md") == markdown_table(RESULTS).splitlines()
 
 
 def results(name: str) -> dict:
@@ -90,19 +67,19 @@ def results(name: str) -> dict:
 
 def test_the_reference_posteriors_are_the_results():
     cells = results("posteriordb")["cells"]
-    page = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+    page = (ROOT / "lab" / "notes" / "reference_posteriors.md").read_text(encoding="utf-8")
     table = importlib.import_module("lab.posteriordb").table(cells).rstrip("\n")
     assert with_part(page, "posteriordb", table) == page
 
 
 def test_the_samplers_table_is_the_results():
     program, known = importlib.import_module("lab.samplers.page"), results("samplers")
-    page = (ROOT / "docs" / "samplers.md").read_text(encoding="utf-8")
+    page = (ROOT / "lab" / "notes" / "samplers.md").read_text(encoding="utf-8")
     assert program.filled(page, known, results("integrator-order")["rows"]) == page
 
 
 def beyond_names() -> list[str]:
-    page = (ROOT / "docs" / "table1.md").read_text(encoding="utf-8")
+    page = (ROOT / "lab" / "notes" / "table1.md").read_text(encoding="utf-8")
     return re.findall(r"<!-- beyond-(\S+):begin -->", page)
 
 
@@ -112,7 +89,7 @@ def test_the_page_has_mnist_and_the_other_data_beyond_the_paper():
 
 @pytest.mark.parametrize("name", beyond_names())
 def test_the_rows_beyond_the_paper_are_the_results(name):
-    page = (ROOT / "docs" / "table1.md").read_text(encoding="utf-8")
+    page = (ROOT / "lab" / "notes" / "table1.md").read_text(encoding="utf-8")
     known = results(f"beyond-{name}")
     assert with_part(page, f"beyond-{name}", page_table(known)) == page
     assert known["rows"] == [r for p in known["parts"].values() for r in p.get("rows", [])]
@@ -177,14 +154,20 @@ def test_the_page_says_whose_nll_is_above_the_papers():
     ]
     above = row["test"]["nll"]["mean"] - 0.0726
     assert above > 0
-    page = (ROOT / "docs" / "table1.md").read_text(encoding="utf-8")
+    page = (ROOT / "lab" / "notes" / "table1.md").read_text(encoding="utf-8")
     assert f"Every NLL goal is met but Euclidean's, by {above:.4f}" in page
 
 
 def test_pictures_that_pages_show_exist():
-    for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+    for page in [*(ROOT / "docs").rglob("*.md"), *NOTES.glob("*.md"), ROOT / "README.md"]:
         for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / picture).exists(), f"{page.name}: {picture}"
+
+
+def test_links_of_the_notes_lead_somewhere():
+    for page in NOTES.glob("*.md"):
+        for target in re.findall(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)\s]*)?\)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_more_seeds_hold_as_many_values_as_they_say():
@@ -217,7 +200,7 @@ def test_figures_quoted_beside_the_pictures_are_the_results():
         "are worth 22": mean(natural, 0.01, "ess"), "are worth 70": mean(natural, 0.03, "ess"),
         "then worth 16": mean(plain, 1.0, "ess"),
     }  # fmt: skip
-    text = " ".join((ROOT / "docs" / "choosing.md").read_text().split())
+    text = " ".join((ROOT / "lab" / "notes" / "choosing.md").read_text().split())
     for words, value in quoted.items():
         assert words in text
         number = re.search(r"[\d.]+\d", words)[0]
@@ -230,7 +213,7 @@ def test_figures_quoted_beside_the_pictures_are_the_results():
 def test_figures_of_compiled_layers_are_the_record():
     """Of 259 runs the error is stated, of 11 why there is none."""
     rows = json.loads((ROOT / "results" / "compiled-layers.json").read_text())["rows"]
-    text = " ".join((ROOT / "docs" / "layers.md").read_text().split())
+    text = " ".join((ROOT / "lab" / "notes" / "layers.md").read_text().split())
     odd = [row["network"] for row in rows if "not compiled" in row]
     assert set(odd) == {"shared submodule", "user's hooks", "conv3d"}
     assert f"{len(rows)} runs" in text
@@ -245,7 +228,7 @@ def test_figures_of_compiled_layers_are_the_record():
 
 def test_functions_without_noise_are_predicted_as_the_page_says():
     rows = json.loads((ROOT / "results/spread.json").read_text())["rows"]
-    page = " ".join((ROOT / "docs/defaults.md").read_text().split())
+    page = " ".join((ROOT / "lab/notes/defaults.md").read_text().split())
 
     def change(some: list[dict], what: str) -> tuple[float, float]:
         each = [row["taken"][what] - row["before"][what] for row in some]

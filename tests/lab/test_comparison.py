@@ -19,7 +19,7 @@ ROWS = {(row["dataset"], row["method"], row["split"]): row for row in RESULTS["r
 
 
 def test_the_page_shows_the_committed_results():
-    page = (ROOT / "docs" / "tabular.md").read_text()
+    page = (ROOT / "lab" / "notes" / "tabular.md").read_text()
     assert with_table(page, RESULTS) == page
 
 

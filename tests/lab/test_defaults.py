@@ -38,7 +38,7 @@ def test_rows_of_many_writers_are_all_kept(tmp_path: Path) -> None:
 
 
 def test_committed_tables_are_those_of_the_file() -> None:
-    page, path = (ROOT / "docs/defaults.md").read_text(), ROOT / record.FILE
+    page, path = (ROOT / "lab/notes/defaults.md").read_text(), ROOT / record.FILE
     rows, known = record.rows(path, "twenty"), record.rows(path, "rivals")
     assert twenty.table(rows, known) in page
     assert against_nuts.table(record.rows(path, "nuts")) in page

@@ -113,7 +113,7 @@ def test_every_contender_at_toy_size_and_going_on(
 @pytest.mark.parametrize("name", ["fidelity-h200", "fidelity-long-h200"])
 def test_the_page_shows_the_committed_runs(name: str) -> None:
     root = Path(__file__).parents[2]
-    page = (root / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    page = (root / "lab" / "notes" / "fidelity.md").read_text(encoding="utf-8")
     results = json.loads((root / "results" / f"{name}.json").read_text(encoding="utf-8"))
     assert table.with_table(page, results) == page
     for row in results["rows"].values():
@@ -142,7 +142,7 @@ def test_the_same_draws_on_shifted_images() -> None:
 
 def test_the_page_of_shifts_shows_the_committed_run() -> None:
     root = Path(__file__).parents[2]
-    page = (root / "docs" / "shift.md").read_text(encoding="utf-8")
+    page = (root / "lab" / "notes" / "shift.md").read_text(encoding="utf-8")
     results = (root / "results" / "shift-cifar-h200.json").read_text(encoding="utf-8")
     assert with_table(page, json.loads(results)) == page
 

@@ -83,7 +83,7 @@ def test_the_table_counts_splits_and_the_page_has_its_place(tmp_path):
         {"table": "yacht", "split": k, "log_likelihood": -1.0 - k, "rmse": 0.5, "cpu_seconds": 3.0}
         for k in range(2)
     ]
-    page = (ROOT / "docs" / "uci.md").read_text()
+    page = (ROOT / "lab" / "notes" / "uci.md").read_text()
     text = table.with_table(page, {"rows": rows})
     assert "| deep ensemble (2017) | -2.41 |" in text
     assert "-1.50 ± 0.50 (2 splits) |" in text

@@ -1,8 +1,8 @@
 """Posteriors of Stan's reference collection: means within .1 sd, and sds within 5 %.
 
-``lab/posteriordb.py`` makes the table of docs/trust.md; here are those cells that a few
-seconds settle, and as ``thorough`` tests all that it holds. To the tolerance of the claim comes the
-Monte-Carlo error, at ``monte_carlo``'s quantile.
+``lab/posteriordb.py`` makes the table of lab/notes/reference_posteriors.md; here are the cells that
+a few seconds decide, and as ``thorough`` tests all that it holds. To the tolerance of the claim
+comes the Monte-Carlo error, at ``monte_carlo``'s quantile.
 """
 
 from __future__ import annotations

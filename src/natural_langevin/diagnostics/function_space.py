@@ -7,8 +7,6 @@ summaries serve for single parameters.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import warnings
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -135,11 +133,8 @@ def some_components(
 
 
 def import_arviz() -> Any:
-    """What makes groups for ArviZ: ``arviz`` of any version, or ``arviz_base``, its part that makes
-    them since version 1. ImportError names the extra."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # 0.2x announces the next version
-        with contextlib.suppress(ImportError):
-            return importlib.import_module("arviz")
-    with needing("this needs ArviZ", "diagnostics"):
-        return importlib.import_module("arviz_base")
+    """ArviZ, without its announcement of a next version; ImportError names the extra."""
+    with needing("this needs ArviZ", "diagnostics"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it announces its next version
+        import arviz
+    return arviz

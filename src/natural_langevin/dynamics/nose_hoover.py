@@ -23,7 +23,7 @@ that is independent from step to step, the same everywhere, and of covariance pr
 C^{-1}. Minibatches bring no such noise: over an epoch their errors cancel in theta, but not in the
 momentum of a single step, which is all that x sees; and they are larger here than there, in one
 direction than in others, where x is one number. Variances came out 5 to 23 % too small on a linear
-model (docs/samplers.md), standard deviations a quarter on a banana, so minibatches are refused.
+model (lab/notes/samplers.md), deviations by a quarter on a banana, so minibatches are refused.
 References: Ding et al., Bayesian sampling using stochastic gradient thermostats, NeurIPS 2014.
 """
 

@@ -3,7 +3,7 @@
 A prior whose variance is integrated out, and one by fan-in, both at temperature 1: of noisy tables,
 few data per weight, they predict best. Where classes can be told apart almost surely both are too
 timid, and wider priors at a low temperature do better. Held-out data tell which is which
-(``weighing``). How these few were found: docs/tabular.md.
+(``weighing``). How these few were found: lab/notes/tabular.md.
 """
 
 from __future__ import annotations

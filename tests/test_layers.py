@@ -19,7 +19,7 @@ PACKAGE = "natural_langevin"
 
 #: From the bottom up: a module (a file, or a folder as a whole) may import those before it.
 ORDER = [
-    "types", "_internal", "random", "schedules", "data", "models", "likelihoods", "priors",
+    "types", "_internal", "random", "schedules", "data", "models", "priors", "likelihoods",
     "statistics", "preconditioners", "dynamics", "execution", "metrics", "diagnostics", "posterior",
     "distributed", "problem", "run", "recipe", "langevin", "optim", "slt", "evidence",
     "integrations", "tabular", "experiments", "sklearn", "report", "cli",

@@ -145,6 +145,7 @@ class Langevin:
         check_hooks(model, log)
         own = plain_copy(model)
         prepare_model(own, log)
+        likelihoods.attach(own, likelihood)
         first = validation.check_parameters(own)[0]
         where = validation.device_of(device) if device is not None else first.device
         mesh = find_processes(parallel, chains=self.chains, device=where)
@@ -163,7 +164,9 @@ class Langevin:
             template=template,
             signature=signature,
             likelihood=likelihood,
-            prior=priors.resolve(given.prior, trainable, self.chains, device=where),
+            prior=priors.resolve(
+                likelihoods.with_own(given.prior, likelihood), trainable, self.chains, device=where
+            ),
             temperature=temperatures.to(dtype=first.dtype, device=where),
             chains=ChainSet(self.chains, self.seed, where, mesh),
             power=None if power is None else power.to(dtype=first.dtype, device=where),

@@ -13,6 +13,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "kills: sampling, drawing, checkpoints, saves": (
         "posterior/test_kill.py",
         "posterior/test_every_moment.py",
+        "run/test_same_bits.py",
     ),
     "interrupts, SIGTERM, resuming": (
         "cli/test_interrupt.py",
@@ -29,8 +30,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "data/test_images.py::test_a_corrupt_cache_file_is_removed",
         "data/test_download.py",
     ),
-    "HTML injection": (
+    "hostile names in terminal, page and browser": (
         "cli/test_hostile_names.py",
+        "report/test_browser.py::test_hostile_text_does_nothing",
         "report/test_page.py::test_hostile_text_is_only_text",
         "report/test_page.py::test_nothing_comes_from_outside",
         "report/test_page.py::test_writing_is_all_or_nothing",
@@ -41,13 +43,13 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "distributed/test_sharded_checkpoint.py",
         "distributed/test_group.py",
     ),
-    "threads and forks": (
-        "test_threads.py",
+    "FSDP2: ranks killed": ("optim/test_sharded.py",),
+    "threads, forks and sanitizers": ("test_threads.py", "attack/test_sanitizers.py"),
+    "the native engine: its inputs and its cache": (
         "execution/test_native_hostile.py",
         "execution/test_native_cache.py",
-        "attack/test_sanitizers.py",
-        "attack/test_surroundings.py",
     ),
+    "clocks, noexec, read-only packages, quotas": ("attack/test_surroundings.py",),
     "load and odd numbers": (
         "sampling/test_pitfalls.py",
         "tabular/test_wide.py",

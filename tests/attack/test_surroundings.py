@@ -1,4 +1,4 @@
-"""Clocks that jump, disks that execute nothing, quotas."""
+"""Clocks that jump, disks that execute nothing, packages that cannot be written, quotas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+import natural_langevin
 import small_run
 from natural_langevin import Posterior
 from natural_langevin._internal.tensorfile import WriteError
@@ -46,24 +48,54 @@ print(small_run.sample().config["execution"])
 """
 
 
-@pytest.mark.thorough
-@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root")
-def test_a_disk_that_executes_nothing(tmp_path):
-    """Neither the cache nor the temporary folder: the general step serves, and that is said."""
-    for name, text in (("noexec.sh", NOEXEC), ("sample.py", SAMPLE)):
-        (tmp_path / name).write_text(text)
-    (tmp_path / "disk").mkdir()
+#: The package and all that it imports.
+READ_ONLY = """
+for folder in "$1" "$4" "$5"; do
+  mount --bind "$folder" "$folder" && mount -o remount,ro,bind "$folder" || exit 77
+  touch "$folder/written" 2>/dev/null && exit 1
+done
+exec "$2" "$3"
+"""
+needs_root = pytest.mark.skipif(
+    shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root"
+)
+
+
+def sampled_under(folder: Path, mounts: str, *words: str | Path) -> subprocess.CompletedProcess:
+    """What a process says that samples where other disks are mounted than here."""
+    for name, text in (("mounts.sh", mounts), ("sample.py", SAMPLE)):
+        (folder / name).write_text(text)
+    (folder / "disk").mkdir()
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        ["unshare", "-m", "sh", tmp_path / "noexec.sh", tmp_path / "disk", sys.executable,
-         tmp_path / "sample.py"],
+        ["unshare", "-m", "sh", folder / "mounts.sh", folder / "disk", sys.executable,
+         folder / "sample.py", *words],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     if done.returncode in (1, 77) and "mount" in done.stderr + done.stdout:
         pytest.skip("nothing can be mounted here")
+    return done
+
+
+@pytest.mark.thorough
+@needs_root
+def test_a_disk_that_executes_nothing(tmp_path):
+    """Neither the cache nor the temporary folder: the general step serves, and that is said."""
+    done = sampled_under(tmp_path, NOEXEC)
     assert done.stdout.split() == ["eager"], done.stderr
     assert done.stderr.count("no native engine (") == 1
+
+
+@pytest.mark.thorough
+@needs_root
+def test_packages_that_cannot_be_written(tmp_path, monkeypatch):
+    """Nothing of ours is kept beside the code."""
+    monkeypatch.setenv("NATURAL_LANGEVIN_CACHE", str(tmp_path / "cache"))
+    package = Path(natural_langevin.__file__).parent
+    done = sampled_under(tmp_path, READ_ONLY, package, Path(torch.__file__).parents[1])
+    assert done.stdout.split() == [small_run.sample().config["execution"]], done.stderr
+    assert not done.stderr
 
 
 def test_a_quota_leaves_what_was_there(tmp_path):

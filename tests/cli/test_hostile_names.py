@@ -1,11 +1,16 @@
 """Classes, columns and cells that are terminal codes, markup, templates or several lines: they are
-shown, and nothing of them is obeyed, by the terminal, the report or the picture."""
+shown, and nothing of them is obeyed, by the terminal, the report, a browser or the picture."""
 
+import os
+import pty
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+import chrome
 from html_reader import Reader
 from tables import SMALL, read_table, run, write_table
 
@@ -54,6 +59,31 @@ def test_the_terminal_obeys_none_of_them(trained):
     check_shown(run("evaluate", folder, table).output)
 
 
+def test_a_real_terminal_obeys_none_of_them(trained):
+    """One that has colours, which rich writes by codes of its own."""
+    folder, table, _ = trained
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "200"}
+    words = [sys.executable, "-m", "natural_langevin", "evaluate", folder, table]
+    process = subprocess.Popen(words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    try:
+        while piece := os.read(ours, 1 << 16):
+            said += piece
+    except OSError:  # how Linux ends a terminal whose last writer is gone
+        pass
+    os.close(ours)
+    assert process.wait() == 0, said
+    output = said.decode()
+    codes = set(re.findall(r"\x1b(?:\[[0-9;?]*[A-Za-z]|.)", output))
+    assert codes, "no colours: no terminal"
+    obeyed = {c for c in codes if not c.endswith("m")}
+    assert obeyed <= {"\x1b[?25l", "\x1b[?25h", "\x1b[2K", "\x1b[1A"}, obeyed  # rich's progress
+    for control in ("\x07", "\x9b", "\x00", "\u202e", "\x1b[31mred", "\x1b[5mu", "\x1b[2J"):
+        assert control not in output, ascii(output)
+
+
 def test_predictions_hold_them_as_they_are(trained, tmp_path):
     folder, table, _ = trained
     found = run("predict", folder, table, "--out", tmp_path / "out.csv")
@@ -75,3 +105,29 @@ def test_the_page_obeys_none_of_them(trained, tmp_path):
     assert not any(name.startswith("on") for _, given, _ in elements for name in given)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
     assert "default-src 'none'" in text
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chrome.started(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("size", chrome.SIZES)
+def test_a_browser_obeys_none_of_them(trained, tmp_path, browser, size):
+    folder, _, _ = trained
+    page = tmp_path / "page.html"
+    assert run("report", folder, "--out", page).exit_code == 0
+    chrome.visit(browser, page, size)
+    assert chrome.requests(browser) == [page.as_uri()]
+    assert browser.get_log("browser") == []
+    made = "return document.querySelectorAll('script, b, svg[onload], img[src=x], iframe').length"
+    assert browser.execute_script(made) == 0
+    seen = browser.execute_script("return document.body.textContent")
+    assert "<b>a</b>" in seen
+    assert "[bold]{{b}}[/bold]" in seen
+    assert "49" not in browser.title
+    assert (
+        browser.execute_script("return document.documentElement.scrollWidth")
+        <= (chrome.SIZES[size][0])
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -64,3 +65,22 @@ def test_its_checkpoint_is_read_by_one_process(launched: tuple[str, Path]) -> No
         expected, found = reference.state[p], optimizer.state[optimizer.sampled()[k]]
         assert expected.keys() == found.keys() >= {"mean", "second"}
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.thorough
+def test_killed_three_times_it_ends_with_the_same_bits(tmp_path, record_property) -> None:
+    """In a step, in a backward pass and in a checkpoint, of which the one before it serves."""
+    worker = HERE / "killed_shards.py"
+    with launch.started(
+        worker, tmp_path, ranks=2, max_restarts=3, imported=("optim.killed_shards",)
+    ) as running:
+        running.finish(timeout=600)
+    notes = [(tmp_path / f"killed-{attempt}").read_text() for attempt in range(3)]
+    assert notes[0].split(": ")[1].endswith(tuple("0123456789")), notes  # a line of ours
+    assert notes[1:] == ["backward", "checkpoint"]
+    record_property("cases", len(notes))
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"found-{rank}.json").read_text())
+        # Checkpoints after 3; after 3 again, since the second attempt died in its second step; and
+        # the one after 6 was never whole.
+        assert found == {"attempts": 4, "from": 3, "same": True}

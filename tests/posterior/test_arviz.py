@@ -1,8 +1,14 @@
-"""Posteriors in ArviZ's groups, and the log density of weights."""
+"""Posteriors in the groups of ArviZ, as it is before version 1 and since, and the log density of
+weights."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
+import sys
+import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +25,7 @@ def line(count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
     return x, x[:, :1] + 0.3 * torch.randn(count, 1, generator=generator)
 
 
+@functools.cache
 def regression(sigma: float = 0.3) -> tuple[Langevin, Posterior]:
     model = nn.Linear(2, 1)
     with torch.no_grad():  # far from the data, squared residuals would rule the metric for long
@@ -31,14 +38,33 @@ def regression(sigma: float = 0.3) -> tuple[Langevin, Posterior]:
     return sampler, sampler.sample(line(), 1500, batch_size=40, burn_in=300, thin=6, progress=False)
 
 
+@pytest.fixture(params=["arviz", "arviz_stats"])
+def stats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The statistics of ArviZ before version 1, and since, of which Python 3.11 has the parts."""
+    if request.param == "arviz":
+        pytest.importorskip("arviz", minversion="0.20")
+        found = import_arviz()
+    else:
+        found = pytest.importorskip("arviz_stats")
+        pytest.importorskip("arviz_base")
+        monkeypatch.setitem(sys.modules, "arviz", None)  # as where it is not installed
+    return found
+
+
+def groups_of(found: Any) -> set[str]:
+    names = found.groups() if callable(found.groups) else found.groups
+    return {name.strip("/") for name in names}
+
+
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # of ArviZ with a new pandas
-def test_groups_for_loo_and_compare() -> None:
+def test_groups_for_loo_and_compare(stats: Any) -> None:
     x, y = line()
     _, posterior = regression()
     found = posterior.to_arviz(x[:3], data=(x, y))
-    assert {"posterior", "posterior_predictive", "log_likelihood", "sample_stats"} <= set(
-        found.groups()
-    )
+    kind = "InferenceData" if stats.__name__ == "arviz" else "DataTree"
+    assert type(found).__name__ == kind
+    wanted = {"posterior", "posterior_predictive", "log_likelihood", "sample_stats"}
+    assert wanted <= groups_of(found)
     assert found.posterior["prediction"].shape == (4, 200, 3, 1)
     assert found.sample_stats["lp"].shape == (4, 200)
     assert found.observed_data["y"].shape == (40, 1)
@@ -51,10 +77,50 @@ def test_groups_for_loo_and_compare() -> None:
     spread = torch.tensor(drawn).double().var((0, 1)) / law.variance
     assert (spread.mean() - 1).abs() < 5 * math.sqrt(2 / 800)
     wide = regression(sigma=1.0)[1]
-    az = import_arviz()
-    table = az.compare({"wide": wide.to_arviz(data=(x, y)), "right": found})
+    table = stats.compare({"wide": wide.to_arviz(data=(x, y)), "right": found})
     assert list(table.index) == ["right", "wide"]
-    assert az.loo(found).elpd_loo < 0
+    loo = stats.loo(found)
+    pointwise = torch.tensor(found.log_likelihood["y"].values).flatten(0, 1).double()
+    # Importance weights of 800 draws: what a point predicts of itself is no less than LOO.
+    assert float(getattr(loo, "elpd_loo", getattr(loo, "elpd", None))) < float(
+        (pointwise.logsumexp(0) - math.log(800)).sum()
+    )
+
+
+def test_leave_one_out_ranks_are_uniform(stats: Any) -> None:
+    """The model is right: 40 points, whose ranks among their own predictions are uniform; the
+    Kolmogorov-Smirnov statistic of 40 exceeds .257 once in a hundred."""
+    data = line()
+    found = regression()[1].to_arviz(data=data)
+    if stats.__name__ == "arviz":
+        pit = stats.loo_pit(idata=found, y="y", y_hat="y")
+    else:
+        pit = stats.loo_pit(found, var_names="y")["y"].values
+    ranks = torch.tensor(pit).flatten().sort().values
+    assert len(ranks) == 40
+    grid = torch.arange(1, 41) / 40
+    assert max((grid - ranks).max(), (ranks - grid + 1 / 40).max()) < 0.257
+
+
+@pytest.mark.parametrize("package", ["arviz", "arviz_plots"])
+def test_rank_plots(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:  # arviz_plots 0.8 does not start with matplotlib 3.11
+            plots = importlib.import_module(package)
+        except (ImportError, AttributeError) as error:
+            pytest.skip(f"{package}: {error}")
+        if package == "arviz_plots":
+            monkeypatch.setitem(sys.modules, "arviz", None)
+        found = small_run.sample().to_arviz()
+        assert plots.plot_rank(found, var_names=["0.bias"]) is not None
+
+
+def test_without_any_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("arviz", "arviz_base"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"natural-langevin\[diagnostics\]"):
+        small_run.sample().to_arviz()
 
 
 def test_draws_of_classes_have_the_networks_probabilities() -> None:
@@ -72,7 +138,7 @@ def test_a_loss_alone_predicts_no_targets() -> None:
     loss = likelihoods.LogLoss(lambda o, y: nn.functional.cross_entropy(o, y, reduction="none"))
     sampler = Langevin(small_run.network(), loss, step_size=1e-3, chains=2)
     posterior = sampler.sample((x, y), 10, batch_size=20, progress=False)
-    assert "posterior_predictive" not in posterior.to_arviz(data=(x, y)).groups()
+    assert "posterior_predictive" not in groups_of(posterior.to_arviz(data=(x, y)))
 
 
 def test_log_density_is_the_formula_and_its_gradient_the_drift() -> None:
@@ -111,4 +177,4 @@ def test_weights_that_do_not_fit_are_refused(tmp_path) -> None:
     loaded = Posterior.load(tmp_path / "p", nn.Linear(2, 1))
     with pytest.raises(ValueError, match="needs the prior"):
         loaded.log_density(line())
-    assert "sample_stats" not in loaded.to_arviz(data=line()).groups()
+    assert "sample_stats" not in groups_of(loaded.to_arviz(data=line()))

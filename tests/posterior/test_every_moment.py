@@ -33,7 +33,7 @@ FILES = {
         "_internal/tensorfile",
         "posterior/storage",
         "posterior/stores",
-        "sampling/checkpoint",
+        "run/checkpoint",
     )
 }
 

@@ -70,11 +70,11 @@ def interrupt_after(monkeypatch, saves: int, then) -> None:
     """Calls ``then`` before the checkpoint that comes after this many."""
     save, seen = RunCheckpoint.save, []
 
-    def counted(self, tree):
+    def counted(self, tree, way):
         seen.append(1)
         if len(seen) == saves + 1:
             then()
-        save(self, tree)
+        save(self, tree, way)
 
     monkeypatch.setattr(RunCheckpoint, "save", counted)
 

@@ -1,33 +1,18 @@
-"""The page in a real Chromium, from file://, on a phone and a desk, in light and dark.
-
-Needs selenium, chromium and chromedriver; skipped without them, unless REQUIRE_BROWSER is set.
-"""
+"""The page in a real Chromium, from file://, on a phone and a desk, in light and dark."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import chrome
+from chrome import SIZES, requests, visit
 from natural_langevin.report import write_posterior_report, write_report
 
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-SIZES = {"phone": (390, 844), "desk": (1280, 900)}
 # Contrast of every visible text with what lies behind it, as WCAG defines it. A canvas turns any
 # CSS colour into red, green and blue.
 CONTRAST = """
@@ -56,49 +41,10 @@ return [...document.querySelectorAll('[data-column]')].map(
 """
 
 
-def find(*names: str) -> str | None:
-    return next((path for name in names if (path := shutil.which(name))), None)
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    chromium = find("chromium", "chromium-browser", "google-chrome")
-    driver = find("chromedriver", "chromium.chromedriver")
-    parts = {"selenium": importlib.util.find_spec("selenium"), "chromium": chromium,
-             "chromedriver": driver}  # fmt: skip
-    missing = [name for name, found in parts.items() if not found]
-    if missing:
-        absent = pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip
-        absent(f"not installed: {', '.join(missing)}")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(chromium)
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(executable_path=str(driver))
-    chrome = webdriver.Chrome(options=options, service=service)
-    yield chrome
-    chrome.quit()
-
-
-def visit(browser: Any, page: Path, size: str = "desk", scheme: str = "light") -> None:
-    width, height = SIZES[size]
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.get("about:blank")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    for log in ("browser", "performance"):
-        browser.get_log(log)  # what came before is not about this page
-    browser.get(page.as_uri())
-
-
-def requests(browser: Any) -> list[str]:
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    return [str(params["request"]["url"]) for params in sent]
+    with chrome.started(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -112,8 +58,7 @@ def test_the_page_in_a_browser(
     run = browser.execute_script
 
     assert browser.get_log("browser") == []
-    asked = [url for url in requests(browser) if not url.startswith("data:")]
-    assert asked == [page.as_uri()]
+    assert requests(browser) == [page.as_uri()]
     assert run("return performance.getEntriesByType('resource').map(e => e.name)") == []
 
     width = SIZES[size][0]
@@ -172,7 +117,7 @@ def test_hostile_text_does_nothing(browser: Any, tmp_path: Path, results: dict[s
     write_report(results, page)
     visit(browser, page, "phone")
     assert browser.title == "Natural Langevin dynamics on MNIST"
-    assert [url for url in requests(browser) if not url.startswith("data:")] == [page.as_uri()]
+    assert requests(browser) == [page.as_uri()]
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
 
@@ -199,7 +144,7 @@ def test_the_page_of_a_posterior(
     write_posterior_report(page, file)
     visit(browser, file, size, scheme)
     assert browser.get_log("browser") == []
-    assert [url for url in requests(browser) if not url.startswith("data:")] == [file.as_uri()]
+    assert requests(browser) == [file.as_uri()]
     width = browser.execute_script("return document.documentElement.scrollWidth")
     assert width <= SIZES[size][0]
     worst, words = min(browser.execute_script(CONTRAST))

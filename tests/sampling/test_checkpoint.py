@@ -237,7 +237,7 @@ def test_an_interrupt_writes_a_checkpoint_first(undisturbed, tmp_path, monkeypat
 def test_a_second_interrupt_does_not_wait(tmp_path, monkeypatch):
     interrupt_at(monkeypatch, 3)
 
-    def again(self, tree):
+    def again(self, tree, way):
         signal.raise_signal(signal.SIGINT)  # to this thread: kill may reach another one first
         raise AssertionError("the signal comes first")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import warm
 from natural_langevin import Langevin, likelihoods
 from natural_langevin._internal import provenance
 from natural_langevin._internal.tensorfile import WriteError
+from natural_langevin.execution.kernels.native import build
 from natural_langevin.run.checkpoint import CheckpointError, RunCheckpoint
 from small_run import assert_same, sample_until
 
@@ -125,6 +127,69 @@ def test_another_version_is_said_and_goes_on(tmp_path, monkeypatch, caplog):
     assert_same(small_run.sample(), small_run.sample(**run))
     assert "started with other versions (natural_langevin" in caplog.text
     assert "99.0 here" in caplog.text
+
+
+@pytest.mark.skipif(build.library(torch.float32) is None, reason="no C compiler")
+def test_native_steps_are_followed_by_native_steps(tmp_path, monkeypatch):
+    run = {"checkpoint": tmp_path, "every": 2}
+    sample_until(monkeypatch, 4, lambda: small_run.sample(**run))
+    refused = r"another way \(native there, eager here\).*NATURAL_LANGEVIN_NATIVE=off"
+    with pytest.raises(CheckpointError, match=refused):
+        small_run.sample(**run, sampler={"compile": False})
+    with monkeypatch.context() as patch:
+        patch.setenv("NATURAL_LANGEVIN_NATIVE", "off")
+        patch.setattr(build, "_KNOWN", {})
+        with pytest.raises(CheckpointError, match=refused):
+            small_run.sample(**run)
+    assert_same(small_run.sample(), small_run.sample(**run))  # neither has changed the folder
+
+
+def test_eager_steps_are_followed_by_eager_steps_traced_or_not(tmp_path, monkeypatch):
+    run, eager = {"checkpoint": tmp_path, "every": 2}, {"compile": False}
+    sample_until(monkeypatch, 4, lambda: small_run.sample(**run, sampler=eager))
+    if build.library(torch.float32) is not None:
+        with pytest.raises(CheckpointError, match=r"native here.*go on with compile=False, or"):
+            small_run.sample(**run)
+    monkeypatch.setenv("NATURAL_LANGEVIN_NATIVE", "off")
+    monkeypatch.setattr(build, "_KNOWN", {})
+    assert_same(small_run.sample(sampler=eager), small_run.sample(**run))
+
+
+KILLED = """
+import os, signal, sys, small_run
+from natural_langevin.run.collector import SampleCollector
+keep = SampleCollector.keep
+def mortal(self, state):
+    keep(self, state)
+    if self.kept == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+if "killed" in sys.argv:
+    SampleCollector.keep = mortal
+found = small_run.sample(checkpoint=sys.argv[1], every=2)
+print(found.config["execution"])
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(build.library(torch.float32) is None, reason="no C compiler")
+def test_a_native_run_is_killed_and_the_compiler_gone(tmp_path):
+    """The library of before is in the cache still; without a compiler nobody knows whose it is."""
+    script, folder = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(KILLED)
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    here = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    gone = here | {"PATH": str(tmp_path), "CC": ""}
+
+    def ended(environment, *words):
+        command = [sys.executable, script, folder, *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert ended(here, "killed").returncode == -signal.SIGKILL
+    refused = ended(gone)
+    assert refused.returncode == 1
+    assert "another way (native there, eager here)" in refused.stderr.splitlines()[-1]
+    assert ended(here).stdout.strip() == "native"
+    assert_same(small_run.sample(), small_run.sample(checkpoint=folder, every=2))
 
 
 def test_a_failed_save_says_what_is_true(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ summaries serve for single parameters.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import warnings
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -133,8 +135,11 @@ def some_components(
 
 
 def import_arviz() -> Any:
-    """ArviZ, without its announcement of a next version; ImportError names the extra."""
-    with needing("this needs ArviZ", "diagnostics"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # it announces its next version
-        import arviz
-    return arviz
+    """What makes groups for ArviZ: ``arviz`` of any version, or ``arviz_base``, its part that makes
+    them since version 1. ImportError names the extra."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # 0.2x announces the next version
+        with contextlib.suppress(ImportError):
+            return importlib.import_module("arviz")
+    with needing("this needs ArviZ", "diagnostics"):
+        return importlib.import_module("arviz_base")

@@ -12,10 +12,10 @@ In all but the first the new state is written over the old one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -59,6 +59,11 @@ def choose_mode(compile: bool | str) -> Mode:
     return "compiled" if compile else "eager"
 
 
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The device on which kernels are launched."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 class Engine:
     """Advances states along one stream of data, at the rates of a table that starts at step 0."""
 
@@ -100,15 +105,22 @@ class Engine:
     def way(self) -> str:
         """Which way the last steps went, for ``posterior.config``: what served after something
         failed, not what was tried; "eager" where a run was too short to record a graph."""
+        parts = ["graph"] if self.recorded else []
+        if not parts or self.arithmetic != "eager":
+            parts.append(self.arithmetic)
+        return ", ".join([*parts, *filter(None, [self.refused])])
+
+    @property
+    def arithmetic(self) -> str:
+        """Whose sums the last steps are: "eager", an executor's, kernels', a compiler's. A graph or
+        a trace of eager operations has their bits; any two of these differ in the last ones."""
         if self._executor is not None:
             return self._executor.name
         step = self.step.step if isinstance(self.step, Attempt) else self.step
-        parts = ["graph"] if self.recorded else []
-        if isinstance(step, kernels.FusedStep):
-            parts.append(f"{step.backend.name} kernels")
+        parts = [f"{step.backend.name} kernels"] if isinstance(step, kernels.FusedStep) else []
         if isinstance(self.step, Attempt) and step is not step_in_place:
             parts.append("compiled")
-        return ", ".join([*(parts or ["eager"]), *filter(None, [self.refused])])
+        return ", ".join(parts or ["eager"])
 
     @property
     def traced(self) -> int:
@@ -120,19 +132,24 @@ class Engine:
         """How many CUDA graphs are in use."""
         return 0 if self._graph is None else self._graph.recorded
 
-    def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
-        """The state after updates ``start`` to ``start + count - 1``, and the Info of the last.
-        Unless steps are eager, the given ``state`` is overwritten."""
-        device = state.step.device
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # for kernels
-            return self._run(state, start, count)
-
-    def _run(self, state: State, start: int, count: int) -> tuple[State, Info]:
-        if not self._ready:
+    def prepare(self, state: State) -> None:
+        """Decides which way steps from ``state`` are run, unless that is decided already."""
+        if self._ready:
+            return
+        with _current(state.step.device):
             self._plan(state)
             self._ready = True
             if self.announce:
                 log.info("%s", self._described(state))
+
+    def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
+        """The state after updates ``start`` to ``start + count - 1``, and the Info of the last.
+        Unless steps are eager, the given ``state`` is overwritten."""
+        self.prepare(state)
+        with _current(state.step.device):
+            return self._run(state, start, count)
+
+    def _run(self, state: State, start: int, count: int) -> tuple[State, Info]:
         info, stop = None, start + count
         while start < stop:
             for pause in self.pauses:

@@ -1,6 +1,6 @@
 """Likelihoods: a network's outputs become a distribution p_theta(y | x).
 
-Imports nothing but tools; statistics and up import it.
+Imports priors; statistics and up import it.
 
 One per file, each under the same contract test. ``predictive`` and ``mixtures`` are what an
 ensemble of such distributions predicts.
@@ -14,6 +14,13 @@ from natural_langevin.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from natural_langevin.likelihoods.log_loss import LogLoss
 from natural_langevin.likelihoods.negative_binomial import NegativeBinomial
 from natural_langevin.likelihoods.ordinal import Ordinal
+from natural_langevin.likelihoods.own_parameter import (
+    OwnParameter,
+    attach,
+    detach,
+    weight_name,
+    with_own,
+)
 from natural_langevin.likelihoods.poisson import Poisson
 from natural_langevin.likelihoods.scaled import Scaled
 from natural_langevin.likelihoods.student_t import StudentT
@@ -37,8 +44,13 @@ __all__ = [
     "LogLoss",
     "NegativeBinomial",
     "Ordinal",
+    "OwnParameter",
     "Poisson",
     "Scaled",
     "State",
     "StudentT",
+    "attach",
+    "detach",
+    "weight_name",
+    "with_own",
 ]

@@ -16,6 +16,7 @@ from torch.distributions import Distribution, Independent
 
 from natural_langevin import random
 from natural_langevin._internal.light_autograd import grad
+from natural_langevin.priors.constrained import PositivePrior
 
 #: What a likelihood learns along the way ({} for most): one value per chain, by name.
 State = dict[str, Tensor]
@@ -49,6 +50,12 @@ class Likelihood:
     def outputs_per_target(self) -> int:
         """How many outputs there are for every number of a target."""
         return 1
+
+    @property
+    def own_parameter(self) -> tuple[str, PositivePrior] | None:
+        """A parameter of its own that is sampled with the network, by name, and its prior: the last
+        column of the outputs is then its logarithm (see ``own_parameter``)."""
+        return None
 
     @property
     def known_width(self) -> float | None:
@@ -148,14 +155,17 @@ def per_sample(terms: Tensor) -> Tensor:
     return terms if terms.ndim == 1 else terms.reshape(terms.shape[0], -1).sum(1)
 
 
-def same_observation(kind: str, outputs: Tensor, y: Tensor, *, per_component: int = 1) -> None:
-    """Outputs (B, D) and targets (B, D) must hold the same number of components per sample."""
-    per_output, per_target = outputs[0].numel(), y[0].numel()
+def same_observation(kind: Likelihood, outputs: Tensor, y: Tensor) -> None:
+    """Outputs must hold ``outputs_per_target`` numbers for every one of a target."""
+    per_component = kind.outputs_per_target
+    own = outputs if kind.own_parameter is None else outputs[..., :-1]
+    per_output, per_target = own[0].numel(), y[0].numel()
     if per_output != per_component * per_target:
         wanted = "they must agree" if per_component == 1 else f"give {per_component} per value"
         raise ValueError(
-            f"{kind} targets hold {per_target} values per sample (shape {tuple(y.shape)}) but the "
-            f"model gives {per_output} (shape {tuple(outputs.shape)}): {wanted}"
+            f"{type(kind).__name__} targets hold {per_target} values per sample (shape "
+            f"{tuple(y.shape)}) but the model gives {per_output} (shape {tuple(own.shape)}): "
+            f"{wanted}"
         )
 
 

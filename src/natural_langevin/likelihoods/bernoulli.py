@@ -30,7 +30,7 @@ class Bernoulli(Likelihood):
         return (u <= outputs.sigmoid()).to(outputs.dtype)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        same_observation("Bernoulli", outputs, y)
+        same_observation(self, outputs, y)
         if not ((y == 0) | (y == 1)).all():
             raise ValueError(
                 f"Bernoulli targets must be 0 or 1, got values from {y.min().item()} "

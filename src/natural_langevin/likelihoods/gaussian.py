@@ -16,6 +16,8 @@ from natural_langevin.likelihoods.base import (
     per_sample,
     same_observation,
 )
+from natural_langevin.likelihoods.own_parameter import check_positive, split
+from natural_langevin.priors.constrained import PositivePrior
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,14 @@ class Gaussian(Likelihood):
     -ln p = |y - outputs|^2 / (2 sigma^2) + dim(y) ln sigma + dim(y) ln(2 pi) / 2.
 
     ``sigma`` is a number, or "rmse": the empirical root-mean-square residual, a running average
-    over minibatches with rate 1/sqrt(t), one value per chain, stated in ``posterior.sigma``.
+    over minibatches with rate 1/sqrt(t), one value per chain, stated in ``posterior.sigma``; or a
+    prior of it, such as ``priors.HalfNormal(1.0)``, with which sigma is sampled like a weight, and
+    ``posterior.sigma`` is (chain, draw).
     There is no default: sigma = 1 is a badly specified model for almost any data (the paper's
     first practical remark).
     """
 
-    sigma: float | str = ""
+    sigma: float | str | PositivePrior = ""
 
     has_units = True
 
@@ -40,7 +44,11 @@ class Gaussian(Likelihood):
                 "Gaussian needs sigma, the size of the noise in y: a number such as "
                 'Gaussian(sigma=0.3), or Gaussian("rmse"), which learns it'
             )
-        check_scale("sigma", self.sigma, "rmse")
+        check_positive("sigma", self.sigma, "rmse")
+
+    @property
+    def own_parameter(self) -> tuple[str, PositivePrior] | None:
+        return ("sigma", self.sigma) if isinstance(self.sigma, PositivePrior) else None
 
     @property
     def learns_width(self) -> bool:
@@ -48,11 +56,12 @@ class Gaussian(Likelihood):
 
     @property
     def known_width(self) -> float | None:
-        return None if isinstance(self.sigma, str) else self.sigma
+        return None if isinstance(self.sigma, str | PositivePrior) else self.sigma
 
     def in_units(self, size: float) -> Gaussian:
-        width = self.known_width
-        return self if width is None else replace(self, sigma=width / size)
+        if isinstance(self.sigma, PositivePrior):
+            return replace(self, sigma=self.sigma.times(1 / size))
+        return self if isinstance(self.sigma, str) else replace(self, sigma=self.sigma / size)
 
     def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
         if self.learns_width:
@@ -68,35 +77,35 @@ class Gaussian(Likelihood):
         return {"variance": (1 - rate) * state["variance"] + rate * mean_square}
 
     def noise_variance(self, state: State) -> Tensor | None:
+        if self.own_parameter is not None:
+            return (2 * state["log_sigma"]).exp()
         if isinstance(self.sigma, str):
             return state["variance"]
-        return torch.tensor(float(self.sigma) ** 2, dtype=torch.float64)
+        return torch.tensor(float(self.known_width or 0) ** 2, dtype=torch.float64)
 
     def distribution(self, outputs: Tensor, state: State) -> distributions.Normal:
-        scale = self._variance(state, outputs).sqrt()
-        return distributions.Normal(outputs, scale, validate_args=False)
+        mean, variance = self._parts(outputs, state)
+        return distributions.Normal(mean, variance.sqrt(), validate_args=False)
 
     def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:
-        variance = self._variance(state, outputs)
-        residual = (y.to(outputs.dtype).reshape(outputs.shape) - outputs).square() / variance
+        mean, variance = self._parts(outputs, state)
+        residual = (y.to(mean.dtype).reshape(mean.shape) - mean).square() / variance
         return per_sample(0.5 * (residual + torch.log(2 * math.pi * variance)))
 
     def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:
-        z = random.normal(key, outputs.numel()).reshape(outputs.shape).to(outputs.dtype)
-        return outputs + self._variance(state, outputs).sqrt() * z
+        mean, variance = self._parts(outputs, state)
+        z = random.normal(key, mean.numel()).reshape(mean.shape).to(mean.dtype)
+        return mean + variance.sqrt() * z
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        same_observation("Gaussian", outputs, y)
+        same_observation(self, outputs, y)
         check_real("Gaussian", y)
 
-    def _variance(self, state: State, outputs: Tensor) -> Tensor:
-        if not isinstance(self.sigma, str):  # filled where the outputs are: nothing is copied there
-            return outputs.new_full((), float(self.sigma) ** 2)
-        return state["variance"].to(dtype=outputs.dtype, device=outputs.device)
-
-
-def check_scale(name: str, value: float | str, learned: str) -> None:
-    """A positive number, or the word for a scale that is learned."""
-    good = value == learned if isinstance(value, str) else math.isfinite(value) and value > 0
-    if not good:
-        raise ValueError(f'{name} must be a positive number or "{learned}", got {value!r}')
+    def _parts(self, outputs: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Means, and the variance."""
+        if self.own_parameter is not None:
+            mean, log_sigma = split(outputs)
+            return mean, (2 * log_sigma).exp()
+        if self.known_width is not None:  # filled where the outputs are: nothing is copied there
+            return outputs, outputs.new_full((), float(self.known_width) ** 2)
+        return outputs, state["variance"].to(dtype=outputs.dtype, device=outputs.device)

@@ -12,6 +12,8 @@ from natural_langevin import random
 from natural_langevin._internal.special import gamma_quantile, poisson_quantile
 from natural_langevin.likelihoods import distributions
 from natural_langevin.likelihoods.base import Likelihood, State, check_counts, same_observation
+from natural_langevin.likelihoods.own_parameter import check_positive, split
+from natural_langevin.priors.constrained import PositivePrior
 
 
 @dataclass(frozen=True)
@@ -22,19 +24,20 @@ class NegativeBinomial(Likelihood):
     p(y) = Gamma(y + r) / (Gamma(r) y!) (r / (r + m))^r (m / (r + m))^y with r = 1/a.
 
     ``dispersion`` is a number, and outputs (B,) or (B, D) are ln m; or it is "outputs": the
-    network gives two outputs per target, (B, 2 D), the D values ln m, then the D values ln a.
+    network gives two outputs per target, (B, 2 D), the D values ln m, then the D values ln a; or a
+    prior of it, such as ``priors.HalfNormal(1.0)``, with which it is sampled like a weight.
     """
 
-    dispersion: float | str = "outputs"
+    dispersion: float | str | PositivePrior = "outputs"
 
     def __post_init__(self) -> None:
-        value = self.dispersion
-        good = value == "outputs" if isinstance(value, str) else math.isfinite(value) and value > 0
-        if not good:
-            raise ValueError(
-                f'dispersion must be a positive number or "outputs", got {value!r}: counts '
-                "without dispersion are likelihoods.Poisson()"
-            )
+        poisson = "; counts without dispersion are likelihoods.Poisson()"
+        check_positive("dispersion", self.dispersion, "outputs", remedy=poisson)
+
+    @property
+    def own_parameter(self) -> tuple[str, PositivePrior] | None:
+        own = self.dispersion
+        return ("dispersion", own) if isinstance(own, PositivePrior) else None
 
     @property
     def outputs_per_target(self) -> int:
@@ -54,7 +57,7 @@ class NegativeBinomial(Likelihood):
         return poisson_quantile(rate, v.reshape(rate.shape)).to(outputs.dtype)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        same_observation("NegativeBinomial", outputs, y, per_component=self.outputs_per_target)
+        same_observation(self, outputs, y)
         check_counts("NegativeBinomial", y)
 
     def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,4 +65,7 @@ class NegativeBinomial(Likelihood):
         if isinstance(self.dispersion, str):
             log_mean, log_a = outputs.chunk(2, dim=-1)
             return log_mean, log_a
+        if isinstance(self.dispersion, PositivePrior):
+            log_mean, log_a = split(outputs)
+            return log_mean, log_a.expand_as(log_mean)
         return outputs, torch.full_like(outputs, math.log(self.dispersion))

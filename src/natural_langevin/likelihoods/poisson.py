@@ -39,5 +39,5 @@ class Poisson(Likelihood):
         return poisson_quantile(outputs.double().exp(), u).to(outputs.dtype)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        same_observation("Poisson", outputs, y)
+        same_observation(self, outputs, y)
         check_counts("Poisson", y)

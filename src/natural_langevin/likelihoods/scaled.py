@@ -36,7 +36,7 @@ class Scaled(Likelihood):
     def __post_init__(self) -> None:
         own = self.likelihood
         one_width = isinstance(own, Likelihood) and own.has_units
-        if not one_width or own.outputs_per_target > 1:
+        if not one_width or own.outputs_per_target > 1 or own.own_parameter is not None:
             raise TypeError(
                 "Scaled takes a Gaussian or a StudentT likelihood, whose noise is of one size, got "
                 f"{own!r}"

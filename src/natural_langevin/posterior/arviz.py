@@ -46,7 +46,9 @@ def inference_data(posterior: Posterior, x: Any, data: Any, *, seed: int = 0) ->
     if data is not None:
         x, y = posterior.signature.split(data)
         pointwise = posterior.log_likelihood(x, y, chains="all")
-        groups |= {"log_likelihood": {"y": pointwise}, "observed_data": {"y": y}}
+        one_each = y[0].numel() == 1  # then of the shape of y, which LOO-PIT asks for
+        known = pointwise.unflatten(-1, y.shape) if one_each else pointwise
+        groups |= {"log_likelihood": {"y": known}, "observed_data": {"y": y}}
         drawn = draws(posterior, x, seed)
         if drawn is not None:
             groups["posterior_predictive"] = {"y": drawn}
@@ -55,7 +57,9 @@ def inference_data(posterior: Posterior, x: Any, data: Any, *, seed: int = 0) ->
     if stats:
         groups["sample_stats"] = stats
     arrays = {g: {k: v.cpu().numpy() for k, v in values.items()} for g, values in groups.items()}
-    return import_arviz().from_dict(**arrays)
+    az = import_arviz()
+    # Before version 1 groups are arguments, and become InferenceData; since then, a DataTree.
+    return az.from_dict(**arrays) if hasattr(az, "InferenceData") else az.from_dict(arrays)
 
 
 def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:

@@ -19,6 +19,7 @@ from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.data.checks import shown_to_model
 from natural_langevin.diagnostics import probes
 from natural_langevin.diagnostics.kinetic import left_by_epochs
+from natural_langevin.likelihoods import with_own
 from natural_langevin.likelihoods.predictive import predicted_by
 from natural_langevin.posterior import networks
 from natural_langevin.posterior.ensemble import learned_by
@@ -177,7 +178,9 @@ def _configurational(
     shards, chains = posterior.shards, posterior.chains
     like = {name: value[0] for name, value in posterior.last.items()}
     device = next(iter(like.values())).device
-    known = posterior.prior if prior is None else resolve(prior, like, chains, device=device)
+    known = posterior.prior
+    if prior is not None:
+        known = resolve(with_own(prior, posterior.likelihood), like, chains, device=device)
     if known is None:
         raise ValueError(
             "the temperature of the samples needs the prior, which a saved posterior does not "

@@ -15,7 +15,7 @@ from natural_langevin._internal.processes import SingleProcess
 from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.data.signature import Signature
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
-from natural_langevin.likelihoods import Likelihood
+from natural_langevin.likelihoods import Likelihood, detach, weight_name
 from natural_langevin.posterior import pooling, weighting
 from natural_langevin.posterior.chain_shards import ChainShards
 from natural_langevin.posterior.pooling import Chains
@@ -92,8 +92,12 @@ class Draws:
     @property
     def sigma(self) -> Tensor | None:
         """A regression's noise level at the end of the run, one value per chain, (chain,); of
-        targets whose numbers have noise of different sizes (``likelihoods.Scaled``), (chain, D)."""
-        variance = self.likelihood.noise_variance(self.learned)
+        targets whose numbers have noise of different sizes (``likelihoods.Scaled``), (chain, D);
+        where it was sampled, (chain, draw)."""
+        name, learned = weight_name(self.likelihood), self.learned
+        if name is not None:
+            learned = learned | {name.partition(".")[2]: self.samples[name][..., 0]}
+        variance = self.likelihood.noise_variance(learned)
         if variance is None:
             return None
         return variance.sqrt().expand(self.chains, *variance.shape[1:])
@@ -167,4 +171,4 @@ class Draws:
 
     def _as_module(self, params: Params) -> nn.Module:
         with MODEL_LOCK:  # another thread may have parameters of its own in the model
-            return with_parameters(self._model, params)
+            return detach(with_parameters(self._model, params))

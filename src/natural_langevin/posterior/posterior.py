@@ -295,10 +295,10 @@ class Posterior(Draws):
         return diagnosis.followed(self, x, self.chosen(chains))
 
     def to_arviz(self, x: Inputs | None = None, *, data: Any = None, seed: int = 0) -> Any:
-        """The healthy chains' samples as an ArviZ ``InferenceData``: one variable per parameter
-        tensor, and ``prediction`` for the inputs ``x`` when they are given, all of the networks as
-        they are. With the training
-        ``data`` (x, y), also the groups ``log_likelihood`` (for ``arviz.loo`` and
+        """The healthy chains' samples as the installed ArviZ has them, an ``InferenceData`` before
+        its version 1 and a ``DataTree`` since: one variable per parameter tensor, and
+        ``prediction`` for the inputs ``x`` when they are given, all of the networks as they are.
+        With the training ``data`` (x, y), also the groups ``log_likelihood`` (for ``arviz.loo`` and
         ``arviz.compare``), ``posterior_predictive`` (targets drawn with ``seed``, one of every
         network), ``observed_data``, and in ``sample_stats`` the log density ``lp`` of every draw
         (of a saved posterior, which has no prior: not)."""

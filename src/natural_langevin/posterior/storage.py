@@ -30,6 +30,7 @@ from natural_langevin._internal.tensorfile import Spec, StorageError, WriteError
 from natural_langevin.posterior import manifest
 from natural_langevin.posterior.manifest import File, Manifest
 from natural_langevin.posterior.networks import OnDisk, chunks
+from natural_langevin.priors import PositivePrior
 from natural_langevin.statistics.vectorised import MODEL_LOCK
 from natural_langevin.types import Params
 
@@ -69,6 +70,8 @@ PATIENCE, RETRIES = 10.0, 20
 NUMBERS_AT_ONCE = 1 << 20
 #: Likelihoods that a file can hold: those of numbers, and what may stand around one.
 LIKELIHOODS = likelihoods.REGISTRY | {"Scaled": likelihoods.Scaled}
+#: Priors of a likelihood's own parameter.
+POSITIVE_PRIORS = {kind.__name__: kind for kind in PositivePrior.__subclasses__()}
 
 
 def save_lock(folder: Path) -> FolderLock:
@@ -201,8 +204,9 @@ def _read(
     *,
     memory_map: bool,
 ) -> tuple[Params, Groups, likelihoods.Likelihood, dict[str, Any]]:
-    check_model(saved.model, model)
     found = _likelihood(saved.likelihood, likelihood)
+    likelihoods.attach(model, found)
+    check_model(saved.model, model)
     _check_shapes(saved, {n: p for n, p in model.named_parameters() if p.requires_grad})
     groups: Groups = {}
     for key, value in _read_file(folder, saved.rest).items():
@@ -298,6 +302,8 @@ def _describe_likelihood(likelihood: likelihoods.Likelihood) -> dict[str, Any]:
     arguments = asdict(likelihood)  # type: ignore[call-overload]
     for key in arguments.keys() & {"likelihood"}:  # another one inside
         arguments[key] = _describe_likelihood(getattr(likelihood, key))
+    if (own := likelihood.own_parameter) is not None:
+        arguments[own[0]] = {"prior": type(own[1]).__name__, "arguments": asdict(own[1])}
     return {"name": name, "arguments": arguments}
 
 
@@ -324,6 +330,9 @@ def _likelihood(
         arguments = dict(fields.get("arguments", {}))
         if "likelihood" in arguments:
             arguments["likelihood"] = _likelihood(dict(arguments["likelihood"]), None)
+        for key, value in arguments.items():
+            if isinstance(value, dict):
+                arguments[key] = POSITIVE_PRIORS[value["prior"]](**value["arguments"])
         return LIKELIHOODS[name](**arguments)
     except StorageError:  # of the one inside, which says what to do
         raise

@@ -61,11 +61,13 @@ class Columns:
 @dataclass(frozen=True)
 class Units:
     """Of the inputs, of the targets, or of both. ``spread``: the second half of the outputs are the
-    logarithms of variances."""
+    logarithms of variances. ``width``: the weight that is the logarithm of the noise's size, where
+    it is sampled; all columns of y then have one scale."""
 
     x: Columns | None = None
     y: Columns | None = None
     spread: bool = False
+    width: str | None = None
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> Units | None:
@@ -75,7 +77,7 @@ class Units:
             return None
         try:
             x, y = (found[k] and Columns(**_tuples(found[k])) for k in ("x", "y"))
-            return Units(x, y, bool(found["spread"]))
+            return Units(x, y, bool(found["spread"]), found.get("width"))
         except (KeyError, TypeError) as error:
             raise ValueError(f"units must be those of a run, got {found!r:.80}") from error
 
@@ -101,14 +103,14 @@ class Units:
         if self.x is not None:
             _see(found, self.x, back=False)
         if self.y is not None:
-            _say(found, self.y, self.spread, back=False)
+            _say(found, self.y, self.spread, self.width, back=False)
         return found
 
     def standard(self, params: Mapping[str, Tensor]) -> Params:
         """The same the other way round."""
         found = dict(params)
         if self.y is not None:
-            _say(found, self.y, self.spread, back=True)
+            _say(found, self.y, self.spread, self.width, back=True)
         if self.x is not None:
             _see(found, self.x, back=True)
         return found
@@ -177,16 +179,19 @@ def _see(params: Params, columns: Columns, *, back: bool) -> None:
         params[bias] = (b.double() + (moved if back else -moved)).to(b.dtype)
 
 
-def _say(params: Params, columns: Columns, spread: bool, *, back: bool) -> None:
-    """Weights of the layer that says y, (..., out, in), and its bias."""
+def _say(params: Params, columns: Columns, spread: bool, width: str | None, *, back: bool) -> None:
+    """Weights of the layer that says y, (..., out, in), and its bias; ``width``: of the noise."""
     weight, bias = f"{columns.layer}.weight".lstrip("."), f"{columns.layer}.bias".lstrip(".")
     w, b = params[weight], params[bias]
     location, scale = (
         torch.tensor(v, dtype=torch.float64, device=w.device)
         for v in (columns.location, columns.scale)
     )
-    if spread:  # of ln variances
-        location = torch.cat([location, 2 * scale.log()])
+    if width is not None:
+        u, shift = params[width], math.log(columns.scale[0])
+        params[width] = (u.double() + (-shift if back else shift)).to(u.dtype)
+    if spread:  # of ln variances, or of their ratios to the width's square
+        location = torch.cat([location, (2 if width is None else 0) * scale.log()])
         scale = torch.cat([scale, torch.ones_like(scale)])
     if back:
         params[weight] = (w.double() / scale[:, None]).to(w.dtype)

@@ -3,7 +3,7 @@
 One prior per file; ``constrained`` is for parameters of a probabilistic model that are positive,
 bounded or ordered; ``resolve`` says which parameter has which prior.
 
-Imports nothing but tools; statistics and up import it.
+Imports nothing but tools; likelihoods and up import it.
 """
 
 from natural_langevin.priors.around import around, mean_squares
@@ -17,6 +17,7 @@ from natural_langevin.priors.constrained import (
     LogNormal,
     Ordered,
     Positive,
+    PositivePrior,
 )
 from natural_langevin.priors.correlated import Correlated, blur_pixels, smooth_pixels
 from natural_langevin.priors.fan_in import FanIn
@@ -45,6 +46,7 @@ __all__ = [
     "NormalInverseGamma",
     "Ordered",
     "Positive",
+    "PositivePrior",
     "Prior",
     "PriorLike",
     "ScaleMixture",

@@ -26,7 +26,7 @@ Positive: ``HalfNormal``, ``HalfCauchy``, ``Gamma``, ``InverseGamma``, ``LogNorm
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, distributions
@@ -90,7 +90,16 @@ class Constrained(Prior):
 
 
 @dataclass(frozen=True)
-class HalfNormal(Constrained):
+class PositivePrior(Constrained):
+    """x = e^u > 0."""
+
+    def times(self, factor: float) -> PositivePrior:
+        """The prior of ``factor`` x."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class HalfNormal(PositivePrior):
     """x > 0 with the density of |N(0, scale^2)|.
 
     >>> HalfNormal(2.0).gradient(torch.zeros(1, 1))
@@ -102,11 +111,14 @@ class HalfNormal(Constrained):
     def law(self, like: Tensor) -> Distribution:
         return distributions.HalfNormal(per_chain(self.scale, like), validate_args=False)
 
+    def times(self, factor: float) -> HalfNormal:
+        return replace(self, scale=self.scale * factor)
+
     precision = 2.0
 
 
 @dataclass(frozen=True)
-class HalfCauchy(Constrained):
+class HalfCauchy(PositivePrior):
     """x > 0 with density 2 / (pi scale (1 + (x / scale)^2)): half of it beyond ``scale``."""
 
     scale: float | Tensor = 1.0
@@ -114,11 +126,14 @@ class HalfCauchy(Constrained):
     def law(self, like: Tensor) -> Distribution:
         return distributions.HalfCauchy(per_chain(self.scale, like), validate_args=False)
 
+    def times(self, factor: float) -> HalfCauchy:
+        return replace(self, scale=self.scale * factor)
+
     precision = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gamma(Constrained):
+class Gamma(PositivePrior):
     """x > 0 with density proportional to x^(shape - 1) e^(-rate x): mean shape / rate.
     ``Gamma(shape=1, rate=r)`` is exponential."""
 
@@ -132,13 +147,16 @@ class Gamma(Constrained):
     def quantile(self, u: Tensor) -> Tensor:
         return gamma_quantile(per_chain(self.shape, u), u) / per_chain(self.rate, u)
 
+    def times(self, factor: float) -> Gamma:
+        return replace(self, rate=self.rate / factor)
+
     @property
     def precision(self) -> float | Tensor:
         return self.shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class InverseGamma(Constrained):
+class InverseGamma(PositivePrior):
     """x > 0 with density proportional to x^(-shape - 1) e^(-scale / x): 1 / x is Gamma."""
 
     shape: float | Tensor
@@ -151,13 +169,16 @@ class InverseGamma(Constrained):
     def quantile(self, u: Tensor) -> Tensor:
         return per_chain(self.scale, u) / gamma_quantile(per_chain(self.shape, u), 1 - u)
 
+    def times(self, factor: float) -> InverseGamma:
+        return replace(self, scale=self.scale * factor)
+
     @property
     def precision(self) -> float | Tensor:
         return self.shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogNormal(Constrained):
+class LogNormal(PositivePrior):
     """x > 0 with ln x ~ N(mean, variance)."""
 
     mean: float | Tensor = 0.0
@@ -167,17 +188,23 @@ class LogNormal(Constrained):
         mean, variance = per_chain(self.mean, like), per_chain(self.variance, like)
         return distributions.LogNormal(mean, variance.sqrt(), validate_args=False)
 
+    def times(self, factor: float) -> LogNormal:
+        return replace(self, mean=self.mean + math.log(factor))
+
     @property
     def precision(self) -> float | Tensor:
         return 1 / self.variance
 
 
 @dataclass(frozen=True)
-class Positive(Constrained):
+class Positive(PositivePrior):
     """x > 0, flat and improper: ln alpha(u) = u, the Jacobian alone."""
 
     def law(self, like: Tensor) -> None:
         return None
+
+    def times(self, factor: float) -> Positive:
+        return self
 
     precision = 0.0
 

@@ -32,7 +32,7 @@ from natural_langevin.data.streams import (
     as_stream,
     usual_batch,
 )
-from natural_langevin.likelihoods import Likelihood
+from natural_langevin.likelihoods import Likelihood, with_own
 from natural_langevin.posterior.units import Units
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import Network
@@ -106,8 +106,9 @@ class Problem:
     def with_prior(self, prior: priors.PriorLike) -> Problem:
         """The same with another prior."""
         found = priors.resolve(
-            prior, self.network.trainable(), self.chains.count, device=self.chains.device
-        )
+            with_own(prior, self.likelihood), self.network.trainable(), self.chains.count,
+            device=self.chains.device,
+        )  # fmt: skip
         return dataclasses.replace(self, prior=found)
 
     @property

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from natural_langevin.likelihoods import Likelihood, Scaled
+from natural_langevin.likelihoods import Likelihood, Scaled, weight_name
 from natural_langevin.posterior.units import Columns, Units
 from natural_langevin.problem import starts
 from natural_langevin.problem.notices import LARGE, SMALL
@@ -64,10 +64,14 @@ def to_standard_units(problem: Problem) -> Problem:
 def in_units(problem: Problem, units: Units) -> Problem:
     """The problem with its data in these units."""
     x, y, _ = problem.rows()
-    return dataclasses.replace(
-        problem, likelihood=units.standard_likelihood(problem.likelihood), data=units.data(x, y),
-        origin=problem, units=units,
-    )  # fmt: skip
+    likelihood = units.standard_likelihood(problem.likelihood)
+    inside = dataclasses.replace(
+        problem, likelihood=likelihood, data=units.data(x, y), origin=problem, units=units
+    )
+    own = likelihood.own_parameter
+    if own is None or units.width is None:
+        return inside
+    return dataclasses.replace(inside, prior=problem.prior | {units.width: own[1]})
 
 
 def find(problem: Problem) -> Units | None:
@@ -101,7 +105,8 @@ def _fits(problem: Problem, x: Tensor, y: Tensor) -> bool:
 def _find(problem: Problem, x: Tensor, y: Tensor) -> Units | None:
     model, likelihood = problem.template, problem.likelihood
     few = x[:: max(1, len(x) // FEW)][:FEW].to(problem.device)
-    found = Units(spread=likelihood.has_units and likelihood.outputs_per_target == 2)
+    spread = likelihood.has_units and likelihood.outputs_per_target == 2
+    found = Units(spread=spread, width=weight_name(likelihood) if likelihood.has_units else None)
     if not problem.signature.packed and x.is_floating_point():
         wanted = _of_inputs(model, x)
         for one in wanted:
@@ -110,7 +115,7 @@ def _find(problem: Problem, x: Tensor, y: Tensor) -> Units | None:
                 break
     if likelihood.has_units and y.is_floating_point():
         for one in _of_targets(model, likelihood, y):
-            if _agrees(problem, few, Units(y=one, spread=found.spread)):
+            if _agrees(problem, few, dataclasses.replace(found, x=None, y=one)):
                 found = dataclasses.replace(found, y=one)
                 break
     return None if found.x is None and found.y is None else found
@@ -154,7 +159,8 @@ def _of_targets(model: nn.Module, likelihood: Likelihood, y: Tensor) -> Iterator
         return
     one_output = likelihood.outputs_per_target == 1
     # One width, for all columns; or noise that has no size to be multiplied by a column's.
-    if likelihood.known_width is not None or (one_output and not Scaled.takes(likelihood)):
+    one_width = likelihood.known_width is not None or likelihood.own_parameter is not None
+    if one_width or (one_output and not Scaled.takes(likelihood)):
         scale = scale.square().mean().sqrt().expand_as(scale)
     outputs = rows.shape[1] * likelihood.outputs_per_target
     for name, layer in reversed([*model.named_modules()]):
@@ -212,11 +218,16 @@ def _agrees(problem: Problem, x: Tensor, units: Units) -> bool:
 def _standard_outputs(units: Units, outputs: Tensor) -> Tensor:
     assert units.y is not None
     flat = outputs.double().flatten(1) if outputs.ndim > 1 else outputs.double()[:, None]
-    if not units.spread:
-        return units.y.standard(flat).reshape(outputs.shape)
-    mean, log_variance = flat.chunk(2, -1)
-    shift = 2 * torch.tensor(units.y.scale, dtype=torch.float64, device=flat.device).log()
-    return torch.cat([units.y.standard(mean), log_variance - shift], -1).reshape(outputs.shape)
+    shift = torch.tensor(units.y.scale, dtype=torch.float64, device=flat.device).log()
+    if units.width is not None:
+        flat, last = flat[:, :-1], [flat[:, -1:] - shift[:1]]
+        shift = torch.zeros_like(shift)
+    else:
+        last = []
+    if units.spread:
+        flat, log_variance = flat.chunk(2, -1)
+        last.insert(0, log_variance - 2 * shift)
+    return torch.cat([units.y.standard(flat), *last], -1).reshape(outputs.shape)
 
 
 def _said(problem: Problem, x: Tensor) -> Any:
@@ -249,6 +260,8 @@ def _has_learned(problem: Problem, x: Tensor, y: Tensor) -> bool:
     said = _outputs(
         problem, {k: p.detach() for k, p in problem.template.named_parameters()}, rows[0]
     )
+    if problem.likelihood.own_parameter is not None:
+        said = said[..., :-1]
     said = said.chunk(problem.likelihood.outputs_per_target, -1)[0]
     targets = rows[1].double().reshape(len(said), -1)
     left = (targets - said.reshape(len(said), -1)).square().mean(0)

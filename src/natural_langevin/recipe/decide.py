@@ -222,6 +222,8 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
     if begin == "auto":
         begin, downhill = starts.better(problem, (x, y))
         why = "the network has learned something" if begin == "model" else "it has learned nothing"
+    if begin == "model" and problem.likelihood.own_parameter is not None:
+        downhill = True  # the noise, at least, has learned nothing
     motion = replace(motion, start=begin)
     choice = _chosen(
         prior_trial.Search(motion, downhill, batch_size, costs, limit.searching()), given,

@@ -63,8 +63,12 @@ SHARDED, SHARDED_INDEX = "sharded-", "index.json"
 class Saved(Protocol):
     """What a run needs from the place where its checkpoints go."""
 
-    def save(self, tree: Any) -> None:
-        """Writes a checkpoint; whatever happens meanwhile, one whole checkpoint is there."""
+    #: How the steps before the checkpoint that was loaded were run; "" where that is not known.
+    way: str
+
+    def save(self, tree: Any, way: str = "") -> None:
+        """Writes a checkpoint; whatever happens meanwhile, one whole checkpoint is there.
+        ``way``: how steps are run (``Engine.arithmetic``)."""
 
     def load(self, like: Any) -> Any | None:
         """The newest readable checkpoint of this run, or None where there is none."""
@@ -86,17 +90,19 @@ class RunCheckpoint:
         self._newest, self._previous = folder / NEWEST, folder / PREVIOUS
         self._config, self._made_by = json.loads(json.dumps(config)), made_by or {}
         self._newest_is_good = False  # until it has been read or written
+        self.way = ""
         with tensorfile.writing(f"checkpoints to {folder}", remedy="Give another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder, "sampling (checkpoint=)")
             check_writable(folder)
             remove_leftovers(folder)
 
-    def save(self, tree: Any) -> None:
+    def save(self, tree: Any, way: str = "") -> None:
         """Writes a checkpoint; at every moment a whole one is there, and two where there were any.
 
         A damaged file never takes the name of the good one before it."""
-        about = {"config": json.dumps(self._config), "made_by": json.dumps(self._made_by)}
+        made_by = self._made_by | {"way": way}
+        about = {"config": json.dumps(self._config), "made_by": json.dumps(made_by)}
         with (
             tensorfile.writing(f"a checkpoint to {self._newest.parent}", self._what_is_left),
             staged(self._newest) as handle,
@@ -127,6 +133,7 @@ class RunCheckpoint:
                 log_fallback(path, error)
                 continue
             self._newest_is_good = path == self._newest
+            self.way = way_in(there[1])
             return found
         return None
 
@@ -183,6 +190,34 @@ def check_checkpoint_of(folder: Path, there: About, here: About) -> None:
         remedy=remedy,
     )  # fmt: skip
     check_provenance(folder, made_by, our_code, error=OtherRunError)
+
+
+def way_in(made_by: dict[str, Any]) -> str:
+    """How the steps before a checkpoint were run; "" where an older version wrote it."""
+    return str(made_by.get("way", ""))
+
+
+#: What gives back a way that steps were run, by a word in its name; the first that is there.
+_SWITCHES = {
+    "eager": "compile=False",
+    "compiled": "compile=True where torch.compile works",
+    "native": 'compile="auto" where there is a C compiler ($CC, cc, gcc or clang), and without '
+    "NATURAL_LANGEVIN_NATIVE=off",
+    "triton": 'compile="auto" on a GPU with Triton',
+}
+
+
+def check_same_way(there: str, here: str) -> None:
+    """Refuses to go on with another arithmetic (``Engine.arithmetic``) than that of the steps
+    before: the run would end with other bits."""
+    if not there or there == here:
+        return
+    known = (switch for word, switch in _SWITCHES.items() if word in there)
+    raise OtherRunError(
+        f"the steps before this checkpoint were run another way ({there:.40} there, {here} here), "
+        f"and the run would end with other bits: go on with {next(known, 'the same version')}, or "
+        "start anew in another folder"
+    )
 
 
 def config_in(folder: str | os.PathLike[str] | None) -> dict[str, Any]:

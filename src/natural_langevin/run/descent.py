@@ -10,7 +10,8 @@ sample (``COSTLY_ENOUGH`` where steps are run eagerly, or cost much).
 The loss is that of a fifth of every chain's rows, which these steps do not see, and a chain begins
 where it was lowest. Further down a network fits its rows more closely than the posterior does, and
 a noise that is learned as small as the residuals there holds it there: chains would need most of a
-run to climb back. Every chain sees its own rows alone; burn-in comes after it, with all noise.
+run to climb back. A noise that is sampled ends at its most probable size given all rows and the
+other weights. Every chain sees its own rows alone; burn-in comes after it, with all noise.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from natural_langevin import schedules
 from natural_langevin._internal.proven import proven_network
@@ -30,6 +32,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine, Mode
+from natural_langevin.likelihoods import weight_name
 from natural_langevin.preconditioners import RMSProp
 from natural_langevin.priors import of_chains
 from natural_langevin.problem import work
@@ -45,6 +48,8 @@ TRIAL_ROUNDS = 4
 #: How often a round looks at the rows held out, their share, and the rows of which one is spared.
 LOOKS, HELD_OUT, FEWEST_ROWS, MOST_HELD_OUT = 6, 0.2, 5, 2000
 FRICTION, MEMORY = 0.1, 0.05
+#: How far, and in which steps, the logarithm of a likelihood's own parameter is looked for.
+OWN_GRIDS = ((12.0, 0.5), (0.5, 0.05))
 #: The length of a step in every weight at first, for networks of up to ``SMALL`` weights.
 LENGTH, SMALL = 0.02, 1000
 #: Steps between two looks at the clock, where time is limited.
@@ -77,7 +82,7 @@ def descend(
             of.moves, of.state, of.stream, num_data, mode=mode, rounds=rounds, limit=limit
         )
         return moves.init(_at(end.params, number))._replace(likelihood=_at(end.likelihood, number))
-    held_out = None
+    held_out, every = None, stream
     if stream.num_data >= FEWEST_ROWS:
         stream, rows = stream.parted(HELD_OUT, MOST_HELD_OUT)
         held_out = stream.x[rows], stream.y[rows]
@@ -118,7 +123,35 @@ def descend(
         if not len(going) or not limit.allows(2 * taken):
             break
     limit.note_descent(taken / state.chains)
-    return moves.init(lowest.state.params)._replace(likelihood=lowest.state.likelihood)
+    best = _with_best_own(moves, lowest.state, every, num_data)
+    return moves.init(best)._replace(likelihood=lowest.state.likelihood)
+
+
+def _with_best_own(
+    moves: LangevinDynamics, state: State, stream: InMemory, num_data: float
+) -> Params:
+    """The weights, with the likelihood's own parameter where the posterior is highest given the
+    others: by rows held out alone, two residuals that are small by chance would name it."""
+    likelihood, params = moves.gradients.likelihood, state.params
+    name = weight_name(likelihood)
+    if name is None:
+        return params
+    rows = stream.order(0)[:, :MOST_HELD_OUT]
+    x, y = stream.x[rows], stream.y[rows]
+    with torch.no_grad():
+        outputs = vmap(moves.gradients.network.call)(params, x)
+        best = params[name]
+        for reach, apart in OWN_GRIDS:
+            tried = best + torch.arange(-reach, reach + apart / 2, apart).to(best)  # (chain, place)
+            height = []
+            for u in tried.unbind(1):
+                last = u.reshape(-1, *(1,) * (outputs.ndim - 1)).expand_as(outputs[..., :1])
+                here = torch.cat([outputs[..., :-1], last], -1)
+                loss = vmap(likelihood.log_loss)(here, y, state.likelihood).mean(1)
+                height.append(moves.prior[name].log_density(u[:, None]) - num_data * loss)
+            place = torch.stack(height, 1).nan_to_num(-torch.inf).argmax(1, keepdim=True)
+            best = tried.gather(1, place)
+    return params | {name: best}
 
 
 class _Lowest:

@@ -15,7 +15,7 @@ from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin._internal.progress import Progress
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.run import interrupts
-from natural_langevin.run.checkpoint import Saved
+from natural_langevin.run.checkpoint import Saved, check_same_way
 from natural_langevin.run.collector import Collector, is_kept
 from natural_langevin.schedules import Stages
 
@@ -90,6 +90,13 @@ class Stepper(Protocol):
 
     notify: Callable[[str], None]
 
+    @property
+    def arithmetic(self) -> str:
+        """Whose sums the last steps are."""
+
+    def prepare(self, state: State) -> None:
+        """Decides which way steps from ``state`` are run."""
+
     def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
         """``count`` updates from ``state``, which has seen ``start``."""
 
@@ -120,7 +127,8 @@ def run(
     if start is not None and not resumed:
         state = start(state)
         if saved is not None:
-            saved.save({"state": state, "collector": collector.tree()})
+            engine.prepare(state)
+            saved.save({"state": state, "collector": collector.tree()}, engine.arithmetic)
     done, written = int(state.step), time.monotonic()
 
     def ready() -> bool:
@@ -137,6 +145,9 @@ def run(
             stop = plan.stop(done)
             with processes.waiting(f"the steps up to {stop}"):
                 state, info = engine.run(state, done, stop - done)
+            if resumed and saved is not None:
+                check_same_way(saved.way, engine.arithmetic)
+                resumed = False
             done = stop
             if plan.keeps(done):
                 collector.keep(state)
@@ -154,12 +165,12 @@ def run(
             elif processes.world > 1:  # the others could not know
                 stopped = late = False
             if saved is not None and (stopped or ended or plan.saves(done, late)):
-                saved.save({"state": state, "collector": collector.tree()})
+                saved.save({"state": state, "collector": collector.tree()}, engine.arithmetic)
                 written = time.monotonic()
         if not stopped and interrupted:  # it came after the last piece had asked
             stopped = True
             if saved is not None and processes.world == 1:
-                saved.save({"state": state, "collector": collector.tree()})
+                saved.save({"state": state, "collector": collector.tree()}, engine.arithmetic)
         if stopped:
             _say_interrupted(done, plan.steps, collector.kept, saved is not None)
         if stopped and saved is not None:

@@ -203,7 +203,7 @@ def _phase(
     title = options.progress if isinstance(options.progress, str) else "sampling"
     with contextlib.ExitStack() as closing:
         closing.callback(sink.close)
-        tree = None
+        tree, way = None, ""
         if shorter is not None and resumes:
             looks = -(-shorter.steps // shorter.look_every)
             known = description.identity(
@@ -213,7 +213,7 @@ def _phase(
             saved = open_checkpoint(options.checkpoint, known, engine.stream, mesh, made_by)
             assert saved is not None
             try:
-                tree = saved.load(like)
+                tree, way = saved.load(like), saved.way
             finally:
                 saved.close()
         saved = open_checkpoint(options.checkpoint, identity, engine.stream, mesh, made_by)
@@ -223,7 +223,7 @@ def _phase(
                 tree = tree | {
                     "collector": collector.lengthened(tree["collector"], steps.look_every)
                 }
-                saved = Loaded(saved, tree)
+                saved = Loaded(saved, tree, way)
             elif not resumes:
                 saved = StartsAnew(saved)
         with mesh.together("the run"):

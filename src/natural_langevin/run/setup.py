@@ -63,8 +63,8 @@ def resumed_config(folder: str | os.PathLike[str] | None, mesh: Processes) -> di
 class Loaded:
     """A place for checkpoints, and the tree that a run goes on from."""
 
-    def __init__(self, saved: Saved, tree: Any) -> None:
-        self.save, self.close, self._tree = saved.save, saved.close, tree
+    def __init__(self, saved: Saved, tree: Any, way: str) -> None:
+        self.save, self.close, self._tree, self.way = saved.save, saved.close, tree, way
 
     def load(self, like: Any) -> Any | None:
         """The tree."""
@@ -75,7 +75,7 @@ class StartsAnew:
     """A place for checkpoints whose own is not gone on from: it is of a phase before."""
 
     def __init__(self, saved: Saved) -> None:
-        self.save, self.close = saved.save, saved.close
+        self.save, self.close, self.way = saved.save, saved.close, ""
 
     def load(self, like: Any) -> Any | None:
         """Nothing."""

@@ -51,6 +51,7 @@ from natural_langevin.run.checkpoint import (
     named,
     read_config,
     read_field,
+    way_in,
 )
 from natural_langevin.run.shard_storage import ShardReader, ShardWriter, read_index
 
@@ -81,6 +82,7 @@ class ShardedCheckpoint:
     ) -> None:
         self._folder, self._group, self._chains = folder, group, chains
         self._config, self._made_by = json.loads(json.dumps(config)), made_by or {}
+        self.way = ""
         self._damaged: set[str] = set()  # generations that could not be read
         self._lock: FolderLock | None = None
         self._token = f".{secrets.token_hex(8)}.part"
@@ -137,11 +139,12 @@ class ShardedCheckpoint:
         if problem:
             raise OSError(problem)
 
-    def save(self, tree: Any) -> None:
+    def save(self, tree: Any, way: str = "") -> None:
         """Writes a checkpoint; at every moment of it, one whole checkpoint is in the folder."""
         self._number += 1
         path = self._folder / f"{SHARDED}{self._number:06d}"
-        about = {"config": self._config, "ranks": self._group.world, "made_by": self._made_by}
+        made_by = self._made_by | {"way": way}
+        about = {"config": self._config, "ranks": self._group.world, "made_by": made_by}
         with tensorfile.writing(f"a checkpoint to {self._folder}", self._what_is_left):
             self._on_rank_zero("making room for a checkpoint", path.mkdir)
             with self._group.waiting("writing a checkpoint"), _rank_errors():
@@ -189,14 +192,18 @@ class ShardedCheckpoint:
     def _read(self, path: Path, like: Any) -> Any:
         tree = pytree.tree_map(torch.zeros_like, like)
         if path.name in (NEWEST, PREVIOUS):
-            self._check((read_config(path), read_field(path, "made_by")))
+            made_by = read_field(path, "made_by")
+            self._check((read_config(path), made_by))
+            self.way = way_in(made_by)
             self._check_files(like, 1)
             self._read_single(path, named(tree))
             return tree
         about = read_index(path)
         if not isinstance(about.get("config"), dict):
             raise CheckpointError(f"{path.name} does not say which run it is of")
-        self._check((about["config"], about.get("made_by") or {}))
+        made_by = about.get("made_by") or {}
+        self._check((about["config"], made_by))
+        self.way = way_in(made_by)
         self._check_files(like, about.get("ranks"))
         entries = self._entries(tree)  # views: what is loaded into them is in the tree
         for name in entries.keys() - about.get("tensors", {}).keys():

@@ -51,6 +51,15 @@ class TimedEngine:
         self.clock = torch.zeros(2, dtype=torch.float64)
         self.notify: Callable[[str], None] = lambda text: None
 
+    @property
+    def arithmetic(self) -> str:
+        """The engine's."""
+        return self._engine.arithmetic
+
+    def prepare(self, state: Any) -> None:
+        """Decides which way steps are run."""
+        self._engine.prepare(state)
+
     def run(self, state: Any, start: int, count: int) -> tuple[Any, Any]:
         """``count`` updates, with their time added to the clock."""
         self._engine.notify = self.notify

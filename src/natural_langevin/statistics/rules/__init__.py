@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from natural_langevin.likelihoods import OwnParameter
 from natural_langevin.statistics.rules.attention import MultiheadAttention, attention_gradients
 from natural_langevin.statistics.rules.base import (
     Call,
@@ -37,6 +38,7 @@ from natural_langevin.statistics.rules.normalisation import (
     rms_norm_gradients,
     running_norm_gradients,
 )
+from natural_langevin.statistics.rules.own_parameter import own_parameter_gradients
 from natural_langevin.statistics.rules.recurrent import (
     GRU,
     LSTM,
@@ -75,6 +77,7 @@ RULES: dict[type[nn.Module], Rule] = {
     GroupNorm: Rule(group_norm_gradients, own_units),
     **{c: Rule(running_norm_gradients, own_units) for c in CHANNEL_NORMS},
     MultiheadAttention: Rule(attention_gradients, row_units),
+    OwnParameter: Rule(own_parameter_gradients, own_units),
     **{c: Rule(recurrent_gradients, row_units) for c in (RNN, LSTM, GRU)},
     **{c: Rule(cell_gradients, row_units) for c in (RNNCell, LSTMCell, GRUCell)},
 }  # fmt: skip

@@ -19,6 +19,10 @@ def describe(layer: Layer, spec: LayerSpec, weight: Sequence[int] | None) -> Non
     if weight is not None:
         layer.units, layer.unit_inputs = weight[0], math.prod(weight[1:])
     layer.inputs = layer.unit_inputs
+    if spec.kind == "append":
+        layer.units, layer.unit_inputs, layer.inputs = 1, 1, spec.inputs
+        layer.outputs = layer.inputs + layer.units
+        return
     if spec.places is not None:
         rows, columns = spec.places.table.shape
         layer.table, layer.inputs = spec.places.table.data_ptr(), spec.places.inputs

@@ -320,6 +320,11 @@ static void evaluate(Team *t, int64_t member, Scratch *s, int64_t step, int mome
     Outputs o = {.z = p->z, .d = p->d, .loss = t->loss, .largest = t->largest, .total = t->total,
                  .outputs = outputs, .stride = stride, .from = from, .to = least(to, run->batch),
                  .rows = t->rows, .variance = (real)run->variance};
+    if (run->own && from < to) {
+        const double u = (double)p->z[(outputs - 1) * stride + from];
+        o.outputs = outputs - 1, o.own = p->d + (outputs - 1) * stride;
+        o.variance = (real)exp(run->likelihood == NEGATIVE_BINOMIAL ? u : 2 * u);
+    }
     if (run->learned_variance) {
         o.before = run->learned_variance[t->chain];
         t->parts[2 * member + 1] = squared_residuals(run, &o);
@@ -343,7 +348,8 @@ static void evaluate(Team *t, int64_t member, Scratch *s, int64_t step, int mome
     for (int64_t k = t->first; k <= last; ++k) {
         const Layer *l = t->layers + k;
         p = t->passes + k;
-        if (l->kind == LINEAR) squares_of(p->f ? p->f : p->d, p->dd, l->out, stride, from, to);
+        if (l->kind == LINEAR || l->kind == APPEND)
+            squares_of((p->f ? p->f : p->d) + own_rows(l) * stride, p->dd, l->out, stride, from, to);
         if (l->kind == CONVOLUTION) over_positions(l, p->f ? p->f : p->d, p->dd, stride, from, to);
     }
 }
@@ -426,7 +432,8 @@ static void bias_sums(const Team *t, int64_t k, int64_t unit, real *gradient, re
     const Pass *p = t->passes + k;
     const int64_t stride = t->stride, positions = t->layers[k].positions;
     for (int64_t j = 0; j < positions; ++j)
-        *gradient += row_sum(p->d + (unit * positions + j) * stride, t->vectors);
+        *gradient += row_sum(p->d + (own_rows(t->layers + k) + unit * positions + j) * stride,
+                             t->vectors);
     if (!second) return;
     const real *const row = p->dd + unit * stride;
     *second = t->layers[k].kind == CONVOLUTION ? square_sum(row, t->vectors) : row_sum(row, t->vectors);
@@ -442,7 +449,7 @@ static void update_units(Team *t, int64_t k, int64_t from, int64_t to, const Rat
     if (l->trainable[BIAS]) bias = tensor_of(t, k, BIAS);
     real *const cross = offset(l->cross, t->chain * l->in * l->out);
     const int moments = needs_moments(t->run) && r->gamma > 0;
-    const int unitwise = t->run->metric == UNIT;
+    const int unitwise = t->run->metric == UNIT && l->kind != APPEND;
     const int need = !moments || unitwise ? GRADIENT : cross ? SECOND_AND_CROSS : SECOND;
     const int64_t chunk = chunk_of(l->in), width = padded(l->in);
     const Sums sums = {s->sums[0], s->sums[1], s->sums[2], width};

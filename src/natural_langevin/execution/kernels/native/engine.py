@@ -206,6 +206,7 @@ class NativeMLP:
         run.loss = self._loss.data_ptr()
         law = self._likelihood
         run.likelihood, run.variance, run.df = law.number, law.variance, law.df
+        run.own = law.own
         if law.scale is not None:
             run.per_scale = self._keep(1 / torch.tensor(law.scale, dtype=self.dtype))
         metric, settles = dynamics.preconditioner, self.rates.settles
@@ -297,7 +298,7 @@ class NativeMLP:
             if spec.bias is not None:
                 layer.cross = _pointer(cross.get(spec.bias, {}).get(spec.weight))
             trained = any(name in state.params for _, name in _tensors(spec))
-            if trained and METRICS[self._metric] == "unit":
+            if trained and METRICS[self._metric] == "unit" and spec.kind != "append":
                 layer.blocks = _block(state, spec).data_ptr()
         self._run.diverged = state.diverged.data_ptr()
         # A Gaussian's "variance" or Student's "squared_scale"; most learn nothing.
@@ -325,7 +326,7 @@ def _block(state: State, spec: LayerSpec) -> Tensor:
     found = state.metric["blocks"]
     for name in reversed(names):  # bias first
         found = found.get(name, {}) if isinstance(found, dict) else {}
-    if not isinstance(found, Tensor) or spec.weight not in names or state.metric["second"]:
+    if not isinstance(found, Tensor) or spec.weight not in names:
         raise UnsupportedError("a unit-wise metric of some parameters only")
     return found
 

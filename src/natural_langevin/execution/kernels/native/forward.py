@@ -131,9 +131,9 @@ def _fit(specs: list[LayerSpec], named: Params, x: Tensor) -> bool:
         describe(layer, spec, tensors[0].shape if tensors else None)
         if layer.inputs != width or any(tensor.dtype != x.dtype for tensor in tensors):
             return False
-        if tensors and layer.unit_inputs * layer.outputs > MOST_PRODUCTS[spec.kind]:
+        if spec.weight and layer.unit_inputs * layer.outputs > MOST_PRODUCTS[spec.kind]:
             return False
-        if spec.bias is not None and tensors[1].shape != (layer.units,):
+        if spec.bias is not None and tensors[-1].shape != (layer.units,):
             return False
         width = layer.outputs
     return True

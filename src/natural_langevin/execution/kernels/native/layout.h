@@ -14,11 +14,11 @@ typedef double real;
 typedef float real;
 #endif
 
-enum { LINEAR, CONVOLUTION, MAX_POOL, AVERAGE_POOL };
+enum { LINEAR, CONVOLUTION, MAX_POOL, AVERAGE_POOL, APPEND };
 enum { IDENTITY, RELU, LEAKY_RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU, SOFTPLUS,
        ELU, SELU, MISH, HARDTANH };
 enum { EUCLIDEAN, RMSPROP, DIAGONAL, QUASI_DIAGONAL, UNIT };
-enum { FLAT, GAUSSIAN, NORMAL_INVERSE_GAMMA, STUDENT_T, LAPLACE, TWO_GAUSSIANS };
+enum { FLAT, GAUSSIAN, NORMAL_INVERSE_GAMMA, STUDENT_T, LAPLACE, TWO_GAUSSIANS, POSITIVE };
 enum { CATEGORICAL, BERNOULLI, NORMAL, HETEROSCEDASTIC, POISSON, NEGATIVE_BINOMIAL, ORDINAL, STUDENT };
 enum { WEIGHT, BIAS };
 
@@ -30,6 +30,7 @@ typedef struct {
     int64_t in, out;          // y = W x + b, W (out, in); of a pool: features of an output, outputs
     int64_t inputs, outputs;  // all features of a sample: in and out, but for convolutions and pools
     int64_t positions;        // of a convolution; elsewhere 1
+                              // APPEND: its biases, `out` of them, follow the inputs
     const int32_t *table;     // (position, in), of a pool (out, in): which feature; `inputs`: none
     double share;             // AVERAGE_POOL: one over the number of features
     int64_t activation;       // of this layer's outputs
@@ -76,6 +77,7 @@ typedef struct {
     int64_t likelihood;
     double variance;          // NORMAL: sigma^2, STUDENT: scale^2, where known; ORDINAL: levels;
                               // NEGATIVE_BINOMIAL: a dispersion that is known
+    int64_t own;              // whether the last output is the logarithm of the width or dispersion
     double df;                // STUDENT: degrees of freedom
     const real *per_scale;    // (target): 1 / the size of NORMAL's and STUDENT's targets, NULL: 1
     real *learned_variance;   // (chain), NULL: known

@@ -10,7 +10,7 @@ PAIR, POINTERS = c_int64 * 2, c_void_p * 2  # of a weight and its bias
 #: Numbers of a tensor's prior, one row per chain.
 PRIOR_NUMBERS = 4
 
-KINDS = ("linear", "convolution", "max_pool", "average_pool")
+KINDS = ("linear", "convolution", "max_pool", "average_pool", "append")
 ACTIVATIONS = (
     "identity", "relu", "leaky_relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "softplus",
     "elu", "selu", "mish", "hardtanh",
@@ -18,7 +18,9 @@ ACTIVATIONS = (
 #: Those with numbers of their own.
 NUMBERED = ("leaky_relu", "softplus", "elu", "hardtanh")
 METRICS = ("euclidean", "rmsprop", "diagonal", "quasi-diagonal", "unit")
-PRIORS = ("flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace", "two_gaussians")
+PRIORS = (
+    "flat", "gaussian", "normal_inverse_gamma", "student_t", "laplace", "two_gaussians", "positive",
+)  # fmt: skip
 LIKELIHOODS = (
     "categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson", "negative_binomial",
     "ordinal", "student_t",
@@ -90,6 +92,7 @@ class Run(ctypes.Structure):
         ("num_data", c_void_p),
         ("likelihood", c_int64),
         ("variance", c_double),
+        ("own", c_int64),
         ("df", c_double),
         ("per_scale", c_void_p),
         ("learned_variance", c_void_p),

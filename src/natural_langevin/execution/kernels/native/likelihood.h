@@ -12,6 +12,7 @@ typedef struct {
     int64_t outputs, stride, from, to;
     const int64_t *rows;
     real variance, before;  // before: a learned one, at the step's beginning
+    real *own;  // dl/du of a logarithm u of the width, or dispersion, that is sampled; NULL: none
 } Outputs;
 
 #define SAMPLES for (int64_t n = o->from; n < o->to; ++n)
@@ -108,6 +109,7 @@ static void poisson(const Run *run, const Outputs *o) {
 
 // Two outputs per target: the means, then the logarithms of the variances.
 static void heteroscedastic(const Run *run, const Outputs *o) {
+    const real shift = o->own ? log_(o->variance) : 0;
     SAMPLES o->loss[n] = 0;
     for (int64_t k = 0; k < run->targets; ++k) {
         const int64_t second = (k + run->targets) * o->stride;
@@ -116,9 +118,10 @@ static void heteroscedastic(const Run *run, const Outputs *o) {
         real *restrict loss = o->loss, *restrict target = o->total;
         SAMPLES target[n] = run->y[o->rows[n] * run->targets + k];
         SAMPLES {
-            const real r = target[n] - mean[n], precision = exp_(-log_variance[n]);
+            const real ln_v = log_variance[n] + shift;
+            const real r = target[n] - mean[n], precision = exp_(-ln_v);
             const real square = r * r * precision;
-            loss[n] += (real)0.5 * (square + log_variance[n] + (real)1.8378770664093454836);
+            loss[n] += (real)0.5 * (square + ln_v + (real)1.8378770664093454836);
             d_mean[n] = -r * precision;
             d_log[n] = (real)0.5 * (1 - square);
         }
@@ -150,6 +153,7 @@ static double log_rising(double r, int64_t y, double *derivative) {
 // an offset.
 static void negative_binomial(const Run *run, const Outputs *o) {
     SAMPLES o->loss[n] = 0;
+    if (o->own) SAMPLES o->own[n] = 0;
     for (int64_t k = 0; k < run->targets; ++k) {
         const int64_t second = (k + run->targets) * o->stride;
         const int known = o->outputs == run->targets;
@@ -167,6 +171,7 @@ static void negative_binomial(const Run *run, const Outputs *o) {
             o->loss[n] += (real)(r * above + y * below - rising);
             d_mean[n] = (real)by_s;
             if (!known) d_a[n] = (real)(by_s - r * (above - slope));
+            if (o->own) o->own[n] += (real)(by_s - r * (above - slope));
         }
     }
 }
@@ -266,6 +271,15 @@ static double squared_residuals(const Run *run, const Outputs *o) {
     return sum;
 }
 
+// With a width s = e^u the loss of a residual r is l(r / s) + u: dl/du = 1 + r dl/df of every target.
+static void by_width(const Run *run, const Outputs *o) {
+    SAMPLES o->own[n] = 0;
+    for (int64_t k = 0; k < run->targets; ++k) {
+        const real *restrict f = o->z + k * o->stride, *restrict d = o->d + k * o->stride;
+        SAMPLES o->own[n] += 1 + (run->y[o->rows[n] * run->targets + k] - f[n]) * d[n];
+    }
+}
+
 // Losses and their gradients; returns the sum of the losses.
 static double losses(const Run *run, const Outputs *o) {
     switch (run->likelihood) {
@@ -278,6 +292,7 @@ static double losses(const Run *run, const Outputs *o) {
     case ORDINAL: ordinal(run, o); break;
     case STUDENT: student(run, o); break;
     }
+    if (o->own && run->likelihood != NEGATIVE_BINOMIAL) by_width(run, o);
     if (run->weight) {
         SAMPLES o->total[n] = run->weight[o->rows[n]];
         SAMPLES o->loss[n] *= o->total[n];

@@ -40,7 +40,7 @@ _METRICS = {
     "RMSProp": ("rmsprop", "square"),
     "DiagonalFisher": ("diagonal", "second"),
     "QuasiDiagonalFisher": ("quasi-diagonal", "second"),
-    "UnitFisher": ("unit", None),
+    "UnitFisher": ("unit", "second"),
 }
 
 
@@ -82,6 +82,19 @@ _PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
     "StudentT": ("student_t", lambda p: (p.df * _squared(p.scale), p.mean, p.df + 1)),
     "Laplace": ("laplace", lambda p: (1 / torch.as_tensor(p.scale, dtype=torch.float64), p.mean)),
     "ScaleMixture": ("two_gaussians", lambda p: _two_gaussians(p.weights, p.variances, p.mean)),
+    "LogNormal": (
+        "gaussian",
+        lambda p: (1 / torch.as_tensor(p.variance, dtype=torch.float64), p.mean),
+    ),
+    # Of u = ln x: d ln alpha / du = n0 - n1 w / (1 + n3 w) with w = e^(n2 u).
+    "Positive": ("positive", lambda p: (1.0,)),
+    "HalfNormal": ("positive", lambda p: (1.0, 1 / _squared(p.scale), 2.0)),
+    "HalfCauchy": (
+        "positive",
+        lambda p: (1.0, 2 / _squared(p.scale), 2.0, 1 / _squared(p.scale)),
+    ),
+    "Gamma": ("positive", lambda p: (p.shape, p.rate, 1.0)),
+    "InverseGamma": ("positive", lambda p: (-1 * p.shape, -1 * p.scale, -1.0)),
     "NormalInverseGamma": ("normal_inverse_gamma", lambda p: (0.0, p.mean, p.alpha, p.beta)),
 }
 
@@ -134,6 +147,8 @@ class Law(NamedTuple):
     #: known (0: learned); the levels of Ordinal.
     variance: float
     df: float = 0.0
+    #: Whether the last output is the logarithm of the width or dispersion.
+    own: bool = False
     #: Of every target, where they differ.
     scale: tuple[float, ...] | None = None
 
@@ -144,14 +159,15 @@ def likelihood(one: Any, *, drawn: bool) -> Law:
     if name == "Scaled":
         return likelihood(one.likelihood, drawn=drawn)._replace(scale=one.scale)
     weighted = one.class_weights is not None or one.ignore_index is not None
-    if name not in _LIKELIHOODS or (drawn and (weighted or name in _NOT_DRAWN)):
+    own = one.own_parameter is not None
+    if name not in _LIKELIHOODS or (drawn and (weighted or own or name in _NOT_DRAWN)):
         raise UnsupportedError(f"the likelihood {one!r}")
     variance = 0.0 if one.known_width is None else float(one.known_width) ** 2
-    if _has_known_dispersion(one):
-        variance = float(one.dispersion)
+    if isinstance(dispersion := getattr(one, "dispersion", ""), int | float):
+        variance = float(dispersion)
     variance = float(getattr(one, "levels", variance))
     number = LIKELIHOODS.index(_LIKELIHOODS[name][0])
-    return Law(number, variance, float(getattr(one, "df", 0.0)))
+    return Law(number, variance, float(getattr(one, "df", 0.0)), own=own)
 
 
 def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
@@ -160,19 +176,15 @@ def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
         found = targets(one.likelihood, y, outputs, dtype)
         shift = sum(math.log(s) for s in one.scale)
         return found._replace(offset=torch.full((len(y),), shift, dtype=dtype))
-    per_target = 1 if _has_known_dispersion(one) else _LIKELIHOODS[type(one).__name__][1]
+    per_target = _LIKELIHOODS[type(one).__name__][1] and one.outputs_per_target
     if per_target is None:
         return _classes(one, y, dtype)
     values = y.detach().reshape(len(y), -1).to(dtype).contiguous()
-    if values.shape[1] * per_target != outputs:
+    if values.shape[1] * per_target + (one.own_parameter is not None) != outputs:
         raise UnsupportedError(f"{values.shape[1]} targets for {outputs} outputs")
     counts = type(one).__name__ in ("Poisson", "NegativeBinomial")
     constant = torch.lgamma(values + 1).sum(1) if counts else None
     return Targets(values=values, offset=constant)
-
-
-def _has_known_dispersion(one: Any) -> bool:
-    return not isinstance(getattr(one, "dispersion", ""), str)
 
 
 def _classes(one: Any, y: Tensor, dtype: torch.dtype) -> Targets:

@@ -33,18 +33,22 @@ from natural_langevin.execution.kernels.native.places import (
 class LayerSpec:
     """y = f(W x + b): names of the parameters (of frozen ones, too), and the activation f.
 
-    ``places``: of a convolution and of a pool, which has no parameters."""
+    ``places``: of a convolution and of a pool, which has no parameters. Without either, the bias
+    follows the ``inputs``."""
 
     weight: str | None
     bias: str | None
     activation: str = "identity"
     parameters: tuple[float, float] = (0.0, 0.0)
     places: Places | None = None
+    inputs: int = 0
 
     @property
     def kind(self) -> str:
         """Of ``layout.KINDS``."""
-        return "linear" if self.places is None else self.places.kind
+        if self.places is not None:
+            return self.places.kind
+        return "append" if self.weight is None else "linear"
 
 
 class _NotAChainError(Exception):
@@ -77,6 +81,7 @@ class _Watch(TorchFunctionMode):
         self._names = {id(tensor): name for name, tensor in self.named.items()}
         self._carrier = self.x
         self._flipped: dict[int, tuple[str, Tensor]] = {}  # transposed weights
+        self._expanded: dict[int, tuple[str, Tensor]] = {}  # biases of every sample
 
     def finish(self, outputs: Any) -> list[LayerSpec]:
         used = [name for layer in self.layers for name in (layer.weight, layer.bias) if name]
@@ -88,7 +93,8 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         before = self._carrier
         result = func(*args, **kwargs)
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        joined = args[0] if func is torch.cat else ()
+        tensors = [a for a in (*args, *kwargs.values(), *joined) if isinstance(a, Tensor)]
         if not isinstance(result, Tensor):
             if any(a is before for a in tensors) and _holds_values(result):
                 raise _NotAChainError
@@ -107,6 +113,8 @@ class _Watch(TorchFunctionMode):
             weight = self.named[names[0]]
             if weight.ndim == 2 and result.stride() == weight.stride()[::-1]:
                 self._flipped[id(result)] = (names[0], result)
+        elif names and func is Tensor.expand and tensors[0].shape == (1,) and result.ndim == 2:
+            self._expanded[id(result)] = (names[0], result)
         elif names:
             raise _NotAChainError  # a parameter that is computed with
 
@@ -134,12 +142,22 @@ class _Watch(TorchFunctionMode):
                 raise _NotAChainError
         elif name in ACTIVATION_PARAMETERS:
             self._activation(name, args, kwargs)
+        elif func is torch.cat:
+            self._cat(before, *args, **kwargs)
         elif name == "convolution":
             self._convolution(before, *args, **kwargs)
         elif name in POOLS and args and args[0] is before:
             self._pool(name, before, result, args[1:], kwargs)
         else:
             raise _NotAChainError
+
+    def _cat(self, before: Tensor, parts: Any, dim: int = 0) -> None:
+        """One bias behind every sample's features."""
+        known = len(parts) == 2 and parts[0] is before and id(parts[1]) in self._expanded
+        if not known or before.ndim != 2 or dim not in (1, -1):
+            raise _NotAChainError
+        name = self._expanded[id(parts[1])][0]
+        self.layers.append(LayerSpec(None, name, inputs=before.shape[1]))
 
     def _convolution(
         self,

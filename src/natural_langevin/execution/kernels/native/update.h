@@ -57,6 +57,14 @@ static void add_prior(int64_t kind, const real *number, const real *restrict eac
             v[i] = sum[i] * share + per_data * first * sign;
         }
         break;
+    case POSITIVE: {  // of e^u: d ln alpha = n0 - n1 w / (1 + n3 w), w = e^(n2 u); see settings.py
+        const real power = number[2], more = number[3];
+        for (int64_t i = 0; i < count; ++i) {
+            const real w = exp_(power * theta[i]);
+            v[i] = sum[i] * share - per_data * (first - centre * w / (1 + more * w));
+        }
+        break;
+    }
     default:  // Gaussian, or one whose precision has been worked out
         for (int64_t i = 0; i < count; ++i)
             v[i] = sum[i] * share + per_data * first * (theta[i] - (each ? each[i] : centre));
@@ -129,14 +137,17 @@ static void move_diagonal(const Rates *r, real damping, const Sums *s, real *j, 
         break;
     case DIAGONAL * 4 + STANDING:
     case QUASI_DIAGONAL * 4 + STANDING:
+    case UNIT * 4 + STANDING:  // of a parameter that has no units
         diagonal_move(0, STANDING, r, damping, s->second, j, v, z, d, n, count);
         break;
     case DIAGONAL * 4 + OLD:
     case QUASI_DIAGONAL * 4 + OLD:
+    case UNIT * 4 + OLD:
         diagonal_move(0, OLD, r, damping, s->second, j, v, z, d, n, count);
         break;
     case DIAGONAL * 4 + NEW:
     case QUASI_DIAGONAL * 4 + NEW:
+    case UNIT * 4 + NEW:
         diagonal_move(0, NEW, r, damping, s->second, j, v, z, d, n, count);
         break;
     default: {

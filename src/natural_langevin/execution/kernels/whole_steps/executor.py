@@ -145,8 +145,9 @@ class WholeSteps:
 
     def _take_likelihood(self, outputs: int) -> None:
         likelihood = self.dynamics.gradients.likelihood
-        number, self._variance, _, scale = settings.likelihood(likelihood, drawn=True)
-        if LIKELIHOODS[number] not in KNOWN or scale is not None:
+        law = settings.likelihood(likelihood, drawn=True)
+        self._variance = law.variance
+        if LIKELIHOODS[law.number] not in KNOWN or law.scale is not None:
             raise UnsupportedError(f"the likelihood {likelihood!r}")
         found = settings.targets(likelihood, self.stream.y, outputs, torch.float32)
         if found.classes is not None and outputs == 1:
@@ -154,7 +155,7 @@ class WholeSteps:
         self._y = found.values if found.classes is None else found.classes.to(torch.int32)
         self._targets = 0 if found.values is None else found.values.shape[1]
         self._metric = KIND_NUMBER[self._tasks[0].kind]
-        self._options["LIKELIHOOD"] = number
+        self._options["LIKELIHOOD"] = law.number
         self._options["LEARNS"] = bool(getattr(likelihood, "learns_width", False))
 
     def _take_integrator(self) -> None:

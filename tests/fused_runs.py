@@ -53,7 +53,7 @@ def assert_same_run(
 ) -> FusedStep:
     """All of a run's steps by kernels, written over ``state``, and by the general step; the second
     chain stops before step ``stops_at``. The step that took them, in ``tasks`` parts."""
-    found = plan(one.frame, state, engine.stream.example(), 50, given=True)
+    found = plan(one.frame, state, engine.stream.example(), 50, given=True, each=True)
     assert tasks is None or len(found) == tasks
     step, expected = FusedStep(found, backend), copy.deepcopy(state)
     for k in range(len(engine.rates)):

@@ -227,7 +227,7 @@ class Engine:
             return None
         tasks = kernels.plan(
             self.dynamics, state, self.stream.example(), self.num_data,
-            given=backend.takes_given and compile is None,
+            given=compile is None, each=backend.takes_each and compile is None,
         )  # fmt: skip
         return kernels.FusedStep(tasks, backend, compile) if tasks else None
 

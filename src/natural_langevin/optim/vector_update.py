@@ -4,7 +4,8 @@ it: ``state[parameter]`` is a dict of tensors of the parameter's shape, views of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +17,10 @@ from natural_langevin import random
 from natural_langevin.dynamics.base import Integrator, State, note_diverged, select
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
+from natural_langevin.execution.agreement import disagreement
 from natural_langevin.execution.stepping import overwrite
 from natural_langevin.optim import shards
+from natural_langevin.optim.kernel_step import KernelStep
 from natural_langevin.optim.metric_state import MetricLayout
 from natural_langevin.optim.vector import VECTOR, Vector
 from natural_langevin.optim.vector_metric import NamedMetric, vector_metric
@@ -27,6 +30,8 @@ from natural_langevin.priors import Prior
 from natural_langevin.statistics import Evaluation, Gradients, Statistics
 from natural_langevin.statistics.moments import Moments
 from natural_langevin.types import Params, Units
+
+log = logging.getLogger("natural_langevin")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +104,11 @@ class VectorUpdate:
         drawn = {k: start[k] + shards.offset(p) for k, p in params.items()}
         self.vector = Vector(local, drawn)
         self._metric = vector_metric(chain.preconditioner, self.vector, units)
-        self._chain = replace(chain, preconditioner=self._metric)
+        self._given, self._chain = chain, replace(chain, preconditioner=self._metric)
         own = {k: shards.rows_of_prior(prior[k], p) for k, p in params.items()}
         self._prior: dict[str, Prior] = {VECTOR: VectorPrior(self.vector, own)}
+        self._own_prior, self._drawn, self._units = own, drawn, units
+        self._kernels: dict[float, KernelStep | None] = {}  # by N
         self._named: MetricLayout | None = None
         if isinstance(self._metric, NamedMetric):
             shapes = {k: p.shape for k, p in local.items()}
@@ -213,30 +220,88 @@ class VectorUpdate:
         did."""
         if not self.vector.length:
             return  # more ranks than rows
-        local = self._local()
-        state = self._state._replace(step=step, params={VECTOR: self.vector.joined(local)})
-        evaluation = Evaluation(
-            loss=torch.zeros(1, device=self.vector.device),
-            gradient={VECTOR: self.vector.joined(gradient)},
-            statistics=self._statistics(moments) if rates.kind.adapts else Statistics(),
-            likelihood={},
-            size=size,
-        )
-        dynamics = self._at(temperature)
-        new = dynamics.integrator.update(dynamics, state, evaluation, rates, num_data)
-        if keep is not None:
-            new = select(keep, new, state, note_diverged(state, keep))
+        local, dynamics = self._local(), self._at(temperature)
+        state = self._state._replace(step=step)
+
+        def by_kernels(kernels: KernelStep, params: list[Tensor], state: State) -> None:
+            found = self._evaluation(
+                {k: g[None] for k, g in zip(self.params, gradient, strict=True)},
+                _by_name(moments) if rates.kind.adapts else Statistics(),
+                size,
+            )
+            kernels(dynamics, state, params, found, rates, num_data, keep)
+
+        def by_operations() -> State:
+            found = self._evaluation(
+                {VECTOR: self.vector.joined(gradient)},
+                self._statistics(moments) if rates.kind.adapts else Statistics(),
+                size,
+            )
+            here = state._replace(params={VECTOR: self.vector.joined(local)})
+            new = dynamics.integrator.update(dynamics, here, found, rates, num_data)
+            return new if keep is None else select(keep, new, here, note_diverged(here, keep))
+
+        if num_data not in self._kernels:
+            kernels = self._kernel_step(local, num_data)
+            if kernels is not None and kernels.on_trial:
+                kernels = self._tried(kernels, by_kernels, by_operations, local, state)
+            self._kernels[num_data] = kernels
+        kernels = self._kernels[num_data]
+        if kernels is not None:
+            by_kernels(kernels, local, state)
+            return
+        new = by_operations()
         torch._foreach_copy_(local, self.vector.views(new.params[VECTOR]))
         if in_place:
             overwrite(self._state, new._replace(step=self._state.step, params={}))
             return
         self._state, self._published = new._replace(params={}), False
 
+    def _tried(
+        self,
+        kernels: KernelStep,
+        by_kernels: Callable[[KernelStep, list[Tensor], State], None],
+        by_operations: Callable[[], State],
+        local: list[Tensor],
+        state: State,
+    ) -> KernelStep | None:
+        """``kernels``, where this step by them is the step by torch's operations, on copies: a
+        compiler and a driver that we have not seen stand between them and their source."""
+        try:
+            own = [p.clone() for p in local]
+            by_kernels(kernels, own, pytree.tree_map(torch.clone, state))
+            right = self.vector.named(by_operations().params[VECTOR])
+            pairs = zip(self.params, own, local, strict=True)
+            found, before = {}, {}
+            for k, p, old in pairs:
+                found[k], before[k] = p[None], old[None]
+            wrong = disagreement(found, right, before)
+            reason = f"they disagree on {wrong}" if wrong else ""
+        except torch.OutOfMemoryError:  # two more states: too large a run to be looked at twice
+            return kernels
+        except Exception as error:
+            reason = str(error).split("\n")[0] or type(error).__name__
+        if not reason:
+            return kernels
+        log.warning("no kernels for the optimizer's step (%s): torch's operations serve", reason)
+        return None
+
+    def _kernel_step(self, local: list[Tensor], num_data: float) -> KernelStep | None:
+        tau = torch.ones(1, dtype=self.vector.dtype, device=self.vector.device)
+        named = self._given.dynamics(self._own_prior, tau)
+        params = dict(zip(self.params, local, strict=True))
+        return KernelStep.of(named, params, self._units, self.vector, self._drawn, num_data)
+
+    def _evaluation(self, gradient: Params, statistics: Statistics, size: int) -> Evaluation:
+        loss = torch.zeros(1, device=self.vector.device)
+        return Evaluation(
+            loss=loss, gradient=gradient, statistics=statistics, likelihood={}, size=size
+        )
+
     def _statistics(self, moments: Moments) -> Statistics:
         """As the metric wants them: vectors, or by name."""
         if self._named is not None:
-            own: Any = pytree.tree_map(lambda v: v[None], moments)
-            return Statistics(**own)
+            return _by_name(moments)
         found = Statistics()
         if "second" in moments:
             found.second = {VECTOR: self._vector_of(moments["second"])}
@@ -268,6 +333,11 @@ class VectorUpdate:
     def metric(self) -> Metric:
         """The metric by name, where it is so."""
         return self._state.metric
+
+
+def _by_name(moments: Moments) -> Statistics:
+    own: Any = pytree.tree_map(lambda v: v[None], moments)
+    return Statistics(**own)
 
 
 def _with_bias_row(metric: Preconditioner) -> set[str]:

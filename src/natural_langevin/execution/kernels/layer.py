@@ -169,8 +169,8 @@ class Backend(NamedTuple):
     #: The layer's call as ``update_`` wants it, with or without what statistics need; part of the
     #: compiled function.
     arrange: Callable[[LayerTask, DeferredCall, bool], Any]
-    #: Whether ``update_`` takes ``Given`` as well.
-    takes_given: bool = False
+    #: Whether ``update_`` knows ``LayerTask.each``.
+    takes_each: bool = False
     #: What a step does beside its network, in few launches (see ``triton_step``); None: by tensors.
     bookkeeping: Any = None
     #: Compiles what a run needs, before it does; None: nothing is to be compiled.

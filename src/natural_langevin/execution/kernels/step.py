@@ -27,7 +27,7 @@ from natural_langevin.dynamics.base import (
     still_running,
 )
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.rates import Kind
+from natural_langevin.dynamics.rates import Kind, Rates
 from natural_langevin.execution.kernels.layer import (
     KINDS,
     Backend,
@@ -114,15 +114,7 @@ class FusedStep:
             state, batch, kind, chain_axis=chain_axis, deferred=self._deferred
         )
         keep = still_running(state, evaluation.loss)
-        share, kept, _ = dynamics.integrator.kernel_update
-        numbers = torch.stack(
-            torch.broadcast_tensors(
-                rates.step_size, dynamics.noise_scale(rates, num_data, share), rates.decay,
-                rates.mean, 1 / num_data, keep.to(rates.decay.dtype),
-                rates.decay.new_full((), kept),
-            ),
-            dim=1,
-        )  # fmt: skip
+        numbers = step_numbers(dynamics, rates, num_data, keep)
         keys = random.stream(dynamics.noise, state.step).contiguous()
         rest = self._rest(state)
         new = dynamics.integrator.update(dynamics, rest, evaluation, rates, num_data)
@@ -194,12 +186,34 @@ class FusedStep:
         )
 
 
+def step_numbers(
+    dynamics: LangevinDynamics, rates: Rates, num_data: float | Tensor, keep: Tensor
+) -> Tensor:
+    """``LayerInputs.numbers``; ``keep``: which chains go on, (chain,)."""
+    share, kept, _ = dynamics.integrator.kernel_update
+    like = rates.decay
+    return torch.stack(
+        torch.broadcast_tensors(
+            rates.step_size, dynamics.noise_scale(rates, num_data, share), like, rates.mean,
+            1 / num_data if isinstance(num_data, Tensor) else like.new_full((), 1 / num_data),
+            keep.to(like.dtype), like.new_full((), kept),
+        ),
+        dim=1,
+    )  # fmt: skip
+
+
 def plan(
-    dynamics: Dynamics, state: State, batch: Batch, num_data: float, *, given: bool = False
+    dynamics: Dynamics,
+    state: State,
+    batch: Batch,
+    num_data: float,
+    *,
+    given: bool = False,
+    each: bool = False,
 ) -> list[LayerTask]:
     """The layers of this network that a backend may update; ``batch`` has no chain axis. With
-    ``given``, also parameters whose gradients and statistics are formed elsewhere, and weights each
-    of which has a variance of its own.
+    ``given``, also parameters whose gradients and statistics are formed elsewhere; with ``each``,
+    weights each of which has a variance of its own.
 
     The dynamics say whether the kernels compute their update at all, the metric's own class says
     of which kind it is. A layer qualifies when its gradients can be deferred (see
@@ -219,7 +233,7 @@ def plan(
     for name in dynamics.gradients.deferrable(state.params, batch[0]):
         weight, bias = parameter_names(name)
         names = (weight, bias)[: 1 + (model.get_submodule(name).bias is not None)]
-        layers[name] = layer_task(dynamics, name, names, kind, trainable, damping, each=given)
+        layers[name] = layer_task(dynamics, name, names, kind, trainable, damping, each=each)
     found = {name: task for name, task in layers.items() if task is not None}
     tasks = [found[name] for name in _with_true_gradient(dynamics, state, batch, list(found))]
     if given:

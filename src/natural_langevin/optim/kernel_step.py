@@ -1,0 +1,137 @@
+"""The step of a vector by the kernels of ``execution``: one pass over memory for every layer.
+
+From operations on the vector a step writes out every intermediate, some sixty times the length of
+the vector; C code on a CPU, or Triton's on a GPU, reads and writes each number once. Kernels take a
+gradient and statistics that others have formed, so any network's parameters will do: float32, in
+memory as they are written down, with dynamics and a metric that the kernels know. Everything is
+written over the old state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from natural_langevin import random
+from natural_langevin.dynamics.base import State, kernels_of
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import Rates
+from natural_langevin.execution.kernels import Backend, LayerTask, backend_for
+from natural_langevin.execution.kernels.layer import KINDS, LayerInputs, LayerState
+from natural_langevin.execution.kernels.step import layer_task, step_numbers
+from natural_langevin.optim.vector import VECTOR, Vector
+from natural_langevin.statistics import Evaluation
+from natural_langevin.types import Units
+
+
+class KernelStep:
+    """``backend`` on the parameters of a vector, which ``tasks`` share between them."""
+
+    def __init__(self, backend: Backend, tasks: list[LayerTask], vector: Vector) -> None:
+        self._backend, self._tasks, self._vector = backend, tasks, vector
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether its kernels are compiled for this run, and were never seen on this machine."""
+        return self._backend.build is not None
+
+    @staticmethod
+    def of(
+        dynamics: LangevinDynamics,
+        params: Mapping[str, Tensor],
+        units: Units,
+        vector: Vector,
+        drawn: Mapping[str, int],
+        num_data: float,
+    ) -> KernelStep | None:
+        """None where no kernel computes this step. ``dynamics``: of the parameters by name, whose
+        draws begin at ``drawn``."""
+        kind = KINDS.get(type(dynamics.preconditioner))
+        known = kind is not None and "linear" in kernels_of(dynamics.integrator)
+        alike = all(p.dtype == torch.float32 and p.ndim and p.numel() for p in params.values())
+        if not known or not alike or any(not p.is_contiguous() for p in params.values()):
+            return None
+        pairs = _pairs(params, units if kind == "quasi-diagonal" else {})
+        backend = None if pairs is None else backend_for(vector.device)
+        if pairs is None or backend is None:
+            return None
+        damping = dynamics.damping(params, num_data)
+        tasks = []
+        for names in pairs:
+            task = layer_task(
+                dynamics, names[0], names, kind, dict(params), damping, given=True
+            )  # fmt: skip
+            if task is None:
+                return None
+            tasks.append(replace(task, weight_start=drawn[names[0]], bias_start=drawn[names[-1]]))
+        return KernelStep(backend, tasks, vector)
+
+    def __call__(
+        self,
+        dynamics: LangevinDynamics,
+        state: State,
+        params: list[Tensor],
+        evaluation: Evaluation,
+        rates: Rates,
+        num_data: float,
+        keep: Tensor | None,
+    ) -> None:
+        """One step over ``params`` and ``state``, whose ``evaluation`` is by name."""
+        goes_on = torch.ones_like(rates.step_size) if keep is None else keep
+        inputs = LayerInputs(
+            step_numbers(dynamics, rates, num_data, goes_on),
+            random.stream(dynamics.noise, state.step).contiguous(),
+            rates.kind.adapts,
+            dynamics.fresh(rates.kind),
+        )
+        theta = {k: p[None] for k, p in zip(self._vector.names, params, strict=True)}
+        parts = self._parts(state)
+        for task in self._tasks:
+            found = task.found(evaluation, theta, dynamics.weight(num_data))
+            self._backend.update_(task, self._state(task, theta, parts), found, inputs)
+        increment_version(params)  # as torch's own operations in place do
+
+    def _parts(self, state: State) -> dict[str, dict[str, Tensor]]:
+        """The state's vectors, by what they are and by name."""
+        vectors = {"mean": state.mean[VECTOR]}
+        vectors |= {field: tree[VECTOR] for field, tree in state.metric.items()}
+        momentum = getattr(state.own, "momentum", {})
+        if momentum:
+            vectors["momentum"] = momentum[VECTOR]
+        return {field: self._vector.named(vector) for field, vector in vectors.items()}
+
+    def _state(
+        self, task: LayerTask, theta: dict[str, Tensor], parts: dict[str, dict[str, Tensor]]
+    ) -> LayerState:
+        weight, bias = task.parameters[0], task.parameters[-1] if task.has_bias else ""
+        second = parts.get("second", parts.get("square", {}))
+        momentum = parts.get("momentum", {})
+        return LayerState(
+            weight=theta[weight],
+            weight_mean=parts["mean"][weight],
+            weight_second=second.get(weight),
+            cross=parts["cross"][weight] if task.has_bias and "cross" in parts else None,
+            bias=theta.get(bias),
+            bias_mean=parts["mean"].get(bias),
+            bias_second=second.get(bias),
+            momentum=momentum.get(weight),
+            bias_momentum=momentum.get(bias),
+        )
+
+
+def _pairs(params: Mapping[str, Tensor], units: Units) -> list[tuple[str, ...]] | None:
+    """A weight and the bias of its units, or a parameter alone; None where units have several
+    weights."""
+    found: list[tuple[str, ...]] = []
+    inner = {w for ws in units.values() for w in ws}
+    for name, p in params.items():
+        weights = units.get(name, ())
+        if len(weights) > 1 or any(params[w].shape[:1] != p.shape for w in weights):
+            return None
+        if name not in inner:
+            found.append((*weights, name))
+    return found

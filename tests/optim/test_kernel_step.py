@@ -1,0 +1,100 @@
+"""The optimizer's step by kernels is its step by torch's operations, number by number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from natural_langevin import dynamics, likelihoods, preconditioners, priors
+from natural_langevin.optim import NaturalLangevin, kernel_step
+
+METRICS = {
+    "QDOP": preconditioners.QuasiDiagonalFisher(),
+    "QDOP, every second step": preconditioners.QuasiDiagonalFisher(every=2),
+    "diagonal": preconditioners.DiagonalFisher(fresh=True),
+    "RMSProp": preconditioners.RMSProp(),
+    "Euclidean": preconditioners.Euclidean(),
+}
+DYNAMICS = [None, dynamics.Underdamped(), dynamics.Underdamped(integrator="baoab")]
+PRIORS = {
+    "Gaussian": priors.Gaussian(0.1, 0.2),
+    "several": {"0.*": priors.Laplace(0.5), "1.*": priors.Flat(), "*": priors.Gaussian(0.3)},
+}
+
+
+def network() -> nn.Module:
+    """Units with and without biases, with one weight and with many, and a row that does not fill
+    whole blocks of noise."""
+    return nn.Sequential(
+        nn.Conv2d(2, 40, 3, bias=False), nn.GroupNorm(4, 40), nn.Flatten(), nn.Linear(160, 5),
+    )  # fmt: skip
+
+
+def run(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> tuple[Any, list[Tensor]]:
+    torch.manual_seed(0)
+    model = network().to(dtype)
+    optimizer = NaturalLangevin(
+        model, likelihoods.Categorical(), num_data=200, lr=1e-2, check_loss=False, **options
+    )
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        x = torch.randn(6, 2, 4, 4, generator=generator).to(dtype)
+        y = torch.randint(0, 5, (6,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    kept = [v for s in optimizer.state.values() for v in s.values()]
+    return optimizer, [*(p.detach() for p in model.parameters()), *kept]
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_same_step(metric: str, prior: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for motion in DYNAMICS:
+        options = {
+            "preconditioner": METRICS[metric], "prior": PRIORS[prior], "dynamics": motion,
+        }  # fmt: skip
+        optimizer, by_kernels = run(options)
+        used = [k for _, update in optimizer._vectors for k in update._kernels.values()]
+        # Of RMSProp the metric is of the loss's gradient alone, which a prior's pull is no part of.
+        assert all(k is not None for k in used) == (metric != "RMSProp" or prior == "Gaussian")
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel_step, "backend_for", lambda device: None)
+            _, by_operations = run(options)
+        for found, expected in zip(by_kernels, by_operations, strict=True):
+            torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_kernels_that_were_never_seen_are_tried_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = kernel_step.backend_for(torch.device("cpu"))
+    assert backend is not None
+    trying = backend._replace(build=lambda *_: None)
+    monkeypatch.setattr(kernel_step, "backend_for", lambda device: trying)
+    optimizer, right = run({})
+    assert next(iter(optimizer._vectors[0][1]._kernels.values())) is not None
+    wrong = trying._replace(update_=lambda task, state, *_: state.weight.add_(1.0))
+    monkeypatch.setattr(kernel_step, "backend_for", lambda device: wrong)
+    _, found = run({})
+    assert "they disagree on" in caplog.text
+    for a, b in zip(found, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_a_graph_that_is_still_to_be_followed_notices_the_step() -> None:
+    """As with torch's own optimizers: what a step writes over counts as changed in place."""
+    torch.manual_seed(0)
+    model = network()
+    optimizer = NaturalLangevin(model, likelihoods.Categorical(), num_data=20, check_loss=False)
+    x, y = torch.randn(6, 2, 4, 4), torch.arange(6) % 5
+    late = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        late.backward()

@@ -56,6 +56,7 @@ from natural_langevin.execution.kernels.whole_steps import planner as whole_step
 from natural_langevin.experiments.origin import origin
 from natural_langevin.models import fan_in_init
 from natural_langevin.problem import starts
+from natural_langevin.recipe.settings import Settings
 from natural_langevin.run import descent
 from natural_langevin.run.exchange import ReplicaExchange
 
@@ -297,12 +298,14 @@ def check_start(device: str) -> dict[str, Any]:
     problem = None
     try:
         sampler = _sampler(case._replace(dynamics="overdamped"), torch.float32, device)
-        found = starts.better(sampler.problem, (x, y))
+        found = starts.better(sampler.problem, (x, y), Settings().start)
         engine, state = sampler.prepare((x, y), steps=1, batch_size=BATCH)
         assert isinstance(engine.stream, InMemory)
         before = mean_loss(sampler.frame, state, engine.stream)
         at = pytree.tree_map(torch.clone, state.params)
-        end = descent.descend(sampler.frame, state, engine.stream, DATA, mode="auto")
+        end = descent.descend(
+            sampler.frame, state, engine.stream, DATA, Settings().descent, mode="auto"
+        )
         gain = float((before - mean_loss(sampler.frame, end, engine.stream)).min())
         if not found[1] or gain < 0.3:
             problem = f"went down from {found} by {gain:.2f} nats only"

@@ -43,7 +43,7 @@ from posteriordb_models import MODELS, Model, at_the_defaults, load  # noqa: E40
 from lab.pages import with_part  # noqa: E402
 from natural_langevin import Posterior, __version__  # noqa: E402
 from natural_langevin.experiments.origin import origin  # noqa: E402
-from natural_langevin.recipe import slowness  # noqa: E402
+from natural_langevin.recipe.settings import Settings  # noqa: E402
 
 METRICS = [
     "default", "QuasiDiagonalFisher", "DiagonalFisher", "UnitFisher", "FullFisher",
@@ -79,7 +79,7 @@ def cell(
     }
     tau = row["relaxation"]
     return row | {
-        "claimed": tau is None or row["steps"] >= slowness.RELAXATIONS * tau,
+        "claimed": tau is None or row["steps"] >= Settings().step_size.relaxations * tau,
         "quantities": {k: e._asdict() for k, e in found.items()},
         "mean": max(abs(e.mean) for e in found.values()),
         "mean_error": max(e.mean_error for e in found.values()),

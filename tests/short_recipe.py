@@ -3,23 +3,41 @@ of what is done with such runs, and not of how good they are."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from natural_langevin.recipe import cost, prior_scale
-from natural_langevin.recipe import rules as recipe
-from natural_langevin.recipe.prior_scale import Trial
-from natural_langevin.run import descent
+from natural_langevin.recipe import open_settings
+from natural_langevin.recipe.settings import Settings, Trial
+
+USUAL = Settings()
 
 
-def shorten(patch: pytest.MonkeyPatch) -> None:
-    """Every part is there, and short: the way down, the trial of priors, the pilot, the run."""
-    short = {"work": 0.03 * cost.USUAL.work, "trial": 0.03 * cost.USUAL.trial, "fewest": 120}
-    patch.setattr(cost, "USUAL", cost.USUAL._replace(**short))
-    patch.setattr(recipe, "FEWEST_STEPS", 120)
-    patch.setattr(recipe, "FIRST_STEPS", 120)
-    patch.setattr(recipe, "MOST_STEPS", 600)
-    patch.setattr(cost, "MOST_DRAWS", 24)
-    patch.setattr(recipe, "PILOT_STEPS", (1, 20))
-    patch.setattr(prior_scale, "NATIVE", Trial(40, 2, 5, rounds=2))
-    patch.setattr(prior_scale, "EAGER", Trial(24, 1, 6))
-    patch.setattr(descent, "ROUNDS", (40, 80))
+def changed(settings: Settings = USUAL, **parts: dict[str, Any]) -> Settings:
+    """The settings with other constants: ``changed(pilot={"steps": (1, 20)})``."""
+    new = {name: replace(getattr(settings, name), **values) for name, values in parts.items()}
+    return replace(settings, **new)
+
+
+#: Every part is there, and short: the way down, the trial of priors, the pilot, the run.
+SHORT = changed(
+    cost={
+        "usual": replace(
+            USUAL.cost.usual, work=0.03 * USUAL.cost.usual.work,
+            trial=0.03 * USUAL.cost.usual.trial, fewest=120,
+        ),
+        "most_draws": 24,
+    },
+    length={"fewest": 120, "most": 600},
+    end={"first_steps": 120},
+    pilot={"steps": (1, 20)},
+    prior={"native": Trial(40, 2, 5, folds=3, rounds=2), "eager": Trial(24, 1, 6, folds=3)},
+    descent={"rounds": (40, 80)},
+)  # fmt: skip
+
+
+def shorten(patch: pytest.MonkeyPatch, settings: Settings = SHORT) -> None:
+    """For code that names no recipe: pages, examples, experiments, files of many samplers. Others
+    are given their ``recipe=``."""
+    patch.setattr(open_settings, "DEFAULT", settings)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, preconditioners
-from short_recipe import shorten
+from short_recipe import SHORT
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -30,10 +30,9 @@ def again(one: Any) -> Any:
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("metric", [None, preconditioners.KroneckerFisher(damping=0.1)])
 def test_a_copy_of_a_sampler_goes_its_own_way(
-    how: Callable[[Langevin], Langevin], before: bool, metric: Any, monkeypatch: pytest.MonkeyPatch
+    how: Callable[[Langevin], Langevin], before: bool, metric: Any
 ) -> None:
     """Copied before a run, and after it: hooks of the copy's network are its own."""
-    shorten(monkeypatch)
 
     def run(sampler: Langevin) -> Posterior:
         return sampler.sample(data(), steps=30, batch_size=20, progress=False)
@@ -41,6 +40,7 @@ def test_a_copy_of_a_sampler_goes_its_own_way(
     sampler = Langevin(
         models.mlp(3, 2, (8,)), likelihoods.Categorical(), preconditioner=metric, chains=2,
         step_size=1e-3 if metric else "auto", compile="auto" if metric is None else False,
+        recipe=None if metric else SHORT,
     )  # fmt: skip
     other = how(sampler) if before else None
     found = run(sampler)

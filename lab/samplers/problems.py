@@ -30,6 +30,8 @@ SEED, CHAINS, BURN_IN = 0, 32, 60
 LEAST = 40
 #: eta lambda (see ``sampler_cells.eta_of``).
 STEEPNESS = 0.2
+#: Lanczos iterations of the steepest curvature.
+ITERATIONS = 8
 #: Trajectories of every chain of the reference, and how many of them make a draw.
 REFERENCE, SPACED = 250, {"moons": 1, "wave": 4}
 
@@ -198,6 +200,6 @@ def steepness(name: str, metric: str) -> float:
         )
         state = engine.dynamics.init({k: p.clone() for k, p in start.items()})
         state, _ = engine.run(state, 0, steps)
-        values = steepest(engine.dynamics, state, (case.x, case.y), len(case.x))
+        values = steepest(engine.dynamics, state, (case.x, case.y), len(case.x), ITERATIONS)
         found = float(values.max())
     return found

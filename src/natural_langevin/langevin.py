@@ -48,6 +48,7 @@ from natural_langevin.problem.validation import data_in_one
 from natural_langevin.recipe import decide, open_settings, rules, step_size_search
 from natural_langevin.recipe.decide import Asked
 from natural_langevin.recipe.open_settings import Given
+from natural_langevin.recipe.settings import Settings
 from natural_langevin.run import description, preparation, temperature_probe
 from natural_langevin.run.kept_draws import check_every, check_sample_dtype
 from natural_langevin.run.look import Callback
@@ -95,7 +96,7 @@ class Langevin:
         clip: float | None = None,
         control_variates: int | None = None,
         parallel: str | Layout | DeviceMesh | None = "auto",
-        recipe: open_settings.RecipeName | None = None,
+        recipe: open_settings.RecipeName | Settings | None = None,
         calibrate: bool = True,
     ) -> None:
         """``mean_rate`` is mu_t of the running mean; None keeps none, and ``posterior.mean`` is the
@@ -105,7 +106,8 @@ class Langevin:
         with its scale chosen on held-out rows, start, step size and the length of ``sample`` are
         chosen for the data (``recipe.rules``); ``plan`` and ``posterior.plan`` say what, and why.
         "paper": Algorithm 1, ``dynamics.Overdamped()``, with QDOP, the prior N(0, 0.1), starting at
-        the model, every iterate kept. None: "paper" with a step size or dynamics of one's own,
+        the model, every iterate kept. ``recipe.settings.Settings``: "auto" with constants of one's
+        own. None: "paper" with a step size or dynamics of one's own,
         "auto" otherwise. ``step_size="auto"`` with dynamics of one's own, or with the paper's, is
         the search of ``choose_step_size``.
 
@@ -486,13 +488,14 @@ class Langevin:
         if known is not None and decide.is_of(known, self.given):
             phase, steps = int(there.get("phase", 0)), int(there["steps"])
             return decide.resumed(motion, self.given, known, asked, phase=phase, steps=steps)
-        return decide.decide(motion, self.given, asked, limit=options.limit)
+        return decide.decide(motion, self.given, asked, self.given.settings, limit=options.limit)
 
     def _limit(self, asked: Asked) -> TimeLimit:
         """``seconds`` limit the call where they decide about its length: not beside ``steps``
         alone. Not of several processes either, which must all choose the same."""
         wanted = parse_until(asked.until)
-        limit = TimeLimit(asked.seconds)
+        share = self.given.settings.time
+        limit = TimeLimit(asked.seconds, least=share.least, search=share.search)
         counts = asked.steps is None or wanted is not None
         return limit if counts and self.mesh.world == 1 else TimeLimit()
 
@@ -513,7 +516,9 @@ class Langevin:
         step_size_search.refuse_loader(data)
         with self._own_network() as motion:
             motion = motion.on(motion.problem.on(data))
-            return decide.searched(motion, steps=steps, batch_size=batch_size, splits=splits)
+            return decide.searched(
+                motion, self.given.settings, steps=steps, batch_size=batch_size, splits=splits
+            )
 
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
@@ -566,7 +571,8 @@ class Langevin:
             problem = standard_units.in_units(problem, plan.units)
         motion = motion.on(problem)
         if plan is None and step_size is None and self.given.by_recipe:
-            plan = decide.decide(motion, self.given, Asked(batch_size=batch_size))
+            asked = Asked(batch_size=batch_size)
+            plan = decide.decide(motion, self.given, asked, self.given.settings)
         if plan is not None:
             motion, batch_size = decide.follow(motion, plan), batch_size or plan.batch_size
             step_size = plan.schedule(0) if step_size is None else step_size
@@ -593,12 +599,16 @@ class Langevin:
             problem = decide.follow(self.motion.on(problem), plan).problem
             if plan.units is not None:
                 problem = standard_units.in_units(problem, plan.units)
-        elif self.given.scale_open and standard_units.find(problem) is not None:
+        elif self.given.scale_open and self._has_units(problem):
             raise ValueError(
                 "these data are of a size that sample() puts into standard units, which a run "
                 "chooses: give plan=posterior.plan, or ask posterior.log_density(data)"
             )
         return density.of_problem(problem, weights)
+
+    def _has_units(self, problem: Problem) -> bool:
+        """Whether a run would put the data into standard units."""
+        return standard_units.find(problem, self.given.settings.start) is not None
 
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
@@ -619,7 +629,7 @@ def _easier(problem: Problem, given: Given, plan: Plan | None) -> Problem:
         return standard_units.in_units(problem, plan.units)
     whole = plan is None and problem.held_out is None
     if whole and given.scale_open and given.start_open:
-        found = standard_units.to_standard_units(problem)
+        found = standard_units.to_standard_units(problem, given.settings.start)
         if found is not problem:
             return found
     return without_front(problem)

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from natural_langevin import Langevin, Posterior, likelihoods
 from natural_langevin.data.signature import Signature
-from natural_langevin.recipe import prior_scale
-from natural_langevin.recipe import rules as recipe
-from natural_langevin.run import descent
+from natural_langevin.recipe.settings import Trial
+from short_recipe import changed
 
 RUN = {"steps": 60, "batch_size": 20, "progress": False}
 
@@ -83,13 +82,14 @@ def test_every_way_of_giving_several_inputs_is_the_same_run() -> None:
     assert first.log_likelihood({"x": x, "index": index}, y).shape == (2, first.draws, 60)
 
 
-def test_nothing_said(monkeypatch) -> None:
+def test_nothing_said() -> None:
     """Pilot and trial of the prior's scale see the inputs as the run does."""
-    monkeypatch.setattr(prior_scale, "EAGER", prior_scale.Trial(steps=60, chains=1, draws=15))
-    monkeypatch.setattr(descent, "ROUNDS", (100,))
-    monkeypatch.setattr(recipe, "PILOT_STEPS", (1, 50))
+    settings = changed(
+        prior={"eager": Trial(steps=60, chains=1, draws=15, folds=3)}, descent={"rounds": (100,)},
+        pilot={"steps": (1, 50)},
+    )  # fmt: skip
     x, index, y = rows()
-    sampler = Langevin(TwoInputs(), likelihoods.Categorical(), chains=2)
+    sampler = Langevin(TwoInputs(), likelihoods.Categorical(), chains=2, recipe=settings)
     found = sampler.sample((x.numpy(), index.numpy(), y.numpy()), **RUN)  # type: ignore[arg-type]
     assert found.config["recipe"]["prior_scale"] is not None
     assert found.evaluate((x, index), y).accuracy > 0.7

@@ -25,9 +25,10 @@ from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1.protocol import PRESETS
-from natural_langevin.recipe import prior_scale, step_size_rule
-from natural_langevin.recipe import rules as recipe
-from natural_langevin.run import descent, temperature_probe
+from natural_langevin.recipe import step_size_rule
+from natural_langevin.recipe.settings import Trial
+from natural_langevin.run import temperature_probe
+from short_recipe import changed, shorten
 from tables import flowers
 
 DOUBLE = torch.float64
@@ -410,9 +411,11 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
     options: dict[str, Any] = {"step_size": "auto", "steps": 20, "burn_in": 10, "thin": 5}
     at = folder / "auto"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "PILOT_STEPS", (1, 10))
-        patch.setattr(prior_scale, "EAGER", prior_scale.Trial(steps=8, chains=1, draws=4))
-        patch.setattr(descent, "ROUNDS", (10, 20))
+        trial = Trial(steps=8, chains=1, draws=4, folds=3)
+        shorten(
+            patch,
+            changed(pilot={"steps": (1, 10)}, prior={"eager": trial}, descent={"rounds": (10, 20)}),
+        )
         alone = different_chains(None, **options)
         spread = different_chains("auto", checkpoint=at, every=10, **options)
         shared, one = (
@@ -498,7 +501,7 @@ def check_train(group: Group, folder: Path) -> dict[str, Any]:
     options |= {"folds": 2, "target": "kind"}
     words = ["train", str(table), f"--out={out}", *(f"--{k}={v}" for k, v in options.items())]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(descent, "ROUNDS", (10, 20))
+        shorten(patch, changed(descent={"rounds": (10, 20)}))
         done, again = (CliRunner().invoke(app, words) for _ in range(2))
     assert done.exit_code == 0, done.output
     return {

@@ -16,7 +16,7 @@ from natural_langevin.recipe import prior_trial, step_size_rule
 from natural_langevin.run import descent, ending
 from natural_langevin.run.checkpoint import CheckpointError
 from natural_langevin.run.collector import SampleCollector
-from short_recipe import shorten
+from short_recipe import SHORT
 
 
 class KilledError(BaseException):
@@ -26,8 +26,7 @@ class KilledError(BaseException):
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two parts: the first is always too short."""
-    shorten(monkeypatch)
-    monkeypatch.setattr(ending, "falls_by", lambda trace: 0.3)
+    monkeypatch.setattr(ending, "falls_by", lambda trace, rule: 0.3)
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +38,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 def sampler() -> Langevin:
     network = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of more weights than rows: two parts
-    return Langevin(network, likelihoods.Gaussian("rmse"), chains=2)
+    return Langevin(network, likelihoods.Gaussian("rmse"), chains=2, recipe=SHORT)
 
 
 def run(**options: Any) -> Posterior:
@@ -61,8 +60,7 @@ def assert_same(one: Posterior, other: Posterior) -> None:
 @pytest.fixture(scope="module")
 def plain() -> Posterior:
     with pytest.MonkeyPatch.context() as patch:
-        shorten(patch)
-        patch.setattr(ending, "falls_by", lambda trace: 0.3)
+        patch.setattr(ending, "falls_by", lambda trace, rule: 0.3)
         found = run()
     assert found.config["steps_before"] > 0
     assert found.plan.descent

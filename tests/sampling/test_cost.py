@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from natural_langevin import Langevin, likelihoods
 from natural_langevin.problem import work
 from natural_langevin.recipe import cost, run_length, step_size_rule
 from natural_langevin.recipe import rules as recipe
-from short_recipe import shorten
+from short_recipe import SHORT, USUAL, changed
+
+BUDGETS = USUAL.cost
 
 
 def convolutional(activation: nn.Module | None = None) -> nn.Sequential:
@@ -24,19 +27,21 @@ def convolutional(activation: nn.Module | None = None) -> nn.Sequential:
 def test_every_use_of_a_weight_counts() -> None:
     images = Langevin(convolutional(), likelihoods.Categorical())
     x = torch.rand(5, 1, 4, 4)
-    assert cost.of_problem(images.problem, x).budget is cost.PLACES
-    assert cost.of_problem(images.problem, x).multiplications == 16 * 9 * 3 + 48 * 2
+    assert cost.of_problem(images.problem, x, USUAL).budget is BUDGETS.places
+    assert cost.of_problem(images.problem, x, USUAL).multiplications == 16 * 9 * 3 + 48 * 2
     table = Langevin(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), likelihoods.Categorical())
-    assert cost.of_problem(table.problem, x[:, 0, 0]).budget is cost.USUAL
-    assert cost.of_problem(table.problem, x[:, 0, 0]).multiplications == (4 + 1) * 3 + (3 + 1) * 2
+    assert cost.of_problem(table.problem, x[:, 0, 0], USUAL).budget is BUDGETS.usual
+    assert (
+        cost.of_problem(table.problem, x[:, 0, 0], USUAL).multiplications
+        == (4 + 1) * 3 + (3 + 1) * 2
+    )
 
 
 def test_a_network_is_traced_once_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch)
     traced, trace = [], work.trace
     monkeypatch.setattr(work, "trace", lambda *call: traced.append(1) or trace(*call))
     layers = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-    sampler = Langevin(layers, likelihoods.Gaussian("rmse"), init="model", chains=1)
+    sampler = Langevin(layers, likelihoods.Gaussian("rmse"), init="model", chains=1, recipe=SHORT)
     x = torch.rand(60, 2)
     sampler.plan((x, x[:, :1]))
     assert len(traced) == 1
@@ -49,7 +54,7 @@ def test_few_weights_are_dear_where_a_network_uses_them_many_times() -> None:
     )
     small = Langevin(layers, likelihoods.Categorical())
     assert (
-        cost.of_problem(small.problem, torch.rand(5, 1, 8, 8)).budget is cost.EAGER
+        cost.of_problem(small.problem, torch.rand(5, 1, 8, 8), USUAL).budget is BUDGETS.eager
     )  # no engine knows Softsign
 
     class Line(nn.Module):
@@ -61,43 +66,43 @@ def test_few_weights_are_dear_where_a_network_uses_them_many_times() -> None:
             return self.slope * x
 
     line = Langevin(Line(), likelihoods.Gaussian(1.0))
-    assert cost.of_problem(line.problem, torch.rand(5, 1)).budget is cost.USUAL
+    assert cost.of_problem(line.problem, torch.rand(5, 1), USUAL).budget is BUDGETS.usual
 
 
 def test_a_small_matrix_at_many_positions_counts_as_a_larger_one() -> None:
     layers = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Flatten(), nn.Linear(60, 2))
     tokens = Langevin(layers, likelihoods.Categorical())
     assert (
-        cost.of_problem(tokens.problem, torch.rand(4, 3, 5)).multiplications
+        cost.of_problem(tokens.problem, torch.rand(4, 3, 5), USUAL).multiplications
         == 3 * work.SMALLEST + 60 * 2
     )
 
 
 def test_large_networks_have_small_minibatches_more_epochs_and_fewer_draws() -> None:
-    small, large = cost.Costs(700, cost.USUAL), cost.Costs(90_000, cost.USUAL)
-    steps = recipe.MOST_EAGER_STEPS
-    assert recipe.batch_size(20_000, small.rows_of_step(steps, 4)) == 500
-    assert recipe.batch_size(20_000, large.rows_of_step(steps, 4)) == 100
-    assert small.fewest_steps(20_000, 500, 4) == cost.USUAL.fewest
+    small, large, huge = (cost.Costs(m, BUDGETS.usual, USUAL) for m in (700, 90_000, 9e6))
+    steps, fewest = USUAL.length.most_eager, BUDGETS.usual.fewest
+    assert recipe.batch_size(20_000, small.rows_of_step(steps, 4), USUAL.batch) == 500
+    assert recipe.batch_size(20_000, large.rows_of_step(steps, 4), USUAL.batch) == 100
+    assert small.fewest_steps(20_000, 500, 4) == fewest
     assert large.fewest_steps(60_000, 100, 4) == 6_000  # ten epochs
-    huge = cost.Costs(9e6, cost.USUAL)
-    assert huge.fewest_steps(60_000, 100, 4) == cost.USUAL.fewest  # which are dear enough
+    assert huge.fewest_steps(60_000, 100, 4) == fewest  # which are dear enough
     assert (small.draws(4), large.draws(4), huge.draws(4)) == (200, 20, 20)
     # A trial may cost more where the fewest steps of a run do.
-    assert small.of_trial(500, 4) == cost.USUAL.trial < large.of_trial(100, 4)
+    assert small.of_trial(500, 4) == BUDGETS.usual.trial < large.of_trial(100, 4)
 
 
 def test_a_dear_run_is_shorter_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     choice = recipe.Choice(1e-3, 100.0, 0.0, "", "eager")
-    options = {"steps": None, "burn_in": None, "thin": None}
+    options = {"settings": USUAL, "budget": BUDGETS.eager}
+    options |= {"steps": None, "burn_in": None, "thin": None}
     with caplog.at_level(logging.WARNING, logger="natural_langevin"):
-        assert run_length.choose(choice, work=1e6, budget=cost.EAGER, **options).steps == 4000
+        assert run_length.choose(choice, work=1e6, **options).steps == 4000
         assert not caplog.text
-        most, fewest = cost.EAGER.work, cost.EAGER.fewest
-        found = run_length.choose(choice, work=most / 750, budget=cost.EAGER, **options)
+        most, fewest = BUDGETS.eager.work, BUDGETS.eager.fewest
+        found = run_length.choose(choice, work=most / 750, **options)
         assert found.steps == 700
         assert "700 steps, where 4000" in caplog.text
-        found = run_length.choose(choice, work=most, budget=cost.EAGER, **options)
+        found = run_length.choose(choice, work=most, **options)
         assert (found.steps, found.burn_in) == (fewest, None)  # a third
 
 
@@ -107,22 +112,21 @@ def test_a_pilot_ends_early_where_its_steps_are_dear(
 ) -> None:
     """And minibatches are small, and the prior's scale is not tried: a whole run in seconds."""
     x, y = torch.rand(600, 1, 4, 4), torch.randint(0, 2, (600,))
-    kind = "PLACES" if native else "EAGER"
-    little = getattr(cost, kind)._replace(work=1e6, trial=1e6, fewest=30)
-    monkeypatch.setattr(cost, kind, little)
-    monkeypatch.setattr(cost, "PILOT_WORK", 1e6)
+    kind = "places" if native else "eager"
+    little = replace(getattr(BUDGETS, kind), work=1e6, trial=1e6, fewest=30)
+    settings = changed(cost={kind: little}, pilot={"work": 1e6}, descent={"rounds": (10,)})
     seen: list[int] = []
     measured = step_size_rule.steepest
 
-    def steepest(dynamics, state, data, num_data):  # type: ignore[no-untyped-def]
+    def steepest(dynamics, state, data, *rest):  # type: ignore[no-untyped-def]
         seen.append(int(state.step))
-        assert len(data[0]) == cost.ROWS
-        return measured(dynamics, state, data, num_data)
+        assert len(data[0]) == USUAL.pilot.costly_rows
+        return measured(dynamics, state, data, *rest)
 
     monkeypatch.setattr(step_size_rule, "steepest", steepest)
-    monkeypatch.setattr("natural_langevin.run.descent.ROUNDS", (10,))
     model = convolutional() if native else convolutional(nn.Softsign())
-    posterior = Langevin(model, likelihoods.Categorical(), chains=2).sample((x, y), progress=False)
+    sampler = Langevin(model, likelihoods.Categorical(), chains=2, recipe=settings)
+    posterior = sampler.sample((x, y), progress=False)
     assert seen == [1, 50]
     assert posterior.config["recipe"]["prior_scale"] is None
     assert posterior.config["steps"] == 30

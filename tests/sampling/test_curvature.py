@@ -17,7 +17,7 @@ def test_all_chains_at_once_or_one_by_one(monkeypatch: pytest.MonkeyPatch) -> No
     sampler = Langevin(model, likelihoods.Gaussian(sigma="rmse"), step_size=1e-3, chains=3)
     engine, state = sampler.prepare((x, x[:, :2].sin()), steps=10, batch_size=10)
     state, _ = engine.run(state, 0, 10)
-    asked = sampler.frame, state, (x, x[:, :2].sin()), 40.0
+    asked = sampler.frame, state, (x, x[:, :2].sin()), 40.0, 8
     together = curvature.steepest(*asked)
     monkeypatch.setattr(curvature, "SMALL", 0)
     one_by_one = curvature.steepest(*asked)

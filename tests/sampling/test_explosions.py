@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,13 @@ from natural_langevin._internal.processes import SingleProcess
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.posterior.plan import Plan
-from natural_langevin.recipe import cost, prior_scale, prior_trial
+from natural_langevin.recipe import cost, prior_trial
 from natural_langevin.recipe import rules as recipe
+from natural_langevin.recipe.settings import Settings, Trial
 from natural_langevin.run.time_limit import NO_LIMIT
 from natural_langevin.run.until import EssTarget
 from natural_langevin.run.watching import ExplosionError, Watching
+from short_recipe import USUAL, changed
 
 
 def wave(count: int = 120) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,30 +30,27 @@ def wave(count: int = 120) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.sin(x[:, :1]) + 0.3 * torch.randn(count, 1, generator=generator)
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of 200 steps, and 400 more."""
-    monkeypatch.setattr(recipe, "FIRST_STEPS", 200)
-    monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
-    monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
+#: Runs of 200 steps, and 400 more.
+SHORT = changed(
+    end={"first_steps": 200}, length={"fewest": 600},
+    cost={"usual": replace(USUAL.cost.usual, relaxations=1)},
+)  # fmt: skip
 
 
-def sampler(seed: int = 0) -> Langevin:
-    net = models.mlp(2, 1, (32,), activation=nn.Tanh, seed=seed)
-    return Langevin(net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2)
+def sampler(settings: Settings = SHORT) -> Langevin:
+    net = models.mlp(2, 1, (32,), activation=nn.Tanh, seed=0)
+    prior = priors.Gaussian(1.0)
+    return Langevin(net, likelihoods.Gaussian(0.3), prior=prior, chains=2, recipe=settings)
 
 
-@pytest.mark.usefixtures("short")
 def test_a_run_that_explodes_begins_anew_with_smaller_steps(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """eta lambda = 4 is at the edge of what is stable, and a run begins with four times that."""
     usual = sampler().sample(wave(), progress=False)
-    monkeypatch.setattr(recipe, "STEEPNESS", 4.0)
-    monkeypatch.setattr(recipe, "LARGEST_STEP", 100.0)
-    monkeypatch.setattr(recipe, "HEAT", 100.0)
+    wild = changed(SHORT, step_size={"steepness": 4.0, "largest": 100.0, "heat": 100.0})
     with caplog.at_level("INFO", logger="natural_langevin"):
-        found = sampler().sample(wave(), progress=False)
+        found = sampler(wild).sample(wave(), progress=False)
     assert "begun anew" in caplog.text
     assert not any(record.levelname == "WARNING" for record in caplog.records)
     assert found.healthy == [0, 1]
@@ -61,7 +61,6 @@ def test_a_run_that_explodes_begins_anew_with_smaller_steps(
     assert found.evaluate(x, y).nll < usual.evaluate(x, y).nll + 0.1
 
 
-@pytest.mark.usefixtures("short")
 def test_a_length_of_ones_own_is_run_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,10 +107,10 @@ def test_a_wider_prior_is_taken_to_be_as_steep_as_a_narrower_one(
     choices = [recipe.Choice(0.1 / k, k, 0.0, f"{k}") for k in (10.0, 900.0, 50.0, 2000.0)]
     scores = torch.tensor([[1.0], [0.9], [0.5], [0.8]]).double().expand(4, 50)
     run = prior_trial.Compared(
-        scales, choices, prior_scale.NATIVE, None, wave(), torch.zeros(4, 1), scores
+        scales, choices, USUAL.prior.native, None, wave(), torch.zeros(4, 1), scores
     )
     monkeypatch.setattr(prior_trial, "_compare", lambda *_: [run])
-    costs = cost.Costs(1.0, cost.USUAL)
+    costs = cost.Costs(1.0, USUAL.cost.usual, USUAL)
     search = prior_trial.Search(sampler().motion, False, 100, costs, NO_LIMIT)
     found = prior_trial.choose(search, wave())
     assert found is not None
@@ -122,7 +121,7 @@ def test_a_wider_prior_is_taken_to_be_as_steep_as_a_narrower_one(
 
 def test_the_next_scale_begins_where_the_widest_ended() -> None:
     """``end`` of the widest, twice: chains of both on the same folds from the same weights."""
-    trial = prior_scale.Trial(300, 2, 10, folds=3)
+    trial = Trial(300, 2, 10, folds=3)
     weights = {"w": torch.arange(4 * 6.0)[:, None]}
 
     class Found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,10 @@ from torch import nn
 
 import small_run
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
-from natural_langevin.recipe import cost
-from natural_langevin.recipe import rules as recipe
 from natural_langevin.run import ending
 from natural_langevin.run.collector import SampleCollector
 from natural_langevin.run.look import Look
+from short_recipe import USUAL, changed
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
@@ -25,14 +25,16 @@ def first_part_of_open_length(
     monkeypatch: pytest.MonkeyPatch, callback: Callable[[Look], None] | None = None
 ) -> Posterior:
     """A run whose first part, of 200 steps, would be followed by another."""
-    monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
-    monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
-    monkeypatch.setattr(recipe, "FIRST_STEPS", 200)
-    monkeypatch.setattr(ending, "falls_by", lambda trace: 0.3)
+    settings = changed(
+        end={"first_steps": 200}, length={"fewest": 600},
+        cost={"usual": replace(USUAL.cost.usual, relaxations=1)},
+    )  # fmt: skip
+    monkeypatch.setattr(ending, "falls_by", lambda trace, rule: 0.3)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(150, 2, generator=generator)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)
-    sampler = Langevin(net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2)
+    prior = priors.Gaussian(1.0)
+    sampler = Langevin(net, likelihoods.Gaussian(0.3), prior=prior, chains=2, recipe=settings)
     return sampler.sample((x, x[:, :1].sin()), progress=False, callback=callback)
 
 

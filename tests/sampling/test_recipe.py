@@ -25,19 +25,17 @@ from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
-from natural_langevin.posterior.plan import OpenEnd, Plan
+from natural_langevin.posterior.plan import Descent, OpenEnd, Plan
 from natural_langevin.problem import starts
-from natural_langevin.recipe import (
-    cost,
-    prior_scale,
-    run_length,
-    step_size_rule,
-    trial_predictions,
-)
+from natural_langevin.recipe import prior_scale, run_length, step_size_rule, trial_predictions
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.curvature import steepest
+from natural_langevin.recipe.settings import Trial
 from natural_langevin.run import descent, ending, run
 from natural_langevin.run.phases import phases
+from short_recipe import USUAL, changed
+
+TRIAL, FRICTION, FALLS = USUAL.prior, USUAL.step_size.friction, USUAL.end
 
 
 def line(count: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,9 +93,11 @@ def test_chains_that_begin_far_away_arrive(metric: preconditioners.Preconditione
 
 def test_the_metric_follows_the_number_of_weights() -> None:
     """Few of them have a dense matrix, of a unit's weights where all layers are linear."""
-    assert isinstance(recipe.metric(nn.Linear(4, 2)), preconditioners.UnitFisher)
-    assert isinstance(recipe.metric(nn.Conv1d(1, 2, 3)), preconditioners.FullFisher)
-    assert isinstance(recipe.metric(nn.Linear(40, 1)), preconditioners.QuasiDiagonalFisher)
+    assert isinstance(recipe.metric(nn.Linear(4, 2), USUAL.metric), preconditioners.UnitFisher)
+    assert isinstance(recipe.metric(nn.Conv1d(1, 2, 3), USUAL.metric), preconditioners.FullFisher)
+    assert isinstance(
+        recipe.metric(nn.Linear(40, 1), USUAL.metric), preconditioners.QuasiDiagonalFisher
+    )
 
 
 def test_a_model_that_fits_a_little_is_where_chains_start() -> None:
@@ -112,7 +112,7 @@ def test_a_model_that_fits_a_little_is_where_chains_start() -> None:
         fitted.bias.fill_(87.0)
     for model, start in ((fitted, "model"), (fresh, "fan_in")):
         sampler = Langevin(model, likelihoods.Gaussian(sigma=18.0))
-        assert starts.better(sampler.problem, (x, y))[0] == start
+        assert starts.better(sampler.problem, (x, y), USUAL.start)[0] == start
 
 
 def test_curvature_is_that_of_the_dense_matrix() -> None:
@@ -121,7 +121,7 @@ def test_curvature_is_that_of_the_dense_matrix() -> None:
     sampler = linear(prior=priors.Gaussian(1.0), chains=2, step_size=1e-3)
     engine, state = sampler.prepare((x, y), steps=5, batch_size=60)
     state, _ = engine.run(state, 0, 5)
-    found = steepest(sampler.frame, state, (x, y), 60)
+    found = steepest(sampler.frame, state, (x, y), 60, USUAL.pilot.iterations)
     design = torch.cat([x, torch.ones(60, 1)], 1)
     hessian = design.T @ design / 60 / 0.09 + torch.eye(3) / 60
     factor = sampler.frame.factor(state.metric, state.params, 60)
@@ -151,24 +151,28 @@ def test_the_prior_is_chosen_on_held_out_rows() -> None:
     assert float(variance) == pytest.approx(2 * chosen["value"])
 
 
+def folds(count: int, seed: int, chains: int = 1) -> prior_scale.Folds:
+    return prior_scale.folds(count, seed, chains, TRIAL.folds, len(TRIAL.scales), TRIAL)
+
+
 def test_every_row_is_held_out_once_for_every_scale() -> None:
-    rows = prior_scale.folds(30, seed=1)
-    assert len(rows.inside) == len(prior_scale.SCALES) * prior_scale.FOLDS
+    rows = folds(30, seed=1)
+    assert len(rows.inside) == len(TRIAL.scales) * TRIAL.folds
     for inside, outside in zip(rows.inside, rows.outside, strict=True):
         assert sorted([*inside.tolist(), *outside.tolist()]) == list(range(30))
-    held_out = rows.outside[: prior_scale.FOLDS].flatten().tolist()
+    held_out = rows.outside[: TRIAL.folds].flatten().tolist()
     assert sorted(held_out) == list(range(30))
 
 
 def test_several_chains_of_a_scale_have_the_same_fold() -> None:
-    one, three = prior_scale.folds(30, seed=1), prior_scale.folds(30, seed=1, chains=3)
+    one, three = folds(30, seed=1), folds(30, seed=1, chains=3)
     for many, single in zip(three, one, strict=True):
         assert torch.equal(many, single.repeat_interleave(3, 0))
 
 
 def test_the_chosen_scale_lies_where_the_parabola_is_lowest() -> None:
-    scores = {s: 0.1 * math.log(s / 3.0) ** 2 + 7.0 for s in prior_scale.SCALES}
-    tried, scale, why = prior_scale.best(scores)
+    scores = {s: 0.1 * math.log(s / 3.0) ** 2 + 7.0 for s in TRIAL.scales}
+    tried, scale, why = prior_scale.best(scores, TRIAL)
     assert tried == 5
     assert scale == pytest.approx(3.0)
     assert "held-out" in why
@@ -176,17 +180,17 @@ def test_the_chosen_scale_lies_where_the_parabola_is_lowest() -> None:
 
 def test_a_scale_beside_one_that_diverged_is_taken_as_it_was_tried() -> None:
     scores = {0.2: 2.0, 1.0: 1.0, 5.0: math.inf, 25.0: math.inf}
-    assert prior_scale.best(scores)[:2] == (1.0, 1.0)
-    assert prior_scale.best(scores | {0.2: 0.5})[:2] == (0.2, 0.2)
-    assert prior_scale.best(dict.fromkeys(scores, math.inf))[:2] == (1.0, 1.0)
+    assert prior_scale.best(scores, TRIAL)[:2] == (1.0, 1.0)
+    assert prior_scale.best(scores | {0.2: 0.5}, TRIAL)[:2] == (0.2, 0.2)
+    assert prior_scale.best(dict.fromkeys(scores, math.inf), TRIAL)[:2] == (1.0, 1.0)
 
 
 def test_where_the_widest_scale_wins_the_next_one_is_tried() -> None:
     falling = {0.2: 4.0, 1.0: 3.0, 5.0: 2.0, 25.0: 1.0}
-    assert prior_scale.beyond(falling) == (25.0, 125.0)
-    assert prior_scale.beyond(falling | {125.0: 1.5}) is None
-    assert prior_scale.beyond(falling | {25.0: 2.0 - 0.5 * prior_scale.AHEAD}) is None
-    assert prior_scale.beyond({0.2: 1.0, 1.0: 2.0, 5.0: 3.0, 25.0: 3.0}) is None
+    assert prior_scale.beyond(falling, TRIAL) == (25.0, 125.0)
+    assert prior_scale.beyond(falling | {125.0: 1.5}, TRIAL) is None
+    assert prior_scale.beyond(falling | {25.0: 2.0 - 0.5 * TRIAL.ahead}, TRIAL) is None
+    assert prior_scale.beyond({0.2: 1.0, 1.0: 2.0, 5.0: 3.0, 25.0: 3.0}, TRIAL) is None
 
 
 def test_outliers_do_not_choose_the_prior() -> None:
@@ -194,12 +198,12 @@ def test_outliers_do_not_choose_the_prior() -> None:
     usual = torch.linspace(0.0, 1.0, 50).double()
     scores = torch.stack([usual + 0.5, usual, usual + 1.0])
     scores[:, 7] = torch.tensor([100.0, 900.0, 2000.0])
-    found = prior_scale.means(scores)
+    found = prior_scale.means(scores, TRIAL)
     assert found.index(min(found)) == 1
-    assert max(found) < 1.5 + (prior_scale.MOST_ABOVE + 1) / 50
+    assert max(found) < 1.5 + (TRIAL.most_above + 1) / 50
     scores[1, 3] = math.inf
-    assert prior_scale.means(scores)[1] == math.inf
-    assert prior_scale.means(torch.full((2, 3), math.inf)) == [math.inf] * 2
+    assert prior_scale.means(scores, TRIAL)[1] == math.inf
+    assert prior_scale.means(torch.full((2, 3), math.inf), TRIAL) == [math.inf] * 2
 
 
 def test_a_row_without_a_density_is_an_outlier_and_no_verdict_on_a_scale() -> None:
@@ -207,11 +211,11 @@ def test_a_row_without_a_density_is_an_outlier_and_no_verdict_on_a_scale() -> No
     usual = torch.linspace(0.0, 1.0, 50).double()
     scores = torch.stack([usual + 0.5, usual, usual + 1.0])
     scores[1, 3] = math.nan
-    found = prior_scale.means(scores)
+    found = prior_scale.means(scores, TRIAL)
     assert found.index(min(found)) == 1
-    assert found[1] == pytest.approx(0.5 + prior_scale.MOST_ABOVE / 50, abs=0.02)
-    assert prior_scale.in_question(scores) == [0, 1]
-    assert prior_scale.means(torch.full((2, 3), math.nan)) == [math.inf] * 2
+    assert found[1] == pytest.approx(0.5 + TRIAL.most_above / 50, abs=0.02)
+    assert prior_scale.in_question(scores, TRIAL) == [0, 1]
+    assert prior_scale.means(torch.full((2, 3), math.nan), TRIAL) == [math.inf] * 2
 
     class Found:
         healthy: ClassVar = [0, 1]
@@ -234,12 +238,12 @@ def _trace(losses: torch.Tensor) -> torch.Tensor:
 
 def test_a_loss_that_still_falls_is_told_from_one_that_has_settled() -> None:
     flat, looks = torch.zeros(120), torch.arange(120.0)
-    assert ending.falls_by(_trace(flat)) == 0.0
-    assert ending.falls_by(_trace(-looks / 400)) == pytest.approx(0.1, abs=0.03)
-    assert ending.falls_by(_trace(-looks / 4000)) == 0.0  # too little to wait for
-    assert ending.falls_by(_trace(looks / 400)) == 0.0
-    assert ending.falls_by(_trace(-looks[:20] / 40)) == 0.0  # too few looks
-    assert ending.falls_by(_trace(-looks / 400).log()) == 0.0  # a chain was lost
+    assert ending.falls_by(_trace(flat), FALLS) == 0.0
+    assert ending.falls_by(_trace(-looks / 400), FALLS) == pytest.approx(0.1, abs=0.03)
+    assert ending.falls_by(_trace(-looks / 4000), FALLS) == 0.0  # too little to wait for
+    assert ending.falls_by(_trace(looks / 400), FALLS) == 0.0
+    assert ending.falls_by(_trace(-looks[:20] / 40), FALLS) == 0.0  # too few looks
+    assert ending.falls_by(_trace(-looks / 400).log(), FALLS) == 0.0  # a chain was lost
 
 
 def test_what_chains_that_disagree_cost() -> None:
@@ -270,15 +274,18 @@ def test_classes_are_weighed_by_what_may_be_observed() -> None:
 
 def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = line(150)
-    monkeypatch.setattr(recipe, "FEWEST_STEPS", 600)
-    monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
-    monkeypatch.setattr(ending, "falls_by", lambda trace: 0.0)
+    short = dataclasses.replace(USUAL.cost.usual, relaxations=1)
+    monkeypatch.setattr(ending, "falls_by", lambda trace, rule: 0.0)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)
     # The last of them is too short for parts: what is whole is not begun anew for that.
     for nats, first, before, last in ((0.5, 200, 200, 600), (0.0, 200, 0, 200), (0.5, 400, 0, 600)):
-        monkeypatch.setattr(recipe, "FIRST_STEPS", first)
+        settings = changed(
+            length={"fewest": 600}, cost={"usual": short}, end={"first_steps": first}
+        )
         monkeypatch.setattr(ending, "disagreement", lambda *_, nats=nats: nats)
-        sampler = Langevin(net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2)
+        sampler = Langevin(
+            net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2, recipe=settings
+        )
         found = sampler.sample((x, y), progress=False)
         assert found.config.get("steps_before", 0) == before
         assert found.config["steps"] == last
@@ -286,10 +293,8 @@ def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.Monkey
 
 def open_plan(steps: int, repeats: int, most: int = 0) -> Plan:
     end = OpenEnd(
-        of=steps, repeats=repeats, most=most, most_steps=recipe.MOST_STEPS,
-        first_steps=recipe.FIRST_STEPS, first_part=recipe.FIRST_PART, longer=recipe.LONGER,
-        looks=recipe.LOOKS,
-    )  # fmt: skip
+        of=steps, repeats=repeats, most=most, most_steps=USUAL.length.most, rule=USUAL.end
+    )
     return Plan("auto", prior="", metric="", dynamics="", batch_size=1, steps=steps, end=end)
 
 
@@ -313,7 +318,7 @@ def test_the_rest_is_longer_where_work_allows_and_no_more_burn_in() -> None:
     assert [phase.steps for phase in rests] == [9000, 10500, 13500]
     assert all(phase.burn_in == 3000 for phase in rests)
     long = phases(open_plan(48000, 0, most=90000))
-    assert sum(phase.steps for phase in long) == recipe.MOST_STEPS
+    assert sum(phase.steps for phase in long) == USUAL.length.most
     # The steps that another run may need are left to it.
     assert sum(phase.steps for phase in phases(open_plan(12000, 1, most=24000))) == 24000
 
@@ -325,10 +330,12 @@ def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.Monke
     x = torch.randn(150, 2, generator=g)
     y = x[:, :1].sin() + 0.1 * torch.randn(150, 1, generator=g)
     falls: list[float] = [0.3, 0.3, 0.0]
-    monkeypatch.setattr(ending, "falls_by", lambda trace: falls.pop(0))
-    monkeypatch.setattr(recipe, "FIRST_STEPS", 600)
+    monkeypatch.setattr(ending, "falls_by", lambda trace, rule: falls.pop(0))
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of 129 weights
-    sampler = Langevin(net, likelihoods.Gaussian("rmse"), prior=priors.Gaussian(1.0), chains=2)
+    sampler = Langevin(
+        net, likelihoods.Gaussian("rmse"), prior=priors.Gaussian(1.0), chains=2,
+        recipe=changed(end={"first_steps": 600}),
+    )  # fmt: skip
     noise, prepared = [], run._prepared
     monkeypatch.setattr(
         run, "_prepared",
@@ -355,29 +362,29 @@ def test_scales_that_are_clearly_behind_are_not_tried_on() -> None:
     rows = torch.rand(200, generator=g).double()
     behind = torch.tensor([0.5, 0.0, 0.01, 0.05]).double()[:, None]
     scores = rows + behind + 0.1 * torch.randn(4, 200, generator=g).double()
-    assert prior_scale.in_question(scores) == [1, 2]  # an error is .01: .05 is clear
-    assert prior_scale.in_question(rows + behind) == [1, 2]
-    assert prior_scale.in_question(rows + 10 * behind) == []  # nothing is in question
+    assert prior_scale.in_question(scores, TRIAL) == [1, 2]  # an error is .01: .05 is clear
+    assert prior_scale.in_question(rows + behind, TRIAL) == [1, 2]
+    assert prior_scale.in_question(rows + 10 * behind, TRIAL) == []  # nothing is in question
     scores[3, 7] = scores[2, 5] = math.inf
-    assert prior_scale.in_question(scores) == []
-    assert prior_scale.in_question(torch.full((2, 3), math.inf)) == []
+    assert prior_scale.in_question(scores, TRIAL) == []
+    assert prior_scale.in_question(torch.full((2, 3), math.inf), TRIAL) == []
 
 
 def test_a_dear_trial_has_fewer_chains_or_is_left_out() -> None:
-    trial = prior_scale.Trial(steps=100, chains=4, draws=10)
+    trial = Trial(steps=100, chains=4, draws=10, folds=3)
     assert trial.affordable(1.0, 400) == trial
-    assert trial.affordable(2.0, 400) == trial._replace(steps=50)
-    assert trial.affordable(4.0, 400) == trial._replace(steps=50, chains=2)
+    assert trial.affordable(2.0, 400) == dataclasses.replace(trial, steps=50)
+    assert trial.affordable(4.0, 400) == dataclasses.replace(trial, steps=50, chains=2)
     assert trial.affordable(9.0, 400) is None
-    twice = trial._replace(rounds=2)
+    twice = dataclasses.replace(trial, rounds=2)
     assert twice.affordable(1.0, 400) == trial
 
 
 def test_of_many_rows_few_are_held_out_and_all_others_learned_from() -> None:
-    few, many = prior_scale.folds(301, 0), prior_scale.folds(10_000, 0)
+    few, many = folds(301, 0), folds(10_000, 0)
     assert (few.outside.shape[1], few.inside.shape[1]) == (100, 200)  # a third, of all but one
-    assert many.outside.shape[1] == prior_scale.MOST_HELD_OUT
-    assert many.inside.shape[1] == 9_999 - prior_scale.MOST_HELD_OUT
+    assert many.outside.shape[1] == TRIAL.most_held_out
+    assert many.inside.shape[1] == 9_999 - TRIAL.most_held_out
     for inside, outside in zip(many.inside, many.outside, strict=True):
         assert not set(inside.tolist()) & set(outside.tolist())
 
@@ -403,8 +410,8 @@ def test_heat_is_that_of_the_weights_that_data_inform() -> None:
     informed = torch.zeros(1, 1, 1000)
     informed[..., :100] = 99 * float(torch.as_tensor(damping).flatten()[0])  # J / (J + eps) = .99
     state = state._replace(metric={"second": {"weight": informed}})
-    found = float(step_size_rule._heat(moves, state, 1000, 100))
-    assert found == pytest.approx(1000 * 0.99 / (2 * 100 * recipe.FRICTION) * 0.9, rel=1e-4)
+    found = float(step_size_rule._heat(moves, state, 1000, 100, FRICTION))
+    assert found == pytest.approx(1000 * 0.99 / (2 * 100 * FRICTION) * 0.9, rel=1e-4)
 
 
 def test_the_way_down_ends_before_a_network_learns_its_noise() -> None:
@@ -418,13 +425,13 @@ def test_the_way_down_ends_before_a_network_learns_its_noise() -> None:
     )
     engine, state = sampler.prepare((x, y), steps=1, batch_size=60, step_size=0.0)
     assert isinstance(engine.stream, InMemory)
-    end = descent.descend(sampler.frame, state, engine.stream, 60, mode="auto")
+    end = descent.descend(sampler.frame, state, engine.stream, 60, USUAL.descent, mode="auto")
     assert (end.likelihood["variance"] > 0.5 * 0.5**2).all()
     apart = (end.params["0.weight"] - end.params["0.weight"][:1]).abs().amax((1, 2))
     assert (apart[1:] > 0).all()  # every chain its own way
 
 
-def _descended(**options: Any) -> tuple[Langevin, State, State]:
+def _descended(rule: Descent, **options: Any) -> tuple[Langevin, State, State]:
     """A sampler of three chains, their start, and where they come to."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(80, 3, generator=g)
@@ -439,7 +446,7 @@ def _descended(**options: Any) -> tuple[Langevin, State, State]:
     )
     engine, state = sampler.prepare((x, y), steps=1, batch_size=20, step_size=0.0)
     assert isinstance(engine.stream, InMemory)
-    end = descent.descend(sampler.frame, state, engine.stream, 80, mode="auto", **options)
+    end = descent.descend(sampler.frame, state, engine.stream, 80, rule, mode="auto", **options)
     return sampler, state, end
 
 
@@ -453,22 +460,21 @@ def test_chains_whose_loss_falls_no_more_stay_behind(monkeypatch: pytest.MonkeyP
 
     # The second chain alone has a loss, which falls in two rounds.
     losses = iter([torch.tensor([torch.inf, 9.0, torch.nan]), torch.tensor([8.0])])
-    monkeypatch.setattr(descent, "ROUNDS", (30, 60))
-    monkeypatch.setattr(descent, "LOOKS", 1)
+    rule = dataclasses.replace(USUAL.descent, rounds=(30, 60), looks=1)
     monkeypatch.setattr(descent, "losses", lambda *_: next(losses))
     monkeypatch.setattr(Engine, "run", counted)
-    _, start, end = _descended()
+    _, start, end = _descended(rule)
     assert ran == [(3, 30), (1, 60)]
     for k, v in end.params.items():
         moved = (v != start.params[k]).flatten(1).any(1)
         assert moved.tolist() == [False, True, False]
 
 
-def test_a_chain_goes_down_as_it_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_goes_down_as_it_does_alone() -> None:
     """To the same weights, whichever others there are, and however long those go on."""
-    monkeypatch.setattr(descent, "ROUNDS", (60, 120))
-    _, _, together = _descended()
-    _, _, alone = _descended(pattern=torch.tensor([1, 1, 1]))
+    rule = dataclasses.replace(USUAL.descent, rounds=(60, 120))
+    _, _, together = _descended(rule)
+    _, _, alone = _descended(rule, pattern=torch.tensor([1, 1, 1]))
     for k, v in alone.params.items():
         torch.testing.assert_close(v[0], together.params[k][1], rtol=1e-5, atol=1e-6)
         assert torch.equal(v[0], v[1])
@@ -526,15 +532,18 @@ def test_arrays_loaders_and_tensors_are_the_same_data() -> None:
     assert from_loader.config["num_data"] == 60
 
 
+OPEN: dict[str, Any] = {"steps": None, "burn_in": None, "thin": None}
+
+
 def test_lengths_follow_the_step_size_and_the_cost() -> None:
     slow = recipe.Choice(1e-4, 1000.0, 0.0, "", "native")
     quick = recipe.Choice(1e-2, 10.0, 0.0, "", "native")
-    options = {"steps": None, "burn_in": None, "thin": None}
-    assert run_length.choose(slow, work=1e6, **options).steps == recipe.MOST_STEPS
-    found = run_length.choose(quick, work=1e6, **options)
+    options = {"settings": USUAL, "budget": USUAL.cost.usual}
+    assert run_length.choose(slow, work=1e6, **options, **OPEN).steps == USUAL.length.most
+    found = run_length.choose(quick, work=1e6, **options, **OPEN)
     assert (found.steps, found.burn_in, found.thin) == (2000, None, None)  # a third, and 200 draws
-    assert run_length.choose(slow, work=1e12, **options).steps == recipe.FEWEST_STEPS
-    given = run_length.choose(quick, steps=90, burn_in=10, thin=2, work=1e6)
+    assert run_length.choose(slow, work=1e12, **options, **OPEN).steps == USUAL.length.fewest
+    given = run_length.choose(quick, steps=90, burn_in=10, thin=2, work=1e6, **options)
     assert (given.steps, given.burn_in, given.thin) == (90, 10, 2)
 
 
@@ -557,7 +566,7 @@ def test_before_a_run_the_recipe_chooses_at_once() -> None:
     x, y = line()
     sampler = linear(prior=priors.Gaussian(1.0), chains=2)
     engine, state = sampler.prepare((x, y), steps=5)
-    assert 0 < float(engine.rates.step_size.max()) <= recipe.LARGEST_STEP
+    assert 0 < float(engine.rates.step_size.max()) <= USUAL.step_size.largest
     assert not torch.equal(state.params["weight"][0], state.params["weight"][1])
     own = linear(dynamics=Overdamped(), step_size="auto")
     with pytest.raises(ValueError, match="call it first"):

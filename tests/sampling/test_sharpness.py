@@ -11,6 +11,13 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.recipe import prior_scale
+from natural_langevin.recipe.settings import Trial
+from short_recipe import USUAL, changed
+
+RULE = USUAL.sharpness
+#: A trial of a moment, in which every sharpness counts.
+MOMENT = Trial(steps=40, chains=2, draws=5, folds=3)
+SHORT = changed(prior={"native": MOMENT, "eager": MOMENT}, sharpness={"least_gain": -math.inf})
 
 
 def unsure(rows: int, beta: float) -> tuple[Tensor, Tensor]:
@@ -26,8 +33,8 @@ def test_lowest_point_of_the_penalised_score() -> None:
     grid = torch.linspace(0.5, 3.0, 2501, dtype=torch.float64)
     rows = (grid[:, None, None] * mixture.log()).log_softmax(-1)
     nats = -rows.gather(-1, y.expand(len(grid), -1)[..., None]).sum((1, 2))
-    best = (nats + (grid.log() / prior_scale.DEVIATION).square() / 2).argmin()
-    beta, why = prior_scale.sharpness(mixture, y)
+    best = (nats + (grid.log() / RULE.deviation).square() / 2).argmin()
+    beta, why = prior_scale.sharpness(mixture, y, RULE)
     assert beta == pytest.approx(float(grid[best]), abs=0.006)  # three digits are kept
     gain = float(nats[(grid - 1).abs().argmin()] - nats[best])
     assert why == f"{gain:.3g} nats gained on 500 held-out labels"
@@ -35,24 +42,16 @@ def test_lowest_point_of_the_penalised_score() -> None:
 
 @pytest.mark.parametrize(("rows", "beta"), [(20, 1.5), (500, 1.0)])
 def test_one_where_labels_say_little(rows: int, beta: float) -> None:
-    found, why = prior_scale.sharpness(*unsure(rows, beta))
+    found, why = prior_scale.sharpness(*unsure(rows, beta), RULE)
     assert found == 1.0
     assert f"on {rows} held-out labels: too few" in why
 
 
 def test_never_wider_than_the_mixture() -> None:
     """A trial's chains are surer than the run's: what they ask for below 1 is no advice."""
-    found, why = prior_scale.sharpness(*unsure(500, 0.5))
+    found, why = prior_scale.sharpness(*unsure(500, 0.5), RULE)
     assert found == 1.0
     assert "ask for 0.5" in why
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial of a moment, in which every sharpness counts."""
-    for name in ("NATIVE", "EAGER"):
-        monkeypatch.setattr(prior_scale, name, prior_scale.Trial(steps=40, chains=2, draws=5))
-    monkeypatch.setattr(prior_scale, "LEAST_GAIN", -math.inf)
 
 
 def rows(count: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -66,11 +65,11 @@ def run(likelihood: likelihoods.Likelihood, y: Tensor | None = None, **options: 
     y = labels if y is None else y
     outputs = y.shape[1] if y.ndim > 1 else 2
     network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs))
-    sampler = Langevin(network, likelihood, **{"chains": 2} | options)
+    recipe = None if "step_size" in options else SHORT
+    sampler = Langevin(network, likelihood, **{"chains": 2, "recipe": recipe} | options)
     return sampler.sample((x, y), 40, progress=False)
 
 
-@pytest.mark.usefixtures("short")
 def test_a_run_learns_it() -> None:
     posterior = run(likelihoods.Categorical())
     chosen = posterior.config["recipe"]["sharpness"]
@@ -80,7 +79,6 @@ def test_a_run_learns_it() -> None:
     assert posterior.config["temperature"] == [1.0, 1.0]
 
 
-@pytest.mark.usefixtures("short")
 def test_every_label_counts_once() -> None:
     """Several labels of a row; positions without one do not count; rows held out are not new to
     every fold."""
@@ -91,13 +89,13 @@ def test_every_label_counts_once() -> None:
     posterior = run(likelihoods.Categorical(ignore_index=-100), some)
     assert "on 40 held-out labels" in posterior.config["recipe"]["sharpness"]["reason"]
     sampler = Langevin.from_trained(
-        models.mlp(2, 2, (3,)), likelihoods.Categorical(), held_out=rows(45, 1), chains=2
-    )
+        models.mlp(2, 2, (3,)), likelihoods.Categorical(), held_out=rows(45, 1), chains=2,
+        recipe=SHORT,
+    )  # fmt: skip
     posterior = sampler.sample(rows(), 40, progress=False)
     assert "on 45 held-out labels" in posterior.config["recipe"]["sharpness"]["reason"]
 
 
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     ("likelihood", "options"),
     [

@@ -11,21 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
-from natural_langevin.recipe import cost, run_length, step_size_rule
 from natural_langevin.recipe import rules as recipe
+from natural_langevin.recipe import run_length, slowness, step_size_rule
 from natural_langevin.recipe.curvature import steepest
-from natural_langevin.recipe.slowness import (
-    DAMPED,
-    HEAT,
-    MOST_HEAT,
-    Epochs,
-    Pace,
-    friction_of_network,
-    quickest,
-    spectrum,
-)
+from natural_langevin.recipe.slowness import Pace, friction_of_network, quickest, spectrum
+from short_recipe import USUAL
 
+LIMITS, FRICTION = USUAL.step_size, USUAL.step_size.friction
+DAMPED, HEAT, MOST_HEAT = LIMITS.damped, LIMITS.mean_heat, LIMITS.most_heat
 ROWS, SIGMA, PRIOR = 120, 0.5, 100.0
+
+
+def epochs_of(num_data: float, batch: int, *, shuffled: bool) -> slowness.Epochs:
+    return slowness.Epochs(num_data, batch, shuffled, LIMITS)
 
 
 def far_from_zero(centre: float = 8.0) -> tuple[Tensor, Tensor]:
@@ -79,7 +77,7 @@ def test_the_posterior_at_the_defaults(centre: float, parts: int) -> None:
     assert sd < 0.05 + 3 / 640**0.5
     assert within > 0.95 - 3 * 0.08
     chosen = posterior.config["recipe"]
-    assert 0 < chosen["friction"] < recipe.FRICTION
+    assert 0 < chosen["friction"] < FRICTION
     assert f"friction={chosen['friction']}" in posterior.config["dynamics"]
     assert "slowest direction" in chosen["reason"]
 
@@ -91,7 +89,7 @@ def test_a_quick_posterior_is_sampled_as_usual() -> None:
         (x, y), batch_size=ROWS, progress=False
     )
     chosen = posterior.config["recipe"]
-    assert chosen["friction"] == recipe.FRICTION
+    assert chosen["friction"] == FRICTION
     assert chosen["relaxation"] is None
     assert 0.1 < chosen["slowest"] <= chosen["curvature"] < 10
 
@@ -99,8 +97,10 @@ def test_a_quick_posterior_is_sampled_as_usual() -> None:
 def test_a_run_that_cannot_be_long_enough_warns(caplog: pytest.LogCaptureFixture) -> None:
     slow = recipe.Choice(1e-6, 100.0, 0.0, "", friction=1e-3, slowest=1e-4, relaxation=1e4)
     with caplog.at_level(logging.WARNING, logger="natural_langevin"):
-        found = run_length.choose(slow, steps=None, burn_in=None, thin=None, work=1.0)
-    assert found.steps == recipe.MOST_STEPS
+        found = run_length.choose(
+            slow, USUAL, USUAL.cost.usual, steps=None, burn_in=None, thin=None, work=1.0
+        )
+    assert found.steps == USUAL.length.most
     assert "relaxes in 10000 steps" in caplog.text
     assert "600000 would be needed" in caplog.text
 
@@ -121,7 +121,7 @@ def test_all_eigenvalues_are_those_of_the_dense_matrix() -> None:
     hessian = torch.linalg.inv(exact()[1]) / ROWS
     expected = torch.linalg.eigvalsh(a[:, :, None] * hessian * a[:, None])
     np.testing.assert_allclose(found, expected, rtol=1e-3)
-    largest = steepest(fixed.frame, state, (x, y), ROWS)
+    largest = steepest(fixed.frame, state, (x, y), ROWS, USUAL.pilot.iterations)
     np.testing.assert_allclose(largest, expected[:, 1], rtol=1e-2)
 
 
@@ -133,7 +133,7 @@ def test_relaxation_is_that_of_the_damped_oscillator() -> None:
 
 
 def test_the_quickest_pace_follows_the_root_of_the_condition_number() -> None:
-    whole = Epochs(1000, 1000, shuffled=True)
+    whole = epochs_of(1000, 1000, shuffled=True)
     times = []
     for k in (1e-2, 1e-4):
         usual = Pace(0.1, 0.1)
@@ -154,9 +154,9 @@ def test_minibatches_heat_the_steepest_direction_as_said(
     have variance 1, and an epoch cuts a permutation into whole batches. The formula holds to a
     seventh; the rest is the error of 400 chains."""
     batch = rows // parts
-    epochs = Epochs(rows, batch, shuffled=True)
+    epochs = epochs_of(rows, batch, shuffled=True)
     eta = epochs.largest_step([1.0], friction)
-    assert eta > 2 * Epochs(rows, batch, shuffled=False).largest_step([1.0], friction)
+    assert eta > 2 * epochs_of(rows, batch, shuffled=False).largest_step([1.0], friction)
     generator = torch.Generator().manual_seed(0)
     row = torch.randn(400, rows, generator=generator)
     row = (row - row.mean(1, keepdim=True)) / row.std(1, keepdim=True)
@@ -178,15 +178,16 @@ def test_minibatches_heat_the_steepest_direction_as_said(
 def test_a_metric_that_is_no_fisher_matrix_steps_less_where_minibatches_heat_it() -> None:
     """RMSProp's curvatures are far above 1: an eta that only the integrator bounds left a mixture's
     mean 9 % too wide. A Fisher metric's are near 1, and its choice stands."""
-    epochs = Epochs(1000, 250, shuffled=True)
+    epochs = epochs_of(1000, 250, shuffled=True)
     usual = recipe.Choice(0.0017, 60.2, 0.003, "by the steepest curvature", "eager")
-    chosen = step_size_rule._paced(usual, [7.2, 20.0, 60.2], epochs)
+    chosen = step_size_rule._paced(usual, [7.2, 20.0, 60.2], epochs, USUAL)
     assert chosen.step_size < 0.7 * usual.step_size
     heat = epochs.heat(chosen.step_size * 60.2, chosen.friction)
     assert heat == pytest.approx(MOST_HEAT, rel=0.1), "to the two digits that a step size has"
     assert "allow no more there" in chosen.reason
     fisher = recipe.Choice(0.0067, 1.17, 0.1, "minibatches", "eager")
-    assert step_size_rule._paced(fisher, [0.82, 1.17], epochs) == replace(fisher, slowest=0.82)
+    unchanged = step_size_rule._paced(fisher, [0.82, 1.17], epochs, USUAL)
+    assert unchanged == replace(fisher, slowest=0.82)
 
 
 def test_rmsprop_begins_at_the_identity_where_gradients_vanish() -> None:
@@ -210,8 +211,8 @@ def test_the_friction_of_a_network_damps_slow_directions_critically(
     eta: float, heat: float
 ) -> None:
     """Where minibatches allow it: no friction on a fine grid lets the direction relax sooner."""
-    usual = Pace(eta, recipe.FRICTION)
-    chosen = friction_of_network(usual, heat)
+    usual = Pace(eta, FRICTION)
+    chosen = friction_of_network(usual, heat, LIMITS)
     assert chosen <= usual.friction
     assert heat * usual.friction / chosen <= HEAT * (1 + 1e-9)
     allowed = [a for a in np.geomspace(1e-3, 0.1, 200) if heat * usual.friction / a <= HEAT]
@@ -220,8 +221,8 @@ def test_the_friction_of_a_network_damps_slow_directions_critically(
 
 
 def test_heat_of_minibatches_keeps_the_usual_friction() -> None:
-    assert friction_of_network(Pace(1e-4, 0.1), HEAT) == 0.1
-    assert friction_of_network(Pace(1e-4, 0.1), 2 * HEAT) == 0.1
+    assert friction_of_network(Pace(1e-4, 0.1), HEAT, LIMITS) == 0.1
+    assert friction_of_network(Pace(1e-4, 0.1), 2 * HEAT, LIMITS) == 0.1
 
 
 WIDTH, CORRELATION = 110, 0.95
@@ -259,12 +260,12 @@ def test_more_weights_than_are_measured_one_by_one() -> None:
         correlated(), batch_size=400, progress=False
     )
     chosen = posterior.config["recipe"]
-    assert chosen["friction"] < 0.5 * recipe.FRICTION
+    assert chosen["friction"] < 0.5 * FRICTION
     assert f"friction={chosen['friction']}" in posterior.config["dynamics"]
     assert "directions that are slow" in chosen["reason"]
     # Without what a run that goes on is longer by.
-    steps = posterior.config["steps"] / recipe.LONGER + posterior.config["steps_before"]
-    assert steps < 0.75 * cost.USUAL.relaxations * recipe.FRICTION / chosen["step_size"]
+    steps = posterior.config["steps"] / USUAL.end.longer + posterior.config["steps_before"]
+    assert steps < 0.75 * USUAL.cost.usual.relaxations * FRICTION / chosen["step_size"]
     assert explored(posterior) > 0.77 - 3 * 0.02
 
 
@@ -273,4 +274,4 @@ def test_a_metric_whose_scale_is_not_the_priors_keeps_the_usual_friction() -> No
     posterior = wide_model(preconditioners.RMSProp()).sample(
         correlated(), steps=100, batch_size=400, progress=False
     )
-    assert posterior.config["recipe"]["friction"] == recipe.FRICTION
+    assert posterior.config["recipe"]["friction"] == FRICTION

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,17 @@ from torch import Tensor, nn
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
 from natural_langevin.problem import standard_units
-from natural_langevin.recipe import cost
 from natural_langevin.recipe import rules as recipe
-from natural_langevin.run import descent
+from short_recipe import USUAL, changed, shorten
 from short_unit_runs import RUN, network, rows, sampled
+
+SHORT_WAY = changed(descent={"rounds": (60,)}, pilot={"steps": (1, 20)})
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short way down: what is compared has gone the same one."""
-    monkeypatch.setattr(descent, "ROUNDS", (60,))
-    monkeypatch.setattr(recipe, "PILOT_STEPS", (1, 20))
+    shorten(monkeypatch, SHORT_WAY)
 
 
 def standard(values: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ def test_a_width_that_expects_outliers_has_units_that_know_none() -> None:
 def test_within_usual_sizes_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = rows()
     _, usual = sampled(3 * x + 1, 4 * y - 2, LEARNED, network())
-    monkeypatch.setattr(standard_units, "to_standard_units", lambda problem: problem)
+    monkeypatch.setattr(standard_units, "to_standard_units", lambda problem, _: problem)
     _, before = sampled(3 * x + 1, 4 * y - 2, LEARNED, network())
     assert "units" not in usual.config
     assert all(torch.equal(usual.samples[k], v) for k, v in before.samples.items())
@@ -332,16 +333,18 @@ def test_a_callback_sees_losses_in_the_given_units() -> None:
     assert float(seen[-1].loss.min()) > 10
 
 
-def test_pure_defaults_beat_the_blind_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pure_defaults_beat_the_blind_guess() -> None:
     """Two numbers of unequal sizes, inputs of unequal sizes: all of it left open."""
-    monkeypatch.setattr(recipe, "FIRST_STEPS", 400)
-    monkeypatch.setattr(recipe, "FEWEST_STEPS", 800)
-    monkeypatch.setattr(cost, "USUAL", cost.USUAL._replace(relaxations=1))
+    settings = changed(
+        SHORT_WAY, end={"first_steps": 400}, length={"fewest": 800},
+        cost={"usual": replace(USUAL.cost.usual, relaxations=1)},
+    )  # fmt: skip
     x, y = rows(400, 2)
     x = x * torch.tensor([1.0, 1e3, 1e-3])
     y = y * torch.tensor([1e5, 1e-3]) + torch.tensor([5e5, 3.0])
     model = models.mlp(3, 2, (16,), activation=nn.Tanh)
-    found = Langevin(model, LEARNED, chains=2).sample((x[:200], y[:200]), progress=False)
+    sampler = Langevin(model, LEARNED, chains=2, recipe=settings)
+    found = sampler.sample((x[:200], y[:200]), progress=False)
     scores = found.evaluate(x[200:], y[200:])
     assert scores.nll < scores.blind_nll - 0.5  # type: ignore[operator]
 
@@ -351,7 +354,7 @@ def test_a_network_that_follows_a_large_column_by_chance_has_not_learned(seed: i
     x, y = rows()
     x[:, 0] *= 100
     sampler = Langevin(models.mlp(3, 1, (8,), activation=nn.Tanh, seed=seed), LEARNED, chains=2)
-    assert not standard_units._has_learned(sampler.problem, x, y)
+    assert not standard_units._has_learned(sampler.problem, x, y, USUAL.start)
 
 
 @pytest.mark.parametrize("size", [1.0, 100.0])
@@ -369,7 +372,7 @@ def test_a_rare_one_among_zeros_stays_a_one() -> None:
     x[:, 0] = 0.0
     x[7, 0] = 1.0
     x[:, 1] *= 100
-    units = standard_units.find(Langevin(network(), LEARNED).problem.on((x, y)))
+    units = standard_units.find(Langevin(network(), LEARNED).problem.on((x, y)), USUAL.start)
     assert units is not None
     assert units.x is not None
     assert (units.x.location[0], units.x.scale[0]) == (0.0, 1.0)
@@ -386,7 +389,7 @@ def test_no_column_is_blown_up_by_what_is_rare_in_it() -> None:
     x[:, 2] = 1000 * torch.randn(2000, generator=generator)
     x[5, 2] = 1e7
     problem = Langevin(network(), LEARNED).problem.on((x, x[:, :1]))
-    units = standard_units.find(problem)
+    units = standard_units.find(problem, USUAL.start)
     assert units is not None
     assert units.x is not None
     assert units.x.scale[:2] == (1.0, 1.0)

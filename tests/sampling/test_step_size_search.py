@@ -22,6 +22,7 @@ from natural_langevin import (
     priors,
 )
 from natural_langevin.recipe import step_size_search
+from natural_langevin.recipe.settings import Search
 from natural_langevin.run.checkpoint import config_in
 from natural_langevin.run.preparation import DEFAULT_STEP_SIZE
 
@@ -46,9 +47,9 @@ def found() -> Posterior:
 def test_scores_are_those_of_plain_runs_on_the_rest_of_the_data(found):
     """The oracle: Langevin itself, one chain at a fixed step size, on what was not held out."""
     table, steps = found.config["pilot"]["table"], found.config["pilot"]["steps"]
-    assert steps == step_size_search.FEWEST_STEPS == 50
+    assert steps == Search.fewest_steps == 50
     x, y = small_run.data()
-    folds = [step_size_search.split(len(x), seed=5, part=k) for k in range(5)]
+    folds = [step_size_search.split(len(x), 5, Search(), part=k) for k in range(5)]
     for inside, outside in folds:
         assert sorted(torch.cat([inside, outside]).tolist()) == list(range(60))
     assert sorted(torch.cat([outside for _, outside in folds]).tolist()) == list(range(60))

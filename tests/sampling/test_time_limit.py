@@ -13,6 +13,7 @@ from natural_langevin import Langevin, likelihoods, models
 from natural_langevin.execution.engine import Engine
 from natural_langevin.recipe import cost, prior_scale
 from natural_langevin.run import time_limit
+from short_recipe import USUAL
 
 ROWS = 60
 
@@ -51,7 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     costs = cost.of_problem
     monkeypatch.setattr(  # as without an engine
-        cost, "of_problem", lambda *given: costs(*given)._replace(budget=cost.EAGER)
+        cost, "of_problem", lambda *given: costs(*given)._replace(budget=USUAL.cost.eager)
     )
     monkeypatch.setattr(Engine, "run", run)
     monkeypatch.setattr(time_limit, "clock", found)
@@ -80,9 +81,9 @@ def test_a_search_that_would_take_most_of_it_is_left_out(
     tried = []
     real = prior_scale.folds
 
-    def folds(count: int, seed: int, chains: int, used: int, scales: int) -> prior_scale.Folds:
+    def folds(count: int, seed: int, chains: int, used: int, *rest: Any) -> prior_scale.Folds:
         tried.append((chains, used))
-        return real(count, seed, chains, used, scales)
+        return real(count, seed, chains, used, *rest)
 
     monkeypatch.setattr(prior_scale, "folds", folds)
     clock.price = 1e-2

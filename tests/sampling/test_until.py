@@ -92,10 +92,10 @@ def test_the_recipe_goes_on_beyond_its_usual_length() -> None:
 def test_draws_that_would_not_fit_are_thinned() -> None:
     plan = Plan("auto", "", "", "", batch_size=1, steps=1)
     usual = run_length.Length(2000, 600, 7, None, "")
-    assert decide.extended(plan, usual, None, None, 1000)[:3] == (20_000, 600, 7)
-    large = decide.extended(plan, usual, None, None, 2**20)
+    assert decide.extended(plan, usual, None, None, 1000, 10)[:3] == (20_000, 600, 7)
+    large = decide.extended(plan, usual, None, None, 2**20, 10)
     assert (large.steps - 600) // large.thin * 2**20 <= until.MOST_BYTES
-    assert decide.extended(plan, usual, 5000, 7, 2**20)[:3] == (5000, 600, 7)
+    assert decide.extended(plan, usual, 5000, 7, 2**20, 10)[:3] == (5000, 600, 7)
 
 
 @pytest.mark.parametrize(

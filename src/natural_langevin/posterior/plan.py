@@ -26,27 +26,65 @@ from natural_langevin.posterior.units import Units
 DRAWS = 200
 #: By which part of the step size a run that explodes begins anew.
 LESS = 4.0
-FORMAT = 1
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How chains go downhill before they sample (see ``run.descent``): rounds of so many steps,
+    until one lowers the loss by less than ``enough`` nats per sample (``costly_enough`` where steps
+    are run eagerly, or a round takes more than ``most_work`` operations of a chain)."""
+
+    rounds: tuple[int, ...]
+    enough: float
+    costly_enough: float
+    looks: int  # of a round, at the rows held out
+    held_out: float  # the part of these
+    fewest_rows: int  # of which one is held out
+    most_held_out: int
+    friction: float
+    memory: float  # the weight of a batch in RMSProp's average
+    length: float  # of a step in every weight at first, for networks of up to ``small`` weights
+    small: int
+    most_work: float
+    few: int  # steps between two looks at the clock, where time is limited
+
+
+@dataclass(frozen=True)
+class EndRule:
+    """When a run of open length was long enough (see ``run.ending``).
+
+    Its first part, a part 1 / ``first_part`` of the steps and ``first_steps`` at least, is all
+    where the loss no longer falls and chains agree. Otherwise it was burn-in, and the rest follows,
+    ``longer`` times as long as what is left; and as many as usual again, ``repeats`` times at most,
+    while the loss falls. ``looks``: at the loss of a run. It falls if it is by ``falling`` nats per
+    sample and so many ``errors`` lower in the last third than in the one before, of
+    ``fewest_looks`` each. ``disagreement``: what that of chains may cost, in nats. ``remembered``:
+    for how many batches the metric of a phase counts in the average of the one that follows it."""
+
+    first_part: int
+    first_steps: int
+    longer: float
+    repeats: int
+    looks: int
+    falling: float
+    errors: float
+    fewest_looks: int
+    disagreement: float
+    remembered: int
 
 
 @dataclass(frozen=True)
 class OpenEnd:
-    """When a run of open length ends (see ``ending``).
-
-    Its first part, a part ``first_part`` of the steps and ``first_steps`` at least, is all where
-    the loss no longer falls and chains agree. Otherwise it was burn-in, and the rest follows,
-    ``longer`` times as long as what is left, up to ``most`` steps in all; and as many as usual
-    again for every one of ``repeats`` while the loss falls. ``of``: the steps that this was made
-    for; a length that somebody changes is run as it is."""
+    """When a run of open length ends: by the ``rule``, after ``most`` steps in all, ``most_steps``
+    of its first two parts, and another run for every one of ``repeats``. ``of``: the steps that
+    this was made for; a length that somebody changes is run as it is."""
 
     of: int
     repeats: int
     most: int
     most_steps: int
-    first_steps: int
-    first_part: int
-    longer: float
-    looks: int
+    rule: EndRule
 
 
 @dataclass(frozen=True)
@@ -80,7 +118,7 @@ class Plan:
     keep: int | None = None
     draws: int = DRAWS
     start: str = "model"
-    descent: bool = False
+    descent: Descent | None = None
     prior_scale: float | None = None
     step_size: float | tuple[float, ...] | None = None
     falls_from: int | None = None
@@ -114,12 +152,12 @@ class Plan:
         if end is None or end.of != self.steps:
             return [self.usual(self.steps, self.burn_in, self.thin)]
         again = [self.usual(self.steps)] * end.repeats
-        first = max(end.first_steps, self.steps // end.first_part)
+        first = max(end.rule.first_steps, self.steps // end.rule.first_part)
         if self.steps < 2 * first:
             return [self.usual(self.steps), *again]
         rest = self.steps - first
         room = min(end.most_steps, end.most - self.steps * end.repeats) - first
-        longer = max(rest, min(int(end.longer * rest), room))
+        longer = max(rest, min(int(end.rule.longer * rest), room))
         return [self.usual(first), self.usual(longer, rest // 3), *again]
 
     def usual(
@@ -167,9 +205,11 @@ class Plan:
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> Plan | None:
-        """The plan that a run's configuration tells of, if it does."""
+        """The plan that a run's configuration tells of, if it does and is of this version."""
         found = config.get("plan")
-        return Plan._from(dict(found)) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping) or found.get("format") != FORMAT:
+            return None
+        return Plan._from(dict(found))
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -183,7 +223,12 @@ class Plan:
             if value.pop("format", None) != FORMAT:
                 raise ValueError("it is of another version")
             units = None if value["units"] is None else Units.from_config({"units": value["units"]})
-            end = value["end"] and OpenEnd(**value["end"])
+            end = value["end"]
+            if end is not None:
+                end = OpenEnd(**end | {"rule": EndRule(**end["rule"])})
+            descent = value["descent"]
+            if descent is not None:
+                descent = Descent(**descent | {"rounds": tuple(descent["rounds"])})
             calibration = value["calibration"]
             if calibration is not None:
                 widths = tuple(calibration["widths"])
@@ -194,6 +239,7 @@ class Plan:
                 | {
                     "units": units,
                     "end": end,
+                    "descent": descent,
                     "calibration": calibration,
                     "step_size": tuple(size) if isinstance(size, list) else size,
                     "extended": value["extended"] and tuple(value["extended"]),

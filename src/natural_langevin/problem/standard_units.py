@@ -27,6 +27,7 @@ from natural_langevin.posterior.units import Columns, Units
 from natural_langevin.problem import starts
 from natural_langevin.problem.notices import LARGE, SMALL
 from natural_langevin.problem.problem import Problem
+from natural_langevin.problem.starts import Fitted
 
 log = logging.getLogger("natural_langevin")
 
@@ -45,10 +46,10 @@ RARE = 10.0
 LEFT = 0.5
 
 
-def to_standard_units(problem: Problem) -> Problem:
+def to_standard_units(problem: Problem, fitted: Fitted) -> Problem:
     """The problem with its data in standard units, whose ``origin`` is the user's; the same problem
     where data are of a usual size, or the user's units cannot be had back."""
-    units = find(problem)
+    units = find(problem, fitted)
     if units is None:
         return problem
     for name, one in (("inputs x", units.x), ("targets y", units.y)):
@@ -74,16 +75,16 @@ def in_units(problem: Problem, units: Units) -> Problem:
     return dataclasses.replace(inside, prior=problem.prior | {units.width: own[1]})
 
 
-def find(problem: Problem) -> Units | None:
+def find(problem: Problem, fitted: Fitted) -> Units | None:
     """The units in which data of unusual size are of a usual one, where the layers allow it, and
-    the network has not learned from the data as they are."""
+    the network has not learned from the data as they are, by ``fitted``."""
     if not problem.in_memory or not all(p.requires_grad for p in problem.template.parameters()):
         return None
     x, y, _ = problem.rows()
     if not (_is_finite(x) and _is_finite(y) and _fits(problem, x, y)):
         return None  # refused elsewhere, by name
     units = _find(problem, x, y)
-    return None if units is None or _has_learned(problem, x, y) else units
+    return None if units is None or _has_learned(problem, x, y, fitted) else units
 
 
 def _is_finite(values: Tensor) -> bool:
@@ -252,11 +253,11 @@ def _outputs(problem: Problem, params: dict[str, Tensor], x: Tensor) -> Tensor:
     return found.double()
 
 
-def _has_learned(problem: Problem, x: Tensor, y: Tensor) -> bool:
+def _has_learned(problem: Problem, x: Tensor, y: Tensor, fitted: Fitted) -> bool:
     """Whether the network predicts the data as they are: it is where chains will start."""
-    rows = tuple(t[: starts.ROWS].to(problem.device) for t in (x, y))
+    rows = tuple(t[: fitted.rows].to(problem.device) for t in (x, y))
     if not problem.likelihood.has_units:
-        return not starts.better(problem, (x, y))[1]
+        return not starts.better(problem, (x, y), fitted)[1]
     said = _outputs(
         problem, {k: p.detach() for k, p in problem.template.named_parameters()}, rows[0]
     )

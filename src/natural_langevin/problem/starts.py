@@ -7,6 +7,7 @@ weights of its own, N(0, 1/fan_in), from where it first goes downhill (``run.des
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -20,15 +21,18 @@ from natural_langevin.problem.losses import losses
 from natural_langevin.problem.problem import Problem
 from natural_langevin.types import Batch, Params
 
-#: A network has learned something where shuffled inputs, or random weights, raise its loss by this
-#: part.
-FITTED, RANDOM_STARTS = 0.5, 5
-#: Rows by which that is seen.
-ROWS = 1000
-
-
 #: Where chains start: a kind, or weights, which may be one per chain.
 Init = str | Weights | Sequence[Weights]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """When a network has learned something: shuffled inputs, or random weights, raise its loss by
+    this ``part``, on so many ``rows``, against the median of ``random_starts``."""
+
+    part: float
+    random_starts: int
+    rows: int
 
 
 def kind_and_weights(init: Init, chains: int) -> tuple[str, Params | None]:
@@ -101,23 +105,23 @@ def weights(
     }
 
 
-def better(problem: Problem, data: Batch) -> tuple[str, bool]:
+def better(problem: Problem, data: Batch, fitted: Fitted) -> tuple[str, bool]:
     """ "model" or "fan_in" for chains whose start is open, and whether to go downhill from there.
 
     A trained network fits every sample better by its own input than by its neighbour's; a random
     one, or one that always says the same, does not. Where targets say little about inputs it is
     better by less than half, but then by more than that than random weights; so may a random one
     be by luck, and downhill does no harm."""
-    x, y = (rows[:ROWS] for rows in data)
+    x, y = (rows[: fitted.rows] for rows in data)
     trainable, seed = problem.network.trainable(), problem.chains.seed
     model = {name: p[None] for name, p in trainable.items()}
     own, others = (float(_losses(problem, model, (v, y))[0]) for v in (x.clone(), x.roll(1, 0)))
-    if own < others - FITTED * abs(others):
+    if own < others - fitted.part * abs(others):
         return "model", False
-    numbers = torch.arange(RANDOM_STARTS, device=problem.device)
+    numbers = torch.arange(fitted.random_starts, device=problem.device)
     drawn = weights("fan_in", trainable, {}, numbers, seed)
     usual = median(_losses(problem, drawn, (x, y)).tolist())
-    weakly = own < others and own < usual - FITTED * abs(usual)
+    weakly = own < others and own < usual - fitted.part * abs(usual)
     return "model" if weakly else "fan_in", True
 
 

@@ -21,21 +21,24 @@ from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.types import Params
 
-#: Lanczos iterations: lambda is then known to a few per cent, from below.
-ITERATIONS = 8
 #: Weights of a layer up to which all chains go through the network in one call.
 SMALL = 1 << 16
 
 
 def steepest(
-    dynamics: LangevinDynamics, state: State, data: tuple[Tensor, Tensor], num_data: float
+    dynamics: LangevinDynamics,
+    state: State,
+    data: tuple[Tensor, Tensor],
+    num_data: float,
+    iterations: int,
 ) -> Tensor:
-    """lambda of every chain, (chain,), at ``state``'s parameters and metric."""
+    """lambda of every chain, (chain,), at ``state``'s parameters and metric, by so many Lanczos
+    iterations."""
     apply = curvature_products(dynamics, state, data, num_data)
     z, length = _unit(dynamics.standard_normal(state.params, state.step))
     before = {k: torch.zeros_like(v) for k, v in z.items()}
     diagonal, beside = [], [torch.zeros_like(length)]
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         w = apply(z)
         diagonal.append(_along(w, z))
         z, before = _minus(_minus(w, z, diagonal[-1]), before, beside[-1]), z

@@ -1,10 +1,11 @@
 """Deciding a run: what a user leaves open of it is filled here, by the recipe, and becomes a Plan.
 
-    decide(motion, given, asked) -> Plan           follow(motion, plan) -> Motion
+    decide(motion, given, asked, settings) -> Plan           follow(motion, plan) -> Motion
 
 ``motion`` has the problem with its data; ``given`` is what the sampler was made with, ``asked``
-what its method ``sample`` was called with. The search runs a pilot for the step size and, where the
-prior is open, trials of its scale on held-out rows; nothing else is run.
+what its method ``sample`` was called with, ``settings`` has the constants. The search runs a pilot
+for the step size and, where the prior is open, trials of its scale on held-out rows; nothing else
+is run.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from natural_langevin.recipe import (
 )
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.open_settings import Given
+from natural_langevin.recipe.settings import Settings
 from natural_langevin.run import preparation
 from natural_langevin.run.kept_draws import check_given
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
-from natural_langevin.run.until import MOST, parse, thinning
+from natural_langevin.run.until import parse, thinning
 
 log = logging.getLogger("natural_langevin")
 
@@ -62,6 +64,7 @@ def decide(
     motion: Motion,
     given: Given,
     asked: Asked,
+    settings: Settings,
     *,
     limit: TimeLimit = NO_LIMIT,
 ) -> Plan:
@@ -73,15 +76,15 @@ def decide(
     log.info("recipe=%r fills what is left open", given.recipe)
     if given.by_recipe:
         with processes.together("choosing what was left open"):
-            return _by_recipe(motion, given, asked, limit)
-    return _by_paper(motion, given, asked, limit)
+            return _by_recipe(motion, given, asked, settings, limit)
+    return _by_paper(motion, given, asked, settings, limit)
 
 
 def follow(motion: Motion, plan: Plan) -> Motion:
     """The motion that a plan asks for: with its start, its friction and its prior's scale."""
     found = motion if motion.start == plan.start else replace(motion, start=plan.start)
     if plan.friction is not None:
-        found = replace(found, integrator=replace(recipe.dynamics(), friction=plan.friction))
+        found = replace(found, integrator=recipe.dynamics(plan.friction))
     if plan.prior_scale is not None:
         found = found.on(found.problem.with_prior(recipe.prior(plan.prior_scale)))
     return found
@@ -152,15 +155,18 @@ def described(motion: Motion, given: Given) -> Plan:
     )
 
 
-def _by_paper(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> Plan:
+def _by_paper(
+    motion: Motion, given: Given, asked: Asked, settings: Settings, limit: TimeLimit
+) -> Plan:
     """Of a sampler that has a step size or dynamics of the user's own."""
     batch_size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
     batch_size, steps = whole_number("batch_size", batch_size), asked.steps
     if steps is None and asked.seconds is not None and asked.until is None:
         step_size = known_step_size(given.step_size)
         steps = pace.steps_within(
-            motion, asked.seconds, batch_size, step_size, downhill=False, limit=limit
-        )
+            motion, asked.seconds, batch_size, step_size, settings.time, downhill=False,
+            limit=limit,
+        )  # fmt: skip
     if steps is None:
         raise ValueError(
             "steps must be said where the step size is: sample(data, steps=...); with "
@@ -171,7 +177,7 @@ def _by_paper(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> P
     if not given.auto:
         return plan
     with motion.problem.chains.processes.together("choosing the step size"):
-        choice = searched(motion, steps=plan.steps, batch_size=batch_size)
+        choice = searched(motion, settings, steps=plan.steps, batch_size=batch_size)
     return replace(
         plan, step_size=choice.step_sizes, falls_from=choice.steps,
         measured={"pilot": choice.as_dict()},
@@ -199,15 +205,19 @@ def _given_plan(motion: Motion, given: Given, asked: Asked) -> Plan:
 
 
 def searched(
-    motion: Motion, *, steps: int, batch_size: int, splits: int | None = None
+    motion: Motion, settings: Settings, *, steps: int, batch_size: int, splits: int | None = None
 ) -> step_size_search.Choice:
     """The step size that short runs choose for one of ``steps`` steps."""
     step_size_search.refuse_loader(motion.problem.data)
     preparation.engine(motion, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
-    return step_size_search.choose(motion, steps=steps, batch_size=batch_size, splits=splits)
+    return step_size_search.choose(
+        motion, settings.search, steps=steps, batch_size=batch_size, splits=splits
+    )
 
 
-def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> Plan:
+def _by_recipe(
+    motion: Motion, given: Given, asked: Asked, settings: Settings, limit: TimeLimit
+) -> Plan:
     """Batch size, start, prior's scale, step size and length, where they are open."""
     problem, batch_size, until = motion.problem, asked.batch_size, parse(asked.until) is not None
     # For its checks: whatever is wrong with the data is said before anything else is done.
@@ -215,12 +225,12 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         motion, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
     )
     x, y, num_data = problem.rows()
-    costs = cost.of_problem(problem, x)
+    costs = cost.of_problem(problem, x, settings)
     if batch_size is None:
         batch_size = _batch_size(motion, len(x), costs)
     begin, downhill, why = motion.start, False, "given"
     if begin == "auto":
-        begin, downhill = starts.better(problem, (x, y))
+        begin, downhill = starts.better(problem, (x, y), settings.start)
         why = "the network has learned something" if begin == "model" else "it has learned nothing"
     if begin == "model" and problem.likelihood.own_parameter is not None:
         downhill = True  # the noise, at least, has learned nothing
@@ -240,7 +250,7 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         batch_size=batch_size,
         keep=asked.keep,
         start=begin,
-        descent=downhill,
+        descent=settings.descent if downhill else None,
         prior_scale=scale,
         draws=costs.draws(problem.chains.count),
         step_size=choice.step_size if given.auto else None,
@@ -259,7 +269,7 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         lengths = lengths._replace(end=replace(lengths.end, repeats=0))
     return replace(
         plan, steps=lengths.steps, burn_in=lengths.burn_in, thin=lengths.thin, end=lengths.end,
-        attempts=recipe.ATTEMPTS if given.auto and lengths.end is not None else 0,
+        attempts=settings.length.attempts if given.auto and lengths.end is not None else 0,
         reasons=dict(plan.reasons) | {"steps": lengths.reason},
     )  # fmt: skip
 
@@ -276,7 +286,9 @@ def _batch_size(motion: Motion, rows: int, costs: cost.Costs) -> int:
     come as far per row with small minibatches as with large ones."""
     data, chains = motion.problem.data, motion.problem.chains.count
     num_data = data.rows.shape[1] if isinstance(data, Subsets) else rows
-    return recipe.batch_size(num_data, costs.rows_of_step(recipe.MOST_EAGER_STEPS, chains))
+    rule = costs.settings
+    affordable = costs.rows_of_step(rule.length.most_eager, chains)
+    return recipe.batch_size(num_data, affordable, rule.batch)
 
 
 def _chosen(
@@ -317,11 +329,12 @@ def _length(
     problem, steps = motion.problem, asked.steps
     if steps is None and asked.seconds is not None and not until:
         steps = pace.steps_within(
-            motion, asked.seconds, plan.batch_size, choice.step_size, downhill=plan.descent,
-            limit=limit,
+            motion, asked.seconds, plan.batch_size, choice.step_size, costs.settings.time,
+            downhill=plan.descent is not None, limit=limit,
         )  # fmt: skip
     length = functools.partial(
-        run_length.choose, choice, burn_in=asked.burn_in, thin=asked.thin, budget=costs.budget,
+        run_length.choose, choice, costs.settings, costs.budget, burn_in=asked.burn_in,
+        thin=asked.thin,
         work=costs.per_sample * problem.chains.count * plan.batch_size,
         fewest=costs.fewest_steps(problem.rows()[2], plan.batch_size, problem.chains.count),
     )  # fmt: skip
@@ -330,16 +343,23 @@ def _length(
         usual = found if steps is None else length(steps=None)
         if steps is None or steps > usual.steps:
             weights = 4 * problem.chains.count * problem.weights
-            found = extended(plan, usual, steps, asked.thin, weights)
+            most = costs.settings.length.until
+            found = extended(plan, usual, steps, asked.thin, weights, most)
     return found
 
 
 def extended(
-    plan: Plan, usual: run_length.Length, steps: int | None, thin: int | None, bytes_per_draw: int
+    plan: Plan,
+    usual: run_length.Length,
+    steps: int | None,
+    thin: int | None,
+    bytes_per_draw: int,
+    times: int,
 ) -> run_length.Length:
-    """A run that may go on beyond its usual length, with draws as far apart as usual: further
-    only where all of them would take too much memory, and the user has not said how far."""
-    most = usual.steps * MOST if steps is None else steps
+    """A run that may go on to so many ``times`` its usual length, with draws as far apart as usual:
+    further only where all of them would take too much memory, and the user has not said how
+    far."""
+    most = usual.steps * times if steps is None else steps
     _, burn_in, apart = plan.usual(usual.steps, usual.burn_in, usual.thin)
     factor = thinning((most - burn_in) // apart, bytes_per_draw) if thin is None else 1
     return run_length.Length(most, burn_in, apart * factor, None, "the most until the target")

@@ -20,10 +20,13 @@ from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.problem import starts
 from natural_langevin.problem.step_size_checks import StepSize
 from natural_langevin.recipe import rules
+from natural_langevin.recipe.settings import Settings
 
 RecipeName = Literal["auto", "paper"]
 #: Where dynamics that tune their step size begin.
 TUNED_FROM = 0.1
+#: The constants of those who name none.
+DEFAULT = Settings()
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Given:
     start_open: bool
     calibrate: bool
     recipe: RecipeName
+    settings: Settings
 
 
 def fill(
@@ -52,13 +56,15 @@ def fill(
     dynamics: Integrator | None,
     step_size: StepSize | Literal["auto"],
     init: starts.Init | None,
-    recipe: RecipeName | None = None,
+    recipe: RecipeName | Settings | None = None,
     calibrate: bool = True,
 ) -> Given:
     """The arguments that were given, and the recipe's default in the place of every None.
     Unchecked but for ``recipe`` and ``calibrate``."""
+    settings = recipe if isinstance(recipe, Settings) else DEFAULT
+    recipe = "auto" if isinstance(recipe, Settings) else recipe
     if recipe not in (None, "auto", "paper"):
-        raise ValueError(f'recipe must be "auto", "paper" or None, got {recipe!r}')
+        raise ValueError(f'recipe must be "auto", "paper", Settings or None, got {recipe!r}')
     if not isinstance(calibrate, bool):
         raise TypeError(f"calibrate must be True or False, got {calibrate!r}")
     auto = isinstance(step_size, str) and step_size == "auto"
@@ -74,14 +80,16 @@ def fill(
     if init is None:
         init = "auto" if by_recipe else "model"
     if ours:
-        usual_metric = rules.metric(model) if preconditioner is None else preconditioner
+        usual_metric = (
+            rules.metric(model, settings.metric) if preconditioner is None else preconditioner
+        )
         preconditioner = rules.averaged(usual_metric)
     elif preconditioner is None:
         preconditioner = preconditioners.QuasiDiagonalFisher()
-    usual = rules.dynamics() if by_recipe else Overdamped()
+    usual = rules.dynamics(settings.step_size.friction) if by_recipe else Overdamped()
     return Given(
         prior=prior, preconditioner=preconditioner,
         dynamics=usual if dynamics is None else dynamics, step_size=step_size, init=init,
         auto=auto, by_recipe=by_recipe, scale_open=scale_open, start_open=start_open,
-        calibrate=calibrate, recipe=recipe,
+        calibrate=calibrate, recipe=recipe, settings=settings,
     )  # fmt: skip

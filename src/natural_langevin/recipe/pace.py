@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from natural_langevin.problem.motion import Motion
 from natural_langevin.problem.step_size_checks import StepSize
-from natural_langevin.recipe import cost, prior_scale
-from natural_langevin.run import descent, preparation, time_limit
+from natural_langevin.recipe.settings import Settings, Time, Trial
+from natural_langevin.run import preparation, time_limit
 from natural_langevin.run.time_limit import TimeLimit
-
-#: Steps that are taken at most, and seconds from which on their pace is known.
-MOST, ENOUGH = 1300, 0.2
-#: So many chains take no longer than one where operator calls are what is paid for.
-AT_ONCE = 32
 
 
 def steps_within(
@@ -19,33 +16,34 @@ def steps_within(
     seconds: float,
     batch_size: int,
     step_size: StepSize,
+    rule: Time,
     *,
     downhill: bool,
     limit: TimeLimit,
 ) -> int:
     """How many steps fit into what is left of ``seconds``."""
     problem = motion.problem
-    pace, way = of_steps(motion, batch_size, step_size)
+    pace, way = of_steps(motion, batch_size, step_size, rule)
     left = limit.left_for_steps(seconds, problem.chains.count if downhill else 0)
     steps = max(10, int(left / pace))
-    if steps > MOST and problem.device.type == "cuda":  # a long run may go another way
-        longer, other = of_steps(motion, batch_size, step_size, steps)
+    if steps > rule.timed and problem.device.type == "cuda":  # a long run may go another way
+        longer, other = of_steps(motion, batch_size, step_size, rule, steps)
         if other != way:
             steps = max(10, int(left / longer))
     return steps
 
 
 def of_steps(
-    motion: Motion, batch_size: int, step_size: StepSize, steps: int = MOST
+    motion: Motion, batch_size: int, step_size: StepSize, rule: Time, steps: int = 0
 ) -> tuple[float, str]:
-    """Seconds of a step of a run of so many (``MOST`` at least), and which way they go."""
+    """Seconds of a step of a run of so many (``timed`` at least), and which way they go."""
     engine, state = preparation.engine(
-        motion, steps=steps, batch_size=batch_size, step_size=step_size
+        motion, steps=max(steps, rule.timed), batch_size=batch_size, step_size=step_size
     )
     # The first ones plan and build, on a GPU also capture.
     done, taken, count = (20, 0.0, 20) if motion.problem.device.type == "cuda" else (2, 0.0, 1)
     state, _ = engine.run(state, 0, done)
-    while taken < ENOUGH and done + count <= MOST:
+    while taken < rule.enough and done + count <= rule.timed:
         began = time_limit.clock()
         state, _ = engine.run(state, done, count)
         done, taken = done + count, time_limit.clock() - began
@@ -54,42 +52,48 @@ def of_steps(
 
 
 def of_trial(
-    trial: prior_scale.Trial, scales: int, pace: tuple[float, str], *, costly: bool
+    trial: Trial, scales: int, pace: tuple[float, str], settings: Settings, *, costly: bool
 ) -> float:
     """Seconds of a trial with its descent, by the ``pace`` of steps of one chain for every scale.
     Chains cost what one does where arithmetic is what is paid for."""
     lines, (seconds, way) = trial.folds * trial.chains, pace
 
     def times(chains: float) -> float:
-        return chains if costly or way == "native" else max(1.0, scales * chains / AT_ONCE)
+        return (
+            chains
+            if costly or way == "native"
+            else max(1.0, scales * chains / settings.time.at_once)
+        )
 
-    down = descent.ROUNDS[0] * times(lines / scales)
+    down = settings.descent.rounds[0] * times(lines / scales)
     return seconds * (down + trial.steps * trial.rounds * times(lines))
 
 
 def fitting(
-    trial: prior_scale.Trial,
+    trial: Trial,
     scales: int,
     pace: tuple[float, str],
+    settings: Settings,
     limit: TimeLimit,
     *,
     costly: bool,
-) -> prior_scale.Trial | None:
+) -> Trial | None:
     """The trial, or the longest of the cheaper ones, that the call has time for."""
     forms = (
         trial,
-        trial._replace(rounds=1),
-        trial._replace(rounds=1, chains=min(2, trial.chains)),
-        trial._replace(rounds=1, chains=1),
-        prior_scale.COSTLY,
+        replace(trial, rounds=1),
+        replace(trial, rounds=1, chains=min(2, trial.chains)),
+        replace(trial, rounds=1, chains=1),
+        settings.prior.costly,
     )
     for form in forms:
-        if limit.allows(of_trial(form, scales, pace, costly=costly)):
+        if limit.allows(of_trial(form, scales, pace, settings, costly=costly)):
             return form
     return None
 
 
-def least(scales: int, pace: tuple[float, str], *, costly: bool) -> float:
+def least(scales: int, pace: tuple[float, str], settings: Settings, *, costly: bool) -> float:
     """Seconds of the cheapest trial with the pilot before it."""
-    pilot = cost.MOST_PILOT_STEPS + descent.ROUNDS[0] / (scales if costly else 1)
-    return pace[0] * pilot + of_trial(prior_scale.COSTLY, scales, pace, costly=costly)
+    down = settings.descent.rounds[0] / (scales if costly else 1)
+    pilot = settings.pilot.most_steps + down
+    return pace[0] * pilot + of_trial(settings.prior.costly, scales, pace, settings, costly=costly)

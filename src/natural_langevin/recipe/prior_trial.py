@@ -22,7 +22,8 @@ from natural_langevin.problem.motion import Motion
 from natural_langevin.problem.problem import ChainSet, Problem
 from natural_langevin.recipe import cost, pace, prior_scale, step_size_rule, trial_predictions
 from natural_langevin.recipe import rules as recipe
-from natural_langevin.run import descent, time_limit
+from natural_langevin.recipe.settings import PriorTrial, Sharpness, Trial
+from natural_langevin.run import time_limit
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.run import Options, run
 from natural_langevin.run.time_limit import TimeLimit
@@ -71,7 +72,7 @@ class Compared(NamedTuple):
 
     scales: tuple[float, ...]
     choices: list[recipe.Choice]  # step sizes
-    trial: prior_scale.Trial
+    trial: Trial
     found: Posterior  # of all of them
     data: tuple[Tensor, Tensor]  # with the rows held out
     outside: Tensor  # (chain, row) of these
@@ -88,7 +89,7 @@ class Compared(NamedTuple):
         )
         return weights, learned
 
-    def by_held_out_rows(self, problem: Problem, scale: float) -> dict[str, Any]:
+    def by_held_out_rows(self, problem: Problem, scale: float, rule: Sharpness) -> dict[str, Any]:
         """How sharp the predictions of a scale's chains should be, or how wide their spread."""
         folds, chains = self.trial.folds, self.trial.chains
         first = self.scales.index(scale) * folds
@@ -97,7 +98,7 @@ class Compared(NamedTuple):
         outside = self.outside[::chains][first : first + used]
         held_out = trial_predictions.HeldOut(self.found, self.data, outside, first, chains)
         return {
-            "sharpness": trial_predictions.sharpness(problem, held_out),
+            "sharpness": trial_predictions.sharpness(problem, held_out, rule),
             "spread": trial_predictions.spread_of_networks(problem, held_out),
         }
 
@@ -108,28 +109,30 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
     or it costs too much.
 
     The chains of several processes all have the same prior: each process chooses alone."""
-    if len(data[0]) < prior_scale.FEWEST_ROWS:
+    settings = search.costs.settings
+    rule = settings.prior
+    if len(data[0]) < rule.fewest_rows:
         return None
     limit, problem = search.limit, search.motion.problem
-    costly = search.costs.budget is cost.EAGER
-    scales = prior_scale.COSTLY_SCALES if costly else prior_scale.SCALES
+    costly = not search.costs.budget.engine
+    scales = rule.costly_scales if costly else rule.scales
     began = time_limit.clock()
     runs = _compare(search, data, scales)
     if not runs:
         return None
-    scores = _scores(runs)
+    scores = _scores(runs, rule)
     as_long = limit.allows((time_limit.clock() - began) / 2)
-    pair = prior_scale.beyond(scores) if as_long and not costly else None
+    pair = prior_scale.beyond(scores, rule) if as_long and not costly else None
     more: list[Compared] = []
     if pair:  # what agreed with the reference in one trial does so in the next
         with proven_network() if runs[-1].choices[0].way == "native" else nullcontext():
             more = _compare(search, data, pair, runs)
     if pair and more:
         runs += more
-        found = _scores(more)
+        found = _scores(more, rule)
         further = scores[pair[0]] + found[pair[1]] - found[pair[0]]  # from one start both
-        scores[pair[1]] = prior_scale.clearly(scores[pair[0]], further)
-    best, scale, why = prior_scale.best(scores)
+        scores[pair[1]] = prior_scale.clearly(scores[pair[0]], further, rule.ahead)
+    best, scale, why = prior_scale.best(scores, rule)
     chosen = [one for one in runs if best in one.scales][-1]
     log.info("prior variance x %.3g: %s", scale, why)
     # A wider prior is steeper in the metric: what one chain found at a narrower one holds here too.
@@ -137,16 +140,16 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
     return dataclasses.replace(
         recipe.Choice.most_careful(upto),
         prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
-        **chosen.by_held_out_rows(problem, best),
+        **chosen.by_held_out_rows(problem, best, settings.sharpness),
     )
 
 
-def _scores(runs: list[Compared]) -> dict[float, float]:
+def _scores(runs: list[Compared], rule: PriorTrial) -> dict[float, float]:
     """Mean held-out -ln density of every scale, those of a later round in the place of former ones.
     A scale that ended before is taken to have gained as much as the best of those did."""
     scores: dict[float, float] = {}
     for one in runs:
-        found = dict(zip(one.scales, prior_scale.means(one.nll), strict=True))
+        found = dict(zip(one.scales, prior_scale.means(one.nll, rule), strict=True))
         if scores:
             best = min(found, key=found.__getitem__)
             scores = {s: value + found[best] - scores[best] for s, value in scores.items()}
@@ -164,36 +167,39 @@ def _compare(
     nothing came of it. After the rounds ``before``, all begin where the chains of the narrowest
     ended there."""
     costs, batch_size, limit = search.costs, search.batch_size, search.limit
-    inside, lines, budget = len(data[0]), len(prior_scale.SCALES) * prior_scale.FOLDS, costs.budget
+    settings, rule = costs.settings, costs.settings.prior
+    inside, lines, budget = len(data[0]), len(rule.scales) * rule.folds, costs.budget
     work = costs.per_sample * lines * min(batch_size, inside)  # of a step with a chain on each fold
     most = costs.of_trial(batch_size, search.motion.problem.chains.count)
-    costly = budget.spares and work * prior_scale.EAGER.steps > most
-    if work / prior_scale.FOLDS * prior_scale.COSTLY.steps > most:
+    costly = budget.spares and work * rule.eager.steps > most
+    if work / rule.folds * rule.costly.steps > most:
         log.info("prior variance x 1: a trial of others would cost more than the run")
         return []
     scaled, pattern = _with_scales(search.motion, scales, 1)
     scaled = scaled.on(scaled.problem.on(data))
-    took = pace.of_steps(scaled, batch_size, recipe.FIRST_STEP) if limit.exists else None
-    if took and not limit.allows(pace.least(len(scales), took, costly=budget.spares)):
+    took = None
+    if limit.exists:
+        took = pace.of_steps(scaled, batch_size, settings.step_size.first, settings.time)
+    if took and not limit.allows(pace.least(len(scales), took, settings, costly=budget.spares)):
         log.info("prior variance x 1: there is no time for a trial of others")
         return []
     choices = step_size_rule.choose(
         scaled, data, inside, batch_size, costs, len(scales), downhill=search.downhill,
         pattern=pattern, limit=limit,
     )  # fmt: skip
-    usual = prior_scale.EAGER if choices[0].way.startswith("eager") else prior_scale.NATIVE
-    affordable = usual.affordable(work, most) or prior_scale.EAGER.affordable(work, most)
-    trial = prior_scale.COSTLY if costly or affordable is None else affordable
-    if budget is cost.EAGER:
-        trial = trial.on_enough(inside)
+    usual = rule.eager if choices[0].way.startswith("eager") else rule.native
+    affordable = usual.affordable(work, most) or rule.eager.affordable(work, most)
+    trial = rule.costly if costly or affordable is None else affordable
+    if not budget.engine:
+        trial = trial.on_enough(inside, rule.enough_held_out)
     if took:
-        cheaper = pace.fitting(trial, len(scales), took, limit, costly=budget.spares)
-        trial = cheaper or prior_scale.COSTLY
+        cheaper = pace.fitting(trial, len(scales), took, settings, limit, costly=budget.spares)
+        trial = cheaper or rule.costly
     runs: list[Compared] = []
     begin = None
     if before:
         last = next(one for one in reversed(before) if scales[0] in one.scales)
-        trial = trial._replace(folds=last.trial.folds, chains=last.trial.chains)
+        trial = dataclasses.replace(trial, folds=last.trial.folds, chains=last.trial.chains)
         begin = last.end(scales[:1] * len(scales))
     while len(runs) < trial.rounds and scales:
         begin, after = runs[-1].end(scales) if runs else begin, len(before) + len(runs)
@@ -201,7 +207,7 @@ def _compare(
         if tried is None:
             break
         runs.append(tried)
-        left = prior_scale.in_question(tried.nll)
+        left = prior_scale.in_question(tried.nll, rule)
         scales, choices = tuple(scales[k] for k in left), [choices[k] for k in left]
     return runs
 
@@ -211,7 +217,7 @@ def _try_out(
     data: tuple[Tensor, Tensor],
     scales: tuple[float, ...],
     choices: list[recipe.Choice],
-    trial: prior_scale.Trial,
+    trial: Trial,
     begin: tuple[Params, Params] | None,
     after: int,
 ) -> Compared | None:
@@ -219,7 +225,10 @@ def _try_out(
     ``after`` so many others; None where all chains were lost."""
     (x, y), problem = data, search.motion.problem
     inside, repeats = len(x), trial.folds * trial.chains
-    rows = prior_scale.folds(inside, problem.chains.seed, trial.chains, trial.folds, len(scales))
+    settings = search.costs.settings
+    rows = prior_scale.folds(
+        inside, problem.chains.seed, trial.chains, trial.folds, len(scales), settings.prior
+    )
     if problem.held_out is not None:  # all rows to learn from, and others to be scored on
         x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), problem.held_out, strict=True))
         numbers = torch.arange(len(x)).expand(len(scales) * repeats, -1)
@@ -231,10 +240,15 @@ def _try_out(
     plan = Plan(
         recipe="auto", prior="scales", metric="", dynamics="",
         batch_size=min(search.batch_size, rows.inside.shape[1]), steps=trial.steps, burn_in=half,
-        thin=half // trial.draws, start=compared.start, descent=search.downhill,
+        thin=half // trial.draws, start=compared.start,
+        descent=settings.descent if search.downhill else None,
     )  # fmt: skip
     options = Options(
-        begin=begin, pattern=pattern, rounds=descent.TRIAL_ROUNDS, limit=search.limit, trial=True
+        begin=begin,
+        pattern=pattern,
+        rounds=settings.prior.descent_rounds,
+        limit=search.limit,
+        trial=True,
     )
     # Where the pilot went by the native engine, that has agreed with the reference on this network.
     checked = proven_network() if choices[0].way == "native" else nullcontext()

@@ -1,8 +1,9 @@
-"""The recipe: everything that ``Langevin(model, likelihood).sample(data)`` leaves open.
+"""The recipe: everything that ``Langevin(model, likelihood).sample(data)`` leaves open, by the
+constants of ``settings``.
 
 Dynamics. Underdamped, integrator BAOAB, friction 0.1, or less where steps are small (see
 ``slowness``): its bias is of second order in the step.
-Metric. Quasi-diagonal; of at most ``FEW_WEIGHTS`` weights the full Fisher matrix, or its blocks of
+Metric. Quasi-diagonal; of at most 40 weights the full Fisher matrix, or its blocks of
 a unit's weights where all layers are linear (the same for a linear model), since correlated inputs
 slow a diagonal metric down; or the user's. A Fisher metric whose rate is open is averaged with
 gamma_t = 4 / (t + 4), which weighs batch t by t^3: frozen after burn-in, it averages all of it, not
@@ -55,36 +56,12 @@ from natural_langevin import preconditioners, priors, schedules
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.posterior.plan import Calibration
 from natural_langevin.preconditioners.base import AveragedPreconditioner, FisherPreconditioner
-from natural_langevin.recipe import cost
-
-FRICTION = 0.1
-#: Up to here a dense matrix costs no more than a diagonal one: operator calls are what is paid for.
-FEW_WEIGHTS = 40
-#: eta lambda, and the heat of minibatches.
-STEEPNESS, HEAT = 0.1, 0.1
-FIRST_STEP, LARGEST_STEP, FALLBACK_STEP = 1e-2, 0.3, 1e-3
-PILOT_CHAINS, PILOT_STEPS = 2, (1, 50, 150, 500)
-#: Rows on which curvature is measured.
-ROWS = 1000
-FEWEST_STEPS, MOST_STEPS = cost.USUAL.fewest, 50_000
-#: The power of friction with which the length of a run falls.
-SHORTER = 0.5
-#: Where every step is a few milliseconds of operator calls, whatever the network's size.
-MOST_EAGER_STEPS = 4_000
-#: How often a run that explodes begins anew.
-ATTEMPTS = 2
-#: The part of a run of open length after which it ends if its loss no longer falls and its chains
-#: agree, and its fewest steps.
-FIRST_PART, FIRST_STEPS = 4, 2_500
-#: By which factor the rest is longer than what is left of the usual length: more draws alone.
-LONGER = 1.5
-#: How often another run follows while the loss falls, and looks at it in a run.
-MOST_REPEATS, LOOKS = 2, 150
+from natural_langevin.recipe.settings import Batch, Metric, StepSize
 
 
-def dynamics() -> Underdamped:
+def dynamics(friction: float = StepSize.friction) -> Underdamped:
     """How chains move where the user leaves it open."""
-    return Underdamped(friction=FRICTION, integrator="baoab")
+    return Underdamped(friction=friction, integrator="baoab")
 
 
 def averaged(given: preconditioners.Preconditioner) -> preconditioners.Preconditioner:
@@ -97,12 +74,12 @@ def averaged(given: preconditioners.Preconditioner) -> preconditioners.Precondit
     return given
 
 
-def metric(model: object) -> preconditioners.Preconditioner:
+def metric(model: object, rule: Metric) -> preconditioners.Preconditioner:
     """The metric where the user leaves it open."""
     if not isinstance(model, nn.Module):
         return preconditioners.QuasiDiagonalFisher()  # what was given instead is refused by name
     trainable = [p for p in model.parameters() if p.requires_grad]
-    if sum(p.numel() for p in trainable) > FEW_WEIGHTS:
+    if sum(p.numel() for p in trainable) > rule.few_weights:
         return preconditioners.QuasiDiagonalFisher()
     layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     if all(isinstance(m, nn.Linear) for m in layers):
@@ -115,13 +92,16 @@ def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
     return priors.FanIn((2 * scale) ** 0.5)
 
 
-def batch_size(num_data: int, most: int = 500) -> int:
-    """Rows of a minibatch; ``most``: those that a step has the operations for, 100 at least.
+def batch_size(num_data: int, affordable: float, rule: Batch) -> int:
+    """Rows of a minibatch; ``affordable``: those that a step has the operations for.
 
-    >>> [batch_size(n) for n in (50, 300, 1000, 60_000)], batch_size(60_000, most=20)
-    ([50, 100, 200, 500], 100)
+    >>> [batch_size(n, 500, Batch()) for n in (50, 300, 1000, 60_000)]
+    [50, 100, 200, 500]
+    >>> batch_size(60_000, 20, Batch())
+    100
     """
-    return min(num_data, max(100, min(num_data // 5, most, 500)))
+    usual = int(min(num_data // rule.part, affordable, rule.most))
+    return min(num_data, max(rule.fewest, usual))
 
 
 @dataclass(frozen=True)
@@ -154,7 +134,7 @@ class Choice:
     prior_scale: HeldOutChoice | None = None
     sharpness: HeldOutChoice | None = None
     spread: HeldOutNoise | None = None
-    friction: float = FRICTION
+    friction: float = StepSize.friction
     #: The smallest curvature in the metric, of few weights whose curvatures are all positive; and
     #: in how many steps such a direction relaxes, where it is what the length follows.
     slowest: float | None = None

@@ -1,6 +1,6 @@
 """How long a run is whose length was left open, and whether another follows it.
 
-``rules`` says in words which lengths these are, and has the numbers.
+``rules`` says in words which lengths these are, ``settings`` has the numbers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 from typing import NamedTuple
 
 from natural_langevin.posterior.plan import OpenEnd
-from natural_langevin.recipe import cost, slowness
-from natural_langevin.recipe import rules as recipe
+from natural_langevin.recipe.rules import Choice
+from natural_langevin.recipe.settings import Budget, Settings
 
 log = logging.getLogger("natural_langevin")
 
@@ -28,31 +28,32 @@ class Length(NamedTuple):
 
 
 def choose(
-    choice: recipe.Choice,
+    choice: Choice,
+    settings: Settings,
+    budget: Budget,
     *,
     steps: int | None,
     burn_in: int | None,
     thin: int | None,
     work: float,
-    budget: cost.Budget = cost.USUAL,
     fewest: int | None = None,
 ) -> Length:
     """What the user leaves open of a run's length; ``work``: operations of one step, ``fewest``:
     steps that it has whatever they cost (None: the budget's)."""
-    end, reason = None, "given"
+    end, reason, relaxations = None, "given", settings.step_size.relaxations
     if steps is None:
         affordable = max(fewest or budget.fewest, int(budget.work / max(work, 1.0) / 100) * 100)
-        wanted = usual_steps(choice.step_size, choice.way, choice.friction, budget)
+        wanted = usual_steps(choice.step_size, choice.way, choice.friction, settings, budget)
         if choice.relaxation is not None:
-            wanted = math.ceil(slowness.RELAXATIONS * choice.relaxation / 100) * 100
-            affordable = min(affordable, recipe.MOST_STEPS)
-        steps = min(max(recipe.FEWEST_STEPS, wanted), affordable)
+            wanted = math.ceil(relaxations * choice.relaxation / 100) * 100
+            affordable = min(affordable, settings.length.most)
+        steps = min(max(settings.length.fewest, wanted), affordable)
         # Where the slowest direction is known, the length follows from it.
         if choice.slowest is None and burn_in is None and thin is None:
-            end = _open_end(steps, affordable)
+            end = _open_end(steps, affordable, settings)
         reason = f"{budget.relaxations} relaxation times of what only the prior sees"
         if choice.relaxation is not None:
-            reason = f"{slowness.RELAXATIONS} relaxation times of the slowest direction"
+            reason = f"{relaxations} relaxation times of the slowest direction"
         if steps < wanted:
             reason = f"{wanted} would be usual: a step takes {work:.1g} operations"
         if choice.relaxation is not None and steps < wanted:
@@ -72,21 +73,22 @@ def choose(
     return Length(steps, burn_in, thin, end, reason)
 
 
-def _open_end(steps: int, affordable: int) -> OpenEnd:
+def _open_end(steps: int, affordable: int, settings: Settings) -> OpenEnd:
+    rule = settings.end
     return OpenEnd(
-        of=steps, repeats=min(recipe.MOST_REPEATS, affordable // steps - 1), most=affordable,
-        most_steps=recipe.MOST_STEPS, first_steps=recipe.FIRST_STEPS,
-        first_part=recipe.FIRST_PART, longer=recipe.LONGER, looks=recipe.LOOKS,
+        of=steps, repeats=min(rule.repeats, affordable // steps - 1), most=affordable,
+        most_steps=settings.length.most, rule=rule,
     )  # fmt: skip
 
 
 def usual_steps(
-    step_size: float, way: str, friction: float = recipe.FRICTION, budget: cost.Budget = cost.USUAL
+    step_size: float, way: str, friction: float, settings: Settings, budget: Budget
 ) -> int:
     """By the directions that only the prior sees; fewer where less friction lets them relax sooner,
     but not as many times fewer: the metric and the steep directions gain nothing by it."""
-    shorter = (friction / recipe.FRICTION) ** recipe.SHORTER
-    usual = budget.relaxations * recipe.FRICTION / step_size * shorter
+    length, usual_friction = settings.length, settings.step_size.friction
+    shorter = (friction / usual_friction) ** length.shorter
+    usual = budget.relaxations * usual_friction / step_size * shorter
     wanted = math.ceil(usual / 100) * 100
-    most = recipe.MOST_EAGER_STEPS if way.startswith("eager") else recipe.MOST_STEPS
-    return min(max(recipe.FEWEST_STEPS, wanted), most)
+    most = length.most_eager if way.startswith("eager") else length.most
+    return min(max(length.fewest, wanted), most)

@@ -18,18 +18,18 @@ rows have the variance k as in a model that fits, by
     heat = eta k (m - 1) / (2 a) * min(1, eta k m (m + 1) / 12 + dropped / (N - B)),
 
 the first factor for independent minibatches, the second for epochs (simulated: within a seventh of
-it at m = 4, below it at m = 20). It is kept below ``HEAT`` in the mean over all directions, and
-below ``MOST_HEAT`` in the steepest.
+it at m = 4, below it at m = 20). It is kept below ``mean_heat`` in the mean over all directions,
+and below ``most_heat`` in the steepest (``settings.StepSize`` has these and the names below).
 
 Asked for are the eigenvalues of the posterior's curvature in the metric, which are measured up to
-``MOST_WEIGHTS`` weights and mean something where all of them are positive. A network's are not, and
+``most_weights`` weights and mean something where all of them are positive. A network's are not, and
 its slowest direction is unknown. But in a Fisher metric, damped by the prior, what only the prior
 sees has the curvature 1, and the directions that the metric's missing correlations make slow are
-below it. Its friction is that which damps the curvature ``DAMPED`` critically,
+below it. Its friction is that which damps the curvature ``damped`` critically,
 
-    a = 2 sqrt(eta DAMPED),
+    a = 2 sqrt(eta damped),
 
-where minibatches heat it by no more than ``HEAT`` then, and never more than the usual one: the
+where minibatches heat it by no more than ``mean_heat`` then, and never more than the usual one: the
 smaller the step that lambda allows, the less friction, so that slow directions do not have to wait
 for as many more steps.
 """
@@ -47,33 +47,25 @@ from natural_langevin.diagnostics.kinetic import left_by_epochs
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.recipe.curvature import curvature_products
+from natural_langevin.recipe.settings import StepSize
 from natural_langevin.types import Params
-
-MOST_WEIGHTS = 100
-#: eta lambda, and the temperature that minibatches add: in the mean, and in the steepest direction.
-STEEPNESS, HEAT, MOST_HEAT = 0.1, 0.04, 0.1
-#: Of networks: the curvature that is damped critically, and the least friction.
-DAMPED, LEAST_FRICTION = 0.25, 0.01
-#: Relaxation times of the slowest direction in a run, a third of them burn-in.
-RELAXATIONS = 60
-#: Frictions that are compared: from the usual one down, in factors of 2^(-1/2).
-FRICTIONS = [0.1 * 2 ** (-n / 2) for n in range(21)]
 
 
 class Epochs(NamedTuple):
     """N, the rows B of a minibatch, whether minibatches are parts of one shuffled epoch, and the
-    power of the likelihood, to which the heat is in proportion."""
+    power of the likelihood, to which the heat is in proportion; and what is ``bearable``."""
 
     num_data: float
     batch: int
     shuffled: bool
+    limits: StepSize
     power: float = 1.0
 
     def heat(self, eta_k: float, friction: float) -> float:
         """Of a direction of curvature k.
 
-        >>> round(Epochs(100, 25, True).heat(0.03, 0.1), 4), Epochs(100, 100, True).heat(0.03, 0.1)
-        (0.0225, 0.0)
+        >>> [round(Epochs(100, rows, True, StepSize()).heat(0.03, 0.1), 4) for rows in (25, 100)]
+        [0.0225, 0.0]
         """
         m = self.num_data / self.batch
         if m <= 1:
@@ -82,8 +74,8 @@ class Epochs(NamedTuple):
         return alone * (left_by_epochs(eta_k, self.num_data, self.batch) if self.shuffled else 1.0)
 
     def largest_step(self, curvatures: Sequence[float], friction: float) -> float:
-        """eta up to ``STEEPNESS`` / lambda at which heat is at most what it may be."""
-        low, high = 0.0, STEEPNESS / max(curvatures)
+        """eta up to ``steepness`` / lambda at which heat is at most what it may be."""
+        low, high = 0.0, self.limits.steepness / max(curvatures)
         if self.bearable(high, curvatures, friction):
             return high
         for _ in range(40):
@@ -92,9 +84,9 @@ class Epochs(NamedTuple):
         return low
 
     def bearable(self, eta: float, curvatures: Sequence[float], friction: float) -> bool:
-        """Whether heat is at most ``HEAT`` in the mean and ``MOST_HEAT`` in the steepest."""
-        heats = [self.heat(eta * k, friction) for k in curvatures]
-        return max(heats) <= MOST_HEAT and sum(heats) <= HEAT * len(heats)
+        """Whether heat is at most ``mean_heat`` in the mean and ``most_heat`` in the steepest."""
+        heats, limits = [self.heat(eta * k, friction) for k in curvatures], self.limits
+        return max(heats) <= limits.most_heat and sum(heats) <= limits.mean_heat * len(heats)
 
 
 class Pace(NamedTuple):
@@ -115,21 +107,23 @@ class Pace(NamedTuple):
 
 
 def quickest(usual: Pace, curvatures: Sequence[float], epochs: Epochs) -> Pace:
-    """The pace at which the slowest direction relaxes soonest, among ``FRICTIONS`` with the largest
-    step each allows, and the usual one."""
-    compared = [Pace(epochs.largest_step(curvatures, a), a) for a in FRICTIONS]
+    """The pace at which the slowest direction relaxes soonest, among the frictions compared with
+    the largest step each allows, and the usual one."""
+    frictions = epochs.limits.compared()
+    compared = [Pace(epochs.largest_step(curvatures, a), a) for a in frictions]
     return min([usual, *compared], key=lambda p: p.relaxation(min(curvatures)))
 
 
-def friction_of_network(usual: Pace, heat: float) -> float:
+def friction_of_network(usual: Pace, heat: float, limits: StepSize) -> float:
     """Of a network that ``usual``, whose minibatches heat it by ``heat``, would leave slow.
 
-    >>> [round(friction_of_network(Pace(eta, 0.1), 1e-3), 3) for eta in (1e-4, 4e-4, 0.04)]
+    >>> paces = [Pace(eta, 0.1) for eta in (1e-4, 4e-4, 0.04)]
+    >>> [round(friction_of_network(pace, 1e-3, StepSize()), 3) for pace in paces]
     [0.01, 0.02, 0.1]
     """
-    critical = 2 * math.sqrt(usual.step_size * DAMPED)
-    cool = usual.friction * heat / HEAT  # heat is in proportion to 1 / friction
-    return min(usual.friction, max(critical, cool, LEAST_FRICTION))
+    critical = 2 * math.sqrt(usual.step_size * limits.damped)
+    cool = usual.friction * heat / limits.mean_heat  # heat is in proportion to 1 / friction
+    return min(usual.friction, max(critical, cool, limits.least_friction))
 
 
 def spectrum(

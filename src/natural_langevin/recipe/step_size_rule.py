@@ -19,10 +19,10 @@ from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.preconditioners.base import FisherPreconditioner
 from natural_langevin.problem.motion import Motion
 from natural_langevin.recipe import cost, slowness
-from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.rules import Choice
 from natural_langevin.recipe.run_length import usual_steps
+from natural_langevin.recipe.settings import Settings, StepSize
 from natural_langevin.run import descent, time_limit
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 
@@ -35,50 +35,57 @@ def choose(
     num_data: float,
     batch_size: int,
     costs: cost.Costs,
-    chains: int = recipe.PILOT_CHAINS,
+    chains: int | None = None,
     *,
     downhill: bool,
     pattern: Tensor | None = None,
     shuffled: bool = True,
     limit: TimeLimit = NO_LIMIT,
 ) -> list[Choice]:
-    """The step size of each of ``chains`` chains, by a pilot on ``data`` in memory, ``downhill``
-    at first or from where chains start. ``shuffled``: whether the run's minibatches are parts of
-    shuffled epochs, as the pilot's are. ``pattern``: see ``descent``."""
-    problem = motion.problem
-    device, seed = problem.device, problem.chains.seed
-    ids = torch.arange(min(chains, problem.chains.count), device=device)
+    """The step size of each of ``chains`` chains (None: the usual ones), by a pilot on ``data`` in
+    memory, ``downhill`` at first or from where chains start. ``shuffled``: whether the run's
+    minibatches are parts of shuffled epochs, as the pilot's are. ``pattern``: see ``descent``."""
+    problem, settings = motion.problem, costs.settings
+    device, seed, pilot = problem.device, problem.chains.seed, settings.pilot
+    ids = torch.arange(min(chains or pilot.chains, problem.chains.count), device=device)
     moves = motion.frame_of(ids)
     stream = InMemory(
         *data, batch_size=min(batch_size, len(data[0])), chain=ids, seed=seed, device=device,
     )  # fmt: skip
-    work, spared = costs.of_pilot(len(ids) * batch_size, recipe.PILOT_STEPS[-1])
-    rows = cost.ROWS if spared and work * recipe.PILOT_STEPS[-1] > cost.PILOT_WORK else recipe.ROWS
+    work, spared = costs.of_pilot(len(ids) * batch_size, pilot.steps[-1])
+    dear = spared and work * pilot.steps[-1] > pilot.work
+    rows = pilot.costly_rows if dear else pilot.rows
     some = stream.x[:rows].to(device), stream.y[:rows].to(device)
     state = motion.init_of(moves, ids)
     moves.prepare(state.params, stream.example()[0])
     if downhill:
         state = descent.descend(
-            moves, state, stream, num_data, mode=choose_mode(motion.compile),
+            moves, state, stream, num_data, settings.descent, mode=choose_mode(motion.compile),
             pattern=pattern if costs.budget.spares else None, limit=limit,
         )  # fmt: skip
     spared_work = work if spared else 0.0
-    lam, state, way = _pilot(motion, moves, state, stream, num_data, some, spared_work, limit)
-    heat = _heat(moves, state, num_data, stream.batch_size)
+    lam, state, way = _pilot(
+        motion, moves, state, stream, num_data, some, spared_work, settings, limit
+    )
+    limits = settings.step_size
+    heat = _heat(moves, state, num_data, stream.batch_size, limits.friction)
     choices = [
-        _choice(float(lam[c]), float(heat[c]), batch_size, num_data, way) for c in range(len(ids))
+        _choice(float(lam[c]), float(heat[c]), batch_size, num_data, way, limits)
+        for c in range(len(ids))
     ]
     if not bool(torch.isfinite(lam).all()):
         return choices
-    if sum(p[0].numel() for p in state.params.values()) > slowness.MOST_WEIGHTS:
+    if sum(p[0].numel() for p in state.params.values()) > limits.most_weights:
         fisher = isinstance(moves.preconditioner, FisherPreconditioner)
-        return [_less_friction(c) for c in choices] if fisher else choices
+        return [_less_friction(c, limits) for c in choices] if fisher else choices
     found = slowness.spectrum(moves, state, some, num_data)
     if not bool((found > 0).all()):  # also of what is not finite
         return choices
     powers = torch.as_tensor(moves.weight(1.0)).expand(len(choices)).tolist()
     return [
-        _paced(c, k.tolist(), slowness.Epochs(num_data, batch_size, shuffled, beta))
+        _paced(
+            c, k.tolist(), slowness.Epochs(num_data, batch_size, shuffled, limits, beta), settings
+        )
         for c, k, beta in zip(choices, found, powers, strict=True)
     ]
 
@@ -91,6 +98,7 @@ def _pilot(
     num_data: float,
     some: tuple[Tensor, Tensor],
     work: float,
+    settings: Settings,
     limit: TimeLimit,
 ) -> tuple[Tensor, State, str]:
     """The steepest curvature of every chain on ``some`` rows, NaN where none was found, where the
@@ -98,21 +106,21 @@ def _pilot(
     (see ``cost``)."""
     lam, done = torch.full((state.chains,), math.nan, dtype=torch.float64), 0
     eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
-    began = time_limit.clock()
-    for stop in recipe.PILOT_STEPS:
+    began, pilot, limits = time_limit.clock(), settings.pilot, settings.step_size
+    for stop in pilot.steps:
         as_long = (time_limit.clock() - began) * (stop - done) / max(done, 1)
-        if done >= cost.FEWEST_PILOT_STEPS and not limit.allows(as_long):
+        if done >= pilot.fewest_steps and not limit.allows(as_long):
             break
-        if done >= cost.FEWEST_PILOT_STEPS and work * stop > cost.PILOT_WORK:
+        if done >= pilot.fewest_steps and work * stop > pilot.work:
             break
-        if work and stop > cost.MOST_PILOT_STEPS:
+        if work and stop > pilot.most_steps:
             break
         rates = motion.rates(0, stop, eta, chains=state.chains)
         engine = Engine(moves, stream, rates, num_data, mode=choose_mode(motion.compile))
         state, _ = engine.run(state, done, stop - done)
         done = stop
         try:
-            found = steepest(moves, state, some, num_data).double().cpu()
+            found = steepest(moves, state, some, num_data, pilot.iterations).double().cpu()
         except (RuntimeError, NotImplementedError) as error:  # an operation without derivatives
             log.info("the curvature could not be measured: %s", str(error).split("\n")[0])
             break
@@ -120,30 +128,33 @@ def _pilot(
         if not bool(known.any()):
             break
         lam = torch.where(known, found, lam)
-        eta = (recipe.STEEPNESS / lam.clamp_min(1e-12)).clamp_max(recipe.LARGEST_STEP)
-        eta = torch.where(torch.isfinite(eta), eta, recipe.FALLBACK_STEP)
+        eta = (limits.steepness / lam.clamp_min(1e-12)).clamp_max(limits.largest)
+        eta = torch.where(torch.isfinite(eta), eta, limits.fallback)
     return lam, state, engine.way
 
 
-def _less_friction(usual: Choice) -> Choice:
+def _less_friction(usual: Choice, limits: StepSize) -> Choice:
     """The same choice of a network, whose curvatures are not known one by one."""
     pace = slowness.Pace(usual.step_size, usual.friction)
-    a = float(f"{slowness.friction_of_network(pace, usual.heat):.2g}")
+    a = float(f"{slowness.friction_of_network(pace, usual.heat, limits):.2g}")
     if a >= usual.friction:
         return usual
     why = f"{usual.reason}; friction {a:.2g}, for the directions that are slow with such steps"
     return replace(usual, friction=a, heat=usual.heat * usual.friction / a, reason=why)
 
 
-def _paced(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> Choice:
+def _paced(
+    usual: Choice, curvatures: list[float], epochs: slowness.Epochs, settings: Settings
+) -> Choice:
     """The same choice, smaller where minibatches heat the steep directions of a metric that is no
     Fisher matrix; or where it has too few relaxation times of the slowest direction in it, the
     quickest. ``curvatures``: in ascending order."""
     slowest, steepest = curvatures[0], curvatures[-1]
     usual = _bearable(replace(usual, slowest=slowest), curvatures, epochs)
-    pace = slowness.Pace(usual.step_size, recipe.FRICTION)
-    steps = usual_steps(usual.step_size, usual.way)
-    if slowness.RELAXATIONS * pace.relaxation(slowest) <= steps:
+    limits = settings.step_size
+    pace = slowness.Pace(usual.step_size, limits.friction)
+    steps = usual_steps(usual.step_size, usual.way, limits.friction, settings, settings.cost.usual)
+    if limits.relaxations * pace.relaxation(slowest) <= steps:
         return usual
     pace = slowness.quickest(pace, curvatures, epochs)
     eta, a = (float(f"{v:.2g}") for v in pace)
@@ -160,11 +171,12 @@ def _paced(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> C
 
 def _bearable(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> Choice:
     """With the largest step up to the usual one at which minibatches heat no direction by more than
-    ``slowness.MOST_HEAT``."""
-    if epochs.bearable(usual.step_size, curvatures, recipe.FRICTION):
+    ``most_heat``."""
+    friction = epochs.limits.friction
+    if epochs.bearable(usual.step_size, curvatures, friction):
         return usual
-    eta = float(f"{epochs.largest_step(curvatures, recipe.FRICTION):.2g}")
-    heat = sum(epochs.heat(eta * k, recipe.FRICTION) for k in curvatures) / len(curvatures)
+    eta = float(f"{epochs.largest_step(curvatures, friction):.2g}")
+    heat = sum(epochs.heat(eta * k, friction) for k in curvatures) / len(curvatures)
     why = (
         f"{eta:.2g}: curvatures in the metric are up to {curvatures[-1]:.3g}, and minibatches of "
         f"{epochs.batch} of {epochs.num_data:.0f} allow no more there"
@@ -172,21 +184,27 @@ def _bearable(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -
     return replace(usual, step_size=eta, curvature=curvatures[-1], heat=heat, reason=why)
 
 
-def _choice(lam: float, per_step: float, batch: int, num_data: float, way: str) -> Choice:
+def _choice(
+    lam: float, per_step: float, batch: int, num_data: float, way: str, limits: StepSize
+) -> Choice:
     """By the curvature lambda and the heat of a unit of eta."""
-    eta, why = recipe.FALLBACK_STEP, "no curvature could be measured"
+    eta, why = limits.fallback, "no curvature could be measured"
     if math.isfinite(lam):
-        eta = min(recipe.LARGEST_STEP, recipe.STEEPNESS / max(lam, 1e-12))
+        eta = min(limits.largest, limits.steepness / max(lam, 1e-12))
         why = f"the steepest curvature in the metric is {lam:.3g}"
-    if per_step * eta > recipe.HEAT:
-        eta = recipe.HEAT / per_step
+    if per_step * eta > limits.heat:
+        eta = limits.heat / per_step
         why += f", and minibatches of {batch} of {num_data:.0f} allow no more"
     eta = float(f"{eta:.2g}")
     curvature = lam if math.isfinite(lam) else None
-    return Choice(eta, curvature, per_step * eta, f"{eta:.2g}: {why}", way)
+    return Choice(
+        eta, curvature, per_step * eta, f"{eta:.2g}: {why}", way, friction=limits.friction
+    )
 
 
-def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) -> Tensor:
+def _heat(
+    moves: LangevinDynamics, state: State, num_data: float, batch: int, friction: float
+) -> Tensor:
     """beta N rho / (2 B a) of every chain, what a unit of eta adds to the temperature of what the
     data see; 0 for full batches."""
     rho = torch.ones(state.chains)
@@ -199,4 +217,4 @@ def _heat(moves: LangevinDynamics, state: State, num_data: float, batch: int) ->
         share = torch.cat(parts, 1)
         rho = (share.square().nansum(1) / share.nansum(1).clamp_min(1e-12)).cpu()
     count = torch.as_tensor(moves.weight(num_data)).cpu()
-    return count * rho / (2 * batch * recipe.FRICTION) * (1 - batch / num_data)
+    return count * rho / (2 * batch * friction) * (1 - batch / num_data)

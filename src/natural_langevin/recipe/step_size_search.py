@@ -39,24 +39,12 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.problem.motion import Motion
 from natural_langevin.problem.step_size_checks import largest_step
+from natural_langevin.recipe.settings import Search
 from natural_langevin.run.collector import finite_chains
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
-
-#: Candidates, half a decade apart, downwards from the largest (the paper's grids, wider).
-CANDIDATES, SPACING = 8, 10**-0.5
-#: At most this part of the run's steps, and of its chain-steps (candidates are chains).
-PART_OF_STEPS, PART_OF_WORK = 0.1, 0.2
-FEWEST_STEPS, MOST_STEPS = 50, 2000
-#: Iterates that a candidate is scored by, and data that it is scored on.
-DRAWS, HELD_OUT, MOST_HELD_OUT = 20, 0.2, 1000
-#: Folds are held out in turn until so many rows have been: 40 rows rank candidates by chance.
-ENOUGH_HELD_OUT = 200
-#: How often the grid is made longer where its edge is best, and by how many candidates.
-EXTENSIONS, EXTENSION = 1, 4
-FEWEST_DATA = 10
 
 
 @dataclass(frozen=True)
@@ -79,44 +67,46 @@ class Choice:
         return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}
 
 
-def pilot_steps(steps: int, chains: int, candidates: int) -> int:
+def pilot_steps(steps: int, chains: int, candidates: int, rule: Search) -> int:
     """How long the pilot of a run of ``steps`` steps and ``chains`` chains is.
 
-    >>> pilot_steps(10_000, 4, 8), pilot_steps(10_000, 1, 8), pilot_steps(100, 4, 8)
-    (1000, 250, 50)
+    >>> [pilot_steps(*run, 8, Search()) for run in ((10_000, 4), (10_000, 1), (100, 4))]
+    [1000, 250, 50]
     """
-    part = min(PART_OF_STEPS, PART_OF_WORK * chains / candidates)
-    return min(max(int(part * steps), FEWEST_STEPS), MOST_STEPS)
+    part = min(rule.part_of_steps, rule.part_of_work * chains / candidates)
+    return min(max(int(part * steps), rule.fewest_steps), rule.most_steps)
 
 
-def choose(motion: Motion, *, steps: int, batch_size: int, splits: int | None = None) -> Choice:
+def choose(
+    motion: Motion, rule: Search, *, steps: int, batch_size: int, splits: int | None = None
+) -> Choice:
     """The step size for a run of ``steps`` steps: a pure function of its arguments.
 
-    ``splits``: how many folds are held out in turn; None: until ``ENOUGH_HELD_OUT`` rows have been.
-    A best candidate at the edge of the grid makes the grid longer on that side, ``EXTENSIONS``
+    ``splits``: how many folds are held out in turn; None: until ``enough_held_out`` rows have been.
+    A best candidate at the edge of the grid makes the grid longer on that side, ``extensions``
     times at most; if it is there still, that is said. The data are in memory and checked."""
     problem, (x, y, total) = motion.problem, motion.problem.rows()
     like, seed, dynamics = problem.alike, problem.chains.seed, motion.frame_of(problem.chains.every)
     rows = sorted(set(like))
-    held_out = len(split(len(x), seed)[1])
+    held_out = len(split(len(x), seed, rule)[1])
     num_data = (1 - held_out / len(x)) * total
-    splits = splits or min(-(-ENOUGH_HELD_OUT // held_out), int(1 / HELD_OUT))
-    etas = candidates(dynamics, num_data)
-    count = pilot_steps(steps, len(like), len(etas) * len(rows))
-    folds = [split(len(x), seed, k) for k in range(splits)]
+    splits = splits or min(-(-rule.enough_held_out // held_out), int(1 / rule.held_out))
+    etas = candidates(dynamics, num_data, rule)
+    count = pilot_steps(steps, len(like), len(etas) * len(rows), rule)
+    folds = [split(len(x), seed, rule, k) for k in range(splits)]
     inside, outside = (torch.stack(rows_of) for rows_of in zip(*folds, strict=True))
 
     def scored(etas: Tensor) -> tuple[Tensor, Tensor]:
         """The mean loss, and whether all folds' runs are stable: (row, candidate)."""
         engine, state = _engine(motion, (x, y), inside, rows, etas, num_data, count, batch_size)
-        nll, running = _score(engine, state, (x, y), outside, count, batch_size)
+        nll, running = _score(engine, state, (x, y), outside, count, batch_size, rule.draws)
         shape = (len(rows), len(etas), splits)
         return nll.mean(-1).unflatten(0, shape).mean(-1), running.unflatten(0, shape).all(-1)
 
     limit = largest_step(dynamics.preconditioner, dynamics.prior, dynamics.weight(num_data))
     nll, running = scored(etas)
-    for _ in range(EXTENSIONS):
-        more = _beyond(etas, nll, running & nll.isfinite(), limit)
+    for _ in range(rule.extensions):
+        more = _beyond(etas, nll, running & nll.isfinite(), limit, rule)
         if not len(more):
             break
         extra = scored(more)
@@ -133,7 +123,7 @@ def choose(motion: Motion, *, steps: int, batch_size: int, splits: int | None = 
     return choice
 
 
-def _beyond(etas: Tensor, nll: Tensor, stable: Tensor, limit: float) -> Tensor:
+def _beyond(etas: Tensor, nll: Tensor, stable: Tensor, limit: float, rule: Search) -> Tensor:
     """Candidates further out on the sides where a row's best one is the last that was tried."""
     if not bool(stable.any(1).all()):
         smaller = True  # nothing is stable yet
@@ -142,8 +132,8 @@ def _beyond(etas: Tensor, nll: Tensor, stable: Tensor, limit: float) -> Tensor:
         best = [_best(etas, nll[row], stable[row])[0] for row in range(len(nll))]
         smaller, larger = 0 in best, len(etas) - 1 in best
     low, high = float(etas[0]), float(etas[-1])
-    values = [low * SPACING**k for k in range(EXTENSION, 0, -1)] if smaller else []
-    up = [high * SPACING**-k for k in range(1, EXTENSION + 1)] if larger else []
+    values = [low * rule.spacing**k for k in range(rule.extension, 0, -1)] if smaller else []
+    up = [high * rule.spacing**-k for k in range(1, rule.extension + 1)] if larger else []
     values += [eta for eta in up if eta <= limit]
     return torch.tensor([_three_digits(v) for v in values], dtype=torch.float64)
 
@@ -176,27 +166,27 @@ def _engine(
     return Engine(dynamics, stream, rates, num_data, mode=mode), state
 
 
-def candidates(dynamics: LangevinDynamics, num_data: float) -> Tensor:
+def candidates(dynamics: LangevinDynamics, num_data: float, rule: Search) -> Tensor:
     """Step sizes to try, smallest first: float64. None that the prior alone makes unstable."""
     metric = dynamics.preconditioner
     limit = largest_step(metric, dynamics.prior, dynamics.weight(num_data))
     largest = min(metric.largest_tried, limit)
     # Three digits read well, and rounding down keeps below the limit.
-    exponents = range(CANDIDATES - 1, -1, -1)
-    values = [_three_digits(largest * SPACING**k) for k in exponents]
+    exponents = range(rule.candidates - 1, -1, -1)
+    values = [_three_digits(largest * rule.spacing**k) for k in exponents]
     return torch.tensor(values, dtype=torch.float64)
 
 
-def split(count: int, seed: int, part: int = 0) -> tuple[Tensor, Tensor]:
+def split(count: int, seed: int, rule: Search, part: int = 0) -> tuple[Tensor, Tensor]:
     """Indices to learn from and indices held out: a random fifth, at most 1000.
 
     ``part`` counts folds: the first five are disjoint, then the data are shuffled anew."""
-    if count < FEWEST_DATA:
+    if count < rule.fewest_data:
         raise ValueError(
             f'step_size="auto" holds out a part of the data, and there are only {count} (at least '
-            f"{FEWEST_DATA} are needed): give a number, such as step_size=1e-3"
+            f"{rule.fewest_data} are needed): give a number, such as step_size=1e-3"
         )
-    outside, folds = min(int(HELD_OUT * count), MOST_HELD_OUT), int(1 / HELD_OUT)
+    outside, folds = min(int(rule.held_out * count), rule.most_held_out), int(1 / rule.held_out)
     key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), part // folds)
     order = random.permutation(key, count)[0].roll(-outside * (part % folds))
     return order[outside:], order[:outside]
@@ -224,6 +214,7 @@ def _score(
     outside: Tensor,
     steps: int,
     batch_size: int,
+    draws: int,
 ) -> tuple[Tensor, Tensor]:
     """-ln of the mean density of the second half's iterates, (chain, sample), and which run.
 
@@ -232,7 +223,7 @@ def _score(
     index = outside.repeat(len(state.diverged) // len(outside), 1)
     done, drawn = 0, 0
     total = torch.full(index.shape, -math.inf, dtype=torch.float64, device=device)
-    for stop in sorted({steps - (steps // 2) * k // DRAWS for k in range(DRAWS)}):
+    for stop in sorted({steps - (steps // 2) * k // draws for k in range(draws)}):
         state, _ = engine.run(state, done, stop - done)
         done, drawn = stop, drawn + 1
         density = torch.cat(

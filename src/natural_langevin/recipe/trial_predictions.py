@@ -16,6 +16,7 @@ from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.problem.problem import Problem
 from natural_langevin.recipe import prior_scale
 from natural_langevin.recipe import rules as recipe
+from natural_langevin.recipe.settings import Sharpness
 
 log = logging.getLogger("natural_langevin")
 
@@ -46,7 +47,7 @@ def pooled(found: Posterior, line: int, chains: int) -> list[int]:
     return healthy if 2 * len(healthy) >= chains else []
 
 
-def sharpness(problem: Problem, held_out: HeldOut) -> recipe.HeldOutChoice | None:
+def sharpness(problem: Problem, held_out: HeldOut, rule: Sharpness) -> recipe.HeldOutChoice | None:
     """How sharply the chains should predict; None for numbers, for weighted classes, whose
     probabilities are of other proportions, and for chains of several posteriors."""
     likelihood, (x, y) = problem.likelihood, held_out.data
@@ -66,7 +67,7 @@ def sharpness(problem: Problem, held_out: HeldOut) -> recipe.HeldOutChoice | Non
         p, labels = p[there], labels[there]
     if not len(labels):
         return None
-    value, why = prior_scale.sharpness(p, labels)
+    value, why = prior_scale.sharpness(p, labels, rule)
     log.info("sharpness %.3g: %s", value, why)
     return recipe.HeldOutChoice(value, why)
 

@@ -4,8 +4,8 @@ A Fisher metric of observed gradients is no guide far from the posterior: since 
 lowers the loss by at most eta / a nats per sample (a the friction), however high it is, and the
 gradients of the way there stay in the metric's average. So the first steps are RMSProp with
 momentum, without noise: its steps have a length of their own, which falls along a cosine. They are
-repeated, twice as many each time, until that lowers the loss by less than ``ENOUGH`` nats per
-sample (``COSTLY_ENOUGH`` where steps are run eagerly, or cost much).
+repeated, twice as many each time, until that lowers the loss by less than ``enough`` nats per
+sample (``costly_enough`` where steps are run eagerly, or cost much): see ``plan.Descent``.
 
 The loss is that of a fifth of every chain's rows, which these steps do not see, and a chain begins
 where it was lowest. Further down a network fits its rows more closely than the posterior does, and
@@ -33,6 +33,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.engine import Engine, Mode
 from natural_langevin.likelihoods import weight_name
+from natural_langevin.posterior.plan import Descent
 from natural_langevin.preconditioners import RMSProp
 from natural_langevin.priors import of_chains
 from natural_langevin.problem import work
@@ -42,20 +43,8 @@ from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 from natural_langevin.statistics import Gradients
 from natural_langevin.types import Params
 
-ROUNDS, ENOUGH, COSTLY_ENOUGH = (300, 600, 1200, 2400, 4800, 9600), 0.1, 1.0
-#: Rounds of a trial, which compares chains that have come equally far.
-TRIAL_ROUNDS = 4
-#: How often a round looks at the rows held out, their share, and the rows of which one is spared.
-LOOKS, HELD_OUT, FEWEST_ROWS, MOST_HELD_OUT = 6, 0.2, 5, 2000
-FRICTION, MEMORY = 0.1, 0.05
 #: How far, and in which steps, the logarithm of a likelihood's own parameter is looked for.
 OWN_GRIDS = ((12.0, 0.5), (0.5, 0.05))
-#: The length of a step in every weight at first, for networks of up to ``SMALL`` weights.
-LENGTH, SMALL = 0.02, 1000
-#: Steps between two looks at the clock, where time is limited.
-FEW = 10
-#: Operations of one chain's round that is costly, and of all its rounds through convolutions.
-MOST_WORK = 2e10
 
 
 def descend(
@@ -63,6 +52,7 @@ def descend(
     state: State,
     stream: InMemory,
     num_data: float,
+    rule: Descent,
     *,
     mode: Mode,
     pattern: Tensor | None = None,
@@ -79,14 +69,14 @@ def descend(
         going_down, number = pattern.unique(return_inverse=True)
         of = _Chains(moves, state, stream).chosen(going_down)
         end = descend(
-            of.moves, of.state, of.stream, num_data, mode=mode, rounds=rounds, limit=limit
+            of.moves, of.state, of.stream, num_data, rule, mode=mode, rounds=rounds, limit=limit
         )
         return moves.init(_at(end.params, number))._replace(likelihood=_at(end.likelihood, number))
     held_out, every = None, stream
-    if stream.num_data >= FEWEST_ROWS:
-        stream, rows = stream.parted(HELD_OUT, MOST_HELD_OUT)
+    if stream.num_data >= rule.fewest_rows:
+        stream, rows = stream.parted(rule.held_out, rule.most_held_out)
         held_out = stream.x[rows], stream.y[rows]
-    downhill, weights = _downhill(moves), sum(p[0].numel() for p in state.params.values())
+    downhill, weights = _downhill(moves, rule), sum(p[0].numel() for p in state.params.values())
     lowest = _Lowest(state)
     network, likelihood = moves.gradients.network, moves.gradients.likelihood
     # Each decides for itself: where a chain starts must not depend on which others are here.
@@ -94,21 +84,23 @@ def descend(
     here, way, began = _Chains(downhill, state, stream), "", time_limit.clock()
     products = work.of_chain(network, stream.example()[0]) or weights
     operations, done = 6.0 * products * stream.batch_size, 0  # of one chain's step; steps
-    for steps in ROUNDS[:rounds]:
+    for steps in rule.rounds[:rounds]:
         done += steps
-        if products > weights and done > steps and operations * done > MOST_WORK:
+        if products > weights and done > steps and operations * done > rule.most_work:
             break  # every weight is used many times: the way is as costly as what it leads to
         if len(going) < here.state.chains:
             here = _Chains(downhill, lowest.state, stream).chosen(going)
         before = lowest.loss[going]
         # What agreed with the reference in one round does so in the next.
         with proven_network() if way == "native" else nullcontext():
-            engine = _engine(here, steps, weights, num_data, mode)
+            engine = _engine(here, steps, weights, num_data, rule, mode)
             # On a copy: steps are written over the state that they begin at.
             end = here.moves.init(_at(lowest.state.params, going))
             own = None if held_out is None else (held_out[0][going], held_out[1][going])
-            for look in range(LOOKS):
-                end, info = _run(engine, end, look * steps // LOOKS, steps // LOOKS, limit)
+            few = rule.few if limit.exists else steps
+            for look in range(rule.looks):
+                first, count = look * steps // rule.looks, steps // rule.looks
+                end, info = _run(engine, end, first, count, few, limit)
                 loss = info.loss
                 if own is not None:
                     loss = losses(network, likelihood, end.params, own, end.likelihood)
@@ -116,27 +108,28 @@ def descend(
                 if not limit.allows(0.0):
                     break
         way = engine.way
-        costly = way.startswith("eager") or operations * steps > MOST_WORK
-        now, discrete = lowest.loss[going], likelihood.discrete
-        going = going[_falling(now, before, discrete, costly)]
+        costly = way.startswith("eager") or operations * steps > rule.most_work
+        enough = rule.costly_enough if costly else rule.enough
+        going = going[_falling(lowest.loss[going], before, enough, likelihood.discrete)]
         taken = time_limit.clock() - began
         if not len(going) or not limit.allows(2 * taken):
             break
     limit.note_descent(taken / state.chains)
-    best = _with_best_own(moves, lowest.state, every, num_data)
+    best = _with_best_own(moves, lowest.state, every, num_data, rule.most_held_out)
     return moves.init(best)._replace(likelihood=lowest.state.likelihood)
 
 
 def _with_best_own(
-    moves: LangevinDynamics, state: State, stream: InMemory, num_data: float
+    moves: LangevinDynamics, state: State, stream: InMemory, num_data: float, most: int
 ) -> Params:
     """The weights, with the likelihood's own parameter where the posterior is highest given the
-    others: by rows held out alone, two residuals that are small by chance would name it."""
+    others: by rows held out alone, two residuals that are small by chance would name it.
+    ``most``: rows that are looked at."""
     likelihood, params = moves.gradients.likelihood, state.params
     name = weight_name(likelihood)
     if name is None:
         return params
-    rows = stream.order(0)[:, :MOST_HELD_OUT]
+    rows = stream.order(0)[:, :most]
     x, y = stream.x[rows], stream.y[rows]
     with torch.no_grad():
         outputs = vmap(moves.gradients.network.call)(params, x)
@@ -172,10 +165,10 @@ class _Lowest:
 
 
 def _run(
-    engine: Engine, state: State, first: int, count: int, limit: TimeLimit
+    engine: Engine, state: State, first: int, count: int, few: int, limit: TimeLimit
 ) -> tuple[State, Info]:
     """So many steps, or as many as there is time for, a few at a time."""
-    few, stop = FEW if limit.exists else count, first + count
+    stop = first + count
     while True:
         state, info = engine.run(state, first, min(few, stop - first))
         first += few
@@ -183,35 +176,36 @@ def _run(
             return state, info
 
 
-def _downhill(moves: LangevinDynamics) -> LangevinDynamics:
+def _downhill(moves: LangevinDynamics, rule: Descent) -> LangevinDynamics:
     """RMSProp with momentum and without noise, on the same network and prior."""
-    metric = RMSProp(fresh=True)  # so that no step is longer than MEMORY^(-1/2) lengths
+    metric = RMSProp(fresh=True)  # so that no step is longer than memory^(-1/2) lengths
     whole = moves.gradients
     gradients = Gradients(
         whole.network, whole.likelihood, requests=metric.requests, targets=metric.targets,
         sharing=metric.sharing, microbatch=whole.microbatch, clip=whole.clip,
     )  # fmt: skip
     return dataclasses.replace(
-        moves, integrator=Underdamped(friction=FRICTION), gradients=gradients,
+        moves, integrator=Underdamped(friction=rule.friction), gradients=gradients,
         preconditioner=metric, temperature=torch.zeros_like(moves.temperature), keep_mean=False,
         control_variates=None,
     )  # fmt: skip
 
 
-def _engine(here: _Chains, steps: int, weights: int, num_data: float, mode: Mode) -> Engine:
+def _engine(
+    here: _Chains, steps: int, weights: int, num_data: float, rule: Descent, mode: Mode
+) -> Engine:
     """Of one round, whose step size falls along a cosine."""
     first = next(iter(here.state.params.values()))
-    eta = FRICTION * LENGTH * min(1.0, (SMALL / weights) ** 0.25)
+    eta = rule.friction * rule.length * min(1.0, (rule.small / weights) ** 0.25)
     rates = RatesTable.build(
-        schedules.cyclical(eta, steps), lambda step: max(MEMORY, 1 / (step + 1)),
+        schedules.cyclical(eta, steps), lambda step: max(rule.memory, 1 / (step + 1)),
         stop=steps, chains=len(first), dtype=first.dtype, device=first.device,
     )  # fmt: skip
     return Engine(here.moves, here.stream, rates, num_data, mode=mode)
 
 
-def _falling(now: Tensor, before: Tensor, discrete: bool, costly: bool) -> Tensor:
+def _falling(now: Tensor, before: Tensor, enough: float, discrete: bool) -> Tensor:
     """Which chains' losses fell by enough for another round: (chain,) bool."""
-    enough = COSTLY_ENOUGH if costly else ENOUGH
     falling = now < before - enough
     # A loss of at least 0 cannot fall by so much again.
     return falling & (now >= enough) if discrete else falling

@@ -7,21 +7,16 @@ from torch import Tensor
 
 from natural_langevin.data.streams import Stream
 from natural_langevin.likelihoods.predictive import probabilities
+from natural_langevin.posterior.plan import EndRule
 from natural_langevin.posterior.posterior import Posterior
 
-#: A loss falls if it is by so many nats per sample, and so many errors, lower in a run's last third
-#: than in the one before, each of so many looks.
-FALLING, ERRORS, FEWEST_LOOKS = 0.02, 3.0, 8
-#: What the disagreement of chains may cost, in nats.
-DISAGREEMENT = 7e-4
 
-
-def too_short(so_far: Posterior, stream: Stream, *, part: bool) -> str:
+def too_short(so_far: Posterior, stream: Stream, rule: EndRule, *, part: bool) -> str:
     """Why a run is to be followed by another, or nothing: a first ``part`` also is where its
     chains disagree."""
-    if fall := falls_by(so_far.trace):
+    if fall := falls_by(so_far.trace, rule):
         return f"the loss still fell by {fall:.2g} nats per sample in the last third"
-    if part and (nats := _disagreement(so_far, *stream.example())) > DISAGREEMENT:
+    if part and (nats := _disagreement(so_far, *stream.example())) > rule.disagreement:
         return f"chains disagree, by {nats:.2g} nats"
     return ""
 
@@ -36,17 +31,18 @@ def _disagreement(so_far: Posterior, x: Tensor, y: Tensor) -> float:
     return disagreement(torch.exp(log_density - log_density.amax((0, 1))).mean(1))
 
 
-def falls_by(trace: Tensor) -> float:
+def falls_by(trace: Tensor, rule: EndRule) -> float:
     """By how many nats per sample a run's loss is lower in its last third than in the one before,
-    in the mean of its chains; 0 where that is not above ``FALLING`` and ``ERRORS`` standard errors
-    of it. ``trace`` (look, 1 + chain): losses of minibatches at every look, the step first."""
+    in the mean of its chains; 0 where that is not above the rule's ``falling`` and so many
+    ``errors`` of it. ``trace`` (look, 1 + chain): losses of minibatches at every look, the step
+    first."""
     looks = len(trace) // 3
-    if looks < FEWEST_LOOKS or not bool(torch.isfinite(trace).all()):
+    if looks < rule.fewest_looks or not bool(torch.isfinite(trace).all()):
         return 0.0
     middle, last = trace[-2 * looks :, 1:].double().mean(1).split(looks)
     error = ((middle.var() + last.var()) / looks).sqrt()
     fall = middle.mean() - last.mean()
-    return float(fall) if fall > max(FALLING, ERRORS * float(error)) else 0.0
+    return float(fall) if fall > max(rule.falling, rule.errors * float(error)) else 0.0
 
 
 def disagreement(density: Tensor, weights: Tensor | None = None) -> float:

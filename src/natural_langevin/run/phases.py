@@ -50,4 +50,4 @@ def longer(phase: Phase, steps: int, explores: schedules.Stages | None = None) -
 def look_interval(steps: int, end: OpenEnd | None) -> int:
     """Steps between two looks at the losses of a run whose fall is to be measured: every look is
     a minibatch, and short runs would have few."""
-    return LOOK_EVERY if end is None else max(10, min(LOOK_EVERY, steps // end.looks))
+    return LOOK_EVERY if end is None else max(10, min(LOOK_EVERY, steps // end.rule.looks))

@@ -60,9 +60,6 @@ from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
-#: For how many batches the metric of a phase counts in the average of the one that follows it.
-REMEMBERED = 25
-
 
 @dataclass(frozen=True, eq=False)
 class Options:
@@ -191,7 +188,7 @@ def _phase(
         begun = _started(motion, plan, engine, state, before, options)
         return begun if swaps is None else swaps.begin(begun)
 
-    as_it_is = before is None and options.begin is None and not plan.descent
+    as_it_is = before is None and options.begin is None and plan.descent is None
 
     wanted = parse_until(plan.until)
     limit = options.limit.left_for_steps(plan.seconds) if plan.seconds and wanted else None
@@ -235,8 +232,8 @@ def _phase(
             )  # fmt: skip
         # Chains that were lost are reported: another phase would begin with them again.
         running = bool((mesh.all_rows(state.diverged) < 0).all())
-        if then is not None and not interrupted and running:
-            why = ending.too_short(so_far(state), engine.stream, part=phase.part)
+        if then is not None and plan.end is not None and not interrupted and running:
+            why = ending.too_short(so_far(state), engine.stream, plan.end.rule, part=phase.part)
             if why:
                 log.info("%s: %d steps were burn-in, and %d follow", why, phase.steps, then.steps)
                 old += sink.files
@@ -339,7 +336,7 @@ def _prepared(
         motion, steps=phase.steps, batch_size=plan.batch_size, step_size=step_size,
         burn_in=phase.burn_in, level=options.level,
     )  # fmt: skip
-    if phase.spent:
+    if phase.spent and plan.end is not None:
         # The noise goes on too: slow directions would be pushed the same way once more.
         assert isinstance(engine.dynamics, LangevinDynamics)
         noise, labels = engine.dynamics.noise, engine.dynamics.labels
@@ -348,7 +345,7 @@ def _prepared(
             labels=random.later(labels, phase.spent),
         )  # fmt: skip
         # As does the metric: that of a few batches alone throws chains away which fit their rows.
-        engine.rates.remember(REMEMBERED)
+        engine.rates.remember(plan.end.rule.remembered)
     return step_size, engine, state
 
 
@@ -370,12 +367,13 @@ def _started(
     if options.begin is not None:
         weights, learned = options.begin
         return motion.frame.init(weights)._replace(likelihood=learned)
-    if not plan.descent:
+    if plan.descent is None:
         return state
     stream, ids = engine.stream, motion.problem.chains.ids
     if not isinstance(stream, InMemory):
         stream = motion.problem.stream_in_memory(plan.batch_size, ids)
     return descent.descend(
-        motion.frame, state, stream, engine.num_data, mode=choose_mode(motion.compile),
+        motion.frame, state, stream, engine.num_data, plan.descent,
+        mode=choose_mode(motion.compile),
         pattern=options.pattern, rounds=options.rounds, limit=options.limit,
     )  # fmt: skip

@@ -2,18 +2,15 @@
 
 Somebody who says ten seconds means all that the call does: the trial of the prior's scales, the
 pilot and the descent as well. What these have taken is gone for the steps of the run, which get
-``LEAST`` of the time in any case; and the search is cut short where it would take more than
-``SEARCH`` of it. A run with ``seconds`` therefore differs from machine to machine, and from call to
-call, in what is chosen as well as in its length.
+the share ``least`` of the time in any case; and the search is cut short where it would take more
+than ``search`` of it. A run with ``seconds`` therefore differs from machine to machine, and from
+call to call, in what is chosen as well as in its length.
 """
 
 from __future__ import annotations
 
 import math
 import time
-
-#: Shares of the time: what the steps of the run have at least, and when the search should be over.
-LEAST, SEARCH = 0.2, 0.5
 
 clock = time.monotonic
 
@@ -28,15 +25,20 @@ class _Spent:
 class TimeLimit:
     """What a call of so many seconds may still begin; without a limit, everything."""
 
-    def __init__(self, seconds: float | None = None) -> None:
+    def __init__(
+        self, seconds: float | None = None, *, least: float = 0.0, search: float = 1.0
+    ) -> None:
+        """``least``, ``search``: what the steps of the run have at least, and when the search
+        should be over, as shares of the time."""
         if seconds is not None and not 0 < seconds < math.inf:
             raise ValueError(f"seconds must be positive and finite, got {seconds!r}")
-        self._seconds, self._share, self._spent = seconds, 1 - LEAST, _Spent()
+        self._seconds, self._share, self._spent = seconds, 1 - least, _Spent()
+        self._least, self._search = least, search
 
     def searching(self) -> TimeLimit:
         """The same for the search, for which time is over earlier."""
-        found = TimeLimit(self._seconds)
-        found._share, found._spent = SEARCH, self._spent
+        found = TimeLimit(self._seconds, least=self._least, search=self._search)
+        found._share, found._spent = self._search, self._spent
         return found
 
     @property
@@ -62,7 +64,7 @@ class TimeLimit:
             return seconds
         spent = clock() - self._spent.began
         left = self._seconds - spent - going_down * self._spent.descent
-        return max(left, LEAST * self._seconds) if math.isfinite(left) else seconds
+        return max(left, self._least * self._seconds) if math.isfinite(left) else seconds
 
 
 #: For whatever nobody waits for.

@@ -24,8 +24,6 @@ from natural_langevin.run import time_limit
 
 log = logging.getLogger("natural_langevin")
 
-#: The most steps of a run with a target, in units of what the recipe would run without one.
-MOST = 10
 #: Numbers that are followed: predictions for some rows, all outputs of each.
 NUMBERS, FEWEST_ROWS = 64, 8
 FEWEST_DRAWS = 10

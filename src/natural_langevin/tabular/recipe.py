@@ -30,7 +30,7 @@ from natural_langevin._internal.checked_json import read_json, with_checksum, wi
 from natural_langevin.data.errors import DataError
 from natural_langevin.metrics.conformal import threshold
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.recipe import step_size_search
+from natural_langevin.recipe.settings import Search
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.tabular import crossvalidation
 from natural_langevin.tabular.candidates import Candidate, candidates, single
@@ -246,7 +246,7 @@ def learn(
 
     plain = plain_inputs(x.shape[1], settings.dtype, FAR if offered[0].classes else None)
     if not folds:
-        one = single(settings, few=len(x) < step_size_search.FEWEST_DATA)
+        one = single(settings, few=len(x) < Search.fewest_data)
         learned = _on_all_data(view(offered[0], plain), [one], Weighed([None], [1.0], 1.0))
         return replace(learned, reason=f"{one} (no cross-validation)")
     every = candidates(settings, classes=bool(offered[0].classes), rows=len(x))

@@ -1,0 +1,293 @@
+"""Settings: every constant of the recipe, with the reason beside it.
+
+    Langevin(model, likelihood, recipe=replace(Settings(), metric=Metric(few_weights=0)))
+
+is the recipe with another constant. What a run itself needs of them travels in its ``Plan``
+(``Descent``, ``EndRule``); ``rules`` says in words what is made of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from natural_langevin.posterior.plan import Descent, EndRule
+from natural_langevin.problem.starts import Fitted
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Which metric, where it is open."""
+
+    #: Up to here a dense matrix costs no more than a diagonal one: operator calls are what is paid
+    #: for, and correlated inputs slow a diagonal metric down.
+    few_weights: int = 40
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a minibatch."""
+
+    #: A part 1 / ``part`` of the rows: the heat of minibatches allows as large steps then as the
+    #: integrator does.
+    part: int = 5
+    #: Below, operator calls are what is paid for; above, chains come no further per row.
+    fewest: int = 100
+    most: int = 500
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """Step size eta and friction a: see ``rules`` and ``slowness``."""
+
+    friction: float = 0.1
+    #: eta lambda. The integrator is stable up to 4, and lambda grows by 4 to 10 when chains move on
+    #: under a frozen metric.
+    steepness: float = 0.1
+    #: The temperature that minibatches may add, where single curvatures are not known.
+    heat: float = 0.1
+    #: The largest, the one where no curvature can be measured, and one to measure times with.
+    largest: float = 0.3
+    fallback: float = 1e-3
+    first: float = 1e-2
+    #: Up to so many weights all curvatures are measured one by one, a product each.
+    most_weights: int = 100
+    #: The temperature that minibatches add there: in the mean, and in the steepest direction.
+    mean_heat: float = 0.04
+    most_heat: float = 0.1
+    #: Of networks: the curvature that is damped critically, and the least friction. What only the
+    #: prior sees has the curvature 1; what the metric's missing correlations make slow is below it.
+    damped: float = 0.25
+    least_friction: float = 0.01
+    #: Relaxation times of the slowest direction in a run, a third of them burn-in: 40 of every
+    #: chain leave errors of .1 sd.
+    relaxations: int = 60
+    #: So many frictions are compared, from the usual one down in factors of 2^(-1/2).
+    frictions: int = 21
+
+    def compared(self) -> list[float]:
+        """The frictions that are compared."""
+        return [self.friction * 2 ** (-n / 2) for n in range(self.frictions)]
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """The short run by whose end curvature and heat are measured."""
+
+    chains: int = 2
+    #: Curvature is measured after each, and decides the step size up to the next.
+    steps: tuple[int, ...] = (1, 50, 150, 500)
+    #: Lanczos iterations: lambda is then known to a few per cent, from below.
+    iterations: int = 8
+    #: Rows on which curvature is measured, and on which where steps cost much.
+    rows: int = 1000
+    costly_rows: int = 250
+    #: Operations of its steps where they are spared; it has so many before it may end early, and
+    #: at most where they are spared.
+    work: float = 4e10
+    fewest_steps: int = 50
+    most_steps: int = 150
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How long a scale is tried, with how many chains on every fold: a wide prior has more
+    solutions than one chain finds, and the run that follows has several."""
+
+    steps: int
+    chains: int
+    draws: int
+    folds: int
+    rounds: int = 1  # with the scales in question alone from the second one on
+
+    def affordable(self, work: float, most: float) -> Trial | None:
+        """The same with half the rounds or steps, and then with fewer chains, where it would take
+        more than ``most`` operations; None where one chain is too many. ``work``: of a step with
+        one chain on every fold."""
+        trial = self
+        if work * self.steps * self.rounds * self.chains > most:
+            fewer = self.rounds > 1
+            trial = replace(self, **{"rounds": 1} if fewer else {"steps": self.steps // 2})
+        chains = int(most / (work * trial.steps))
+        return replace(trial, chains=min(chains, self.chains)) if chains else None
+
+    def on_enough(self, rows: int, enough: int) -> Trial:
+        """The same with folds held out in turn only until ``enough`` of the rows have been: where
+        steps cost much.
+
+        >>> [Trial(300, 2, 15, 3).on_enough(rows, 200).folds for rows in (100, 400, 1000)]
+        [3, 2, 1]
+        """
+        return replace(self, folds=min(self.folds, -(-enough // max(1, rows // self.folds))))
+
+
+@dataclass(frozen=True)
+class PriorTrial:
+    """The trial of the prior's scales on held-out rows: see ``prior_scale``."""
+
+    #: Variances in units of the default's; and where steps have no engine and no further ones are
+    #: tried.
+    scales: tuple[float, ...] = (0.2, 1.0, 5.0, 25.0)
+    costly_scales: tuple[float, ...] = (1.0, 5.0, 25.0, 125.0)
+    #: The factor between two of them.
+    factor: float = 5.0
+    #: By so many nats per row the widest must be ahead for the next one to be tried.
+    ahead: float = 0.01
+    #: By so many nats per row, and so many errors of that, a scale is clearly behind the best.
+    behind: float = 0.02
+    errors: float = 2.0
+    #: Nats that a row counts at most, above the median row: a few outliers would otherwise choose.
+    most_above: float = 10.0
+    folds: int = 3
+    #: Fewer rows rank scales by chance.
+    fewest_rows: int = 40
+    #: Rows of a fold that are held out at most: more would not tell more.
+    most_held_out: int = 1333
+    #: With an engine, and without one.
+    native: Trial = Trial(300, 4, 10, folds=3, rounds=2)
+    eager: Trial = Trial(300, 2, 15, folds=3)
+    #: Where a step costs much: one third of the rows is held out, once.
+    costly: Trial = Trial(150, 1, 15, folds=1)
+    #: Without an engine, folds are held out in turn until so many rows have been.
+    enough_held_out: int = 200
+    #: Rounds of its descent: chains that have come equally far are compared.
+    descent_rounds: int = 4
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """The power of class probabilities: see ``prior_scale.sharpness``."""
+
+    #: Of the prior of its logarithm, and the nats on held-out labels below which it stays 1.
+    deviation: float = 0.2
+    least_gain: float = 2.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run of open length may cost."""
+
+    work: float  # operations of all its steps
+    fewest: int  # steps that it has whatever they cost
+    relaxations: int  # so many relaxation times it wants to be long
+    trial: float  # operations of a trial of the prior's scales
+    predictions: float  # operations of predicting ``Cost.predicted`` rows
+    spares: bool  # whether a pilot is short where steps cost much
+    engine: bool = True  # False: every operation is a call of torch on a CPU
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What runs may cost: some tens of seconds. See ``cost``."""
+
+    #: Linear layers with an engine, or models of few numbers: 10^10 operations per second and core.
+    usual: Budget = Budget(2e11, 2_000, 150, 1.2e11, 1.5e11, spares=False)
+    #: Convolutions with an engine: every weight is used many times.
+    places: Budget = Budget(4e11, 300, 150, 1.2e11, 1.5e11, spares=True)
+    #: Without an engine on a CPU: a few 10^9.
+    eager: Budget = Budget(1.5e11, 300, 50, 5e10, 1.5e11, spares=True, engine=False)
+    #: On a GPU, at some 10^13 operations per second; and with layers that use every weight many
+    #: times, at some 10^12.
+    gpu: Budget = Budget(2e14, 2_000, 150, 4e13, 5e13, spares=False)
+    gpu_places: Budget = Budget(5e13, 2_000, 150, 5e12, 5e13, spares=True)
+    #: Epochs that a run has at least, where they take no more than so many times its budget.
+    epochs: int = 10
+    most_budgets: int = 10
+    #: Rows by which predictions are counted, and draws of a chain that are kept: fewer where so
+    #: many would cost too much to predict with.
+    predicted: int = 10_000
+    fewest_draws: int = 20
+    most_draws: int = 200
+
+
+@dataclass(frozen=True)
+class Length:
+    """Steps of a run whose length is open: see ``run_length``."""
+
+    fewest: int = 2_000
+    most: int = 50_000
+    #: Where every step is a few milliseconds of operator calls, whatever the network's size.
+    most_eager: int = 4_000
+    #: The power of friction with which the length falls: the metric and the steep directions gain
+    #: nothing by less of it.
+    shorter: float = 0.5
+    #: The most steps of a run with a target, in units of what it would have without one.
+    until: int = 10
+    #: How often a run that explodes begins anew.
+    attempts: int = 2
+
+
+@dataclass(frozen=True)
+class Search:
+    """The grid of step sizes of ``step_size="auto"`` for other dynamics: see
+    ``step_size_search``."""
+
+    #: Candidates, half a decade apart, downwards from the largest (the paper's grids, wider).
+    candidates: int = 8
+    spacing: float = 10**-0.5
+    #: At most this part of the run's steps, and of its chain-steps (candidates are chains).
+    part_of_steps: float = 0.1
+    part_of_work: float = 0.2
+    fewest_steps: int = 50
+    most_steps: int = 2000
+    #: Iterates that a candidate is scored by, and data that it is scored on.
+    draws: int = 20
+    held_out: float = 0.2
+    most_held_out: int = 1000
+    #: Folds are held out in turn until so many rows have been: 40 rows rank candidates by chance.
+    enough_held_out: int = 200
+    #: How often the grid is made longer where its edge is best, and by how many candidates.
+    extensions: int = 1
+    extension: int = 4
+    fewest_data: int = 10
+
+
+@dataclass(frozen=True)
+class Time:
+    """What ``seconds`` are spent on: see ``run.time_limit`` and ``pace``."""
+
+    #: Shares: what the steps of the run have at least, and when the search should be over.
+    least: float = 0.2
+    search: float = 0.5
+    #: Steps that are timed at most, and seconds from which on their pace is known.
+    timed: int = 1300
+    enough: float = 0.2
+    #: So many chains take no longer than one where operator calls are what is paid for.
+    at_once: int = 32
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every constant by which what a user leaves open is decided."""
+
+    #: A network has learned something where shuffled inputs, or random weights, raise its loss by
+    #: this part; on so many rows, against the median of so many random starts.
+    start: Fitted = Fitted(part=0.5, random_starts=5, rows=1000)
+    #: Rounds twice as long each, until one lowers the loss by less than a tenth of a nat (a whole
+    #: one where steps are run eagerly or cost more than ``most_work`` operations a round, or all
+    #: rounds through convolutions do): a fifth of the rows, 2,000 at most, is looked at six times a
+    #: round, if there are five. Steps of .02 in every weight travel far enough, with fewer than a
+    #: thousand weights; RMSProp's memory is that of 20 batches.
+    descent: Descent = Descent(
+        rounds=(300, 600, 1200, 2400, 4800, 9600), enough=0.1, costly_enough=1.0, looks=6,
+        held_out=0.2, fewest_rows=5, most_held_out=2000, friction=0.1, memory=0.05, length=0.02,
+        small=1000, most_work=2e10, few=10,
+    )  # fmt: skip
+    metric: Metric = Metric()
+    batch: Batch = Batch()
+    step_size: StepSize = StepSize()
+    pilot: Pilot = Pilot()
+    prior: PriorTrial = PriorTrial()
+    sharpness: Sharpness = Sharpness()
+    cost: Cost = Cost()
+    length: Length = Length()
+    #: A quarter of a run of open length, and 2,500 steps, is all where its loss no longer falls and
+    #: its chains agree: a loss falls if it is by .02 nats per sample and three errors lower in the
+    #: last third than in the one before, each of eight of 150 looks; what chains disagree by may
+    #: cost 7e-4 nats. The rest is half as long again for more draws alone; twice at most another
+    #: run follows while the loss falls. A metric counts for 25 batches in the run that follows.
+    end: EndRule = EndRule(
+        first_part=4, first_steps=2_500, longer=1.5, repeats=2, looks=150, falling=0.02,
+        errors=3.0, fewest_looks=8, disagreement=7e-4, remembered=25,
+    )  # fmt: skip
+    search: Search = Search()
+    time: Time = Time()

@@ -13,6 +13,7 @@ from natural_langevin import Langevin, Posterior, likelihoods, models, priors, r
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.units import Units
 from natural_langevin.problem import standard_units
+from natural_langevin.recipe.settings import Settings
 
 HALF, LINE = priors.HalfNormal(1.0), nn.Linear(2, 1)
 #: With the parameter sampled, and the same at 0.4; how many outputs a target of one number has.
@@ -155,7 +156,9 @@ def test_units(kind: str) -> None:
     x, y = rows(kind, 2)
     outputs = 2 * likelihood.outputs_per_target
     sampler = Langevin(models.mlp(2, outputs, (3,), activation=nn.Tanh), likelihood)
-    problem = standard_units.to_standard_units(sampler.problem.on((x, 1e3 * y + 5e3)))
+    problem = standard_units.to_standard_units(
+        sampler.problem.on((x, 1e3 * y + 5e3)), Settings().start
+    )
     assert problem.units is not None
     assert problem.units.y is not None
     own = problem.likelihood.own_parameter

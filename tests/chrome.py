@@ -59,7 +59,8 @@ def started(profile: Path) -> Iterator[Any]:
         chrome.quit()
 
 
-def visit(browser: Any, page: Path, size: str = "desk", scheme: str = "light") -> None:
+def visit(browser: Any, page: Path | str, size: str = "desk", scheme: str = "light") -> None:
+    """Opens a file, or an address."""
     width, height = SIZES[size]
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
@@ -68,7 +69,7 @@ def visit(browser: Any, page: Path, size: str = "desk", scheme: str = "light") -
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     for log in ("browser", "performance"):
         browser.get_log(log)  # what came before is not about this page
-    browser.get(page.as_uri())
+    browser.get(page if isinstance(page, str) else page.as_uri())
 
 
 def requests(browser: Any) -> list[str]:

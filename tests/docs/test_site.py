@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import doctest
+import functools
+import http.server
 import importlib.util
 import inspect
 import os
 import re
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import pytest
 
+import chrome
 import natural_langevin
 from natural_langevin import likelihoods, preconditioners, priors, schedules
 
@@ -161,3 +168,82 @@ def test_a_broken_link_or_anchor_would_be_noticed(tmp_path: Path) -> None:
     assert "missing.md" in done.stderr
     assert "#elsewhere" in done.stderr
     assert "#title" not in done.stderr
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder and writes no log."""
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The site behind a server: from disk a browser would not let its search run."""
+    handler = functools.partial(Silent, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chrome.started(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+#: What a page loads and cannot show; what is wider than the screen and does not scroll by itself.
+BROKEN = """
+return [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)
+"""
+FEW = ("index", "evidence", "api/sampler")
+
+
+def faults(browser: Any, url: str, size: str, scheme: str = "light") -> list[object]:
+    """What is wrong with a page at this width: overflow, pictures, messages of the browser."""
+    chrome.visit(browser, url, size, scheme)
+    wide = browser.execute_script("return document.documentElement.scrollWidth")
+    found: list[object] = [f"{wide} pixels"] if wide > chrome.SIZES[size][0] else []
+    found += browser.execute_script(BROKEN)
+    found += [entry["message"] for entry in browser.get_log("browser")]
+    return found + [u for u in chrome.requests(browser) if not u.startswith(url.rsplit(":", 1)[0])]
+
+
+@pytest.mark.parametrize("size", chrome.SIZES)
+def test_pages_fit_a_phone_and_a_desk(browser: Any, address: str, size: str) -> None:
+    assert {
+        page: found for page in FEW if (found := faults(browser, f"{address}/{page}.html", size))
+    } == {}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("size", chrome.SIZES)
+def test_all_pages_fit(browser: Any, address: str, site: Path, size: str) -> None:
+    pages = [p.relative_to(site) for p in site.rglob("*.html") if "repository" not in p.parts]
+    assert len(pages) > 35
+    bad = {str(p): faults(browser, f"{address}/{p}", size) for p in pages if p.name != "404.html"}
+    assert {page: found for page, found in bad.items() if found} == {}
+
+
+def test_search_dark_mode_and_copying(browser: Any, address: str) -> None:
+    run = browser.execute_script
+    background = "return getComputedStyle(document.body).backgroundColor"
+    seen = []
+    for scheme in ("dark", "light"):  # as the system says, until somebody chooses
+        browser.get(f"{address}/glossary.html")
+        run("localStorage.clear()")
+        assert faults(browser, f"{address}/index.html", "desk", scheme) == []
+        seen.append(run(background))
+    assert seen[0] != seen[1]
+    assert run("return document.querySelectorAll('pre .md-clipboard, .md-code__nav').length") > 0
+    run("""const q = document.querySelector('input[data-md-component=search-query]');
+    q.focus(); q.value = 'burn-in'; q.dispatchEvent(new Event('input', {bubbles: true}));
+    q.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}))""")
+    found = 0
+    for _ in range(100):
+        found = run("return document.querySelectorAll('.md-search-result__item').length")
+        if found:
+            break
+        time.sleep(0.1)
+    assert found > 0

@@ -25,11 +25,8 @@ from lab.how_long import NETWORKS
 from lab.pages import markdown, with_part
 from lab.uci import table as uci
 from lab.uci.data import TABLES
-from natural_langevin.posterior import plan
 from natural_langevin.problem import standard_units
-from natural_langevin.recipe import cost as budgets
-from natural_langevin.recipe import prior_scale, rules, slowness
-from natural_langevin.run import descent
+from natural_langevin.recipe.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "evidence.md"
@@ -554,31 +551,32 @@ def believe() -> str:
 
 def decided() -> str:
     """What the recipe decides, with its constants as the code has them."""
-    scales = ", ".join(f"{s:g}" for s in prior_scale.SCALES)
-    few, many = rules.batch_size(200), rules.batch_size(10**9)
+    c = Settings()
+    scales = ", ".join(f"{s:g}" for s in c.prior.scales)
+    rounds = c.descent.rounds
     rows = (
-        ("integrator", f"underdamped, BAOAB, friction {rules.FRICTION:g}; less, down to "
-         f"{slowness.LEAST_FRICTION:g}, where small steps leave slow directions"),
-        ("metric", f"quasi-diagonal Fisher; up to {rules.FEW_WEIGHTS} weights the full matrix, or "
-         "its blocks by unit if all layers are linear. Averaged over burn-in, then frozen; damping "
-         "1/(N · prior variance)"),
+        ("integrator", f"underdamped, BAOAB, friction {c.step_size.friction:g}; less, down to "
+         f"{c.step_size.least_friction:g}, where small steps leave slow directions"),
+        ("metric", f"quasi-diagonal Fisher; up to {c.metric.few_weights} weights the full matrix, "
+         "or its blocks by unit if all layers are linear. Averaged over burn-in, then frozen; "
+         "damping 1/(N · prior variance)"),
         ("units", "columns and targets of unusual size get mean 0 and deviation 1, no cell beyond "
          f"{standard_units.RARE:g} deviations"),
         ("prior", f"N(0, 2 s / fan-in); s from {scales} by the held-out density of "
-         f"{prior_scale.FOLDS} folds, refined by a parabola; 1 below {prior_scale.FEWEST_ROWS} "
-         "rows or for a `DataLoader`"),
+         f"{c.prior.folds} folds, refined by a parabola; 1 below {c.prior.fewest_rows} rows or for "
+         "a `DataLoader`"),
         ("start", "the model if it has learned something, else N(0, 1/fan-in) per chain; then a "
-         f"descent of {descent.ROUNDS[0]} to {descent.ROUNDS[-1]:,} steps"),
-        ("minibatch", f"a fifth of the data, {few} to {many} rows"),
-        ("step size", f"{rules.STEEPNESS:g} / λ, or less: minibatches may add a tenth to the "
-         "temperature"),
-        ("steps", f"{budgets.USUAL.relaxations} relaxation times of the prior's directions, "
-         f"{rules.FEWEST_STEPS:,} to {rules.MOST_STEPS:,}, within a budget of operations (tens of "
-         f"seconds on a CPU); 1/{rules.FIRST_PART} of it if the loss has settled and the chains "
+         f"descent of {rounds[0]} to {rounds[-1]:,} steps"),
+        ("minibatch", f"1/{c.batch.part} of the data, {c.batch.fewest} to {c.batch.most} rows"),
+        ("step size", f"{c.step_size.steepness:g} / λ, or less: minibatches may add "
+         f"{c.step_size.heat:g} to the temperature"),
+        ("steps", f"{c.cost.usual.relaxations} relaxation times of the prior's directions, "
+         f"{c.length.fewest:,} to {c.length.most:,}, within a budget of operations (tens of "
+         f"seconds on a CPU); 1/{c.end.first_part} of it if the loss has settled and the chains "
          "agree by then"),
         ("burn-in", "a third of the steps"),
-        ("draws", f"about {plan.DRAWS} per chain, {budgets.FEWEST_DRAWS} at least if predicting "
-         "with more would be slow"),
+        ("draws", f"about {c.cost.most_draws} per chain, {c.cost.fewest_draws} at least if "
+         "predicting with more would be slow"),
     )  # fmt: skip
     return markdown(("decided",), rows)
 

@@ -18,8 +18,8 @@ from natural_langevin._internal import threads
 from natural_langevin.diagnostics import limits
 from natural_langevin.evidence import marginal
 from natural_langevin.metrics import summary
-from natural_langevin.posterior import plan
-from natural_langevin.recipe import open_settings, rules
+from natural_langevin.recipe import open_settings
+from natural_langevin.recipe.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [
@@ -72,6 +72,7 @@ def shapes() -> tuple[int, ...]:
     return len(digits.train_x), len(digits.test_x)
 
 
+RECIPE = Settings()
 PAPER = open_settings.fill(
     nn.Linear(1, 1), prior=None, preconditioner=None, dynamics=None, step_size=0.1, init=None
 )
@@ -79,10 +80,10 @@ LLC = importlib.import_module("natural_langevin.slt.llc")  # slt.llc itself is t
 LEVELS = [100 * level for level in summary.LEVELS]
 #: Numbers in prose by page: the words they stand in, and what makes them.
 QUOTED: dict[str, dict[str, Callable[[], Sequence[float]]]] = {
-    "README.md": {"some 200 networks are kept": lambda: [plan.DRAWS]},
+    "README.md": {"some 200 networks are kept": lambda: [RECIPE.cost.most_draws]},
     "docs/tutorial.md": {
         "1,437 images of handwritten digits to learn from, 360 to test with": shapes,
-        "some 200 networks, the *draws*": lambda: [plan.DRAWS],
+        "some 200 networks, the *draws*": lambda: [RECIPE.cost.most_draws],
         "150 flowers": lambda: [rows_of("iris")],
     },
     "docs/why.md": {
@@ -107,7 +108,7 @@ QUOTED: dict[str, dict[str, Callable[[], Sequence[float]]]] = {
     "docs/deployment.md": {"at most 2,000 weights": lambda: [threads.FEW_WEIGHTS]},
     "docs/how_long.md": {
         "What 1,000 steps": lambda: [1000],
-        "2,000 to 50,000 steps": lambda: [rules.FEWEST_STEPS, rules.MOST_STEPS],
+        "2,000 to 50,000 steps": lambda: [RECIPE.length.fewest, RECIPE.length.most],
     },
     "docs/learning_coefficients.md": {
         "all of up to 1,000 rows, otherwise a fifth, at most 4,096": lambda: [

@@ -100,8 +100,8 @@ def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Links]) 
 
 
 def test_sources_come_along_with_numbered_lines(site: Path, pages: dict[Path, Links]) -> None:
-    source = site / "repository" / "src" / "natural_langevin" / "recipe" / "rules.py.html"
-    lines = (ROOT / "src/natural_langevin/recipe/rules.py").read_text().count("\n")
+    source = site / "repository" / "src" / "natural_langevin" / "recipe" / "settings.py.html"
+    lines = (ROOT / "src/natural_langevin/recipe/settings.py").read_text().count("\n")
     assert {f"L-{n}" for n in range(1, lines + 1)} <= pages[source].anchors
     results = "results/table1-h200.json"
     assert (site / "repository" / results).read_bytes() == (ROOT / results).read_bytes()
@@ -231,8 +231,10 @@ def test_search_dark_mode_and_copying(browser: Any, address: str) -> None:
     background = "return getComputedStyle(document.body).backgroundColor"
     seen = []
     for scheme in ("dark", "light"):  # as the system says, until somebody chooses
-        browser.get(f"{address}/glossary.html")
-        run("localStorage.clear()")
+        browser.get("about:blank")
+        browser.execute_cdp_cmd(
+            "Storage.clearDataForOrigin", {"origin": address, "storageTypes": "all"}
+        )
         assert faults(browser, f"{address}/index.html", "desk", scheme) == []
         seen.append(run(background))
     assert seen[0] != seen[1]

@@ -1,0 +1,181 @@
+"""Test NLL, accuracy, calibration and strangers, by method, in the same seconds.
+
+    python -m lab.rivals --fashion fashion.npz --shakespeare text.txt --seconds 20 60 --seeds 1 \\
+        --out results/rivals.json --page lab/notes/rivals.md --plot docs/rivals.svg
+
+Every row is a process; its seconds begin when the data are on the device and end when the predictor
+is returned: tuning, compiling and recording included, importing not. A row that fails says why.
+``--budget`` stops before a row that would not end in so many seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from lab.command import at_least, guarded, options, publish, say, show
+from lab.pages import markdown, with_part
+from lab.results import open_results, write_results
+from lab.rivals.methods import LEFT_OUT, METHODS
+from lab.rivals.problems import PROBLEMS
+from natural_langevin import metrics
+from natural_langevin.experiments.origin import origin
+
+COLUMNS = ("seconds", "method", "took", "NLL", "accuracy", "ECE", "OOD AUROC", "seeds")
+KEYS = ("problem", "method", "budget", "seed")
+
+
+def row(problem: str, path: Path, method: str, seconds: float, seed: int, device: str,
+        rows: int | None) -> dict[str, Any]:  # fmt: skip
+    """One method on one problem."""
+    given = PROBLEMS[problem](path, rows).to(device)
+    if device.startswith("cuda"):
+        torch.zeros(1, device=device).add_(1)
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    predict = METHODS[method](given, seconds, seed)
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    took = time.perf_counter() - began
+    p, y = predict(given.test_x).detach().float().cpu(), given.test_y.cpu()
+    p, y = p.flatten(0, -2), y.flatten()
+    found: dict[str, Any] = {
+        "problem": problem, "method": method, "budget": seconds, "seed": seed, "took": took,
+        "nll": metrics.nll(p, y), "accuracy": metrics.accuracy(p, y),
+        "ece": metrics.expected_calibration_error(p, y),
+        "predicting": time.perf_counter() - began - took,
+    }  # fmt: skip
+    if given.outside is not None:
+        q = predict(given.outside).detach().float().cpu()
+        inside, outside = (-(v * v.clamp_min(1e-30).log()).sum(-1) for v in (p, q))
+        found["ood"] = metrics.ood_auroc(inside, outside)
+    return found
+
+
+def summary(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """A line for every problem, time and method: means over seeds with their spread."""
+    lines = []
+    keys = dict.fromkeys((r["problem"], r["budget"], r["method"]) for r in rows)
+    for key in sorted(keys, key=lambda k: (k[0], k[1])):
+        same = [r for r in rows if (r["problem"], r["budget"], r["method"]) == key]
+        fine = [r for r in same if "nll" in r]
+        if not fine:
+            lines.append([key[0], f"{key[1]:g}", key[2], same[0]["error"][:60], *[""] * 4, "0"])
+            continue
+
+        def cell(name: str, digits: int, fine: list[dict[str, Any]] = fine) -> str:
+            values = [r[name] for r in fine if name in r]
+            if not values:
+                return ""
+            spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+            return f"{mean(values):.{digits}f}{spread}"
+
+        shown = [cell("took", 0), cell("nll", 4), cell("accuracy", 4), cell("ece", 3)]
+        lines.append([key[0], f"{key[1]:g}", key[2], *shown, cell("ood", 3), str(len(fine))])
+    return lines
+
+
+def with_table(text: str, results: Mapping[str, Any]) -> str:
+    """A page with its table replaced."""
+    return with_part(text, "rivals", markdown(COLUMNS, summary(results["rows"])))
+
+
+def plot(results: Mapping[str, Any], path: Path) -> None:
+    """NLL over time, a line for every method, a panel for every problem."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [r for r in results["rows"] if "nll" in r]
+    problems = sorted({r["problem"] for r in rows})
+    figure, axes = pyplot.subplots(1, len(problems), figsize=(5 * len(problems), 4), squeeze=False)
+    for axis, problem in zip(axes[0], problems, strict=True):
+        for method in METHODS:
+            own = [r for r in rows if (r["problem"], r["method"]) == (problem, method)]
+            times = sorted({r["budget"] for r in own})
+            values = [mean(r["nll"] for r in own if r["budget"] == t) for t in times]
+            if times:
+                width = 2.5 if "ours" in method else 1
+                axis.plot(times, values, marker="o", label=method, lw=width)
+        axis.set(title=problem, xlabel="seconds", ylabel="test NLL")
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def isolated(key: tuple[str, str, float, int]) -> dict[str, Any]:
+    """A row in a process of its own; what goes wrong there is the row."""
+    problem, method, seconds, seed = key
+    base = {"problem": problem, "method": method, "budget": seconds, "seed": seed}
+    command = [sys.executable, "-m", "lab.rivals", *sys.argv[1:], "--row", json.dumps(base)]
+    limit = 2 * seconds + 45
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return base | {"error": f"no answer in {limit:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        why = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return base | {"error": f"exit {done.returncode}: {why}"}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def main() -> None:
+    """Runs what the file does not have yet."""
+    parser = options("rivals", __doc__ or "", out="results/rivals.json")
+    for name in PROBLEMS:
+        parser.add_argument(f"--{name}", type=Path, help="its data; left out without")
+    parser.add_argument("--seconds", type=float, nargs="+", default=[60.0])
+    parser.add_argument("--seeds", type=at_least(1), default=1)
+    parser.add_argument("--rows", type=at_least(20), help="of data, at most")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds of all rows")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    logging.getLogger("natural_langevin").setLevel(logging.ERROR)
+    if given.row:
+        one = json.loads(given.row)
+        path = getattr(given, one["problem"])
+        found = row(one["problem"], path, one["method"], one["budget"], one["seed"], given.device,
+                    given.rows)  # fmt: skip
+        print(json.dumps(found), flush=True)
+        return
+    began = time.perf_counter()
+    settings = {"rows": given.rows, "left_out": LEFT_OUT, "device": given.device}
+    results = open_results(given.out, settings, [], ValueError)
+    done = {tuple(r[k] for k in KEYS) for r in results["rows"] if "error" not in r}
+    problems = [p for p in PROBLEMS if getattr(given, p) is not None]
+    for seed, seconds, problem, method in itertools.product(
+        range(given.seeds), sorted(given.seconds), problems, given.methods
+    ):
+        if (problem, method, seconds, seed) in done:
+            continue
+        if time.perf_counter() - began + seconds + 15 > given.budget:
+            say(f"left for another time: {problem}, {method}, {seconds:g} s, seed {seed}")
+            continue
+        found = isolated((problem, method, seconds, seed))
+        rows = [r for r in results["rows"] if any(r[k] != found[k] for k in KEYS)]
+        results = results | {"rows": [*rows, found], "origin": origin(given.device)}
+        write_results(given.out, results)
+        print(json.dumps(found), flush=True)
+    show(COLUMNS, summary(results["rows"]))
+    publish(sys.modules[__name__], results, given.page, given.plot)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    guarded(main)

@@ -1,0 +1,101 @@
+"""Many networks at once, for methods that train or sample several: stacked weights, one graph.
+
+A step draws a minibatch for every network, takes its gradient and hands it to an update in place.
+On a GPU it is recorded once as a CUDA graph, so that nobody is slow for Python's sake.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+from torch.nn.functional import cross_entropy
+
+from lab.command import say
+
+Stack = dict[str, Tensor]
+#: Changes the weights, in place, by their gradients: update(weights, gradients, losses).
+Update = Callable[[Stack, Stack, Tensor], None]
+
+
+class Many:
+    """``count`` networks, each from a start of its own."""
+
+    def __init__(
+        self, make: Callable[[], nn.Module], rows: tuple[Tensor, Tensor], *, count: int, seed: int
+    ) -> None:
+        torch.manual_seed(seed)
+        (self.x, self.y), self.count = rows, count
+        device = self.x.device
+        networks = [make().to(device) for _ in range(count)]
+        self.network = networks[0]
+        weights, _ = stack_module_state(networks)
+        self.weights = {k: v.detach().clone() for k, v in weights.items()}
+        self._gradients = vmap(grad_and_value(self._loss), randomness="different")
+
+    def _loss(self, weights: Stack, x: Tensor, y: Tensor) -> Tensor:
+        outputs = functional_call(self.network, weights, (x,))
+        return cross_entropy(outputs.flatten(0, -2), y.flatten())
+
+    def per_network(self, values: Tensor, like: Tensor) -> Tensor:
+        """(network,) values against weights of (network, ...)."""
+        return values.reshape(-1, *(1,) * (like.ndim - 1))
+
+    def stepper(self, update: Update, batch: int) -> Callable[[], None]:
+        """A function that takes one step."""
+
+        def step() -> None:
+            rows = torch.randint(0, len(self.x), (self.count, batch), device=self.x.device)
+            g, losses = self._gradients(self.weights, self.x[rows], self.y[rows])
+            with torch.no_grad():
+                update(self.weights, g, losses)
+
+        if self.x.device.type != "cuda":
+            return step
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                step()
+        except RuntimeError as error:  # then step by step, and slower
+            say(f"not recorded: {str(error).splitlines()[0]}")
+            torch.cuda.synchronize()
+            return step
+        return graph.replay
+
+    @torch.no_grad()
+    def predict(self, weights: Stack, x: Tensor, rows: int = 500) -> Tensor:
+        """Probabilities of every network: (network, n, ..., classes)."""
+        call = vmap(lambda w, b: functional_call(self.network, w, (b,)), in_dims=(0, None),
+                    randomness="different")  # fmt: skip
+        return torch.cat([call(weights, part).softmax(-1) for part in x.split(rows)], 1)
+
+    def copy(self) -> Stack:
+        return {k: v.clone() for k, v in self.weights.items()}
+
+
+class Clock:
+    """Seconds since a start, with the device at rest."""
+
+    def __init__(self, seconds: float, device: torch.device) -> None:
+        self.seconds, self.device, self.began = seconds, device, time.perf_counter()
+        self.steps = 100 if device.type == "cuda" else 5  # between two looks at it
+
+    def spent(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - self.began
+
+
+def nll(probabilities: Tensor, y: Tensor) -> Tensor:
+    """Of a mixture (..., n, classes): (...,)."""
+    picked = probabilities.gather(-1, y.expand(probabilities.shape[:-1])[..., None])[..., 0]
+    return -picked.clamp_min(1e-30).log().flatten(-y.ndim).mean(-1)

@@ -1,0 +1,81 @@
+"""The comparison with other methods: each learns something, and its rows add up."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from lab.rivals.__main__ import COLUMNS, summary, with_table
+from lab.rivals.many import Many, nll
+from lab.rivals.methods import METHODS, adamw
+from lab.rivals.problems import Problem
+
+
+def tiny() -> Problem:
+    """Two classes that a line parts."""
+    g = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(120, 2, generator=g)
+    y = (x[:, 0] > 0).long()
+    return Problem(lambda rate: nn.Linear(2, 2), x[:100], y[:100], x[100:], y[100:])
+
+
+OTHERS = [pytest.param(n, marks=pytest.mark.thorough)
+          for n in ("ensemble", "sghmc", "csgld", "multiswag", "dropout")]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["psmile", *OTHERS])
+def test_every_method_learns_a_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by .1 at every look: as many steps on every machine."""
+    looks = itertools.count()
+    monkeypatch.setattr("lab.rivals.many.time.perf_counter", lambda: 0.1 * next(looks))
+    monkeypatch.setattr("lab.rivals.methods.adamw", lambda many, rate=0.0: adamw(many, 0.1))
+    problem = tiny()
+    p = METHODS[name](problem, 1.0, 0)(problem.test_x)
+    assert p.shape == (20, 2)
+    torch.testing.assert_close(p.sum(-1), torch.ones(20))
+    assert float((p.argmax(-1) == problem.test_y).float().mean()) > 0.8
+
+
+def test_stacked_adamw_is_torchs() -> None:
+    problem = tiny()
+    many = Many(lambda: problem.network(0.0), problem.learned, count=2, seed=0)
+    other = problem.network(0.0)
+    other.load_state_dict({k: v[1] for k, v in many.weights.items()})
+    theirs = torch.optim.AdamW(other.parameters(), 1e-3, weight_decay=0.02)
+    update = adamw(many)
+    for seed in range(5):
+        g = {
+            k: torch.randn(v.shape, generator=torch.Generator().manual_seed(seed))
+            for k, v in many.weights.items()
+        }
+        update(many.weights, g, torch.zeros(2))
+        for k, p in other.named_parameters():
+            p.grad = g[k][1].clone()
+        theirs.step()
+    for k, p in other.named_parameters():
+        torch.testing.assert_close(p.detach(), many.weights[k][1])
+
+
+def test_the_nll_of_a_mixture_and_the_table() -> None:
+    p = torch.tensor([[[0.25, 0.75], [0.5, 0.5]]])
+    assert float(nll(p, torch.tensor([1, 0]))) == pytest.approx(0.490415, abs=1e-5)
+    same = {"problem": "small", "method": "ivon", "budget": 5.0, "took": 4.0, "nll": 0.5,
+            "accuracy": 0.8, "ece": 0.1}  # fmt: skip
+    failed = {"problem": "small", "method": "laplace", "budget": 5.0, "seed": 0, "error": "no"}
+    rows = [same | {"seed": 0}, same | {"seed": 1, "nll": 0.7}, failed]
+    lines = summary(rows)
+    assert lines[0] == ["small", "5", "ivon", "4 ± 0", "0.6000 ± 0.1414", "0.8000 ± 0.0000",
+                        "0.100 ± 0.000", "", "2"]  # fmt: skip
+    assert lines[1][3] == "no"
+    assert all(len(line) == len(COLUMNS) + 1 for line in lines)
+    page = with_table("<!-- rivals:begin -->\n<!-- rivals:end -->", {"rows": rows})
+    assert "| small | 5 | ivon |" in page
+
+
+def test_the_last_tenth_is_held_out() -> None:
+    problem = tiny()
+    assert torch.equal(torch.cat([problem.learned[0], problem.held_out[0]]), problem.x)
+    assert len(problem.held_out[1]) == 10

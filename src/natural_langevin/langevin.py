@@ -99,35 +99,48 @@ class Langevin:
         recipe: open_settings.RecipeName | Settings | None = None,
         calibrate: bool = True,
     ) -> None:
-        """``mean_rate`` is mu_t of the running mean; None keeps none, and ``posterior.mean`` is the
-        mean of the kept draws. docs/api/sampler.md has the other arguments.
+        """A sampler of the weights of ``model``; whatever is None is decided from the data.
 
-        ``recipe``: which constants fill what is open. "auto": dynamics, metric, prior by fan-in
-        with its scale chosen on held-out rows, start, step size and the length of ``sample`` are
-        chosen for the data (``recipe.rules``); ``plan`` and ``posterior.plan`` say what, and why.
-        "paper": Algorithm 1, ``dynamics.Overdamped()``, with QDOP, the prior N(0, 0.1), starting at
-        the model, every iterate kept. ``recipe.settings.Settings``: "auto" with constants of one's
-        own. None: "paper" with a step size or dynamics of one's own,
-        "auto" otherwise. ``step_size="auto"`` with dynamics of one's own, or with the paper's, is
-        the search of ``choose_step_size``.
-
-        ``calibrate``: whether the recipe's held-out rows also say how sure predictions are (the
-        power of class probabilities, the spread and the noise of numbers); draws do not.
-
-        ``likelihood_power`` is beta in pi(theta) ~ [alpha(theta) prod_n p(y_n | x_n)^beta]^(1/T),
-        a number above 0 or a tensor of one per chain: N data count as beta N. ``init``: "model",
-        "fan_in", "prior", or weights to start at: a state dict {name: (*shape)} or {name: (chain,
-        *shape)}, or a list of modules or state dicts, one per chain.
-
-        ``microbatch``: every chain's minibatch in pieces of at most so many samples, for less
-        memory and the same result. ``autocast``: torch.bfloat16 or torch.float16 for the forward
-        pass. ``clip``: the largest norm of a chain's likelihood gradient; the chain then no longer
-        samples the posterior where gradients are longer. ``control_variates``: minibatch gradients
-        are corrected by those of all data at an anchor that moves every so many steps (SVRG, see
-        ``dynamics.control_variates``). ``parallel``: under ``torchrun``, "auto"
-        spreads the chains over the processes and shares their minibatches where there are more
-        processes than chains; ``distributed.Layout(chains=2, data=4)`` says how; None: every
-        process for itself. ``chains`` and values per chain are always those of all processes."""
+        Args:
+            model: Any ``nn.Module``. It is copied, never changed. Frozen parameters stay as they
+                are.
+            likelihood: How outputs become a distribution over targets, one of ``likelihoods``.
+            prior: One of ``priors``, or a dictionary from name patterns to priors, in which the
+                first match wins. None: N(0, 2 s / fan_in), its scale s chosen on held-out rows.
+            preconditioner: The metric, one of ``preconditioners``. None: ``QuasiDiagonalFisher()``;
+                of at most 40 weights the full Fisher matrix, or its blocks by unit.
+            step_size: eta, on SGD's scale: a number, one value per chain, a schedule, or "auto".
+            dynamics: How chains move, one of ``dynamics``. None: underdamped, BAOAB.
+            temperature: T, a number or one value per chain. 1 is the posterior.
+            likelihood_power: beta in pi(theta) ~ [alpha(theta) prod_n p(y_n | x_n)^beta]^(1/T),
+                above 0, a number or one value per chain: N rows count as beta N.
+            chains: How many chains are advanced together.
+            num_data: N, the number of training rows. None: taken from the data.
+            init: "model", "fan_in", "prior", or weights: a state dict {name: (*shape)} or {name:
+                (chain, *shape)}, or a list of modules or state dicts, one per chain. None: at the
+                model if it has learned something, otherwise at random.
+            mean_rate: mu_t of the running mean. None: ``posterior.mean`` is the mean of the draws.
+            seed: Of everything random.
+            device: Where the run takes place. None: the model's device.
+            compile: "auto": the fastest engine that takes the run (C on a CPU, Triton kernels and a
+                CUDA graph on a GPU). True: ``torch.compile``. False: eager.
+            microbatch: Evaluate minibatches in pieces of at most so many rows: less memory, same
+                result.
+            autocast: ``torch.bfloat16`` or ``torch.float16`` for the forward pass.
+            clip: The largest norm of a chain's likelihood gradient. Where gradients are longer, the
+                chain no longer samples the posterior.
+            control_variates: Correct minibatch gradients by those of all data at an anchor that
+                moves every so many steps (SVRG).
+            parallel: Under ``torchrun``, how chains and minibatches are spread: "auto", a
+                ``distributed.Layout``, a device mesh, or None, every process for itself. ``chains``
+                and values per chain are always those of all processes.
+            recipe: Which constants fill what is open. "auto": those of
+                ``recipe.settings.Settings``, or a ``Settings`` of your own. "paper": Algorithm 1
+                with QDOP and the prior N(0, 0.1), starting at the model, every iterate kept. None:
+                "paper" with a step size or dynamics of your own, "auto" otherwise.
+            calibrate: Whether the rows that are held out for the prior also correct how sure
+                predictions are. Draws are the same either way.
+        """
         given = open_settings.fill(
             model, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
             step_size=step_size, init=init, recipe=recipe, calibrate=calibrate,
@@ -288,17 +301,20 @@ class Langevin:
         held_out: Any = None,
         **options: Any,
     ) -> Langevin:
-        """A sampler around a trained network, and beyond it: chains start at its weights.
+        """A sampler whose chains start at a trained network.
 
-        ``parameters``: which weights are sampled: "last", those of the last layer; "all";
-        "adapters", those that the peft package has added (LoRA, IA3); or patterns of names
-        ("*.bias", "head.*"). All others stay as they were trained. ``prior="anchored"`` is N(w*,
-        s^2) around the trained weights w*, s^2 the mean square of each tensor. ``held_out``:
-        (x, y) that the network was not trained on, by which the prior's scale is chosen. Without
-        them, rows of the training data would choose it where other weights are fixed, which have
-        seen them: there the prior's variance is that of the trained weights. ``options`` are those
-        of ``Langevin``; what is left open follows the recipe. What stands before the first layer
-        that is sampled is evaluated once for every sample.
+        Args:
+            model: The trained network.
+            likelihood: As for ``Langevin``.
+            parameters: Which weights are sampled: "last" (the last layer), "all", "adapters" (those
+                that the peft package has added), or patterns of names ("*.bias", "head.*"). All
+                others stay as trained, and what precedes the first sampled layer is computed once
+                per row.
+            held_out: Rows (x, y) that the network was not trained on; they choose the prior's
+                scale. None: the prior's variance is that of the trained weights if others stay
+                fixed.
+            options: Those of ``Langevin``. ``prior="anchored"`` is N(w*, s^2) around the trained
+                weights w*, s^2 the mean square of each tensor.
 
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
         >>> sampler = Langevin.from_trained(net, likelihoods.Categorical(), chains=2)
@@ -334,13 +350,19 @@ class Langevin:
         chain_axis: bool = False,
         burn_in: int = 0,
     ) -> tuple[State, Info]:
-        """One update. The batch is shared by all chains unless ``chain_axis``: (chain, B, ...).
+        """One update of all chains; returns the new state and what a reader wants to know of the
+        step.
 
-        ``burn_in``: that of the run which the step belongs to, as in ``sample``: from there on a
-        metric with ``adapt="burn-in"`` stands still. 0: it follows every batch.
+        Args:
+            state: What ``init`` or the step before returned.
+            batch: (x, y), shared by all chains.
+            chain_axis: The batch has a chain axis in front: (chain, B, ...).
+            burn_in: That of the run which the step belongs to. From there on a metric with
+                ``adapt="burn-in"`` is frozen; 0: it follows every batch.
 
-        The first batch that a sampler sees here is checked like the data of ``sample``, and of
-        every later one its shape, its numbers (finite) and its targets (in range)."""
+        The first batch is checked like the data of ``sample``; of later ones shape, finiteness and
+        range.
+        """
         size: StepSize = preparation.DEFAULT_STEP_SIZE  # nothing is searched for one step
         if not self.given.auto:
             size = known_step_size(self.given.step_size)
@@ -372,49 +394,41 @@ class Langevin:
         partial: bool = True,
         progress: bool | str = True,
     ) -> Posterior:
-        """Runs ``steps`` updates and keeps every ``thin``-th iterate after the first ``burn_in``.
+        """Runs the chains and returns their posterior.
 
-        Iterate k is the parameter after k updates; k = burn_in + thin, burn_in + 2 thin, ... are
-        kept, (steps - burn_in) // thin in all. ``data``: (x, y) tensors, y alone (unsupervised), a
-        TensorDataset, or a DataLoader, whose own batch size counts: every chain gets an order of
-        its own where its dataset can be indexed (see ``data.loaders``). N is what it yields in an
-        epoch, unless ``num_data`` says otherwise.
+        Iterate k is the weights after k updates; k = burn_in + thin, burn_in + 2 thin, ... are
+        kept, (steps - burn_in) // thin in all. What is None is decided by the recipe; with a step
+        size of your own, ``steps`` is needed, the minibatch is 100 and every iterate is kept.
 
-        What is left open follows from N, the network and the step size (``recipe``); with
-        a step size of one's own, ``steps`` is needed, the minibatch is 100 and every iterate is
-        kept. ``seconds`` in place of ``steps``: what the whole call may take, as far as possible;
-        what is searched for is cut short where that is little (``run.time_limit``).
-        ``until="ess:400"`` ends the run when the effective sample size of its predictions is 400;
-        ``steps`` and ``seconds`` are then the most it may take (left open: ten times what the
-        recipe would run). ``posterior.config["limit"]`` and the log say which was reached.
-
-        ``callback`` is shown the run every 50 steps, of one that may end early oftener
-        (``run.look.Look``: losses, temperature, acceptance);
-        ``integrations.tensorboard.TensorBoard(folder)`` is one. Where a run of open length became
-        burn-in for another, or began anew, both are shown, each from step 0 on.
-
-        ``exchange=k``: before every k-th step chains of neighbouring ``temperature`` or
-        ``likelihood_power`` propose to swap their weights (``run.exchange``), on data in memory.
-        Predictions then use the chains at temperature 1 and power 1, and
-        ``posterior.config["exchange"]`` has the swap rate of every pair.
-
-        ``keep=M`` keeps at most M samples of every chain by doubling ``thin`` as often as needed
-        (``posterior.config["thin"]`` says what was used). Samples are stored on the sampler's
-        device, in the machine's memory (``store="cpu"``), or in a folder (``store="folder"``),
-        where each is written as it is drawn, and read from there when it is needed;
-        ``posterior.save`` of the same folder leaves them there. ``sample_dtype=torch.bfloat16``
-        (or float16) halves what a float32 sample takes; predictions compute in the model's dtype.
-
-        ``plan``: what ``plan`` returned, perhaps changed: exactly it is run, and nothing searched
-        for. What is then said beside it (``steps``, ``batch_size``, ...) replaces what it has.
-
-        With ``checkpoint="folder"`` the run is written there every ``every`` steps (default: about
-        once a minute, and when Ctrl-C or SIGTERM comes), and goes on from there when the folder
-        holds a checkpoint of the same run. Folders of a run under way are locked. Without one,
-        Ctrl-C ends the run with the draws that were kept so far (before the first, or with
-        ``partial=False``, it raises).
-        With more ``steps`` than the run in the folder had, it goes on beyond its end, with draws
-        as far apart as before.
+        Args:
+            data: (x, y) tensors, arrays or frames; y alone (unsupervised); a TensorDataset; or a
+                DataLoader, whose own batch size counts. Every chain gets an order of its own if the
+                dataset can be indexed.
+            steps: Updates of every chain.
+            seconds: What the whole call may take, search included, as far as possible. Not
+                reproducible.
+            until: "ess:400" ends the run when the effective sample size of its predictions is 400;
+                ``steps`` and ``seconds`` are then upper limits.
+            batch_size: Rows of a minibatch.
+            burn_in: Updates before the first draw.
+            thin: Updates from one draw to the next.
+            keep: At most so many draws of every chain, by doubling ``thin`` as often as needed.
+            store: Where draws are stored: "device", "cpu", or a folder, to which each is written as
+                it is drawn.
+            sample_dtype: ``torch.bfloat16`` or ``torch.float16`` halves what a float32 draw takes.
+            checkpoint: A folder. The run is written there, and continues from there with the same
+                bits if the folder holds a checkpoint of the same run; with more ``steps``, beyond
+                its end.
+            every: Steps between checkpoints; None: about a minute.
+            callback: Called with a ``run.look.Look`` every 50 steps, more often if the run may end
+                early.
+            exchange: Every so many steps chains of neighbouring ``temperature`` or
+                ``likelihood_power`` propose to swap their weights. Predictions use those at
+                temperature and power 1.
+            plan: What ``plan`` returned, perhaps changed: exactly this is run. Arguments given
+                beside it replace its own.
+            partial: Whether Ctrl-C without a checkpoint returns the draws kept so far, or raises.
+            progress: Show a progress bar.
         """
         asked = Asked(
             steps=steps, seconds=seconds, until=until, batch_size=batch_size, burn_in=burn_in,

@@ -30,7 +30,9 @@ from natural_langevin.types import Params
 
 @dataclass(frozen=True)
 class Overdamped(Integrator):
-    """Algorithm 1, the default of ``Langevin``; ``correct_heat``: less noise, by the minibatch's.
+    """Algorithm 1, the default of ``recipe="paper"``.
+
+    ``correct_heat``: subtract from the noise what the minibatch contributes.
 
     >>> Overdamped()
     Overdamped(correct_heat=False)

@@ -95,19 +95,24 @@ class Posterior(Draws):
         sharpness: float | None = None,
         calibrated: bool = True,
     ) -> Prediction:
-        """Averages *probabilities* (or means) over networks: never log-probabilities.
+        """Predictions averaged over networks: probabilities or means, never log-probabilities.
 
-        ``x``: inputs as the network was sampled with (a tensor, an array or a frame, several in a
-        tuple, a dictionary), or an iterable of batches such as a DataLoader (of x, or of (x, y)).
-        ``estimate``: "ensemble" of all kept samples; "mean", the networks at each chain's running
-        mean; "last", at each chain's last iterate. At most ``sample_batch`` networks times
-        ``batch_size`` inputs are evaluated at once. ``quantiles=(0.05, 0.95)`` asks for these
-        levels too (see ``Prediction``). Large x: ``keep_samples=False`` keeps the averages alone.
-        ``chains``: numbers of the chains to pool; all of them unless they differ in temperature or
-        prior, where ``chains="all"`` says that pooling them is meant. ``sharpness``: of class
-        probabilities; None is the posterior's own for "ensemble" and 1 otherwise, 1.0 the plain
-        mixture, the posterior predictive distribution of the model itself (of numbers too: with
-        noise of one width, and the networks' whole spread); ``calibrated=False`` is the same.
+        At the defaults predictions are calibrated on the rows that the recipe held out, and are not
+        the plain posterior predictive; ``calibrated=False`` is.
+
+        Args:
+            x: Inputs as the network was sampled with (a tensor, an array or a frame, several in a
+                tuple, a dictionary), or an iterable of batches such as a DataLoader.
+            estimate: "ensemble" of all draws; "mean", each chain's running mean; "last", its last
+                iterate.
+            batch_size: Inputs that are evaluated at once.
+            sample_batch: Networks that are evaluated at once.
+            keep_samples: Whether every network's own prediction is kept.
+            quantiles: Levels such as (0.05, 0.95): ``Prediction.quantiles``.
+            chains: Numbers of the chains to pool. None: all, unless they differ in temperature or
+                prior; "all": pool these too.
+            sharpness: The power of class probabilities; None is the posterior's own.
+            calibrated: False is the posterior predictive of the model itself.
         """
         sharpness = _plain(sharpness, calibrated)
         options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
@@ -160,15 +165,16 @@ class Posterior(Draws):
         chains: Chains = None,
         sharpness: float | None = None,
     ) -> ClassificationScores | RegressionScores:
-        """Scores on labelled data of what ``predict`` says; ``print`` them. ``x``, ``y``, or one
-        argument with both, as ``Langevin.sample`` takes it.
+        """Scores on labelled data of what ``predict`` says; ``print`` them.
 
-        Beside the negative log-likelihood stand that of a blind guess, which does not look at the
-        inputs, and of the best single network, as it is; ``verdicts`` say, on data that were held
-        out, whether the predictions are usable.
+        Beside the negative log-likelihood stand that of a blind guess, which ignores the inputs,
+        and that of the best single network. ``verdicts`` say whether the predictions are usable.
 
-        ``ood``: inputs of another kind; how well epistemic uncertainty tells them from ``x`` is
-        scored too. Binary targets, and the positions of a sequence, count as samples each.
+        Args:
+            x: Inputs; or inputs and targets together, as ``Langevin.sample`` takes them.
+            y: Targets. Binary targets, and the positions of a sequence, count as samples each.
+            ood: Inputs of another kind: how well epistemic uncertainty tells them from ``x``.
+            estimate: As for ``predict``, and so are the rest.
         """
         return evaluation.evaluate(
             self, *self.signature.labelled(x, y), ood=ood, estimate=estimate, chains=chains,
@@ -207,12 +213,18 @@ class Posterior(Draws):
         seed: int = 0,
         sharpness: float | None = None,
     ) -> nn.Module:
-        """One network that predicts like the whole ensemble, taught on inputs ``x`` (no labels).
+        """One network that predicts like the whole ensemble, frozen and in eval mode.
 
-        ``model`` is the student to train (a copy is); by default the network itself, starting from
-        a chain's last iterate. A regression's student with twice the outputs learns the log of the
-        total variance too (see ``distillation``). ``sharpness`` as ``predict`` has it: 1.0 teaches
-        the plain mixture. It is returned frozen, in eval mode.
+        Args:
+            x: Inputs to learn from, without labels.
+            model: The student, of which a copy is trained. None: the network itself, from a chain's
+                last iterate. A regression's student with twice the outputs learns the log of the
+                total variance too.
+            steps: Updates of Adam.
+            batch_size: Inputs of a minibatch.
+            learning_rate: Of Adam.
+            seed: Of the order of the inputs.
+            sharpness: As for ``predict``: 1.0 teaches the plain mixture.
         """
         first = self.healthy[0] if self.healthy else 0
         own = self._as_module(self._row_of(self.last, first)) if model is None else model
@@ -235,11 +247,15 @@ class Posterior(Draws):
         estimate: Estimate = "ensemble",
         sharpness: float | None = None,
     ) -> None:
-        """Writes the predictor as one file for serving: ``torch.export`` (.pt2) or ONNX.
+        """Writes the predictor as one file for serving. It maps inputs to (mean, total, epistemic),
+        as ``predict`` does; sharpened probabilities in a fixed number of operations, to 0.01.
 
-        It maps inputs like ``example``, any number of them, to (mean, total, epistemic) as
-        ``predict(x, estimate=estimate, sharpness=sharpness)`` does; sharpened probabilities in a
-        fixed number of operations, so that some may be off by 0.01. ONNX needs ``export``.
+        Args:
+            path: The file.
+            example: Inputs like those to come; any number of them is then accepted.
+            format: "torch" (``torch.export``, .pt2) or "onnx" (the extra ``export``).
+            estimate: As for ``predict``.
+            sharpness: As for ``predict``.
         """
         self.shards.check_whole("export")
         every, chains = stacked(self, estimate), self.chosen(None)
@@ -270,18 +286,23 @@ class Posterior(Draws):
     ) -> diagnostics.Diagnosis:
         """Has the chain converged, does it explore, is its noise right? ``print`` the answer.
 
-        R-hat and effective sample size of the network's outputs at inputs ``x`` (a few dozen are
-        enough) and, where these are rows of numbers, at probes ``beyond`` them (between and outside
-        of rows, at corners, with shuffled columns), of the ``parameters`` whose names match the
-        given patterns, and of noise that is learned; distances between chains, divergences, and the
-        effective temperature that the
-        run measured. With the training ``data`` (x, y), also the temperature of the samples, on
-        ``batch_size`` random data for each of at most ``max_draws`` draws; a loaded posterior
-        needs the ``prior`` again for it. ``halved``: a posterior of the same sampler at half the
-        step size, which shows the bias of the step in predictions and in every tensor.
-        ``held_out``: (x, y) that the run has not seen; whether predictions are usable is then said
-        too, apart from whether the posterior has converged. Needs ArviZ (the extra
-        ``diagnostics``).
+        R-hat and effective sample size of the network's outputs, distances between chains,
+        divergences, and the temperature of a step that the run measured.
+
+        Args:
+            x: Inputs at which predictions are compared; a few dozen are enough.
+            data: The training data (x, y): also reads the temperature of the samples.
+            prior: The prior again, for a loaded posterior with ``data``.
+            parameters: Patterns of names of parameters to compare as well.
+            beyond: Whether predictions are also compared between and outside of the rows ``x``, at
+                corners, and with shuffled columns.
+            batch_size: Random rows for each draw's temperature.
+            max_draws: Draws for the temperature of the samples.
+            chains: As for ``predict``.
+            halved: A posterior of the same sampler at half the step size: shows the bias of the
+                step.
+            held_out: Rows (x, y) that the run has not seen: also says whether predictions are
+                usable.
         """
         return diagnosis.diagnose(
             self, x, data=data, prior=prior, parameters=parameters, beyond=beyond,

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from lab.defaults import (
+    ablation,
     against_nuts,
     calibration,
+    development,
     longer,
     problems,
     record,
@@ -23,6 +25,7 @@ from natural_langevin import likelihoods
 from natural_langevin.likelihoods.predictive import Mixture
 from natural_langevin.metrics import expected_calibration_error
 from natural_langevin.metrics.summary import LEVELS, RegressionScores
+from natural_langevin.recipe.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,3 +148,49 @@ def test_split_0_is_the_one_that_was_always_shown_and_others_are_others() -> Non
         assert first.x.shape == other.x.shape
         assert not torch.equal(first.y, other.y)
         assert float(first.y_test.double().sum()) == pytest.approx(digest, abs=1e-3)
+
+
+def test_every_rule_can_be_left_out() -> None:
+    usual = (Settings(), {})
+    assert ablation.without(ablation.WITH) == usual
+    found = [ablation.without(rule) for rule in ablation.RULES]
+    assert all(one != usual for one in found)
+    assert len({repr(one) for one in found}) == len(found)
+
+
+def test_what_a_rule_pays_by() -> None:
+    """Pairs of the same problem and seed: an NLL worse by .1 without the rule, time by chance."""
+
+    def row(nll: float, cpu: float) -> dict[str, float]:
+        return {"nll": nll, "calibration_error": 0.05, "cpu_seconds": cpu}
+
+    rule, rows = next(iter(ablation.RULES)), {}
+    for seed, (off, cpu) in enumerate([(0.09, 1.1), (0.11, 0.9), (0.1, 1.0)]):
+        rows[f"{ablation.WITH}|wave|{seed}"] = row(float(seed), 1.0)
+        rows[f"{rule}|wave|{seed}"] = row(seed + off, cpu)
+    rows[f"{rule}|few|0"] = row(9.0, 9.0)  # without a pair
+    found = ablation.differences(rows, rule)
+    assert found["nll"] == pytest.approx((0.1, 0.01 / 3**0.5))
+    assert (found["pays"], found["pairs"], found["same"]) == ("nll", 3, 0)
+    slower = {"nll": (0.0, 0.01), "calibration_error": (0.0, 0.01), "log_cpu": (0.5, 0.1)}
+    assert ablation.pays(slower) == "log_cpu"
+    assert ablation.pays(slower | {"nll": (-0.05, 0.01)}) == "", "faster and worse is no gain"
+    assert ablation.pays(slower | {"log_cpu": (0.1, 0.1)}) == ""
+    rows |= {f"{ablation.WITH}|few|0": row(1.0, 1.0), f"{rule}|few|0": {"failed": "lost"}}
+    assert ablation.differences(rows, rule)["pays"] == "nll 1 errors"
+    columns, lines = ablation.table(rows)
+    assert [len(line) for line in lines] == [1 + len(columns)]
+
+
+@pytest.mark.parametrize("name", development.PROBLEMS)
+def test_development_problems_are_tables_of_a_seed(name: str) -> None:
+    one, again, other = (development.PROBLEMS[name](seed) for seed in (0, 0, 1))
+    assert torch.equal(one.x, again.x)
+    assert torch.equal(one.y, again.y)
+    assert not torch.equal(one.x, other.x)
+    assert len(one.x_test) == len(one.y_test) == development.TEST
+    outputs = one.make(0.0, 0)(one.x[:5])
+    assert outputs.shape[0] == 5
+    assert bool(one.y.isfinite().all())
+    if not one.y.is_floating_point():
+        assert outputs.shape[1] == int(one.y.max()) + 1

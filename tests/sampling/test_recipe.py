@@ -588,7 +588,7 @@ def test_a_metric_of_ones_own_is_averaged_over_the_burn_in_too() -> None:
 
 def test_the_first_steps_are_small() -> None:
     """One minibatch's metric at four times the step threw chains 40 standard deviations away."""
-    plan = Plan("auto", "", "", "", batch_size=1, steps=900, step_size=0.1)
+    plan = Plan("auto", "", "", "", batch_size=1, steps=900, step_size=0.1, warm=USUAL.warm)
     eta = plan.schedule(400)
     assert [round(eta(t), 3) for t in (0, 9, 19, 80, 399)] == [0.02, 0.183, 0.329, 0.1, 0.1]
 

@@ -51,6 +51,17 @@ class Descent:
 
 
 @dataclass(frozen=True)
+class Warm:
+    """Larger steps at first: ``factor`` times the step size, falling to it in a part 1 / ``part``
+    of burn-in; in a part 1 / ``rise`` of these they rise to it, while the metric has seen few
+    batches."""
+
+    part: int
+    factor: float
+    rise: int
+
+
+@dataclass(frozen=True)
 class EndRule:
     """When a run of open length was long enough (see ``run.ending``).
 
@@ -122,6 +133,7 @@ class Plan:
     prior_scale: float | None = None
     step_size: float | tuple[float, ...] | None = None
     falls_from: int | None = None
+    warm: Warm | None = None
     friction: float | None = None
     end: OpenEnd | None = None
     attempts: int = 0
@@ -171,8 +183,7 @@ class Plan:
     def schedule(self, burn_in: int) -> schedules.Schedule | None:
         """eta_t of a phase with this burn-in; None: the sampler's own.
 
-        By the recipe it is larger at first and constant from a fifth of burn-in on: a quarter of
-        that fifth it rises, while the metric has seen few batches. By the search it falls."""
+        By the recipe it is larger at first (``warm``) and then constant; by the search it falls."""
         size = self.step_size
         if size is None:
             return None
@@ -180,8 +191,12 @@ class Plan:
             several = isinstance(size, tuple) and len(size) > 1
             value = torch.tensor(size, dtype=torch.float64) if several else _one(size)
             return schedules.polynomial(value, offset=self.falls_from)
-        warm = burn_in // 5
-        return schedules.warm_start(_one(size), factor=4.0, steps=warm, rise=warm // 4)
+        if self.warm is None:
+            return schedules.constant(_one(size))
+        steps = burn_in // self.warm.part
+        return schedules.warm_start(
+            _one(size), factor=self.warm.factor, steps=steps, rise=steps // self.warm.rise
+        )
 
     def gentler(self) -> Plan:
         """The same after a run that exploded: a quarter of the step size."""
@@ -240,6 +255,7 @@ class Plan:
                     "units": units,
                     "end": end,
                     "descent": descent,
+                    "warm": value["warm"] and Warm(**value["warm"]),
                     "calibration": calibration,
                     "step_size": tuple(size) if isinstance(size, list) else size,
                     "extended": value["extended"] and tuple(value["extended"]),

@@ -83,7 +83,8 @@ def fill(
         usual_metric = (
             rules.metric(model, settings.metric) if preconditioner is None else preconditioner
         )
-        preconditioner = rules.averaged(usual_metric)
+        averages = settings.metric.averages
+        preconditioner = rules.averaged(usual_metric) if averages else usual_metric
     elif preconditioner is None:
         preconditioner = preconditioners.QuasiDiagonalFisher()
     usual = rules.dynamics(settings.step_size.friction) if by_recipe else Overdamped()

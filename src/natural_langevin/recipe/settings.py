@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from natural_langevin.posterior.plan import Descent, EndRule
+from natural_langevin.posterior.plan import Descent, EndRule, Warm
 from natural_langevin.problem.starts import Fitted
 
 
@@ -21,6 +21,9 @@ class Metric:
     #: Up to here a dense matrix costs no more than a diagonal one: operator calls are what is paid
     #: for, and correlated inputs slow a diagonal metric down.
     few_weights: int = 40
+    #: Whether one whose rate is open averages all of burn-in (``rules.averaged``): one of its last
+    #: batches alone made eight schools' tau many times too wide.
+    averages: bool = True
 
 
 @dataclass(frozen=True)
@@ -275,6 +278,9 @@ class Settings:
     metric: Metric = Metric()
     batch: Batch = Batch()
     step_size: StepSize = StepSize()
+    #: The first fifth of burn-in goes up to four times eta, to travel; one minibatch's metric at
+    #: that step threw chains 40 standard deviations away, so that a quarter of it is for rising.
+    warm: Warm = Warm(part=5, factor=4.0, rise=4)
     pilot: Pilot = Pilot()
     prior: PriorTrial = PriorTrial()
     sharpness: Sharpness = Sharpness()

@@ -1,0 +1,207 @@
+"""What every rule of the recipe is worth: development problems (``development``) with it and
+without it.
+
+    python -m lab.defaults.ablation --jobs 16 --seeds 3 --out results/ablation.json
+
+A rule is left out by other ``Settings`` or another argument (``RULES``). A run without it is
+paired with the one of the same problem and seed with all of them: the differences of test NLL and
+calibration error, and the ratio of CPU-seconds, have errors over these pairs. A rule pays where
+leaving it out makes NLL or calibration worse, or time longer and neither of them better, each by
+two errors; and where a run without it ends in an error. What is in the file is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+from lab.command import at_least, show
+from lab.defaults import calibration
+from lab.defaults.development import PROBLEMS
+from lab.defaults.twenty import counts
+from lab.jobs import side_by_side
+from lab.results import open_results, write_results
+from natural_langevin import Langevin, likelihoods, models
+from natural_langevin.experiments.origin import origin
+from natural_langevin.recipe.settings import Settings
+
+NEVER, WITH = 10**9, "all rules"
+#: What every rule is left out by: parts of ``Settings``, and arguments of ``Langevin``.
+RULES: dict[str, dict[str, Any]] = {
+    "few weights have a dense metric": {"metric": {"few_weights": 0}},
+    "the metric averages all of burn-in": {"metric": {"averages": False}},
+    "minibatches grow with the rows": {"batch": {"most": 100}},
+    "minibatches' heat limits steps": {"step_size": {"heat": math.inf}},
+    "small steps have less friction": {"step_size": {"least_friction": 0.1}},
+    "less friction is a shorter run": {"length": {"shorter": 0.0}},
+    "few weights: slow directions are measured": {"step_size": {"most_weights": 0}},
+    "burn-in begins with larger steps": {"warm": {"factor": 1.0}},
+    "a pilot of 500 steps, not 50": {"pilot": {"steps": (1, 50)}},
+    "the prior's scale by held-out rows": {"prior": {"fewest_rows": NEVER}},
+    "scales in question run on": {"native": {"rounds": 1}},
+    "a scale beyond the widest": {"prior": {"ahead": math.inf}},
+    "outliers count little in a trial": {"prior": {"most_above": math.inf}},
+    "chains go downhill first": {"init": "fan_in"},
+    "downhill in rounds": {"descent": {"rounds": (300,)}},
+    "downhill by held-out rows": {"descent": {"fewest_rows": NEVER}},
+    "a quarter of a run may be all": {"end": {"first_steps": NEVER}},
+    "chains that disagree run on": {"end": {"disagreement": math.inf}},
+    "what runs on is longer": {"end": {"longer": 1.0}},
+    "losses that fall are run on": {"end": {"repeats": 0}},
+    "a metric is remembered": {"end": {"remembered": 0}},
+    "classes by their sharpness": {"sharpness": {"least_gain": math.inf}},
+    "all of calibration": {"calibrate": False},
+    "begin anew after an explosion": {"length": {"attempts": 0}},
+}
+
+
+def without(rule: str) -> tuple[Settings, dict[str, Any]]:
+    """The settings, and the other arguments, of a recipe without this rule."""
+    settings, options = Settings(), {}
+    for name, value in ({} if rule == WITH else RULES[rule]).items():
+        if not isinstance(value, dict):
+            options[name] = value
+        elif name == "native":
+            trial = replace(settings.prior.native, **value)
+            settings = replace(settings, prior=replace(settings.prior, native=trial))
+        else:
+            settings = replace(settings, **{name: replace(getattr(settings, name), **value)})
+    return settings, options
+
+
+def row(item: tuple[str, str, int]) -> tuple[str, dict[str, Any]]:
+    """One run: its rule, problem and seed in one word, and what came of it."""
+    key = "|".join(map(str, item))
+    try:
+        return key, _run(*item)
+    except Exception as error:  # one of a thousand: the others go on
+        return key, {"failed": f"{type(error).__name__}: {error}"}
+
+
+@cache
+def _warm_up() -> None:
+    """What a process does once is not the first run's."""
+    for likelihood, y in (
+        (likelihoods.Gaussian("rmse"), torch.rand(60, 1)),
+        (likelihoods.Categorical(), torch.arange(60) % 2),
+    ):
+        network = models.mlp(2, 1 if y.is_floating_point() else 2, (4,))
+        Langevin(network, likelihood, chains=1).sample((torch.rand(60, 2), y), 50, progress=False)
+
+
+def _run(rule: str, name: str, seed: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    logging.getLogger("natural_langevin").setLevel(logging.ERROR)
+    settings, options = without(rule)
+    problem = PROBLEMS[name](seed)
+    regression = problem.y.is_floating_point()
+    likelihood = likelihoods.Gaussian("rmse") if regression else likelihoods.Categorical()
+    _warm_up()
+    began = time.process_time()
+    sampler = Langevin(problem.make(0.0, seed), likelihood, seed=seed, recipe=settings, **options)
+    posterior = sampler.sample((problem.x, problem.y), partial=False, progress=False)
+    cpu = time.process_time() - began
+    scores = posterior.evaluate(problem.x_test, problem.y_test)
+    config = posterior.config
+    return {
+        "nll": scores.nll,
+        "calibration_error": calibration.error([counts(posterior, problem, scores)]),
+        "cpu_seconds": cpu,
+        "steps": config["steps"] + config.get("steps_before", 0),
+        "prior_scale": posterior.plan.prior_scale,
+        "exploded": "exploded" in config["recipe"]["reason"],
+        "lost": sampler.chains - len(posterior.healthy),
+    }
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Of independent numbers."""
+    return fmean(values), stdev(values) / math.sqrt(len(values))
+
+
+def differences(rows: dict[str, dict[str, Any]], rule: str) -> dict[str, Any]:
+    """What leaving the rule out changes, in the mean of all pairs, with errors."""
+    pairs, failed = [], 0
+    for key, found in rows.items():
+        own, name, seed = key.split("|")
+        usual = rows.get("|".join((WITH, name, seed)))
+        if own == rule and usual is not None and "failed" not in usual:
+            failed += "failed" in found
+            pairs += [] if "failed" in found else [(name, usual, found)]
+    if len(pairs) < 2:
+        return {}
+    changes = {
+        what: mean_and_error([b[what] - a[what] for _, a, b in pairs])
+        for what in ("nll", "calibration_error")
+    }
+    ratios = [math.log(b["cpu_seconds"] / a["cpu_seconds"]) for _, a, b in pairs]
+    changes["log_cpu"] = mean_and_error(ratios)
+    same = sum(a["nll"] == b["nll"] for _, a, b in pairs)
+    why = pays(changes) + f" {failed} errors" * bool(failed)
+    return {"pairs": len(pairs), "same": same, "failed": failed, "pays": why.strip(), **changes}
+
+
+def pays(changes: dict[str, tuple[float, float]]) -> str:
+    """By what a rule pays, by two errors; nothing where it does not."""
+    worse = {k: mean > 2 * error for k, (mean, error) in changes.items()}
+    better = {k: mean < -2 * error for k, (mean, error) in changes.items()}
+    found = [k for k in ("nll", "calibration_error") if worse[k]]
+    if worse["log_cpu"] and not (better["nll"] or better["calibration_error"]):
+        found.append("log_cpu")
+    return ", ".join(found)
+
+
+def table(rows: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Columns and lines, one for every rule that was left out."""
+    lines = []
+    for rule in RULES:
+        found = differences(rows, rule)
+        if found:
+            (nll, e), (c, ce), (t, te) = (found[k] for k in ("nll", "calibration_error", "log_cpu"))
+            lines.append([
+                rule, f"{nll:+.4f} ± {e:.4f}", f"{c:+.4f} ± {ce:.4f}",
+                f"× {math.exp(t):.2f} ± {math.exp(t) * te:.2f}",
+                f"{found['pairs'] - found['same']} of {found['pairs']}", found["pays"] or "nothing",
+            ])  # fmt: skip
+    return ["NLL", "calibration error", "CPU", "changed", "it pays by"], lines
+
+
+def main() -> None:
+    """Runs the pairs that the file does not have yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/ablation.json"))
+    parser.add_argument("--seeds", type=at_least(1), default=3, help="tables of every problem")
+    parser.add_argument("--problems", nargs="*", choices=[*PROBLEMS], default=[*PROBLEMS])
+    parser.add_argument("--rules", nargs="*", choices=[*RULES], default=[*RULES])
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs side by side")
+    given = parser.parse_args()
+    results = open_results(given.out, {"problems": [*PROBLEMS]}, {}, ValueError)
+    items = [
+        (rule, name, seed)
+        for seed in range(given.seeds)
+        for rule in (WITH, *given.rules)
+        for name in given.problems
+        if "|".join((rule, name, str(seed))) not in results["rows"]
+    ]
+    written = time.monotonic()
+    for number, (key, found) in enumerate(side_by_side(row, items, given.jobs), 1):
+        results["rows"][key] = found
+        if time.monotonic() - written > 10 or number == len(items):
+            summary = {rule: differences(results["rows"], rule) for rule in RULES}
+            write_results(given.out, results | {"origin": origin("cpu"), "summary": summary})
+            written = time.monotonic()
+            print(f"{number} of {len(items)}", flush=True)
+    show(*table(results["rows"]))
+
+
+if __name__ == "__main__":
+    main()

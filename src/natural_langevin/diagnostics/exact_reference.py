@@ -30,6 +30,7 @@ from torch.func import vmap
 
 from natural_langevin import random
 from natural_langevin._internal.chains import likelihood_powers
+from natural_langevin._internal.html import text_shown
 from natural_langevin.data.streams import as_stream, split_pair
 from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.dynamics import Adjusted
@@ -83,6 +84,9 @@ class Fidelity(NamedTuple):
         if abs(gap) <= max(0.1, 3 * self.temperature.error):
             return ""
         return "too hot" if gap > 0 else "too cold"
+
+    def _repr_html_(self) -> str:
+        return text_shown(str(self))
 
     def __str__(self) -> str:
         if self.agreement is not None:

@@ -49,6 +49,9 @@ class Mixing(NamedTuple):
         """The number of the largest R-hat; of one chain, of the fewest effective draws."""
         return int(self.ess.argmin() if self.rhat is None else self.rhat.argmax())
 
+    def __repr__(self) -> str:
+        return f"Mixing({self})"
+
     def __str__(self) -> str:
         rhat = "R-hat needs two chains"
         if self.rhat is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from natural_langevin._internal.html import shown
 from natural_langevin.diagnostics.advice import Advice
 from natural_langevin.diagnostics.configurational import Configurational
 from natural_langevin.diagnostics.function_space import (
@@ -35,6 +36,10 @@ NOISE_LIMIT = 0.05
 PREDICTIONS = "predictions"
 #: Inputs of at most so many numbers are written out, and R-hats tried in descending order.
 _SHOWN, _TRIED = 8, 100
+
+
+#: What is said where there is no verdict.
+FINE = "Nothing suspicious was found."
 
 
 @dataclass(frozen=True)
@@ -338,11 +343,37 @@ class Diagnosis:
         order = np.argsort(self.ess)[:count]
         return {f"prediction {k}": self.mixing.values[:, :, k] for k in order}
 
+    def __repr__(self) -> str:
+        found = f"{len(self.verdicts)} verdicts" if self.verdicts else "nothing suspicious"
+        return f"Diagnosis({self.chains} chains of {self.draws} draws, {self.mixing}; {found})"
+
     def __str__(self) -> str:
+        lines = [self._question, *self._measured(), *(self.verdicts or [FINE])]
+        if self.scores is not None:
+            lines += [self._answer, str(self.scores)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [line.removesuffix(".").split(": ", 1) for line in self._measured()]
+        page = shown(self._question, rows, self.verdicts or [FINE])
+        if self.scores is None:
+            return page
+        return f"{page}{shown(self._answer)}{self.scores._repr_html_()}"
+
+    @property
+    def _question(self) -> str:
+        return f"Has the posterior converged? {self.chains} chains of {self.draws} draws."
+
+    @property
+    def _answer(self) -> str:
+        answer = "yes" if self.usable else "not as they are"
+        return f"Are the predictions usable? {answer}; on held-out data:"
+
+    def _measured(self) -> list[str]:
+        """What was followed and how it mixes, each after its name."""
         tau = self.mixing.autocorrelation_time
         steps = "" if self.thin is None else f", or {tau * self.thin:.0f} steps"
         lines = [
-            f"Has the posterior converged? {self.chains} chains of {self.draws} draws.",
             f"Predictions: {self.mixing}; autocorrelation time {tau:.1f} draws{steps}.",
         ]
         if self.chains > 1:
@@ -365,12 +396,7 @@ class Diagnosis:
             lines.append(
                 _temperature("Temperature of the samples", self.configurational.temperature)
             )
-        lines += self.verdicts or ["Nothing suspicious was found."]
-        if self.scores is not None:
-            answer = "yes" if self.usable else "not as they are"
-            lines.append(f"Are the predictions usable? {answer}; on held-out data:")
-            lines.append(str(self.scores))
-        return "\n".join(lines)
+        return lines
 
 
 def _temperature(what: str, reading: Reading) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from natural_langevin._internal.html import shown
 from natural_langevin.evidence.marginal import Evidence
 
 
@@ -32,6 +33,14 @@ class Comparison:
         """Posterior probabilities of the models where all were equally likely before."""
         terms = [math.exp(d) for d in self.differences]
         return [t / sum(terms) for t in terms]
+
+    def _repr_html_(self) -> str:
+        known = zip(self.names, self.evidences, self.differences, self.probabilities, strict=True)
+        rows = [
+            (name, f"{e.value:.2f} ± {e.error:.2g}", f"{d:.2f}", f"{p:.3f}")
+            for name, e, d, p in known
+        ]
+        return shown("Models", rows, head=("model", "ln Z", "difference", "probability"))
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.names)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from natural_langevin import priors
 from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.html import text_shown
 from natural_langevin.diagnostics import ranks
 from natural_langevin.evidence import control, ladder
 from natural_langevin.langevin import Langevin
@@ -70,6 +71,9 @@ class Evidence:
         if bool(falls.any()):
             found.append("E[ln p] falls where the power rises, which it cannot: more steps.")
         return found
+
+    def _repr_html_(self) -> str:
+        return text_shown(str(self))
 
     def __str__(self) -> str:
         lines = [

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.html import shown
 from natural_langevin.likelihoods.predictive import Mixture
 from natural_langevin.metrics import blind, classification, regression, selective
 
+#: A score: its name, its value, what it means.
+Row = tuple[str, str, str]
 #: Central intervals whose coverage a regression is scored by, and the one that is judged.
 LEVELS = (0.5, 0.9, 0.95)
 INTERVAL = 0.9
@@ -68,9 +71,9 @@ class ClassificationScores:
             )
         return found
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[Row]:
         error = (self.accuracy * (1 - self.accuracy) / self.count) ** 0.5
-        rows = [
+        return [
             ("accuracy", f"{self.accuracy:.2%}", f"± {error:.2%}, one standard error"),
             ("negative log-likelihood", f"{self.nll:.4f}", _nll_words(self.nll_error)),
             *_other_rows(self.blind_nll, self.single_nll),
@@ -80,9 +83,14 @@ class ClassificationScores:
             ("  classwise", f"{self.classwise_calibration_error:.4f}", "over every class's own"),
             ("risk–coverage area", f"{self.risk_coverage_area:.4f}",
              "error rate, averaged over how many samples are answered"),
+            *_ood_row(self.ood_auroc),
         ]  # fmt: skip
-        table = _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
-        return "\n".join([table, *self.verdicts])
+
+    def __str__(self) -> str:
+        return "\n".join([_table(f"{self.count} samples", self._rows()), *self.verdicts])
+
+    def _repr_html_(self) -> str:
+        return shown(f"{self.count} samples", self._rows(), self.verdicts)
 
 
 @dataclass(frozen=True)
@@ -139,8 +147,8 @@ class RegressionScores:
             )
         return found
 
-    def __str__(self) -> str:
-        rows = [
+    def _rows(self) -> list[Row]:
+        return [
             ("root mean squared error", f"{self.rmse:.4g}", "in the units of y"),
             ("negative log-likelihood", f"{self.nll:.4f}", _nll_words(self.nll_error)),
             *_other_rows(self.blind_nll, self.single_nll),
@@ -152,9 +160,14 @@ class RegressionScores:
             ),
             ("risk–coverage area", f"{self.risk_coverage_area:.4g}",
              "squared error, averaged over how many samples are answered"),
+            *_ood_row(self.ood_auroc),
         ]  # fmt: skip
-        table = _table(f"{self.count} samples", [*rows, *_ood_row(self.ood_auroc)])
-        return "\n".join([table, *self.verdicts])
+
+    def __str__(self) -> str:
+        return "\n".join([_table(f"{self.count} samples", self._rows()), *self.verdicts])
+
+    def _repr_html_(self) -> str:
+        return shown(f"{self.count} samples", self._rows(), self.verdicts)
 
 
 def _varied(y: Tensor) -> bool:
@@ -185,7 +198,7 @@ def _against_others(
     return found
 
 
-def _other_rows(blind_nll: float | None, single_nll: float | None) -> list[tuple[str, str, str]]:
+def _other_rows(blind_nll: float | None, single_nll: float | None) -> list[Row]:
     known = {
         "  of a blind guess": (blind_nll, "one distribution for all, without looking at inputs"),
         "  of one network": (single_nll, "the best of the draws on these very samples"),
@@ -200,13 +213,13 @@ def _nll_words(error: float | None) -> str:
     return "nats per sample; lower is better" + (f"; Monte-Carlo ± {error:.1g}" if known else "")
 
 
-def _ood_row(auroc: float | None) -> list[tuple[str, str, str]]:
+def _ood_row(auroc: float | None) -> list[Row]:
     if auroc is None:
         return []
     return [("out-of-distribution AUROC", f"{auroc:.3f}", "0.5 is chance, 1 tells them all apart")]
 
 
-def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
+def _table(title: str, rows: list[Row]) -> str:
     names, values = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
     lines = [f"{name:<{names}}  {value:>{values}}  {words}" for name, value, words in rows]
     return "\n".join([title, *lines])

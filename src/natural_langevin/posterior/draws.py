@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from natural_langevin._internal.html import shown
 from natural_langevin._internal.processes import SingleProcess
 from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.data.signature import Signature
@@ -66,6 +67,18 @@ class Draws:
             f"{type(self._model).__name__}, {type(self.likelihood).__name__}"
             + (f", {lost} of the chains diverged)" if lost else ")")
         )
+
+    def _repr_html_(self) -> str:
+        names = ("num_data", "steps", "burn_in", "thin", "batch_size", "step_size", "temperature",
+                 "preconditioner", "execution", "limit", "effective_temperature")  # fmt: skip
+        known = {name: self.config.get(name) for name in names}
+        rows = [(name, str(value)) for name, value in known.items() if value is not None]
+        lost = [
+            f"Chain {chain} diverged at step {int(step)}."
+            for chain, step in enumerate(self.diverged)
+            if step >= 0
+        ]
+        return shown(repr(self), rows, lost)
 
     @property
     def chains(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from natural_langevin import schedules
+from natural_langevin._internal.html import shown
 from natural_langevin.posterior.units import Units
 
 #: Draws of every chain that are kept where nobody says how many.
@@ -275,6 +276,10 @@ class Plan:
             lines += [f"  {'':<12} {'':<24} {more}" for more in rest]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        rows = [(name, value, self.reasons.get(name, "")) for name, value in self._table()]
+        return shown(f"Plan by the recipe {self.recipe!r}: {self._in_short()}", rows)
+
     def _in_short(self) -> str:
         several = len(self.lengths())
         more = f", in up to {several} parts" if several > 1 else ""
@@ -300,12 +305,16 @@ class Plan:
             ("calibration", "on" if self.calibrate else "off"),
             ("execution", self.execution),
         ]
-        return [(name, textwrap.shorten(str(v), 24)) for name, v in rows if v is not None]
+        return [(name, _brief(str(v))) for name, v in rows if v is not None]
 
 
 def _one(size: float | tuple[float, ...] | None) -> float:
     assert size is not None
     return size[0] if isinstance(size, tuple) else size
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 24 else f"{text[:21]}..."
 
 
 def _shown(size: float | tuple[float, ...]) -> str:

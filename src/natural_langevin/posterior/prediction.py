@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution
 
+from natural_langevin._internal import html
 from natural_langevin.likelihoods import Likelihood, State, mixtures
 from natural_langevin.likelihoods.predictive import (
     Mixture,
@@ -18,6 +19,9 @@ from natural_langevin.likelihoods.predictive import (
 )
 from natural_langevin.posterior import monte_carlo, sharpening
 from natural_langevin.posterior.spread import contracted
+
+#: Inputs, and numbers of each, that a notebook shows.
+MOST_SHOWN = 10, 10
 
 
 class Prediction(NamedTuple):
@@ -56,6 +60,24 @@ class Prediction(NamedTuple):
             for k, v in self._asdict().items()
         }
         return f"Prediction({', '.join(f'{k}={v}' for k, v in shown.items())})"
+
+    def _repr_html_(self) -> str:
+        """The first inputs; of several outputs or classes the first of each."""
+        count = min(len(self.mean), MOST_SHOWN[0])
+        flat = self.mean[:count].reshape(count, -1)[:, : MOST_SHOWN[1]].tolist()
+        parts = {
+            name: value[:count].reshape(count, -1).sum(1).tolist()
+            for name in ("total", "aleatoric", "epistemic")
+            if (value := getattr(self, name)) is not None
+        }
+        rows = [
+            (str(k), ", ".join(f"{v:.4g}" for v in row), *(f"{v[k]:.4g}" for v in parts.values()))
+            for k, row in enumerate(flat)
+        ]
+        caption = f"Prediction for {len(self.mean):,} inputs, mean of {tuple(self.mean.shape[1:])}"
+        left = len(self.mean) - count
+        notes = [f"and {left:,} inputs more"] if left else []
+        return html.shown(caption, rows, notes, head=("input", "mean", *parts))
 
 
 class Averager:

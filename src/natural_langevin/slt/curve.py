@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from natural_langevin._internal.figures import new_figure
 from natural_langevin._internal.given_weights import Weights, weights_of
+from natural_langevin._internal.html import shown
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.slt import losses
 from natural_langevin.slt.estimate import LearningCoefficient
@@ -39,6 +40,15 @@ class Curve:
     def loss(self) -> Tensor:
         """L_n at the checkpoints: (checkpoint,)."""
         return torch.tensor([e.baseline_loss for e in self.estimates], dtype=torch.float64)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (str(place), f"{e.value:.4g} ± {e.error:.2g}", f"{e.baseline_loss:.5g}")
+            for place, e in zip(self.places, self.estimates, strict=True)
+        ]
+        return shown(
+            "Learning coefficients", rows, head=("checkpoint", "learning coefficient", "loss")
+        )
 
     def __str__(self) -> str:
         rows = [

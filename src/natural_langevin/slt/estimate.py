@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.html import text_shown
 from natural_langevin.diagnostics import ranks
 from natural_langevin.posterior.posterior import Posterior
 
@@ -87,6 +88,9 @@ class LearningCoefficient:
                 "chains do not see a basin of w*, or see more than one; compare several gamma."
             )
         return found
+
+    def _repr_html_(self) -> str:
+        return text_shown(str(self))
 
     def __str__(self) -> str:
         chains, draws = self.trace.shape

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from natural_langevin import priors
+from natural_langevin._internal.html import text_shown
 from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.posterior import Posterior
@@ -31,6 +32,9 @@ class FreeEnergy:
     error: float
     trace: Tensor = field(repr=False)
     posterior: Posterior = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        return text_shown(str(self))
 
     def __str__(self) -> str:
         return f"WBIC {self.value:.6g} +- {self.error:.2g} nats"

@@ -1,12 +1,16 @@
-"""Callbacks for other people's training loops, which collect what ``optim.NaturalLangevin`` draws.
+"""Other people's tools: training loops, trackers of experiments, hubs of models.
 
-Imports posterior, run and optim; nothing imports it.
+Imports likelihoods, metrics, posterior, run and optim; nothing imports it.
 
 * ``natural_langevin.integrations.lightning.CollectPosterior`` for a Lightning ``Trainer``
 * ``natural_langevin.integrations.transformers.CollectPosterior`` for a Transformers ``Trainer``
 
-* ``natural_langevin.integrations.tensorboard.TensorBoard`` for ``Langevin.sample(callback=...)``
+These two keep iterates of ``optim.NaturalLangevin`` by burn-in and thinning, go on from the
+framework's own checkpoints, and hand out a ``Posterior``.
 
-The first two keep iterates by burn-in and thinning, go on from the framework's own checkpoints, and
-hand out a ``Posterior``. Each module needs its package; importing this one needs none.
+* ``natural_langevin.integrations.tensorboard.TensorBoard``, ``wandb.WeightsAndBiases`` and
+  ``mlflow.MLflow`` for ``Langevin.sample(callback=...)``
+* ``natural_langevin.integrations.hub``: a posterior as a repository of the Hugging Face hub
+
+Each module needs its package; importing this one needs none.
 """

@@ -39,7 +39,6 @@ from natural_langevin.experiments.origin import origin
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
 from natural_langevin.sklearn.frames import Array
 from natural_langevin.tabular import weighing
-from natural_langevin.tabular.candidates import candidates
 from natural_langevin.tabular.predictive import Predictive
 from natural_langevin.tabular.settings import Settings
 
@@ -120,9 +119,7 @@ def configuration() -> dict[str, Any]:
     defaults = Settings()
     return {
         "ours": NaturalLangevinClassifier().get_params(),
-        "candidates": [one.as_dict() for one in candidates(defaults.of_rows(100))],
         "cross_validation": {
-            "chains_of_fold": defaults.chains_per_fold,
             "most_held_out": defaults.held_out,
             "draws": defaults.draws,
             "updates": weighing.UPDATES,

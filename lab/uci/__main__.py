@@ -13,7 +13,7 @@ from natural_langevin.tabular.recipe import settings_from
 ABOUT = """Nine regression tables on their published splits, beside published log-likelihoods.
 Nothing is tuned: every fit is the recipe of `train` with its defaults. Interrupted, the same
 command goes on with the next split. Several processes share the work where each has some splits and
-a file of its own, which --merge joins."""
+a file of its own, which --merge joins; or --jobs."""
 
 
 def main(words: list[str] | None = None) -> None:
@@ -25,6 +25,8 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("--split", type=int, nargs="+", default=[], help="these, from 0")
     parser.add_argument("--merge", type=Path, help="run nothing: join this folder's files")
+    parser.add_argument("--jobs", type=command.at_least(1), default=1, help="processes")
+    parser.add_argument("--seconds", type=float, help="what a fit may take")
     parser.add_argument("--steps", type=command.at_least(8), help="updates of every run")
     given = parser.parse_args(words)
 
@@ -34,7 +36,8 @@ def main(words: list[str] | None = None) -> None:
         else:
             results = run(
                 given.tables or list(TABLES), given.out, splits=given.splits, only=given.split,
-                settings=settings_from({"steps": given.steps}), device=given.device, progress=True,
+                settings=settings_from({"steps": given.steps, "seconds": given.seconds}),
+                jobs=given.jobs, device=given.device, progress=True,
                 say=command.say,
             )  # fmt: skip
         command.publish(table, results, given.page, given.plot)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from lab.results import join_parts, open_results, write_results
 from lab.uci.data import TABLES, load, split
 from natural_langevin.data.table import Table, need_pandas
 from natural_langevin.experiments.origin import origin
-from natural_langevin.tabular.recipe import CHUNK, learn
+from natural_langevin.tabular.learned import CHUNK
+from natural_langevin.tabular.recipe import learn
 from natural_langevin.tabular.settings import Settings
 from natural_langevin.tabular.survey import fit_features
 
@@ -31,31 +33,56 @@ def run(
     splits: int | None = None,
     only: Sequence[int] = (),
     settings: Settings | None = None,
+    jobs: int = 1,
     device: str | None = None,
     progress: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """The content of ``out``, to which every fit is added as soon as it is done. ``splits``: the
-    first so many of each table; ``only``: these, counted from 0."""
+    first so many of each table; ``only``: these, counted from 0. ``jobs``: processes, of one thread
+    each where there are several."""
     settings = settings or Settings()
     wanted = pieces(names, splits=splits, only=only)
     results = open_results(out, settings.to_json(), [], UciError)
     done = {(row["table"], row["split"]) for row in results["rows"]}
-    for name, own in itertools.groupby(wanted, key=lambda piece: piece[0]):
-        arrays, count = load(name), TABLES[name].splits
-        for _, number in own:
-            if (name, number) in done:
-                continue
-            row = fit(split(arrays, number), settings, device=device, progress=progress)
-            row = {"table": name, "split": number} | row
-            results["rows"].append(row)
-            results |= origin(device or "cpu")
-            write_results(out, results)
-            say(
-                f"{name} {number + 1}/{count}: log-likelihood {row['log_likelihood']:.3f}, RMSE "
-                f"{row['rmse']:.4g}, {row['seconds']:.1f} s"
-            )
+    open_pieces = [piece for piece in wanted if piece not in done]
+    for (name, number), row in _fits(open_pieces, settings, device, progress, jobs):
+        results["rows"].append({"table": name, "split": number} | row)
+        results |= origin(device or "cpu")
+        write_results(out, results)
+        say(
+            f"{name} {number + 1}/{TABLES[name].splits}: log-likelihood "
+            f"{row['log_likelihood']:.3f}, RMSE {row['rmse']:.4g}, {row['seconds']:.1f} s"
+        )
+    results["rows"].sort(key=lambda row: (list(TABLES).index(row["table"]), row["split"]))
+    write_results(out, results)
     return results
+
+
+def _fits(
+    wanted: Sequence[tuple[str, int]],
+    settings: Settings,
+    device: str | None,
+    progress: bool,
+    jobs: int,
+) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
+    """Every fit, as it is done."""
+    if jobs == 1:
+        for piece in wanted:
+            yield piece, _fit_piece(piece, settings, device, progress)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (1,)) as pool:
+        futures = {pool.submit(_fit_piece, p, settings, device, False): p for p in wanted}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _fit_piece(
+    piece: tuple[str, int], settings: Settings, device: str | None, progress: bool
+) -> dict[str, Any]:
+    name, number = piece
+    return fit(split(load(name), number), settings, device=device, progress=progress)
 
 
 def pieces(

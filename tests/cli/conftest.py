@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from natural_langevin.report import picture
+from short_recipe import shorten
 from tables import SMALL, flowers, prices, run
 
 
@@ -17,6 +18,14 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _short():
+    """What is learned here is a sentence or a file, not how well."""
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

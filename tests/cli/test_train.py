@@ -83,7 +83,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
     assert "Chosen  " in whole.output
     assert "held-out NLL" in json.loads((tmp_path / "whole/quality.json").read_text())["reason"]
     with monkeypatch.context() as patch:
-        interrupted(patch, at=60)
+        interrupted(patch, at=90)
         stopped = run(*words, "--out", tmp_path / "part")
     assert stopped.exit_code == 130
     assert "--resume" in stopped.output
@@ -232,10 +232,10 @@ def test_settings_that_cannot_be_had_leave_nothing_in_the_way(tmp_path):
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path, monkeypatch):
     table = prices(tmp_path / "prices.csv", rows=20)
-    words = ("train", table, "--target", "price", "--out", tmp_path / "r", *SMALL, "--steps", "50")
-    words = (*words, "--step-size", "0.1")
+    words = ("train", table, "--target", "price", "--out", tmp_path / "r", *SMALL, "--steps", "200")
+    words = (*words, "--step-size", "0.001")
     with monkeypatch.context() as patch:
-        interrupted(patch, at=20)
+        interrupted(patch, at=160)
         assert run(*words).exit_code == 130
     for path in (tmp_path / "r" / "checkpoint").rglob("*"):
         if path.is_file():

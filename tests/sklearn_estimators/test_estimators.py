@@ -174,14 +174,14 @@ def test_settings_reach_the_sampler(blobs):
 def test_too_few_data_to_hold_out_are_sampled_all_the_same():
     X, y = np.arange(5.0)[:, None], np.arange(5.0)
     model = NaturalLangevinRegressor(steps=20, chains=2, random_state=0).fit(X, y)
-    assert "pilot" not in model.posterior_.config
-    assert model.reason_ == "prior variance learned, temperature 1 (no cross-validation)"
+    assert model.reason_ == "noise of one size, 1 hidden layer (no cross-validation)"
     assert np.isfinite(model.predict(X)).all()
 
 
 def test_without_folds_a_pilot_chooses_the_step_size(blobs):
     model = NaturalLangevinClassifier(steps=20, chains=2, folds=0, random_state=0).fit(*blobs)
-    assert len(model.posterior_.config["pilot"]["table"]) == 8
+    assert model.posterior_.plan.measured["curvature"] > 0
+    assert model.posterior_.plan.step_size > 0
     assert (model.scale_, model.weights_.tolist()) == (1.0, [1.0])
 
 

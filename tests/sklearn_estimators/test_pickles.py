@@ -37,10 +37,10 @@ def from_before(model: Any, **changes: Any) -> Any:
 def test_what_lacks_attributes_says_so_and_can_be_fitted_again(kind: type) -> None:
     model = fitted(kind)
     learned = copy.copy(model.learned_)
-    del vars(learned)["scales" if kind is NaturalLangevinClassifier else "factors"]
+    del vars(learned)["scales" if kind is NaturalLangevinClassifier else "members"]
     with pytest.warns(pickles.OtherVersionWarning, match="fit it again"):
         again = from_before(model, learned_=learned)
-    with pytest.raises(NotFittedError, match=r"fit it again.*no attribute '(scales|factors)'"):
+    with pytest.raises(NotFittedError, match=r"fit it again.*no attribute '(scales|members)'"):
         again.predict(X)
     with pytest.raises(NotFittedError, match="fit it again"):
         _ = again.posterior_

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from natural_langevin.execution import engine as engines
 from natural_langevin.execution.kernels.native.planner import agrees, plan_native
-from natural_langevin.tabular import crossvalidation
-from natural_langevin.tabular.candidates import candidates
-from natural_langevin.tabular.crossvalidation import Problem, split
+from natural_langevin.tabular.crossvalidation import TableFit, split
+from natural_langevin.tabular.inputs import plain_inputs
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.settings import Settings
+from natural_langevin.tabular.views import View
 
 OUTCOMES = {
     "classes": Outcome("classification", "categorical", classes=3),
@@ -25,7 +23,7 @@ OUTCOMES = {
 }
 
 
-def small_problem(kind: str, activation: str) -> Problem:
+def small_fit(kind: str, activation: str) -> tuple[TableFit, View]:
     outcome = OUTCOMES[kind]
     rng = np.random.default_rng(0)
     x = torch.tensor(rng.normal(size=(60, 3))).float()
@@ -35,16 +33,18 @@ def small_problem(kind: str, activation: str) -> Problem:
     elif outcome.task == "count":
         y = torch.tensor(rng.poisson(2.0, size=(60, 1))).float()
     settings = Settings(
-        hidden=(5, 4), steps=20, chains=2, activation=activation, precision="float32"
-    ).of_rows(60)
-    return Problem(outcome, settings, x, y)
+        hidden=(5, 4), steps=20, chains=2, activation=activation, precision="float32",
+        prior_variance="fan_in", step_size=0.001,
+    ).of_rows(60)  # fmt: skip
+    folds = split(60, 3, 0, y.numpy() if outcome.classes else None)
+    return TableFit(x, y, settings, folds), View(outcome, plain_inputs(3), settings)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("kind", OUTCOMES)
-def test_folds_and_candidates_are_native_chains(kind, activation, monkeypatch):
-    """Priors per layer and chain, temperatures and folds per chain: one step equals the reference's
-    up to rounding, which a run of known networks does not check by itself."""
+def test_folds_are_native_chains(kind, activation, monkeypatch):
+    """One step of folds, and of all rows, equals the reference's up to rounding, which a run of
+    known networks does not check by itself."""
     plans = []
 
     def watched(dynamics, state, stream, rates, num_data):
@@ -52,32 +52,20 @@ def test_folds_and_candidates_are_native_chains(kind, activation, monkeypatch):
         plans.append(native is not None and agrees(native, state))
         return native
 
+    here, view = small_fit(kind, activation)
+    plan = here.plan(view)
     monkeypatch.setattr(engines, "plan_executor", watched)
-    here = small_problem(kind, activation)
-    offered = candidates(here.settings, classes=bool(here.outcome.classes))
-    labels = here.y.numpy() if here.outcome.classes else None
-    held_out, _ = here.held_out(offered, split(60, 3, 0, labels))
-    assert list(held_out.networks) == list(range(len(offered)))
-    run = here.posterior(offered[0], 2)
-    assert len(plans) >= 3  # Gaussian candidates, the learned variance, all rows; and retries
+    trial = here.on_folds(view, plan)
+    assert len(trial.folds) == 3
+    run = here.on_all_rows(trial, 2)
+    assert len(plans) >= 2
     assert all(plans)
     assert run.config["execution"] == "native"
 
 
-def test_the_schedule_rises_and_falls():
-    warming = crossvalidation.Warming(torch.tensor([0.1, 0.2]), 10)
-    table = warming.table(0, 100)
-    assert table.shape == (100, 2)
-    torch.testing.assert_close(warming(37), table[37])
-    torch.testing.assert_close(table[:, 1], 2 * table[:, 0])
-    assert float(table[0, 0]) == pytest.approx(0.01)
-    assert float(table[90, 0]) == pytest.approx(0.1 * 10 ** (-1 / 3))
-
-
 def test_networks_that_ran_away_are_not_sound():
-    here = small_problem("varying", "relu")
-    run = here.posterior(candidates(here.settings, classes=False)[0], 2)
-    assert len(here.sound(run)) == 2 * run.draws
+    here, view = small_fit("varying", "relu")
+    run = here.on_all_rows(here.on_folds(view, here.plan(view)), 2)
+    assert len(here.sound(view, run)) == 2 * run.draws
     run.samples["4.bias"][1, 2:] += 1e6
-    assert here.sound(run).tolist() == list(range(run.draws + 2))
-    assert replace(here, counts=None).sound(run).tolist() == list(range(run.draws + 2))
+    assert here.sound(view, run).tolist() == list(range(run.draws + 2))

@@ -64,7 +64,7 @@ def test_an_end_that_has_a_probability_is_not_strange():
     z = torch.tensor([-0.5, 0.5, 2.0, 2.0, 0.0] * 8)
     y = z.clamp(0.0, 1.0).double()[:, None]
     said = Networks(z[None, :, None], torch.tensor([0.01]))
-    found = weigh(HeldOut(torch.arange(40), {0: [said]}), outcome, y, 1)
+    found = weigh([HeldOut(outcome, [said])], y)
     # Every central interval of a row holds its end; in the middle, the median is y itself.
     torch.testing.assert_close(found.strangeness, torch.zeros(40).double(), atol=1e-6, rtol=0)
 

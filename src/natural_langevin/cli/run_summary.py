@@ -122,11 +122,9 @@ def _network(run: Run) -> str:
 
 def _sampler(run: Run) -> str:
     s = run.settings
-    compared = "compared on held-out rows" if s.folds else "not compared"
-    return (
-        f"quasi-diagonal natural Langevin, {s.chains} chains of {s.steps:,} steps; priors, "
-        f"temperatures and step sizes {compared}"
-    )
+    length = "as many steps as the recipe finds" if s.given_steps is None else f"{s.steps:,} steps"
+    compared = "; views of the table are compared on held-out rows" if s.folds else ""
+    return f"natural Langevin dynamics, {s.chains} chains of {length}{compared}"
 
 
 def choice(quality: Mapping[str, Any], console: Console) -> None:

@@ -44,19 +44,22 @@ def train(
     ),
     drop: list[str] = typer.Option([], metavar="COLUMN", help="Leave it out; repeatable."),
     categorical: list[str] = typer.Option(
-        [], metavar="COLUMN", help="Its numbers are names; repeatable."
+        [], metavar="COLUMN", help="Treat this numeric column as categorical (repeatable)."
     ),
     skip_missing: bool = typer.Option(
         False, "--skip-missing", help="Leave out rows in which a cell is missing."
     ),
     decimal_comma: bool = typer.Option(
-        False, "--decimal-comma", help="1,234 is less than two [default: found]."
+        False, "--decimal-comma", help="Use ',' as the decimal mark [default: detect]."
     ),
     hidden: str | None = typer.Option(
         None, metavar="SIZES", help="Hidden layers, such as 50 or 100,100 [default: by rows]."
     ),
     steps: int | None = typer.Option(
         None, metavar="N", help=f"Updates of every run, at least 8 [default: {Settings.steps}]."
+    ),
+    seconds: float | None = typer.Option(
+        None, metavar="N", help="What training may take [default: as long as it needs]."
     ),
     chains: int | None = typer.Option(
         None, metavar="N", help=f"Chains run side by side [default: {Settings.chains}]."
@@ -112,6 +115,7 @@ def train(
             hold_out=hold_out,
             settings=_settings(
                 steps=steps,
+                seconds=seconds,
                 chains=chains,
                 batch_size=batch_size,
                 prior_variance=prior_variance,

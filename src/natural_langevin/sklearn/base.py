@@ -31,8 +31,9 @@ from natural_langevin.tabular.explain import (
     permutation_importance,
 )
 from natural_langevin.tabular.features import Features
+from natural_langevin.tabular.learned import CHUNK, Learned
 from natural_langevin.tabular.predictive import Predictive
-from natural_langevin.tabular.recipe import CHUNK, Learned, learn
+from natural_langevin.tabular.recipe import learn
 from natural_langevin.tabular.settings import SettingError, Settings
 from natural_langevin.tabular.survey import fit_features
 
@@ -46,24 +47,24 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     frame whose columns may hold words, dates and missing cells. What was filled, encoded or left
     out is in ``features_.notices`` and in the log.
 
-    ``hidden_layer_sizes``: units of every hidden layer ("auto": one layer of 50 below 500 rows, two
-    from there on); ``activation``: "relu", "tanh" or "silu".
-    ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out), "fan_in" (3
-    divided by a layer's inputs), "unit_fan_in" (1) or "wide_fan_in" (10 divided by them).
-    ``temperature``: "auto" or a number. Below 1 with a learned variance, weights may vanish.
-    ``step_size``: "auto", or a number or schedule (see ``Langevin``).
-    ``folds``: of the cross-validation that weighs what "auto" leaves open and corrects how sure
-    the predictions are. 0: none; then "auto" is a learned variance at temperature 1, with a step
-    size from a short pilot run.
-    ``preconditioner``: "qdop", "dop", "rmsprop" or "sgld".
-    ``steps`` ("auto": 2,000, more beyond 10,000 rows), ``batch_size``: of a run, whose first half
-    is burn-in; ``chains``: of the last runs together.
+    ``hidden_layer_sizes``: units of every hidden layer, () for a linear model ("auto": one layer of
+    50 below 500 rows, two from there on, or a linear model, as held-out rows have it);
+    ``activation``: "relu", "tanh" or "silu".
+    ``folds``: of the cross-validation that weighs ways to see the table (kinds of noise, inputs,
+    networks) and corrects how sure the predictions are. 0: none; then the first way is taken.
+    What else is "auto" is chosen by the recipe of ``Langevin``: ``prior_variance`` ("auto", a
+    number, "learned", a layer's own, integrated out, "fan_in", 3 divided by a layer's inputs,
+    "unit_fan_in", 1, or "wide_fan_in", 10 divided by them), ``step_size`` ("auto", or a number or
+    schedule), ``steps`` and ``batch_size``. ``temperature``: "auto" is 1. ``preconditioner``:
+    "qdop", "dop", "rmsprop" or "sgld". ``chains``: of the last runs together.
+    ``seconds``: what a fit may take, in place of ``steps``.
     ``random_state``: a number for the same result every time. ``verbose``: whether progress is
     shown; None, on a terminal.
 
-    Fitted: ``choice_`` (the candidates, with held-out NLL and weight), ``reason_`` (in words),
+    Fitted: ``choice_`` (the views that were tried, with held-out NLL and weight), ``reason_`` (in
+    words),
     ``scale_`` (below 1: surer than the networks by themselves), ``posteriors_`` and ``weights_``
-    (of the candidates that count), ``posterior_`` (of the largest weight; its networks are given
+    (of the views that count), ``posterior_`` (of the largest weight; its networks are given
     ``network_inputs(X)``),
     ``features_`` (how columns became inputs), ``n_iter_``, ``n_features_in_``,
     ``feature_names_in_``.
@@ -85,6 +86,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         steps: int | str = Settings.steps,
         chains: int = Settings.chains,
         batch_size: int | str = Settings.batch_size,
+        seconds: float | None = Settings.seconds,
         random_state: int | np.random.RandomState | None = None,
         device: str | None = None,
         verbose: bool | None = None,
@@ -102,6 +104,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         self.steps = steps
         self.chains = chains
         self.batch_size = batch_size
+        self.seconds = seconds
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
@@ -174,7 +177,8 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         self.__dict__.pop("_unreadable", None)
         self.posteriors_ = self.learned_.posteriors
         self.weights_ = self.learned_.weights.numpy()
-        self.scale_, self.n_iter_ = self.learned_.scale, self.learned_.settings.updates
+        self.scale_ = self.learned_.scale
+        self.n_iter_ = int(self.learned_.best.config["steps"])
         self.choice_, self.reason_ = self.learned_.choice, self.learned_.reason
         log.info("%s: %s", type(self).__name__, self.reason_)
 
@@ -182,7 +186,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(2**31 - 2))
         names = (
             "activation", "prior_variance", "temperature", "step_size", "folds", "preconditioner",
-            "noise", "log", "steps", "chains", "batch_size",
+            "noise", "log", "steps", "chains", "batch_size", "seconds",
         )  # fmt: skip
         given = {name: getattr(self, name) for name in names}
         try:

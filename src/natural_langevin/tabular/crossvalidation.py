@@ -1,4 +1,8 @@
-"""One table, one network: runs ``Langevin`` on it, for all data or for folds on the chain axis."""
+"""One table: plans and runs of its views, on folds and on all rows.
+
+A fold is a chain of one run: chain c learns from all rows but those of fold c, and is asked for
+them. The run on all rows begins where such chains ended.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,83 +20,154 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from natural_langevin._internal.atomic import write
 from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.streams import Subsets
-from natural_langevin.dynamics import Underdamped
 from natural_langevin.langevin import Langevin
+from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.problem.step_size_checks import known_step_size
+from natural_langevin.recipe import pace
 from natural_langevin.recipe.decide import Asked
+from natural_langevin.run import time_limit
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.run import Options
-from natural_langevin.tabular.candidates import TRIES, Candidate, prior_of
-from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks
-from natural_langevin.tabular.settings import PRECONDITIONERS, USUAL_FOLDS, Settings
-from natural_langevin.tabular.weighing import HeldOut
+from natural_langevin.tabular.settings import AUTO, MANY, USUAL_FOLDS, Settings
+from natural_langevin.tabular.views import View
+from natural_langevin.types import Params
 
 #: Rows that a network is asked for to see whether it is sound.
 SOUND_ROWS = 500
-#: Rows (of numbers, of classes) from which only so many of the folds are run.
-MANY_ROWS, FEW_FOLDS = (500, 5000), 2
+#: Of MANY rows, so many of the folds are run.
+FEW_FOLDS = 2
 #: Networks evaluated at once.
 AT_ONCE = 64
-#: Second order in the step: at the same cost it goes ten times as far as the overdamped step.
-DYNAMICS = Underdamped(friction=0.1, integrator="baoab")
+#: The part of a run's usual length that folds have, its fewest steps, and draws of a chain.
+PART, FEWEST_STEPS, DRAWS = 4, 500, 25
+#: Where a call has so many seconds: the part of them for the first plan, and when folds are over.
+PLANNING, COMPARING = 0.3, 0.45
 
 
 @dataclass(frozen=True)
-class Warming:
-    """eta_t = eta (1 + t/p)^(-1/3), and along the first p steps t/p of that: a metric that has seen
-    few batches is not to be trusted with whole steps."""
+class Trial:
+    """A view's plan, what its networks say of the rows of every fold, and where its chains ended:
+    weights and what likelihoods have learned, (chain, ...)."""
 
-    sizes: Tensor
-    period: int
-
-    def __call__(self, step: int) -> Tensor:
-        return self.table(step, step + 1)[0]
-
-    def table(self, start: int, stop: int) -> Tensor:
-        """(step, chain)."""
-        ratio = torch.arange(start, stop, dtype=torch.float64)[:, None] / self.period
-        rising = (ratio + 1 / self.period).clamp_max(1.0)
-        return self.sizes.double() * rising * (1 + ratio) ** (-1 / 3)
+    view: View
+    plan: Plan
+    folds: list[Networks]
+    end: tuple[Params, Params]
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Everything of a fit that does not depend on the candidate. ``x``: what the networks are
-    given (``view`` says how it came about, in words); ``y``: as it is sampled.
+class Clock:
+    """What is left of ``seconds``; of None, everything."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        time_limit.TimeLimit(seconds)  # for its check
+        self.seconds, self._began = seconds, time_limit.clock()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the call began."""
+        return time_limit.clock() - self._began
+
+    def until(self, part: float) -> float | None:
+        """Seconds until this part of the time is over; None without a limit."""
+        return None if self.seconds is None else part * self.seconds - self.spent
+
+
+@dataclass(frozen=True, eq=False)
+class TableFit:
+    """Everything of a fit that does not depend on the view. ``x``: encoded rows, ``y``: targets
+    in their own units, ``folds``: rows held out in turn.
 
     ``counts`` (n,), where rows have weights: how often each is repeated, ``num_data`` data in all.
-    ``checkpoint``: a folder; the same problem goes on from what it holds."""
+    ``checkpoint``: a folder; the same fit goes on from what it holds."""
 
-    outcome: Outcome
-    settings: Settings
     x: Tensor
     y: Tensor
+    settings: Settings
+    folds: list[Tensor]
     counts: Tensor | None = None
     num_data: int | None = None
     device: str | None = None
     progress: bool = False
     checkpoint: str | os.PathLike[str] | None = None
-    view: str = ""
+    clock: Clock = field(default_factory=Clock)
 
     @property
-    def network(self) -> nn.Module:
-        """A fresh network for these inputs and this outcome."""
-        return self.outcome.network(self.x.shape[1], self.settings)
+    def first_scale(self) -> float | None:
+        """The prior's scale where it is not searched for: before a run that is given fewer steps
+        than the search would take."""
+        steps = self.settings.given_steps
+        return 1.0 if steps is not None and steps < FEWEST_STEPS else None
 
-    def posterior(self, candidate: Candidate, chains: int) -> Posterior:
-        """A posterior of all data, of so many chains."""
+    def plan(self, view: View, prior_scale: float | None = None) -> Plan:
+        """What the recipe decides for a run of the view on all rows."""
+        known = self._folder(f"plan {view}")
+        if known is not None and known.exists():
+            return Plan.from_json(known.read_text(encoding="utf-8"))
         rows = self._repeated
-        title = f"learning from all rows ({candidate})"
-        data = (self.x[rows], self.y[rows])
-        return self._run(
-            [candidate] * chains, data, len(rows), title, f"all {candidate}",
-            steps=self.settings.updates, seed=self.settings.seed,
-        )  # fmt: skip
+        sampler = self._sampler(view, max(2, self.settings.chains // 2), len(rows), prior_scale)
+        limit = self.clock.until(PLANNING)
+        settings = self.settings
+        batch = settings.given_batch and min(settings.given_batch, len(rows))
+        with proven_network():
+            plan = sampler.plan(
+                self._data(view, rows), steps=settings.given_steps, batch_size=batch,
+                seconds=None if limit is None else max(limit, 0.1),
+            )  # fmt: skip
+        if settings.prior_variance == AUTO and plan.prior_scale is None:
+            plan = replace(plan, prior_scale=prior_scale)
+        if known is not None:
+            known.parent.mkdir(parents=True, exist_ok=True)
+            write(known, plan.to_json().encode())
+        return plan
 
-    def sound(self, posterior: Posterior) -> Tensor:
+    def on_folds(self, view: View, plan: Plan) -> Trial:
+        """The view on the folds; ``DivergenceError`` where a chain is lost."""
+        rows = self._repeated
+        seen = [(~torch.isin(rows, fold)).nonzero().flatten() for fold in self.folds]
+        size = min(map(len, seen))  # of repeated rows the folds may differ by some
+        data = Subsets(*self._data(view, rows), torch.stack([own[:size] for own in seen]))
+        steps = self.settings.given_steps
+        steps = max(FEWEST_STEPS, plan.steps // PART) if steps is None else -(-steps // 2)
+        short = replace(
+            plan, steps=steps, end=None, draws=DRAWS, batch_size=min(plan.batch_size, size)
+        )
+        sampler = self._sampler(view, len(self.folds), size, seed=1)
+        if (left := self.clock.until(COMPARING)) is not None:
+            short = replace(short, steps=min(steps, _steps_within(sampler, data, short, left / 2)))
+        run = self._run(sampler, data, short, f"comparing {view} on held-out rows", trial=True)
+        if len(run.healthy) < len(self.folds):
+            raise DivergenceError(f"a chain of {view} was lost")
+        said = [
+            networks(run, view.network, view.inputs(self.x[fold]), [chain])
+            for chain, fold in enumerate(self.folds)
+        ]
+        return Trial(view, plan, said, (run.last, run.learned))
+
+    def on_all_rows(
+        self, trial: Trial, chains: int, *, share: float = 1.0, part: float = 1.0
+    ) -> Posterior:
+        """The view's posterior of all rows, from where its chains on folds ended. Where time is
+        limited, it has a ``share`` of what is left up to a ``part`` of all."""
+        view, plan = trial.view, trial.plan
+        rows = self._repeated
+        sampler = self._sampler(view, chains, len(rows))
+        plan = replace(plan, draws=self.settings.draws)
+        begin = None
+        if trial.folds and plan.units is None:
+            own = torch.arange(chains) % len(self.folds)
+            weights, learned = ({k: v[own] for k, v in tree.items()} for tree in trial.end)
+            begin = weights, learned
+        data = self._data(view, rows)
+        if (left := self.clock.until(part)) is not None and self.settings.given_steps is None:
+            plan = replace(plan, steps=_steps_within(sampler, data, plan, share * left), end=None)
+        return self._run(sampler, data, plan, f"learning from all rows ({view})", begin=begin)
+
+    def sound(self, view: View, posterior: Posterior) -> Tensor:
         """The numbers of the networks that explain the training rows about as well as the others.
 
         A network whose ln p is a nat per row below that of the better ones (their upper quartile)
@@ -100,86 +175,12 @@ class Problem:
         without becoming infinite."""
         rows = self._repeated
         some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), SOUND_ROWS)).long()]
-        said = networks(posterior, self.network, self.x[some])
-        fit = said.law(self.outcome).log_prob(self.y[some])
+        x, y = self._data(view, some)
+        fit = networks(posterior, view.network, x).law(view.outcome).log_prob(y)
         fit = fit.flatten(2).sum(-1) if fit.ndim > 2 else fit
         fit = fit.double().mean(1).nan_to_num(nan=-math.inf)
         fine = (fit >= fit.quantile(0.75) - 1) & fit.isfinite()
         return fine.nonzero().flatten()
-
-    def held_out(
-        self, offered: Sequence[Candidate], folds: Sequence[Tensor], what: str = "candidates"
-    ) -> tuple[HeldOut, list[Candidate]]:
-        """What networks that have not seen a fold's rows say of them, for every candidate; and the
-        candidates, with smaller step sizes where chains diverged.
-
-        The folds are chains, and so are the candidates: those with a Gaussian prior are one run."""
-        found: dict[int, list[Networks]] = {}
-        tried = list(offered)
-        for learned in (False, True):
-            group = [k for k, c in enumerate(tried) if (c.variance == "learned") == learned]
-            for attempt in range(TRIES):
-                group = [k for k in group if k not in found]
-                if not group:
-                    break
-                title = f"comparing {what} on held-out rows"
-                ran = self._of_group(tried, group, folds, title)
-                last = attempt == TRIES - 1
-                found |= {k: v for k, v in ran.items() if last or not self._astray(v, folds)}
-                for k in group:
-                    if k not in found and tried[k].automatic and not last:
-                        tried[k] = tried[k].smaller()
-        if not found:
-            raise DivergenceError(
-                "no candidate ran to its end in cross-validation: give a smaller step_size"
-            )
-        rows = torch.cat(list(folds))
-        return HeldOut(rows, {k: found[k] for k in sorted(found)}), tried
-
-    def _astray(self, said: list[Networks], folds: Sequence[Tensor]) -> bool:
-        """Whether a chain ran away without becoming infinite: of some fold it says something worse,
-        by more than a nat per row, than a guess that looks at no input."""
-        if not (self.outcome.classes or self.outcome.real):
-            return False
-        blind = math.log(self.outcome.classes or 1) or 1.42 * len(self.outcome.mean)
-        for one, fold in zip(said, folds, strict=True):
-            fit = one.law(self.outcome).log_prob(self.y[fold])
-            fit = fit.flatten(2).sum(-1) if fit.ndim > 2 else fit
-            fit = torch.logsumexp(fit.double(), 0).mean() - math.log(len(fit))
-            if not float(fit) > -blind - 1:
-                return True
-        return False
-
-    def _of_group(
-        self, offered: Sequence[Candidate], group: list[int], folds: Sequence[Tensor], title: str
-    ) -> dict[int, list[Networks]]:
-        rows, each = self._repeated, self.settings.chains_per_fold
-        seen = [(~torch.isin(rows, fold)).nonzero().flatten() for fold in folds]
-        size = min(map(len, seen))  # of repeated rows the folds may differ by some
-        chains = [(k, f) for k in group for f in range(len(folds)) for _ in range(each)]
-        own_rows = torch.stack([seen[f][:size] for _, f in chains])
-        data = Subsets(self.x[rows], self.y[rows], own_rows)
-        runs = [offered[k] for k, _ in chains]
-        name = (
-            f"folds {self.outcome.noise} {self.outcome.log} {self.view} {self.settings.activation} "
-            f"{self.settings.hidden} {'; '.join(map(str, runs[::each]))}"
-        )
-        try:
-            run = self._run(
-                runs, data, size, title, name,
-                steps=math.ceil(self.settings.updates / 2), seed=self.settings.seed + 1,
-            )  # fmt: skip
-        except DivergenceError:
-            return {}
-        running = [chains[c] for c in run.healthy]
-        every = len(folds) * each
-        fine = [k for k in group if sum(chain[0] == k for chain in running) == every]
-        found: dict[int, list[Networks]] = {k: [] for k in fine}
-        for f, fold in enumerate(folds):
-            for k in fine:
-                own = [c for c in run.healthy if chains[c] == (k, f)]
-                found[k].append(networks(run, self.network, self.x[fold], own))
-        return found
 
     @property
     def _repeated(self) -> Tensor:
@@ -187,60 +188,62 @@ class Problem:
         rows = torch.arange(len(self.x))
         return rows if self.counts is None else rows.repeat_interleave(self.counts)
 
+    def _data(self, view: View, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return view.inputs(self.x)[rows], view.targets(self.y)[rows]
+
+    def _sampler(
+        self,
+        view: View,
+        chains: int,
+        rows: int,
+        prior_scale: float | None = None,
+        seed: int = 0,
+    ) -> Langevin:
+        """Of chains that learn from so many rows, repeated ones among them."""
+        total = len(self.x) if self.counts is None else int(self.counts.sum())
+        return view.sampler(
+            chains=chains,
+            seed=self.settings.seed + seed,
+            num_data=max(1, round((self.num_data or total) * rows / total)),
+            device=self.device,
+            prior_scale=prior_scale,
+        )
+
+    def _folder(self, name: str) -> Path | None:
+        if self.checkpoint is None:
+            return None
+        label = "".join(c if c.isalnum() else "-" for c in name)[:60]
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]  # long names begin alike
+        return Path(self.checkpoint) / f"{label}-{digest}"
+
     def _run(
         self,
-        runs: Sequence[Candidate],
+        sampler: Langevin,
         data: Any,
-        rows: int,
+        plan: Plan,
         title: str,
-        name: str,
         *,
-        steps: int,
-        seed: int,
+        trial: bool = False,
+        begin: tuple[Params, Params] | None = None,
     ) -> Posterior:
-        """One chain for every entry of ``runs``; their priors are all learned or all Gaussian."""
-        first, settings, network = runs[0], self.settings, self.network
-        step_size: Any = first.step_size
-        if first.automatic:
-            sizes = torch.tensor([c.step_size for c in runs], dtype=torch.float64)
-            step_size = Warming(sizes, max(1, steps // 10))
-        total = len(self.x) if self.counts is None else int(self.counts.sum())
-        num_data = max(1, round((self.num_data or total) * rows / total))
-        sampler = Langevin(
-            network,
-            self.outcome.likelihood,
-            prior=prior_of(runs, network),
-            preconditioner=PRECONDITIONERS[settings.preconditioner](),
-            step_size=step_size,
-            temperature=torch.tensor([c.temperature for c in runs], dtype=torch.float64),
-            chains=len(runs),
-            num_data=num_data,
-            dynamics=DYNAMICS,
-            init="fan_in",
-            seed=seed,
-            device=self.device,
-        )
-        folder = None
-        if self.checkpoint is not None:
-            label = "".join(c if c.isalnum() else "-" for c in name)[:60]
-            digest = hashlib.sha256(name.encode()).hexdigest()[:12]  # long names begin alike
-            folder = Path(self.checkpoint) / f"{label}-{digest}"
-        burn_in = steps // 2
-        asked = Asked(
-            steps=steps,
-            batch_size=min(settings.batch, rows),
-            burn_in=burn_in,
-            thin=math.ceil((steps - burn_in) / settings.draws),
-        )
         options = Options(
-            checkpoint=folder,
-            every=max(1, steps // 10),
+            checkpoint=self._folder(title),
+            every=max(1, plan.steps // 10),
             progress=title if self.progress else False,
-            trial=first.automatic,
+            trial=trial,
             partial=False,
+            begin=begin,
         )
         with proven_network():
-            return sampler.sampled(data, asked, options)
+            return sampler.sampled(data, Asked(), options, plan)
+
+
+def _steps_within(sampler: Langevin, data: Any, plan: Plan, seconds: float) -> int:
+    """How many steps of a plan fit into so many seconds, ten at least."""
+    motion = sampler.motion.on(sampler.problem.on(data))
+    size = plan.schedule(0) or known_step_size(sampler.given.step_size)
+    took, _ = pace.of_steps(motion, plan.batch_size, size, sampler.given.settings.time)
+    return max(10, int(seconds / took))
 
 
 def networks(
@@ -279,7 +282,7 @@ def split(
     with warnings.catch_warnings():  # a class of fewer rows than folds is in some of them only
         warnings.simplefilter("ignore", UserWarning)
         parts = [generator.permutation(held) for _, held in kind.split(np.empty(count), labels)]
-    if folds == USUAL_FOLDS and count >= MANY_ROWS[labels is not None]:
+    if folds == USUAL_FOLDS and count >= MANY:
         parts = parts[:FEW_FOLDS]
     size = min(*map(len, parts), most)
     return [torch.as_tensor(np.sort(part[:size])) for part in parts]

@@ -63,10 +63,7 @@ class Inputs:
         return v.clamp(-self.limit, self.limit) + v.sign() * beyond.log1p()
 
     def __str__(self) -> str:
-        drawn_in = "drawn in" if bool((self.power != 1).any()) else ""
-        return " and ".join(
-            filter(None, (drawn_in, "" if self.rotation is None else "decorrelated"))
-        )
+        return "" if self.rotation is None else "decorrelated inputs"
 
     @property
     def width(self) -> int:

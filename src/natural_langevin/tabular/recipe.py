@@ -1,204 +1,49 @@
-"""The recipe behind the estimators, the command line and the library: one table, one answer.
+"""From a table to a posterior: what the estimators, the command line and the library share.
 
-1. Where the target may be seen in several ways (noise of one size or depending on the inputs; the
-   target or its logarithm) or the inputs (as they are, drawn in, decorrelated), each runs on the
-   folds of a cross-validation, which are chains of one run; the larger density of held-out rows
-   decides.
-2. Every candidate (prior and temperature, with a step size at which no chain diverges) runs on the
-   folds; what is held out gives the candidates their weights, and one number that makes the mixture
-   sharper or wider.
-3. Those that count run on all the data. Their weighted mixture predicts.
+1. A table may be seen in several ways (``views``): noise of one size or depending on the inputs,
+   the target or its logarithm, inputs as they are or decorrelated, a network of one or two hidden
+   layers, ReLU or tanh, or a linear model. Each is a problem that ``Langevin`` plans and runs by
+   its own recipe, on the folds of a cross-validation, which are chains of one run.
+2. What is held out gives the views their weights, and says how much sharper or wider the mixture
+   should be (``weighing``).
+3. The views that count run on all rows, from where their chains on folds ended. Their weighted
+   mixture predicts.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from natural_langevin._internal import threads
-from natural_langevin._internal.atomic import write
-from natural_langevin._internal.checked_json import read_json, with_checksum, without_checksum
 from natural_langevin.data.errors import DataError
-from natural_langevin.metrics.conformal import threshold
-from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.recipe.settings import Search
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.tabular import crossvalidation
-from natural_langevin.tabular.candidates import Candidate, candidates, single
-from natural_langevin.tabular.crossvalidation import Problem, networks
-from natural_langevin.tabular.inputs import FAR, Inputs, fit_inputs, plain_inputs
+from natural_langevin.tabular.crossvalidation import Clock, TableFit, Trial
+from natural_langevin.tabular.inputs import FAR, fit_inputs, plain_inputs
+from natural_langevin.tabular.learned import CHUNK, Learned, Member
 from natural_langevin.tabular.outcome import Outcome, outcomes
-from natural_langevin.tabular.predictive import Networks, Predictive
 from natural_langevin.tabular.settings import AUTO, DEEP_FROM, MANY, UNITS, Settings
-from natural_langevin.tabular.views import Trials, View
-from natural_langevin.tabular.weighing import Weighed, at_scales, weigh
+from natural_langevin.tabular.views import View
+from natural_langevin.tabular.weighing import HeldOut, Weighed, rows_nll, weigh
+
+__all__ = ["CHUNK", "Learned", "learn", "settings_from"]
 
 log = logging.getLogger("natural_langevin")
 
-#: Rows predicted at a time.
-CHUNK = 1000
 #: Weights that are no whole numbers become about this many repetitions of an average row, or as
 #: many as make no more rows than that.
 REPETITIONS, MOST_REPEATED = 10, 2_000_000
-
-
-@dataclass(frozen=True, eq=False)
-class Learned:
-    """Posteriors with weights, what their networks are given, and how to read their outputs.
-
-    ``sound``: of every posterior the networks that count (``Problem.sound``), nearly always all.
-    ``factors``: of every posterior what its noise is multiplied by, [factor, share] each, and
-    ``scale`` their geometric mean or, of classes, that of ``scales``, [scale, share] each, which
-    made the mixture surer (``weighing``).
-    ``choice``: every candidate with its held-out NLL and weight; ``reason``: the same in words."""
-
-    outcome: Outcome
-    settings: Settings
-    inputs: Inputs
-    posteriors: list[Posterior]
-    sound: list[Tensor]
-    weights: Tensor
-    factors: list[list[list[float]]]
-    scale: float
-    strangeness: Tensor
-    choice: list[dict[str, Any]]
-    reason: str
-    scales: list[list[float]]
-
-    def conformal(self, level: float) -> float:
-        """How strange (see ``Weighed``) the rows may be so that ``level`` of new ones are not
-        stranger: the conformal threshold of the rows that folds held out. Their networks saw fewer
-        rows than those that predict, so that the coverage is kept in practice, not by a theorem."""
-        if not len(self.strangeness):
-            raise ValueError("conformal prediction needs held-out rows, and folds was 0")
-        return threshold(self.strangeness, level)
-
-    @property
-    def best(self) -> Posterior:
-        """The posterior of the largest weight."""
-        return self.posteriors[int(self.weights.argmax())]
-
-    def probabilities(self, x: Tensor) -> Tensor:
-        """(n, class), of classes or ordered classes."""
-        return self.uncertainty(x)[0]
-
-    def uncertainty(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Class probabilities (n, class), and the epistemic part (n,) of their entropy in nats. Its
-        share is that of the networks as they are, (H(mean) - mean H) / H(mean): scaling changes how
-        large the entropy is, and says nothing about where it comes from."""
-        means, share = [], []
-        for part in x.split(CHUNK):
-            p, entropy = torch.zeros(()), torch.zeros(())
-            for weight, said in zip(self.weights, self._networks(part), strict=True):
-                law: Any = said.law(self.outcome)
-                each = law.probs
-                p = p + weight * each.mean(0)
-                entropy = entropy + weight * torch.special.entr(each).sum(-1).mean(0)
-            means.append(p)
-            whole = torch.special.entr(p).sum(-1).clamp_min(torch.finfo(p.dtype).tiny)
-            share.append((1 - entropy / whole).clamp(0, 1))
-        scaled = at_scales(torch.cat(means), self.scales)
-        scaled = scaled / scaled.sum(1, keepdim=True)
-        return scaled, torch.special.entr(scaled).sum(-1) * torch.cat(share)
-
-    def predictive(self, x: Tensor, *, flat: bool = True) -> Predictive:
-        """The distribution of the targets of these rows, of numbers or counts."""
-        if self.outcome.classes:
-            raise TypeError("classes have probabilities: use probabilities(x)")
-        outputs, variances, shares, scales = [], [], [], []
-        every = zip(self.weights.tolist(), self.factors, self._networks(x), strict=True)
-        for weight, factors, said in every:
-            for factor, share in factors:
-                count = len(said.outputs)
-                outputs.append(said.outputs)
-                variances += [] if said.variance is None else [said.variance]
-                shares.append(torch.full((count,), weight * share / count, dtype=torch.float64))
-                scales.append(torch.full((count, 1, 1), factor, dtype=torch.float64))
-        joined = Networks(torch.cat(outputs), torch.cat(variances) if variances else None)
-        law = joined.law(self.outcome, torch.cat(scales))
-        shares_of_all = torch.cat(shares)
-        return Predictive(self.outcome, law, shares_of_all / shares_of_all.sum(), flat=flat)
-
-    def log_prob(self, x: Tensor, y: Tensor) -> Tensor:
-        """ln p of the targets (as ``learn`` takes them) of these rows: (n,)."""
-        found = []
-        for part, own in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-            if self.outcome.classes:
-                p = self.probabilities(part)[torch.arange(len(own)), own]
-                found.append(p.clamp_min(torch.finfo(p.dtype).tiny).log())
-            else:
-                found.append(torch.as_tensor(self.predictive(part, flat=False).log_prob(own)))
-        return torch.cat(found)
-
-    def network_means(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What every network expects: its weight (network,), and class probabilities or means of
-        targets (network, n, k). Without the scale of held-out rows."""
-        if not self.outcome.classes:
-            found = self.predictive(x, flat=False)
-            return torch.as_tensor(found.weights), torch.as_tensor(found.network_means)
-        said = [part.law(self.outcome).probs for part in self._networks(x)]  # type: ignore[attr-defined]
-        weights = [
-            torch.full((len(p),), float(w) / len(p), dtype=torch.float64)
-            for w, p in zip(self.weights, said, strict=True)
-        ]
-        return torch.cat(weights), torch.cat(said).double()
-
-    def _networks(self, x: Tensor) -> list[Networks]:
-        network = self.outcome.network(self.inputs.width, self.settings)
-        x = self.inputs(x)
-        return [
-            networks(posterior, network, x).of(sound)
-            for posterior, sound in zip(self.posteriors, self.sound, strict=True)
-        ]
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Posteriors in folders 0, 1, ..., and learned.json, which is written last."""
-        folder = Path(folder)
-        for k, posterior in enumerate(self.posteriors):
-            posterior.save(folder / str(k))
-        value = {
-            "outcome": self.outcome.to_json(),
-            "settings": self.settings.to_json(),
-            "inputs": self.inputs.to_json(),
-            "sound": [numbers.tolist() for numbers in self.sound],
-            "weights": self.weights.tolist(),
-            "factors": self.factors,
-            "scale": self.scale,
-            "strangeness": [round(value, 9) for value in self.strangeness.tolist()],
-            "choice": self.choice,
-            "reason": self.reason,
-            "scales": self.scales,
-        }
-        write(folder / "learned.json", json.dumps(with_checksum(value), indent=1).encode())
-
-    @staticmethod
-    def load(folder: str | os.PathLike[str], device: str = "cpu") -> Learned:
-        """What ``save`` wrote."""
-        folder = Path(folder)
-        value = without_checksum(read_json(folder / "learned.json"))
-        outcome = Outcome.from_json(value["outcome"])
-        settings, inputs = (
-            Settings.from_json(value["settings"]), Inputs.from_json(value["inputs"])
-        )  # fmt: skip
-        weights = torch.tensor(value["weights"], dtype=torch.float64)
-        network = outcome.network(inputs.width, settings).to(device)
-        before = [[[float(value["scale"]), 1.0]]] * len(weights)  # runs of one factor for all
-        posteriors = [Posterior.load(folder / str(k), network) for k in range(len(weights))]
-        return Learned(
-            outcome, settings, inputs, posteriors, list(map(torch.tensor, value["sound"])),
-            weights, value.get("factors", before), float(value["scale"]),
-            torch.tensor(value["strangeness"], dtype=torch.float64), value["choice"],
-            str(value["reason"]), value.get("scales", [[float(value["scale"]), 1.0]]),
-        )  # fmt: skip
+#: Views in the mixture at most.
+MOST_MEMBERS = 3
+#: Where a call has so many seconds: the part of them after which runs are over.
+RUNNING = 0.96
 
 
 @threads.one_where(lambda x: x.numel() <= 20_000)  # few numbers: many small operations
@@ -231,143 +76,162 @@ def learn(
     weights = None if sample_weight is None else torch.as_tensor(sample_weight).double()
     offered = outcomes(task, y, settings, classes=classes, weights=weights)
     count, num_data = _repetitions(weights)
-    folds = settings.folds_of(len(x))
-    rows = _fold_rows(y, folds, settings, offered[0])
+    fit = TableFit(
+        x, y, settings, _fold_rows(y, settings, offered[0]), count, num_data, device, progress,
+        checkpoint, Clock(settings.seconds),
+    )  # fmt: skip
     seen = x if count is None else x.repeat_interleave(count, dim=0)
-
-    def view(outcome: Outcome, inputs: Inputs, settings: Settings = settings) -> View:
-        y_sampled = outcome.encode(y)
-        y_sampled = y_sampled if outcome.classes else y_sampled.to(settings.dtype)
-        problem = Problem(
-            outcome, settings, inputs(x), y_sampled, count, num_data, device, progress, checkpoint,
-            str(inputs),
-        )  # fmt: skip
-        return View(problem, inputs)
-
-    plain = plain_inputs(x.shape[1], settings.dtype, FAR if offered[0].classes else None)
-    if not folds:
-        one = single(settings, few=len(x) < Search.fewest_data)
-        learned = _on_all_data(view(offered[0], plain), [one], Weighed([None], [1.0], 1.0))
-        return replace(learned, reason=f"{one} (no cross-validation)")
-    every = candidates(settings, classes=bool(offered[0].classes), rows=len(x))
-    trials = Trials(every[0], rows, y)
-    if offered[0].classes:
-        views = [view(offered[0], plain)]
-        if asked.hidden == AUTO and DEEP_FROM <= len(x) < MANY:
-            views.append(view(offered[0], plain, replace(settings, hidden=(UNITS,))))
-        chosen, every, weighed, reason = _best_network(views, rows, y)
-    else:
-        _try_views(trials, view, offered, seen, plain, settings)
-        chosen, held_out, every = trials.rest(every, view(offered[0], plain))
-        weighed, reason = weigh(held_out, chosen.outcome, y, len(every)), trials.reason
-    outcome = chosen.outcome
-    learned = _on_all_data(chosen, every, weighed)
-    reason += _reason(learned, every, weighed, len(rows))
-    if outcome.bounded:
-        above = "" if outcome.upper is None else f" or above {outcome.upper:g}"
-        reason += f"; no prediction is below 0{above}, since no target is"
-    return replace(learned, reason=reason)
-
-
-def _try_views(
-    trials: Trials,
-    view: Callable[..., View],
-    offered: Sequence[Outcome],
-    seen: Tensor,
-    plain: Inputs,
-    settings: Settings,
-) -> None:
-    """Of numbers: one after the other, kinds of noise, far inputs drawn in, decorrelated inputs and
-    a smooth activation are tried on the folds; each is kept where it is better than the best so
-    far."""
-    for outcome in offered:
-        trials.run(view(outcome, plain))
-    drawn_in = fit_inputs(seen, settings.dtype)
-    if str(drawn_in):
-        trials.run(view(trials.best.outcome, drawn_in))
-    decorrelated = trials.best.inputs.decorrelated(seen)
-    if decorrelated is not None:
-        trials.run(view(trials.best.outcome, decorrelated))
-    if settings.activation == AUTO:
-        smooth = replace(settings, activation="tanh")
-        trials.run(view(trials.best.outcome, trials.best.inputs, smooth))
-
-
-def _best_network(
-    views: Sequence[View], rows: Sequence[Tensor], y: Tensor
-) -> tuple[View, list[Candidate], Weighed, str]:
-    """Of classes: all candidates on the folds with every view's network. The mixture of the larger
-    held-out density decides, since a prior that suits two hidden layers may be too narrow for one.
-    Returns the view, its candidates and their weights, and in words why."""
-    found: list[tuple[float, View, list[Candidate], Weighed]] = []
+    first = plain_inputs(x.shape[1], settings.dtype, FAR)
+    if not offered[0].classes:
+        first = fit_inputs(seen, settings.dtype)
+    views = [View(outcome, first, settings) for outcome in offered]
+    if not fit.folds:
+        return _without_folds(fit, views[0])
+    trials = Trials(fit)
     for view in views:
+        trials.run(view)
+    for view in _more(trials, asked, seen):
+        trials.run(view)
+    learned = _on_all_rows(fit, *trials.weighed())
+    return replace(learned, choice=trials.choice(learned), reason=trials.reason(learned))
+
+
+def _more(trials: Trials, asked: Settings, seen: Tensor) -> Iterator[View]:
+    """What else is tried, of the best view so far each."""
+    if not trials.best.view.outcome.classes:
+        decorrelated = trials.best.view.inputs.decorrelated(seen)
+        if decorrelated is not None:
+            yield replace(trials.best.view, inputs=decorrelated)
+        if asked.activation == AUTO:
+            yield trials.best.view.with_activation("tanh")
+    elif asked.hidden == AUTO and DEEP_FROM <= len(trials.fit.x) < MANY:
+        yield trials.best.view.with_layers(UNITS)
+    if asked.hidden == AUTO:
+        yield trials.best.view.with_layers()
+
+
+class Trials:
+    """Runs views on the folds, and keeps what they gave. The first decides about the prior's scale
+    for all."""
+
+    def __init__(self, fit: TableFit) -> None:
+        self.fit, self.y = fit, fit.y[torch.cat(fit.folds)]
+        self._done: list[Trial] = []
+        self._nll: list[Tensor] = []
+        self._took = 0.0
+
+    def run(self, view: View) -> None:
+        """Tries one more view on the folds, where there is time; one that diverges is left out."""
+        clock, began = self.fit.clock, self.fit.clock.spent
+        left = clock.until(crossvalidation.COMPARING)
+        if self._done and left is not None and left < self._took:
+            return
         try:
-            held_out, tried = view.problem.held_out(candidates(view.problem.settings), rows)
+            scale = self._done[0].plan.prior_scale if self._done else self.fit.first_scale
+            trial = self.fit.on_folds(view, self.fit.plan(view, scale))
         except DivergenceError:
-            if view is views[-1] and not found:
-                raise
-            continue
-        weighed = weigh(held_out, view.outcome, y, len(tried))
-        nll = -float((1 - weighed.strangeness).clamp_min(1e-300).log().mean())
-        found.append((nll, view, tried, weighed))
-    found.sort(key=lambda one: one[0])
-    words = [f"{len(one[1].problem.settings.layers)}: {one[0]:.4g}" for one in found]
-    _, view, tried, weighed = found[0]
-    reason = f"hidden layers (held-out NLL) {', '.join(words)}; " if len(found) > 1 else ""
-    return view, tried, weighed, reason
+            log.info("%s: chains were lost, and it is left out", view)
+            return
+        self._done.append(trial)
+        self._nll.append(rows_nll(_held_out(trial), self.y))
+        self._took = max(self._took, clock.spent - began)
+
+    @property
+    def best(self) -> Trial:
+        """The view of the largest held-out density so far."""
+        if not self._done:
+            raise DivergenceError("no view ran to its end: give a smaller step_size")
+        return self._done[self._order()[0]]
+
+    def _order(self) -> list[int]:
+        return sorted(range(len(self._done)), key=lambda k: float(self._nll[k].mean()))
+
+    def weighed(self) -> tuple[list[Trial], Weighed]:
+        """The views that predict best together, at most MOST_MEMBERS, and their weights. Beside the
+        best are those whose predictions can be mixed with its own."""
+        mixed = [self._done[k] for k in self._order()]
+        mixed = [trial for trial in mixed if _mixes(trial.view.outcome, mixed[0].view.outcome)]
+        found = weigh([_held_out(trial) for trial in mixed], self.y)
+        order = sorted(range(len(mixed)), key=lambda k: -found.weight[k])
+        best = [mixed[k] for k in order[:MOST_MEMBERS] if found.weight[k]]
+        return best, weigh([_held_out(trial) for trial in best], self.y)
+
+    def choice(self, learned: Learned) -> list[dict[str, Any]]:
+        """Every view that was tried."""
+        shares = {str(member.view): member.weight for member in learned.members}
+        return [
+            {
+                "view": str(trial.view),
+                "nll": float(nll.mean()),
+                "weight": shares.get(str(trial.view), 0.0),
+                "prior_scale": self._done[0].plan.prior_scale,
+                "step_size": trial.plan.step_size,
+            }
+            for trial, nll in zip(self._done, self._nll, strict=True)
+        ]
+
+    def reason(self, learned: Learned) -> str:
+        """Why the mixture is what it is, in words."""
+        tried = sorted(self.choice(learned), key=lambda one: (-one["weight"], one["nll"]))
+        parts = [
+            f"{one['view']} ({one['weight']:.0%}, held-out NLL {one['nll']:.4g})" for one in tried
+        ]
+        outcome = learned.outcome
+        bounds = ""
+        if outcome.bounded:
+            above = "" if outcome.upper is None else f" or above {outcome.upper:g}"
+            bounds = f"; no prediction is below 0{above}, since no target is"
+        return f"{'; '.join(parts)}; stacked by {len(self.y):,} held-out rows{bounds}"
 
 
-def _fold_rows(y: Tensor, folds: int, settings: Settings, outcome: Outcome) -> list[Tensor]:
+def _mixes(one: Outcome, other: Outcome) -> bool:
+    """Whether predictions of two outcomes are on one scale, with laws of one kind."""
+    return one == other or (one.real and other.real and one.log == other.log)
+
+
+def _held_out(trial: Trial) -> HeldOut:
+    return HeldOut(trial.view.outcome, trial.folds)
+
+
+def _fold_rows(y: Tensor, settings: Settings, outcome: Outcome) -> list[Tensor]:
+    folds = settings.folds_of(len(y))
     if not folds:
         return []
     labels = y.numpy() if outcome.classes else None
     return crossvalidation.split(len(y), folds, settings.seed, labels, settings.held_out)
 
 
-def _on_all_data(view: View, offered: Sequence[Candidate], weighed: Weighed) -> Learned:
-    """A run for every candidate that counts, of chains in proportion to its weight (two at least);
-    one that diverges counts no more."""
-    runs: dict[int, Posterior] = {}
-    problem, chains = view.problem, view.problem.settings.chains
-    for k, weight in enumerate(weighed.weight):
-        if not weight:
-            continue
+def _without_folds(fit: TableFit, view: View) -> Learned:
+    trial = Trial(view, fit.plan(view, fit.first_scale), [], ({}, {}))
+    learned = _on_all_rows(fit, [trial], Weighed([], [1.0], [[[1.0, 1.0]]]))
+    return replace(learned, reason=f"{view} (no cross-validation)")
+
+
+def _on_all_rows(fit: TableFit, trials: Sequence[Trial], weighed: Weighed) -> Learned:
+    """A run for every view that counts, of chains in proportion to its weight (two at least); one
+    that diverges counts no more."""
+    members: list[Member] = []
+    chains, left = fit.settings.chains, [k for k, w in enumerate(weighed.weight) if w]
+    for place, k in enumerate(left):
+        trial, weight = trials[k], weighed.weight[k]
+        rest = sum(weighed.weight[j] for j in left[place:])
         try:
-            runs[k] = problem.posterior(offered[k], max(min(2, chains), round(weight * chains)))
+            posterior = fit.on_all_rows(
+                trial, max(min(2, chains), round(weight * chains)), share=weight / rest,
+                part=RUNNING,
+            )  # fmt: skip
         except DivergenceError:
-            if not any(weighed.weight[k + 1 :]) and not runs:
+            if k == left[-1] and not members:
                 raise
-            log.warning("%s diverged on all the data, and is left out", offered[k])
-    weights = torch.tensor([weighed.weight[k] for k in runs], dtype=torch.float64)
-    weights = weights / weights.sum()
-    shares = dict(zip(runs, weights.tolist(), strict=True))
-    choice = [
-        candidate.as_dict() | {"nll": nll, "weight": shares.get(k, 0.0)}
-        for k, (candidate, nll) in enumerate(zip(offered, weighed.nll, strict=True))
-    ]
-    sound = [problem.sound(posterior) for posterior in runs.values()]
-    for posterior, numbers in zip(runs.values(), sound, strict=True):
-        if left_out := len(posterior.healthy) * posterior.draws - len(numbers):
+            log.warning("%s diverged on all the data, and is left out", trial.view)
+            continue
+        sound = fit.sound(trial.view, posterior)
+        if left_out := len(posterior.healthy) * posterior.draws - len(sound):
             log.info("%d networks ran away from the training rows, and are left out", left_out)
-    return Learned(
-        problem.outcome, problem.settings, view.inputs, list(runs.values()), sound, weights,
-        [weighed.factors.get(k, [[1.0, 1.0]]) for k in runs], weighed.scale, weighed.strangeness,
-        choice, "", weighed.scales,
-    )  # fmt: skip
-
-
-def _reason(learned: Learned, offered: Sequence[Candidate], weighed: Weighed, folds: int) -> str:
-    shares = [one["weight"] for one in learned.choice]
-    parts = [
-        f"{shares[k]:.0%} {offered[k]} (held-out NLL {weighed.nll[k]:.4g})"
-        for k in np.argsort(shares)[::-1]
-        if shares[k]
-    ]
-    surer = "surer" if weighed.scale < 1 else "no surer"
-    return (
-        f"{'; '.join(parts)}; stacked by the density of held-out rows, {folds} folds, "
-        f"{len(offered)} candidates; made {surer} by a scale of {weighed.scale:.3g}"
-    )
+        members.append(Member(trial.view, posterior, sound, weight, weighed.factors[k]))
+    total = sum(member.weight for member in members)
+    members = [replace(member, weight=member.weight / total) for member in members]
+    return Learned(members, weighed.scale, weighed.strangeness, [], "", weighed.scales)
 
 
 def _repetitions(weights: Tensor | None) -> tuple[Tensor | None, int | None]:

@@ -1,7 +1,4 @@
-"""How a table is learned from, unless somebody says otherwise: every number of the recipe.
-
-The defaults were chosen on tables that are in none of our comparisons (lab/candidates.py).
-"""
+"""How a table is learned from, unless somebody says otherwise."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ PRECONDITIONERS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
     "rmsprop": preconditioners.RMSProp,
     "sgld": preconditioners.Euclidean,
 }
-#: Fewer rows than this are sampled in float64 and as whole batches, where it costs nothing.
+#: Fewer rows than this are sampled in float64, where it costs nothing.
 TINY = 150
 #: 400 MB for every network that is kept; beyond it, a table is not what one has.
 MOST_PARAMETERS = 100_000_000
@@ -33,10 +30,8 @@ MOST_PARAMETERS = 100_000_000
 USUAL_FOLDS, FEWEST_PER_FOLD = 4, 3
 #: Hidden units of a layer, and rows from which there are two layers of them.
 UNITS, DEEP_FROM = 50, 500
-#: Updates of a run up to LONGER_FROM rows; beyond, as the square root of their number, up to MOST.
-STEPS, LONGER_FROM, MOST_STEPS = 2000, 10_000, 20_000
-#: Rows of a minibatch, and from MANY rows on.
-BATCH, LARGE_BATCH, MANY = 100, 250, 5000
+#: Rows from which fewer folds are run, and no second network of classes.
+MANY = 5000
 
 
 class SettingError(ValueError):
@@ -51,21 +46,21 @@ class SettingError(ValueError):
 class Settings:
     """Everything that decides a run besides its data.
 
-    ``hidden``: units of every hidden layer; "auto" is one layer of 50 below 500 rows and two from
-    there on; of classes in fewer than 5,000 rows held-out rows choose between both. ``activation``:
-    "auto" is ReLU for classes; for numbers held-out rows choose between ReLU and tanh.
-    ``prior_variance``: "auto", a number, "learned" (a layer's own, integrated out), "fan_in" (3
-    divided by a layer's inputs), "unit_fan_in" (1) or "wide_fan_in" (10). ``temperature``,
-    ``step_size``: "auto" or a number (the step size also a schedule). ``noise``: of a regression
-    or count, "auto" or a name of ``outcome.KINDS``; ``log``: whether a positive target is sampled
-    as its logarithm, "auto" or a bool. What is "auto" is chosen by rows held out in ``folds``
-    folds; with 0 it is a learned variance, temperature 1, and the first kind of noise.
+    ``hidden``: units of every hidden layer (none: a linear model); "auto" is one layer of 50 below
+    500 rows and two from there on; held-out rows choose between these, a linear model, and of
+    classes in fewer than 5,000 rows one hidden layer. ``activation``: "auto" is ReLU for classes;
+    for numbers held-out rows choose between ReLU and tanh. ``noise``: of a regression or count,
+    "auto" or a name of ``outcome.KINDS``; ``log``: whether a positive target is sampled as its
+    logarithm, "auto" or a bool. What is "auto" is chosen by rows held out in ``folds`` folds, at
+    most ``held_out`` in each; with 0 it is the first.
 
-    ``steps`` ("auto": 2,000, and more beyond 10,000 rows), ``batch_size`` ("auto": 100 to 250),
-    ``chains`` (of all candidates together): of the last runs; their first half is burn-in and
-    ``draws`` networks are kept of every chain. ``chains_per_fold``: of the cross-validation, which
-    takes half as many steps and holds out at most ``held_out`` rows in every fold. ``precision``:
-    "auto" is float64 below 150 rows and float32 from there on."""
+    ``preconditioner``, ``prior_variance``, ``temperature`` ("auto": 1), ``step_size`` (a number or
+    a schedule), ``steps`` and ``batch_size`` are those of ``Langevin``, whose recipe fills what is
+    "auto". ``prior_variance``: a number, "learned" (a layer's own, integrated out), "fan_in" (3
+    divided by a layer's inputs), "unit_fan_in" (1) or "wide_fan_in" (10). ``chains``: of the last
+    runs together; ``draws`` networks are kept of each. ``seconds``: what all of it may take; None:
+    as long as the recipe finds right. ``precision``: "auto" is float64 below 150
+    rows and float32 from there on."""
 
     hidden: tuple[int, ...] | str = AUTO
     activation: str = AUTO
@@ -80,10 +75,10 @@ class Settings:
     batch_size: int | str = AUTO
     draws: int = 25
     folds: int = USUAL_FOLDS
-    chains_per_fold: int = 1
     held_out: int = 1000
     precision: str = AUTO
     seed: int = 0
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.hidden, str) and self.hidden == AUTO):
@@ -111,7 +106,7 @@ class Settings:
                 raise SettingError(
                     "step_size", f'must be "auto", a positive number or a schedule, got {size!r}'
                 ) from None
-        for name in ("steps", "chains", "batch_size", "draws", "chains_per_fold", "held_out"):
+        for name in ("steps", "chains", "batch_size", "draws", "held_out"):
             value = getattr(self, name)
             if name in ("steps", "batch_size") and isinstance(value, str) and value == AUTO:
                 continue
@@ -121,30 +116,24 @@ class Settings:
         whole = isinstance(folds, numbers.Integral) and not isinstance(folds, bool)
         if not whole or folds < 0 or folds == 1:
             raise SettingError("folds", f"must be 0 or an integer of at least 2, got {folds!r}")
+        if self.seconds is not None:
+            _positive_or("seconds", self.seconds)
         if not 0 <= self.seed < 2**63:
             raise SettingError("seed", f"must be a number from 0 to 2**63 - 1, got {self.seed}")
 
     def of_rows(self, rows: int) -> Settings:
-        """With the network and the length of a run that suit so many rows, where they are "auto".
+        """With the network and the precision that suit so many rows, where they are "auto".
 
-        >>> Settings().of_rows(100).hidden, Settings().of_rows(40_000).steps
-        ((50,), 4000)
+        >>> Settings().of_rows(100).hidden, Settings().of_rows(40_000).precision
+        ((50,), 'float32')
         """
         hidden: Any = self.hidden
         if hidden == AUTO:
             hidden = (UNITS,) if rows < DEEP_FROM else (UNITS, UNITS)
-        steps = self.steps
-        if steps == AUTO:
-            longer = STEPS * math.sqrt(max(1.0, rows / LONGER_FROM))
-            steps = min(MOST_STEPS, round(longer / 100) * 100)
-        batch = self.batch_size
-        if batch == AUTO:
-            batch = BATCH if rows < MANY else LARGE_BATCH
-            batch = TINY if rows < TINY else batch
         precision = self.precision
         if precision == AUTO:
             precision = "float64" if rows < TINY else "float32"
-        return replace(self, hidden=hidden, steps=steps, batch_size=batch, precision=precision)
+        return replace(self, hidden=hidden, precision=precision)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -152,13 +141,6 @@ class Settings:
         if isinstance(self.hidden, str):
             raise TypeError('hidden is "auto": ask of_rows(n) first')
         return self.hidden
-
-    @property
-    def batch(self) -> int:
-        """Rows of a minibatch, once they are known (``of_rows``)."""
-        if isinstance(self.batch_size, str):
-            raise TypeError('batch_size is "auto": ask of_rows(n) first')
-        return self.batch_size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -171,11 +153,14 @@ class Settings:
         return ACTIVATIONS["relu" if self.activation == AUTO else self.activation]
 
     @property
-    def updates(self) -> int:
-        """Steps of a run, once they are known (``of_rows``)."""
-        if isinstance(self.steps, str):
-            raise TypeError('steps is "auto": ask of_rows(n) first')
-        return self.steps
+    def given_steps(self) -> int | None:
+        """Steps of a run, where they were given."""
+        return None if isinstance(self.steps, str) else int(self.steps)
+
+    @property
+    def given_batch(self) -> int | None:
+        """Rows of a minibatch, where they were given."""
+        return None if isinstance(self.batch_size, str) else int(self.batch_size)
 
     def folds_of(self, rows: int) -> int:
         """How many folds there will be: fewer, or none, where there are too few data."""

@@ -1,102 +1,118 @@
-"""Ways to see a table: what is sampled of the target and what the networks are given. Held-out rows
-choose one, each way having run with one and the same candidate."""
+"""Ways to see a table: what is sampled of the target, what networks are given, and which network.
+
+A view makes a sampler of it. Everything else (start, metric, prior's scale, step size, batch and
+length) is left to ``Langevin``, unless the settings say it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from natural_langevin.run.loop import DivergenceError
-from natural_langevin.tabular.candidates import Candidate
-from natural_langevin.tabular.crossvalidation import Problem
+from natural_langevin import priors
+from natural_langevin.langevin import Langevin
+from natural_langevin.recipe import rules
 from natural_langevin.tabular.inputs import Inputs
 from natural_langevin.tabular.outcome import Outcome
-from natural_langevin.tabular.weighing import HeldOut, best_scale
+from natural_langevin.tabular.settings import AUTO, PRECONDITIONERS, Settings
+
+#: Variances of named priors, divided by a layer's inputs; they are those of a bias.
+FAN_IN = {"unit_fan_in": 1.0, "fan_in": 3.0, "wide_fan_in": 10.0}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class View:
-    """A problem, and how its inputs came about."""
+    """``settings``: with the network's layers (none: a linear model) and activation."""
 
-    problem: Problem
+    outcome: Outcome
     inputs: Inputs
+    settings: Settings
+
+    def with_layers(self, *hidden: int) -> View:
+        """The same with another network."""
+        return replace(self, settings=replace(self.settings, hidden=hidden))
+
+    def with_activation(self, name: str) -> View:
+        """The same with another activation."""
+        return replace(self, settings=replace(self.settings, activation=name))
 
     @property
-    def outcome(self) -> Outcome:
-        """What is sampled of the target."""
-        return self.problem.outcome
+    def network(self) -> nn.Module:
+        """A fresh, untrained network."""
+        return self.outcome.network(self.inputs.width, self.settings)
+
+    def targets(self, y: Tensor) -> Tensor:
+        """Targets as they are sampled."""
+        encoded = self.outcome.encode(y)
+        return encoded if self.outcome.classes else encoded.to(self.settings.dtype)
+
+    def sampler(
+        self,
+        *,
+        chains: int,
+        seed: int,
+        num_data: int | None,
+        device: str | None,
+        prior_scale: float | None = None,
+    ) -> Langevin:
+        """A sampler by the recipe; ``prior_scale``: the prior's, where it is known already."""
+        settings = self.settings
+        prior = self._prior()
+        if prior is None and prior_scale is not None:
+            prior = rules.prior(prior_scale)
+        usual = settings.preconditioner == Settings.preconditioner
+        temperature = settings.temperature
+        return Langevin(
+            self.network,
+            self.outcome.likelihood,
+            prior=prior,
+            preconditioner=None if usual else PRECONDITIONERS[settings.preconditioner](),
+            step_size=settings.step_size,
+            temperature=1.0 if isinstance(temperature, str) else temperature,
+            chains=chains,
+            num_data=num_data,
+            seed=seed,
+            device=device,
+            recipe="auto",
+            calibrate=False,  # ``weighing`` does, for all views together
+        )
+
+    def _prior(self) -> Any:
+        variance = self.settings.prior_variance
+        if variance == AUTO:
+            return None
+        if variance == "learned":
+            return priors.NormalInverseGamma()
+        if isinstance(variance, str):
+            return priors.FanIn(math.sqrt(FAN_IN[variance]))
+        return priors.Gaussian(variance=float(variance))
 
     def __str__(self) -> str:
-        inputs = f", inputs {self.inputs}" if str(self.inputs) else ""
-        tanh = ", tanh" if self.problem.settings.activation == "tanh" else ""
-        return describe(self.outcome) + inputs + tanh
+        layers = self.settings.layers
+        network = f"{len(layers)} hidden layer{'s' if len(layers) > 1 else ''}"
+        if layers and self.settings.activation == "tanh":
+            network += ", tanh"
+        words = [describe(self.outcome), str(self.inputs), network if layers else "linear"]
+        return ", ".join(filter(None, words))
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "outcome": self.outcome.to_json(),
+            "inputs": self.inputs.to_json(),
+            "settings": self.settings.to_json(),
+        }
 
-@dataclass
-class Trial:
-    """What a view gave: held-out NLL at its best scale."""
-
-    view: View
-    held_out: HeldOut
-    candidate: Candidate
-    nll: float
-
-
-class Trials:
-    """Runs views with one candidate on the folds, and keeps what they gave."""
-
-    def __init__(self, candidate: Candidate, folds: list[Tensor], y: Tensor) -> None:
-        self._candidate, self._folds, self._y = candidate, folds, y
-        self._done: list[Trial] = []
-
-    def run(self, view: View) -> None:
-        """Tries one more view on the folds; one that diverges at every step size is left out."""
-        try:
-            held_out, (candidate,) = view.problem.held_out(
-                [self._candidate], self._folds, str(view)
-            )
-        except DivergenceError:
-            return
-        nll = -best_scale(held_out, view.outcome, self._y[held_out.rows])
-        self._done.append(Trial(view, held_out, candidate, nll))
-
-    @property
-    def best(self) -> View:
-        """The view of the largest held-out density so far."""
-        return self._best.view
-
-    @property
-    def _best(self) -> Trial:
-        if not self._done:
-            raise DivergenceError("no kind of noise ran to its end: give a smaller step_size")
-        return min(self._done, key=lambda trial: trial.nll)
-
-    def rest(
-        self, offered: Sequence[Candidate], otherwise: View
-    ) -> tuple[View, HeldOut, list[Candidate]]:
-        """The best view (``otherwise``, where none ran), with all candidates run on the folds."""
-        if not self._done:
-            return otherwise, *otherwise.problem.held_out(offered, self._folds)
-        best = self._best
-        if len(offered) == 1:
-            return best.view, best.held_out, [best.candidate]
-        try:
-            more, others = best.view.problem.held_out(offered[1:], self._folds)
-        except DivergenceError:
-            return best.view, best.held_out, [best.candidate, *offered[1:]]
-        networks = best.held_out.networks | {k + 1: found for k, found in more.networks.items()}
-        return best.view, HeldOut(more.rows, networks), [best.candidate, *others]
-
-    @property
-    def reason(self) -> str:
-        """Why the best view is the best, in words; "" where there was no choice."""
-        if not self._done:
-            return ""
-        best = self._best
-        others = "".join(f"; {t.view} {t.nll:.4g}" for t in self._done if t is not best)
-        return f"{best.view} (held-out NLL {best.nll:.4g}{others}); "
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> View:
+        """As ``to_json`` wrote it."""
+        return View(
+            Outcome.from_json(value["outcome"]), Inputs.from_json(value["inputs"]),
+            Settings.from_json(value["settings"]),
+        )  # fmt: skip
 
 
 def describe(outcome: Outcome) -> str:

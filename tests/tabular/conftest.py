@@ -1,0 +1,12 @@
+"""Fits of the tests in this folder: every part of the recipe is there, and short."""
+
+import pytest
+
+from short_recipe import shorten
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _short():
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch)
+        yield

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import math
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from natural_langevin.dynamics.base import Info, State
 from natural_langevin.run import interrupts
 from natural_langevin.run.checkpoint import Saved, check_same_way
 from natural_langevin.run.collector import Collector, is_kept
+from natural_langevin.run.glance import Glance
 from natural_langevin.schedules import Stages
 
 log = logging.getLogger("natural_langevin")
@@ -134,7 +133,7 @@ def run(
     def ready() -> bool:
         return partial and collector.kept > 0
 
-    stopped = False
+    stopped, glance = False, Glance(plan.burn_in)
     ended = resumed and watcher is not None and watcher.ends(state, done, collector.kept)
     with (
         Progress(title, plan.steps, shown=progress and processes.first) as bar,
@@ -156,7 +155,9 @@ def run(
                 if watcher is not None:
                     watcher.look(state, info, done, collector.kept)
                 collector.look(state, info)
-                bar.update(done, functools.partial(_shown, info, collector.kept))
+                if bar.shown:
+                    glance.note(state, info, done, collector.kept)
+                    bar.update(done, glance)
                 running = not bool(info.diverged.all())
                 stopped, late, running = processes.any([stopped, late, running])
                 _check_divergence(state, running)
@@ -222,9 +223,3 @@ def _check_divergence(state: State, running: bool) -> None:
             "likely too large: try a tenth of it; with a Fisher preconditioner, more damping or a "
             'prior of smaller variance also help, and targets="data" is more robust than "model"'
         )
-
-
-def _shown(info: Info, kept: int) -> str:
-    """What the progress line says of a look."""
-    losses = info.loss[~info.diverged]
-    return f"loss {float(losses.mean()) if len(losses) else math.nan:.4f}  {kept} kept"

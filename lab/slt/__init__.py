@@ -1,4 +1,5 @@
 """Learning coefficients and marginal likelihoods where the truth is known.
 
-``python -m lab.slt.deep_linear``, ``lab.slt.rescaled``, ``lab.slt.evidence``, ``lab.slt.peers``.
+``python -m lab.slt.deep_linear``, ``lab.slt.rescaled``, ``lab.slt.evidence``, ``lab.slt.width``,
+``lab.slt.peers``, ``lab.slt.gpu``.
 """

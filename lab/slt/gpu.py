@@ -2,18 +2,26 @@
 
     python -m lab.slt.gpu --out results/slt-gpu.json --device cuda
 
-Of the perceptron 784-400-400-10, 6 chains of 5,000 steps on minibatches of 512; of a residual
-network, ``--checkpoints`` of one short training on random images, as chains of one run. With
-``devinterp`` (``lab.slt.peers`` says how) its time for the same perceptron is beside it.
+Rows, each in a process of its own with ``--limit`` seconds, written as they come:
+
+    perceptron             784-400-400-10, 6 chains of 5,000 steps on minibatches of 512
+    perceptron, devinterp  its SGLD on the same network, ``--theirs`` of its steps, times the rest
+    checkpoints            of one short training of a convolutional network on random images, as
+                           chains of one run; half as many, again, where memory does not hold them
+    checkpoints, devinterp its SGLD at two of them, ``--theirs`` steps, times the rest
+
+``lab.slt.peers`` says which devinterp.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,48 +59,68 @@ def timed(device: str, run: Any) -> tuple[Any, float]:
     return found, time.perf_counter() - began
 
 
-def perceptron(given: argparse.Namespace) -> dict[str, Any]:
-    """The published case: 6 chains of 5,000 steps."""
-    mnist = data.mnist()
-    x, y = mnist.train_x.flatten(1).to(given.device), mnist.train_y.to(given.device)
+def mnist_network(given: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
+    """Trained, with its data."""
+    mnist = data.mnist(download=False)
+    x = mnist.train_x.flatten(1)[: given.rows].to(given.device)
+    y = mnist.train_y[: given.rows].to(given.device)
     torch.manual_seed(0)
     net = models.mlp(784, 10, (400, 400)).to(given.device)
     trained(net, x, y, given.training)
+    return net, x, y
+
+
+def perceptron(given: argparse.Namespace) -> dict[str, Any]:
+    """The published case: 6 chains of 5,000 steps."""
+    net, x, y = mnist_network(given)
     options: dict[str, Any] = {
-        "chains": 6, "steps": given.steps, "batch_size": 512, "draws": 16, "device": given.device,
+        "chains": 6, "steps": given.steps, "batch_size": min(512, len(x)), "draws": 16,
+        "device": given.device,
     }  # fmt: skip
     slt.llc(net, LIKELIHOOD, (x, y), **options | {"steps": 60})  # what is built once
     found, seconds = timed(given.device, lambda: slt.llc(net, LIKELIHOOD, (x, y), **options))
-    rows = {"ours": {"value": found.value, "error": found.error, "seconds": seconds,
-                     "execution": found.posterior.config["execution"],
-                     "warnings": found.warnings}}  # fmt: skip
-    if importlib.util.find_spec("devinterp") is not None:
-        rows["devinterp"] = theirs(net, x, y, given)
-    return rows
+    return {
+        "value": found.value, "error": found.error, "seconds": seconds, "steps": given.steps,
+        "execution": found.posterior.config["execution"], "warnings": found.warnings,
+    }  # fmt: skip
 
 
-def theirs(net: nn.Module, x: Tensor, y: Tensor, given: argparse.Namespace) -> dict[str, Any]:
-    """Its SGLD with as many chains and steps."""
+def perceptron_theirs(given: argparse.Namespace) -> dict[str, Any]:
+    net, x, y = mnist_network(given)
+    found = theirs(net, x, y, given, chains=2, batch=512)
+    return found | {"seconds": found["per_step"] * 6 * given.steps, "chains": 6}
+
+
+def theirs(
+    net: nn.Module, x: Tensor, y: Tensor, given: argparse.Namespace, *, chains: int, batch: int
+) -> dict[str, Any]:
+    """Its SGLD with ``given.theirs`` steps of each chain, data on the device."""
     from devinterp.optim import SGLD
     from devinterp.slt.sampler import estimate_learning_coeff_with_summary
 
-    loader = DataLoader(TensorDataset(x.cpu(), y.cpu()), batch_size=512, shuffle=True)
+    loader = DataLoader(TensorDataset(x, y), batch_size=min(batch, len(x)), shuffle=True)
     with torch.no_grad():
-        start = float(cross_entropy(net(x), y))
+        parts = zip(x.split(2000), y.split(2000), strict=True)
+        start = sum(float(cross_entropy(net(a), b, reduction="sum")) for a, b in parts) / len(x)
     options = {"lr": 1e-5, "localization": 100.0, "nbeta": len(x) / math.log(len(x))}
     found, seconds = timed(given.device, lambda: estimate_learning_coeff_with_summary(
         net, loader, evaluate=lambda m, b: (cross_entropy(m(b[0]), b[1]), {}), init_loss=start,
-        sampling_method=SGLD, optimizer_kwargs=options, num_chains=6, num_draws=given.steps // 2,
-        num_burnin_steps=given.steps // 2, device=given.device, seed=0, verbose=False,
+        sampling_method=SGLD, optimizer_kwargs=options, num_chains=chains,
+        num_draws=given.theirs // 2, num_burnin_steps=given.theirs // 2, device=given.device,
+        seed=0, verbose=False,
     ))  # fmt: skip
-    return {"value": float(found["llc/mean"]), "seconds": seconds, **options}
+    return {
+        "value": float(found["llc/mean"]), "measured_seconds": seconds,
+        "measured_steps": chains * given.theirs, "per_step": seconds / (chains * given.theirs),
+        **options,
+    }  # fmt: skip
 
 
-def checkpoints(given: argparse.Namespace) -> dict[str, Any]:
-    """A training's coefficients in one call."""
+def training_run(given: argparse.Namespace) -> tuple[nn.Module, list[Any], Tensor, Tensor]:
+    """A convolutional network, its checkpoints and random images."""
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(2048, 3, 32, 32, generator=g).to(given.device)
-    y = torch.randint(0, 10, (2048,), generator=g).to(given.device)
+    x = torch.randn(2048, 3, 32, 32, generator=g)[: given.rows].to(given.device)
+    y = torch.randint(0, 10, (2048,), generator=g)[: given.rows].to(given.device)
     torch.manual_seed(0)
     width = given.width
     net = nn.Sequential(
@@ -102,34 +130,99 @@ def checkpoints(given: argparse.Namespace) -> dict[str, Any]:
         nn.GroupNorm(4, 4 * width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(4 * width, 10),
     ).to(given.device)  # fmt: skip
-    kept = trained(net, x, y, max(given.training, given.checkpoints), given.checkpoints)
-    found, seconds = timed(given.device, lambda: slt.llc_curve(
-        kept, net, LIKELIHOOD, (x, y), chains=1, steps=given.curve_steps, batch_size=256, draws=8,
-        device=given.device, baseline="minimum",
-    ))  # fmt: skip
+    kept = trained(net, x, y, max(given.training // 4, given.checkpoints), given.checkpoints)
+    return net, kept, x, y
+
+
+def checkpoints(given: argparse.Namespace) -> dict[str, Any]:
+    """A training's coefficients in one call, or in as many as memory asks for."""
+    net, kept, x, y = training_run(given)
+    size = len(kept)
+    while True:
+        try:
+            parts = [kept[k : k + size] for k in range(0, len(kept), size)]
+            found, seconds = timed(given.device, lambda parts=parts: [  # type: ignore[misc]
+                slt.llc_curve(
+                    part, net, LIKELIHOOD, (x, y), chains=1, steps=given.curve_steps,
+                    batch_size=min(128, len(x)), draws=4, device=given.device, baseline="minimum",
+                )
+                for part in parts
+            ])  # fmt: skip
+            break
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            size = -(-size // 2)
+            torch.cuda.empty_cache()
     return {
-        "checkpoints": len(kept), "weights": sum(p.numel() for p in net.parameters()),
-        "seconds": seconds, "value": found.value.tolist(), "error": found.error.tolist(),
+        "checkpoints": len(kept), "calls": len(parts), "steps": given.curve_steps,
+        "weights": sum(p.numel() for p in net.parameters()), "seconds": seconds,
+        "value": [v for f in found for v in f.value.tolist()],
+        "error": [v for f in found for v in f.error.tolist()],
     }  # fmt: skip
 
 
+def checkpoints_theirs(given: argparse.Namespace) -> dict[str, Any]:
+    net, kept, x, y = training_run(given)
+    rows = []
+    for state in (kept[len(kept) // 2], kept[-1]):
+        net.load_state_dict(state)
+        rows.append(theirs(net, x, y, given, chains=1, batch=128))
+    per_step = sum(r["per_step"] for r in rows) / len(rows)
+    return {
+        "per_step": per_step, "seconds": per_step * given.curve_steps * len(kept),
+        "measured": rows, "checkpoints": len(kept), "steps": given.curve_steps,
+    }  # fmt: skip
+
+
+ROWS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "perceptron": perceptron,
+    "checkpoints": checkpoints,
+    "perceptron, devinterp": perceptron_theirs,
+    "checkpoints, devinterp": checkpoints_theirs,
+}
+
+
+def isolated(name: str, limit: float) -> dict[str, Any]:
+    """A row in a process of its own; what goes wrong there is the row."""
+    command = [sys.executable, "-m", "lab.slt.gpu", *sys.argv[1:], "--row", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"no answer in {limit:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return {"failed": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
 def main() -> None:
-    """Writes both, and prints them."""
+    """Writes every row, and prints it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--training", type=int, default=2000)
     parser.add_argument("--checkpoints", type=int, default=100)
-    parser.add_argument("--curve-steps", type=int, default=500)
+    parser.add_argument("--curve-steps", type=int, default=200)
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--theirs", type=int, default=300, help="steps of devinterp's chains")
+    parser.add_argument("--rows", type=int, help="of data, at most")
+    parser.add_argument("--limit", type=float, default=45.0, help="seconds of a row")
+    parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    results: dict[str, Any] = {"origin": origin(given.device)}
-    results["checkpoints"] = checkpoints(given)
-    print(json.dumps(results["checkpoints"]), flush=True)
-    results["perceptron"] = perceptron(given)
-    print(json.dumps(results["perceptron"]), flush=True)
-    given.out.write_text(json.dumps(results, indent=1) + "\n")
+    if given.row:
+        print(json.dumps(ROWS[given.row](given)), flush=True)
+        return
+    results: dict[str, Any] = {"origin": origin(given.device), "rows": {}}
+    if given.out.exists():
+        results["rows"] = json.loads(given.out.read_text())["rows"]
+    for name in given.only:
+        results["rows"][name] = isolated(name, given.limit)
+        print(json.dumps({name: results["rows"][name]}), flush=True)
+        given.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lab.jobs import side_by_side
+from lab.slt import width
 from lab.slt.deep_linear import summary
 from lab.slt.evidence import closed_form, data_of
 from lab.slt.linear_networks import LinearNetwork, aoyagi, network, truth
@@ -90,3 +91,14 @@ def test_rows_of_two_processes_are_the_same_in_any_order() -> None:
 
 def _half(value: float) -> dict[str, float]:
     return {"half": value / 2}
+
+
+def test_the_right_width_is_counted_and_its_data_are_of_that_width() -> None:
+    def by(values: list[float]) -> dict[str, dict[str, float]]:
+        return {str(h): {"value": v, "seconds": 1.0} for h, v in zip((1, 2), values, strict=True)}
+
+    rows = [{"width": 2, "ours": by([0.0, 1.0])}, {"width": 1, "ours": by([0.0, 1.0])}]
+    assert width.summary(rows) == {"data_sets": 2, "ours": 0.5, "ours_seconds": 2.0}
+    found = [width.data_of(seed) for seed in range(6)]
+    assert [f[0] for f in found] == [1, 2, 3, 1, 2, 3]
+    assert all(float(y.std()) > 3 * width.SIGMA for _, _, y in found)

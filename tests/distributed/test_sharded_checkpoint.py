@@ -141,7 +141,7 @@ def test_one_process_goes_on_with_a_run_of_four(found, folder, tmp_path):
 def test_samples_in_files_are_gone_on_with_by_the_same_number_of_ranks(found, folder):
     assert values(found["run_in_files"]) == [[]] * 4
     with pytest.raises(
-        CheckpointError, match=r"each of 4 processes.*there are 1 now: go on with 4"
+        CheckpointError, match=r"each of 4 processes.*there are 1 now: continue with 4"
     ):
         broken_off.sample(None, checkpoint=folder / "with draws", store=folder / "elsewhere")
 

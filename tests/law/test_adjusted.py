@@ -173,10 +173,10 @@ def test_what_cannot_be_adjusted_is_refused() -> None:
     one = sampler()
     with pytest.raises(ValueError, match="all 12 of them, got 4"):
         one.step(one.init(), (x[:4], y[:4]), burn_in=1)
-    with pytest.raises(ValueError, match="stands still: give burn_in"):
+    with pytest.raises(ValueError, match="a frozen metric: give burn_in"):
         sampler().sample((x, y), 20, batch_size=12, progress=False)
     always = sampler(preconditioner=DiagonalFisher(adapt="always", every=2))
-    with pytest.raises(ValueError, match="stands still: give burn_in"):
+    with pytest.raises(ValueError, match="a frozen metric: give burn_in"):
         always.sample((x, y), 20, batch_size=12, burn_in=10, progress=False)
     with pytest.raises(ValueError, match="temperature above 0"):
         sampler(temperature=0.0).sample((x, y), 20, batch_size=12, burn_in=10, progress=False)

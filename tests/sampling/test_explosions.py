@@ -51,7 +51,7 @@ def test_a_run_that_explodes_begins_anew_with_smaller_steps(
     wild = changed(SHORT, step_size={"steepness": 4.0, "largest": 100.0, "heat": 100.0})
     with caplog.at_level("INFO", logger="natural_langevin"):
         found = sampler(wild).sample(wave(), progress=False)
-    assert "begun anew" in caplog.text
+    assert "starting again" in caplog.text
     assert not any(record.levelname == "WARNING" for record in caplog.records)
     assert found.healthy == [0, 1]
     chosen = found.config["recipe"]
@@ -67,7 +67,7 @@ def test_a_length_of_ones_own_is_run_as_it_is(
     monkeypatch.setattr(Plan, "schedule", lambda self, burn_in: 50.0)
     with caplog.at_level("INFO", logger="natural_langevin"), pytest.raises(RuntimeError):
         sampler().sample(wave(), 200, progress=False)
-    assert "begun anew" not in caplog.text
+    assert "starting again" not in caplog.text
 
 
 @pytest.mark.parametrize("numbers", [1, 100])

@@ -510,7 +510,7 @@ def test_a_step_size_of_ones_own_is_the_paper() -> None:
     sampler = linear(step_size=1e-3)
     assert isinstance(sampler.dynamics, Overdamped)
     assert isinstance(linear().dynamics, Underdamped)
-    with pytest.raises(ValueError, match="steps must be said"):
+    with pytest.raises(ValueError, match="steps is needed"):
         sampler.sample(line())
 
 

@@ -148,7 +148,7 @@ def test_eager_steps_are_followed_by_eager_steps_traced_or_not(tmp_path, monkeyp
     run, eager = {"checkpoint": tmp_path, "every": 2}, {"compile": False}
     sample_until(monkeypatch, 4, lambda: small_run.sample(**run, sampler=eager))
     if build.library(torch.float32) is not None:
-        with pytest.raises(CheckpointError, match=r"native here.*go on with compile=False, or"):
+        with pytest.raises(CheckpointError, match=r"native here.*continue with compile=False, or"):
             small_run.sample(**run)
     monkeypatch.setenv("NATURAL_LANGEVIN_NATIVE", "off")
     monkeypatch.setattr(build, "_KNOWN", {})

@@ -69,8 +69,8 @@ def check_provenance(
     if changed := differing(theirs, ours):
         told = ", ".join(f"{n} {theirs.get(n)!s:.40} there and {ours.get(n)} here" for n in changed)
         log.warning(
-            "the run in %s was started with other versions (%s): it goes on, and may end with "
-            "other bits than if nothing had changed",
+            "the run in %s was started with other versions (%s): it continues, and its "
+            "last bits may differ",
             folder,
             told,
         )

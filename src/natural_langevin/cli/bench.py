@@ -14,16 +14,16 @@ from natural_langevin.experiments.speed.command import measure_and_show
 def bench(
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     chains: list[int] = typer.Option(
-        [], help="Chain counts, repeatable [default: by network and device]."
+        [], help="Number of chains (repeatable) [default: by network and device]."
     ),
-    out: Path = typer.Option(Path("bench.json"), help="The results, with every repeat."),
-    plot: Path | None = typer.Option(None, help="The picture [default: beside the results]."),
+    out: Path = typer.Option(Path("bench.json"), help="File for the results."),
+    plot: Path | None = typer.Option(None, help="File for the plot [default: beside the results]."),
     quick: bool = typer.Option(
-        False, "--quick", help="Under a minute: one chain, nothing newly compiled."
+        False, "--quick", help="Run for less than a minute: one chain, no compilation."
     ),
-    repeats: int = typer.Option(0, help="Interleaved repeats [default: 10, quick: 3]."),
+    repeats: int = typer.Option(0, help="Number of interleaved repeats [default: 10, quick: 3]."),
     sections: list[str] = typer.Option(
-        [], help="steps, memory, growth, latency, samples; repeatable [default: all]."
+        [], help="steps, memory, growth, latency or samples (repeatable) [default: all]."
     ),
     networks: list[str] = typer.Option(
         [],
@@ -32,12 +32,16 @@ def bench(
         help="mlp, 2-32-2, 13-50-1, 8-50-50-1, cnn, transformer; lstm, resnet18 and gpt where they "
         "are named; repeatable.",
     ),
-    only: list[str] = typer.Option([], help="Contenders whose name holds this; repeatable."),
-    compile: bool = typer.Option(True, help="Whether torch.compile may be used at all."),
+    only: list[str] = typer.Option(
+        [], help="Run only contenders whose name contains this (repeatable)."
+    ),
+    compile: bool = typer.Option(True, help="Allow torch.compile."),
     precision: str = typer.Option("", help="highest, or high (TF32; the default on CUDA)."),
-    resume: bool = typer.Option(False, "--resume", help="Keep what the file holds already."),
-    seed: int = typer.Option(0, help="Of data, networks and noise."),
-    threads: int = typer.Option(0, help="CPU threads [default: all cores]."),
+    resume: bool = typer.Option(
+        False, "--resume", help="Keep the results that the file already has."
+    ),
+    seed: int = typer.Option(0, help="Seed of data, networks and noise."),
+    threads: int = typer.Option(0, help="Number of CPU threads [default: all cores]."),
 ) -> None:
     """Time a step of every sampler here beside SGD, Adam, IVON, posteriors and blackjax.
 

@@ -26,12 +26,12 @@ from natural_langevin.tabular.run import Run, load_learned, load_run
 
 
 def evaluate(
-    folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished run of train."),
+    folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished training run."),
     data: str = typer.Argument(
-        metavar="DATA", help="A CSV or NPZ file with the target, - or a dataset."
+        metavar="DATA", help="CSV or NPZ file with the target, - (standard input), or a dataset."
     ),
     json: Path | None = typer.Option(
-        None, metavar="FILE", help="Write scores, curves and diagnosis as JSON too."
+        None, metavar="FILE", help="Also write scores, curves and diagnosis to this JSON file."
     ),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
 ) -> None:

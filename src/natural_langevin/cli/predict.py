@@ -16,23 +16,21 @@ from natural_langevin.tabular.run import load_learned, load_run
 
 
 def predict(
-    folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished run of train."),
+    folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished training run."),
     data: str = typer.Argument(
-        metavar="DATA", help="A CSV or NPZ file, - for CSV on standard input, or a dataset."
+        metavar="DATA", help="CSV or NPZ file, - for CSV on standard input, or a dataset."
     ),
-    out: str = typer.Option(
-        "-", metavar="FILE", help="The CSV file to write; - is standard output."
-    ),
+    out: str = typer.Option("-", metavar="FILE", help="CSV file to write; - is standard output."),
     keep: list[str] = typer.Option(
-        [], metavar="COLUMN", help="Copy it into the output; repeatable."
+        [], metavar="COLUMN", help="Copy this column to the output (repeatable)."
     ),
     interval: float = typer.Option(
-        0.9, metavar="SHARE", help="Probability of the interval (regression)."
+        0.9, metavar="SHARE", help="Probability of the prediction interval (regression)."
     ),
     keep_formulas: bool = typer.Option(
         False,
         "--keep-formulas",
-        help="Text cells that begin with = + - @ as they are, without an apostrophe in front.",
+        help="Do not put an apostrophe in front of text that begins with = + - @.",
     ),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
 ) -> None:

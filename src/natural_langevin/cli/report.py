@@ -28,16 +28,16 @@ from natural_langevin.tabular.sureness import sentences
 def report(
     source: Path = typer.Argument(
         metavar="SOURCE",
-        help="A folder of train or of Posterior.save, or a results.json of reproduce.",
+        help="Folder of train or Posterior.save, or a results.json of reproduce.",
     ),
     out: Path | None = typer.Option(
-        None, metavar="FILE", help="The page [default: report.html beside it]."
+        None, metavar="FILE", help="HTML file to write [default: report.html beside it]."
     ),
     model: str | None = typer.Option(
-        None, metavar="PLACE", help="package.module:name of a saved posterior's model."
+        None, metavar="PLACE", help="Model of a saved posterior, as package.module:name."
     ),
     data: str | None = typer.Option(
-        None, metavar="FILE", help="NPZ of x and y to score a saved posterior on."
+        None, metavar="FILE", help="NPZ file of x and y to score a saved posterior on."
     ),
 ) -> None:
     """Draw a page: how good it is, how sure, whether its chains agree, and how it was made.

@@ -19,17 +19,19 @@ from natural_langevin.report import write_report
 
 
 def reproduce(
-    data: str = typer.Option("auto", help="auto, mnist, fashion-mnist or digits."),
+    data: str = typer.Option("auto", help="Dataset: auto, mnist, fashion-mnist or digits."),
     preset: str = typer.Option("quick", help="quick (minutes on a CPU) or paper (a GPU)."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:0, ..."),
-    seeds: int | None = typer.Option(None, help="Chains per row [default: the preset's]."),
-    out: Path | None = typer.Option(None, help="Folder of the run [default: one under runs/]."),
-    resume: bool = typer.Option(
-        False, "--resume", help="Go on with a run that is already in the folder."
+    seeds: int | None = typer.Option(None, help="Number of seeds per row [default: the preset's]."),
+    out: Path | None = typer.Option(None, help="Folder of the run [default: below runs/]."),
+    resume: bool = typer.Option(False, "--resume", help="Continue the run in the folder."),
+    data_dir: str | None = typer.Option(None, help="Folder with the dataset's files."),
+    jobs: int = typer.Option(
+        1, min=1, help="Number of stages run at the same time (useful on a GPU)."
     ),
-    data_dir: str | None = typer.Option(None, help="Folder with the data set's files."),
-    jobs: int = typer.Option(1, min=1, help="Stages run side by side (useful on a GPU)."),
-    precision: str = typer.Option("highest", help="Matrix products: highest, or high (TF32)."),
+    precision: str = typer.Option(
+        "highest", help="Precision of matrix products: highest, or high (TF32)."
+    ),
 ) -> None:
     """Run the paper's experiment and print its table beside the paper's numbers.
 

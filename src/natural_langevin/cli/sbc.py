@@ -11,18 +11,20 @@ from natural_langevin.preconditioners import REGISTRY as METRICS
 def sbc(
     metric: str = typer.Option("quasi-diagonal", help=f"{', '.join(METRICS)}."),
     likelihood: str = typer.Option("gaussian", help="gaussian, bernoulli or poisson."),
-    step_size: float = typer.Option(0.05, help="η."),
-    inputs: int = typer.Option(2, min=1, help="Inputs of the network."),
+    step_size: float = typer.Option(0.05, help="Step size of the sampler."),
+    inputs: int = typer.Option(2, min=1, help="Number of inputs."),
     hidden: int = typer.Option(0, min=0, help="Hidden tanh units; 0 is a linear model."),
-    rows: int = typer.Option(40, min=1, help="Data of each simulation."),
-    batch_size: int = typer.Option(0, min=0, help="Minibatch [default: all rows]."),
-    simulations: int = typer.Option(200, min=1, help="Data sets; each is a chain."),
-    draws: int = typer.Option(15, min=1, help="Posterior draws that each is ranked among."),
+    rows: int = typer.Option(40, min=1, help="Number of rows of each simulated dataset."),
+    batch_size: int = typer.Option(0, min=0, help="Rows of a minibatch [default: all]."),
+    simulations: int = typer.Option(
+        200, min=1, help="Number of simulated datasets; each is a chain."
+    ),
+    draws: int = typer.Option(15, min=1, help="Posterior draws among which the truth is ranked."),
     burn_in: int = typer.Option(200, min=0, help="Steps before the first draw."),
     thin: int = typer.Option(
         50, min=1, help="Steps between draws: enough to make them independent."
     ),
-    seed: int = typer.Option(0, min=0, help="Of everything."),
+    seed: int = typer.Option(0, min=0, help="Random seed."),
 ) -> None:
     """Simulation-based calibration: ranks of the truth among posterior draws must be uniform.
 

@@ -30,24 +30,24 @@ INTERRUPTED = 130  # what a shell expects of a program stopped by Ctrl-C
 def train(
     data: str = typer.Argument(
         metavar="DATA",
-        help="A CSV file with a header, an NPZ file of x and y, digits or mnist.",
+        help="CSV file with a header, NPZ file of x and y, digits or mnist.",
         show_default=False,
     ),
-    target: str | None = typer.Option(None, metavar="COLUMN", help="The column to predict (CSV)."),
+    target: str | None = typer.Option(None, metavar="COLUMN", help="Column to predict (CSV)."),
     out: Path | None = typer.Option(
-        None, metavar="FOLDER", help="Where the run is kept [default: runs/ and the data's name]."
+        None, metavar="FOLDER", help="Folder of the run [default: runs/ and the data's name]."
     ),
     task: str | None = typer.Option(
         None,
         metavar="KIND",
-        help="classification, regression, count or ordinal [default: found].",
+        help="classification, regression, count or ordinal [default: detect].",
     ),
-    drop: list[str] = typer.Option([], metavar="COLUMN", help="Leave it out; repeatable."),
+    drop: list[str] = typer.Option([], metavar="COLUMN", help="Ignore this column (repeatable)."),
     categorical: list[str] = typer.Option(
         [], metavar="COLUMN", help="Treat this numeric column as categorical (repeatable)."
     ),
     skip_missing: bool = typer.Option(
-        False, "--skip-missing", help="Leave out rows in which a cell is missing."
+        False, "--skip-missing", help="Drop rows with missing cells."
     ),
     decimal_comma: bool = typer.Option(
         False, "--decimal-comma", help="Use ',' as the decimal mark [default: detect]."
@@ -56,35 +56,37 @@ def train(
         None, metavar="SIZES", help="Hidden layers, such as 50 or 100,100 [default: by rows]."
     ),
     steps: int | None = typer.Option(
-        None, metavar="N", help=f"Updates of every run, at least 8 [default: {Settings.steps}]."
+        None, metavar="N", help=f"Number of steps, at least 8 [default: {Settings.steps}]."
     ),
     seconds: float | None = typer.Option(
         None, metavar="N", help="What training may take [default: as long as it needs]."
     ),
     chains: int | None = typer.Option(
-        None, metavar="N", help=f"Chains run side by side [default: {Settings.chains}]."
+        None, metavar="N", help=f"Number of chains [default: {Settings.chains}]."
     ),
     batch_size: int | None = typer.Option(
-        None, metavar="N", help=f"Rows per update [default: {Settings.batch_size}]."
+        None, metavar="N", help=f"Rows of a minibatch [default: {Settings.batch_size}]."
     ),
     step_size: str | None = typer.Option(
-        None, metavar="NUMBER", help="Or auto: chosen by held-out rows [default: auto]."
+        None, metavar="NUMBER", help="Step size, or auto: chosen on held-out rows [default: auto]."
     ),
     prior_variance: float | None = typer.Option(
-        None, metavar="NUMBER", help="Of every weight [default: chosen by held-out rows]."
+        None,
+        metavar="NUMBER",
+        help="Prior variance of the weights [default: chosen on held-out rows].",
     ),
     folds: int | None = typer.Option(
-        None, metavar="N", help="Of the comparison; 0: none is made [default: 4]."
+        None, metavar="N", help="Folds of the cross-validation; 0: none [default: 4]."
     ),
     hold_out: float = typer.Option(
         0.2,
         metavar="SHARE",
-        help="Share of the rows held out to score the result, at most 20,000 rows.",
+        help="Share of the rows held out for testing, at most 20,000 rows.",
     ),
-    seed: int = typer.Option(0, metavar="N", help="Of the split and of the sampler."),
+    seed: int = typer.Option(0, metavar="N", help="Seed of the split and of the sampler."),
     device: str = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda, cuda:0, ..."),
     resume: bool = typer.Option(
-        False, "--resume", help="Go on with the unfinished run in the folder."
+        False, "--resume", help="Continue the unfinished run in the folder."
     ),
 ) -> None:
     """Learn from a table, and say how sure it is.

@@ -3,7 +3,7 @@
 Imports data, likelihoods, priors, statistics, preconditioners, dynamics, execution and metrics;
 posterior and up import it.
 
-* ``function_space``: R-hat, effective sample size, distances between chains (ArviZ)
+* ``function_space``: R-hat, effective sample size, distances between chains
 * ``probes``: inputs around given ones, where the same is asked
 * ``kinetic``: effective temperature of a step, noise against drift; minibatch noise
 * ``configurational``: temperature of the samples; the step-size bias indicator

@@ -114,7 +114,7 @@ class Adjusted(Integrator):
             )
         if run.adapts:
             raise ValueError(
-                f"{name} needs a metric that stands still: give burn_in, of which nothing is kept, "
+                f"{name} needs a frozen metric: give burn_in, "
                 f'and adapt="burn-in" (got {on.preconditioner!r})'
             )
         if not bool((on.temperature > 0).all()):

@@ -128,7 +128,7 @@ def _traced(
         found = _replayed(trace, dynamics, state, batch, rates, count)
         pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
         if not all(torch.equal(a, b) for a, b in pairs):
-            log.info("the traced step differs from the step itself, which goes on serving")
+            log.info("the traced step differs from the eager step, which is used instead")
             return None
     except Exception as error:  # a network that looks at values, or operations it cannot follow
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -180,7 +180,7 @@ def _claim(request: Request, config: dict[str, Any]) -> FolderLock:
             )  # fmt: skip
             if not request.resume:
                 raise RunError(
-                    f"{request.out} already holds this run: add --resume to go on with it, or "
+                    f"{request.out} already holds this run: add --resume to continue it, or "
                     "choose another --out"
                 )
         else:

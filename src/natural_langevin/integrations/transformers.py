@@ -130,7 +130,7 @@ def read_samples(where: Path) -> dict[str, Any]:
         return {"burn_in": about["burn_in"], "thin": about["thin"], "kept": ordered, "trace": trace}
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise StorageError(
-            f"training goes on from a checkpoint, but {path} cannot be read "
+            f"training resumes from a checkpoint, but {path} cannot be read "
             f"({type(error).__name__}: {error}): give CollectPosterior(checkpoint=FOLDER) the "
             "folder that is resumed from; it must have been trained with this callback"
         ) from None

@@ -270,7 +270,7 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"Plan by the recipe {self.recipe!r}: {self._in_short()}"]
         for name, value in self._table():
-            why = self.reasons.get(name, "")
+            why = self.reasons.get(name) or self._in_full(name)
             first, *rest = textwrap.wrap(why, 66) or [""]
             lines.append(f"  {name:<12} {value:<24} {first}".rstrip())
             lines += [f"  {'':<12} {'':<24} {more}" for more in rest]
@@ -285,16 +285,25 @@ class Plan:
         more = f", in up to {several} parts" if several > 1 else ""
         return f"{self.steps} steps{more}, minibatches of {self.batch_size}"
 
+    def _in_full(self, name: str) -> str:
+        """Of prior, metric and dynamics, whose names stand in the table: with their arguments."""
+        return str(getattr(self, name)) if name in ("prior", "metric", "dynamics") else ""
+
     def _table(self) -> list[tuple[str, str]]:
         steps, burn_in, thin = self.usual(self.steps, self.burn_in, self.thin)
         size = "as given" if self.step_size is None else _shown(self.step_size)
+        scale = self.prior_scale
         rows: list[tuple[str, Any]] = [
-            ("prior", self.prior if self.prior_scale is None else f"x {self.prior_scale:g}"),
-            ("metric", self.metric),
-            ("dynamics", self.dynamics),
+            (
+                "prior",
+                self.prior.partition("(")[0] if scale is None else f"N(0, {scale:g} * 2/fan_in)",
+            ),
+            ("metric", self.metric.partition("(")[0]),
+            ("dynamics", self.dynamics.partition("(")[0]),
+            ("friction", self.friction),
             ("step_size", size),
             ("batch_size", self.batch_size),
-            ("start", self.start + (", then downhill" if self.descent else "")),
+            ("start", self.start + (", then descent" if self.descent else "")),
             ("steps", steps),
             ("burn_in", burn_in),
             ("thin", thin),

@@ -203,7 +203,7 @@ class InFolder:
                 if _check(digest) != self._checks[draw]:
                     raise StorageError(
                         f"draw {draw} in {self.path} is damaged: its numbers are not those that "
-                        "were written. Start anew, in another folder"
+                        "were written. Start again in another folder"
                     )
 
     def tree(self) -> Params:
@@ -223,7 +223,7 @@ class InFolder:
         if not found:
             raise StorageError(
                 f"the samples that this checkpoint counts on are not in {self.path}: give the "
-                "store= of the run that wrote the checkpoint, or start anew in another folder"
+                "store= of the run that wrote the checkpoint, or start again in another folder"
             )
         self.path = found[0]
         with self._writing():

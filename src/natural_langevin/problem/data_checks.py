@@ -136,7 +136,7 @@ def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: A
                 f"{why_untransformable(error)}. Choose between values with torch.where "
                 "instead of `if` or a boolean index, keep .item() and numpy out of the forward "
                 "pass, and give a custom autograd.Function setup_context and a vmap rule. A "
-                "network that cannot be changed can be sampled in a loop of one's own: "
+                "network that cannot be changed can be sampled in your own training loop: "
                 "optim.NaturalLangevin(..., preconditioner=preconditioners.RMSProp())"
             ) from error
         raise ValueError(

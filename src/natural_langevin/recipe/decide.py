@@ -169,7 +169,7 @@ def _by_paper(
         )  # fmt: skip
     if steps is None:
         raise ValueError(
-            "steps must be said where the step size is: sample(data, steps=...); with "
+            "steps is needed with a step size of your own: sample(data, steps=...); with "
             'step_size="auto", the default, a run knows its own length. With until=, steps is '
             "the most that may be taken"
         )

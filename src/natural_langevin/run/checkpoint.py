@@ -215,8 +215,8 @@ def check_same_way(there: str, here: str) -> None:
     known = (switch for word, switch in _SWITCHES.items() if word in there)
     raise OtherRunError(
         f"the steps before this checkpoint were run another way ({there:.40} there, {here} here), "
-        f"and the run would end with other bits: go on with {next(known, 'the same version')}, or "
-        "start anew in another folder"
+        f"and the run would end with other bits: continue with {next(known, 'the same version')}, "
+        "or start again in another folder"
     )
 
 

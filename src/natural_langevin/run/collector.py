@@ -189,7 +189,7 @@ class SampleCollector:
                 self._reported.add(chain)
                 log.log(
                     self._level,
-                    "chain %d became non-finite at step %d and was stopped; the others go on. "
+                    "chain %d became non-finite at step %d and was stopped; the others continue. "
                     + (
                         "Its step size is most likely too large: try a tenth of it"
                         if step

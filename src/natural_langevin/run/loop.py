@@ -194,7 +194,7 @@ def _resumed(saved: Saved | None, state: State, collector: Collector) -> tuple[S
 def _say_interrupted(done: int, steps: int, kept: int, saved: bool) -> None:
     """What is there, and how to go on."""
     if saved:
-        log.warning("interrupted at step %d: run the same again to go on from there", done)
+        log.warning("interrupted at step %d: run the same again to continue from there", done)
         return
     if done == steps:
         log.warning(

@@ -118,7 +118,7 @@ def run(motion: Motion, plan: Plan, options: Options) -> Posterior:
             )  # fmt: skip
         except ExplosionError as error:
             plan = plan.gentler()
-            log.info("%s: begun anew, step_size=%s", error, plan.reasons["step_size"])
+            log.info("%s: starting again, step_size=%s", error, plan.reasons["step_size"])
         else:
             number += 1
         resumes = False

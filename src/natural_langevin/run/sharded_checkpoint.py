@@ -264,8 +264,8 @@ class ShardedCheckpoint:
         if files and ranks != self._group.world:
             raise CheckpointError(
                 f"this run has its samples in a folder of each of {ranks} processes (store=), and "
-                f"there are {self._group.world} now: go on with {ranks}. Samples in memory, "
-                'store="device" or "cpu", can be gone on with by any number of processes'
+                f"there are {self._group.world} now: continue with {ranks}. Samples in memory, "
+                'store="device" or "cpu", can be resumed by any number of processes'
             )
 
     def _seen_by_rank_zero(self, look: Callable[[], list[Any]]) -> list[Any]:

@@ -258,7 +258,7 @@ def _open_folder(folder: Path, run: Run, resume: bool) -> None:
     if folders.is_started(folder):
         if not resume:
             raise RunFolderError(
-                f"{folder} holds a run already: go on with it with --resume, or use another --out"
+                f"{folder} already holds a run: continue it with --resume, or use another --out"
             )
         folders.check_same(folder, run)
     elif not folders.is_run(folder) and any(p.name != LOCK for p in folder.iterdir()):

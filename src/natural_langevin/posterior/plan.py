@@ -269,25 +269,25 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"Plan by the recipe {self.recipe!r}: {self._in_short()}"]
-        for name, value in self._table():
-            why = self.reasons.get(name) or self._in_full(name)
+        for name, value, why in self._rows():
             first, *rest = textwrap.wrap(why, 66) or [""]
             lines.append(f"  {name:<12} {value:<24} {first}".rstrip())
             lines += [f"  {'':<12} {'':<24} {more}" for more in rest]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = [(name, value, self.reasons.get(name, "")) for name, value in self._table()]
-        return shown(f"Plan by the recipe {self.recipe!r}: {self._in_short()}", rows)
+        return shown(f"Plan by the recipe {self.recipe!r}: {self._in_short()}", self._rows())
 
     def _in_short(self) -> str:
         several = len(self.lengths())
         more = f", in up to {several} parts" if several > 1 else ""
         return f"{self.steps} steps{more}, minibatches of {self.batch_size}"
 
-    def _in_full(self, name: str) -> str:
-        """Of prior, metric and dynamics, whose names stand in the table: with their arguments."""
-        return str(getattr(self, name)) if name in ("prior", "metric", "dynamics") else ""
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """What, its value, and why; of prior, metric and dynamics their arguments if nothing."""
+        full = {"prior": self.prior, "metric": self.metric, "dynamics": self.dynamics}
+        why = full | dict(self.reasons)
+        return [(name, value, why.get(name, "")) for name, value in self._table()]
 
     def _table(self) -> list[tuple[str, str]]:
         steps, burn_in, thin = self.usual(self.steps, self.burn_in, self.thin)

@@ -16,6 +16,7 @@ most, and with ``--profile`` the milliseconds of kernels, those of the host and 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import gc
 import itertools
 import json
@@ -421,6 +422,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="*", choices=list(PROBLEMS))
     parser.add_argument("--only", nargs="*", default=["optimizer", "langevin"])
     parser.add_argument("--metrics", nargs="*", default=list(METRICS), choices=list(METRICS))
+    parser.add_argument("--rows", nargs="*", help='which, in this order: "resnet18: Langevin*"')
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.2, help="of a block")
     parser.add_argument("--tf32", action="store_true", help="TF32 products on a GPU")
@@ -438,6 +440,10 @@ def main() -> None:
     device, started = torch.device(args.device), time.time()
     names = args.networks or (ON_A_GPU if device.type == "cuda" else ON_A_CPU)
     jobs = [(n, row) for n in names for row in contenders(device, args.only, args.metrics)]
+    if args.rows:
+        named = {f"{n}: {row.name}": (n, row) for n, row in jobs}
+        wanted = [name for p in args.rows for name in named if fnmatch.fnmatchcase(name, p)]
+        jobs = [named[name] for name in dict.fromkeys(wanted)]
     given, ahead = sys.argv[1:], 1 if device.type == "cuda" else 0
     waiting: list[subprocess.Popen[str]] = []
     rows: list[dict[str, Any]] = []

@@ -225,9 +225,11 @@ class Engine:
         backend = kernels.backend_for(state.step.device)
         if backend is None:
             return None
+        # On a CPU a step without fused layers is traced instead, and so are its passes.
+        whole = compile is None and state.step.device.type == "cuda"
         tasks = kernels.plan(
             self.dynamics, state, self.stream.example(), self.num_data,
-            given=compile is None, each=backend.takes_each and compile is None,
+            given=whole, each=whole and backend.takes_each,
         )  # fmt: skip
         return kernels.FusedStep(tasks, backend, compile) if tasks else None
 

@@ -26,20 +26,18 @@ class CallReader:
     """Reads the calls that ``plan`` names, in the precision of ``like``.
 
     ``opaque``: the layers of one kernel. ``drawn``: gradients are those of labels drawn from the
-    model; all are multiplied by ``scale``."""
+    model."""
 
     network: NetworkCopy
     plan: Plan
     opaque: Collection[str]
     like: Tensor
     drawn: bool
-    scale: Tensor
 
     def read(self, one: Pass) -> tuple[Tensors, Tensors]:
         """Inputs and output gradients, by call."""
         inputs: Tensors = {}
         deltas: Tensors = {}
-        own: Tensors = {}  # not to scale yet: all at once
         for name in sorted(one.wanted & set(self.opaque)):
             seen, pulled = self._look_inside(one, name)
             inputs |= seen
@@ -58,17 +56,12 @@ class CallReader:
                 raise ValueError(_unexpected(key[0])) from None
             if [t.shape for t in inputs[key]] != trace.inputs:
                 raise ValueError(_unexpected(key[0]))
-            own[key] = self._deltas(record, [shape for shape, _ in trace.outputs])
+            deltas[key] = self._deltas(record, [shape for shape, _ in trace.outputs])
         planned = {key[0] for key in self.plan.traces} - set(self.opaque)
         surplus = {k for k in one.calls if k not in inputs and k[0] in planned}
         if surplus:
             raise ValueError(_unexpected(next(iter(surplus))[0]))
-        return inputs, deltas | self._scaled(own)
-
-    def _scaled(self, deltas: Tensors) -> Tensors:
-        flat = [d for ds in deltas.values() for d in ds]
-        scaled = iter(torch._foreach_mul(flat, self.scale) if flat else ())
-        return {key: [next(scaled) for _ in ds] for key, ds in deltas.items()}
+        return inputs, deltas
 
     def _deltas(self, record: Record, shapes: list[torch.Size]) -> list[Tensor]:
         """In full precision; zero for an output that the loss does not depend on."""
@@ -101,11 +94,18 @@ class CallReader:
 
         made, pullback, seen = vjp(outputs, {k: every[k] for k in keys}, has_aux=True)  # type: ignore[misc]
         cotangents = [
-            [d * self.scale for d in self._deltas(record, [o.shape for o in outs])]
+            self._deltas(record, [o.shape for o in outs])
             for record, outs in zip(records, made, strict=True)
         ]
         (pulled,) = pullback(cotangents)
         return seen, pulled
+
+
+def scaled(deltas: Tensors, scale: Tensor) -> Tensors:
+    """All of them times ``scale``, at once."""
+    flat = [d for ds in deltas.values() for d in ds]
+    found = iter(torch._foreach_mul(flat, scale) if flat else ())
+    return {key: [next(found) for _ in ds] for key, ds in deltas.items()}
 
 
 def _unexpected(name: str) -> str:

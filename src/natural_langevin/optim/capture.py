@@ -27,7 +27,8 @@ class Record:
     def __init__(self, owner: Pass | None, args: Any, kwargs: Any) -> None:
         # Weakly: a pass and its records go when their graph goes, not at the next collection.
         self._owner = None if owner is None else weakref.ref(owner)
-        leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        leaves, self._spec = _flat((args, kwargs) if kwargs or len(args) != 1 else args[0])
+        self._alone = not kwargs and len(args) == 1
         # Detached, a tensor still counts how often it was changed in place.
         self._leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._versions = [leaf._version for leaf in self._leaves if isinstance(leaf, Tensor)]
@@ -53,14 +54,15 @@ class Record:
         """(args, kwargs), floating-point tensors as ``dtype``."""
         self.tensors(what)
         leaves = [leaf.to(dtype) if is_real(leaf) else leaf for leaf in self._leaves]
-        return pytree.tree_unflatten(leaves, self._spec)
+        found = _unflat(leaves, self._spec)
+        return ((found,), {}) if self._alone else found
 
     def watch(
         self, output: Any, arrived: Callable[[Record, int, Tensor], None], *, keep: Any = None
     ) -> Any:
         """The output to hand on, whose gradients will be told to ``arrived``. Its graph keeps
         ``keep`` alive."""
-        leaves, spec = pytree.tree_flatten(output)
+        leaves, spec = _flat(output)
         places = [i for i, leaf in enumerate(leaves) if is_real(leaf)]
         self.deltas, self.drawn = [None] * len(places), [None] * len(places)
         changed = False
@@ -72,7 +74,17 @@ class Record:
             if leaves[place]._is_view() or len(places) > 1:
                 leaves[place], changed = leaves[place].clone(), True
             leaves[place].register_hook(_Arrival(self, index, arrived, keep))
-        return pytree.tree_unflatten(leaves, spec) if changed else output
+        return _unflat(leaves, spec) if changed else output
+
+
+def _flat(tree: Any) -> tuple[list[Any], Any]:
+    """Its leaves, and what it is otherwise; None where it is one tensor, as most are: a hook takes
+    longer to look for others than a small layer to be computed."""
+    return ([tree], None) if type(tree) is Tensor else pytree.tree_flatten(tree)
+
+
+def _unflat(leaves: list[Any], spec: Any) -> Any:
+    return leaves[0] if spec is None else pytree.tree_unflatten(leaves, spec)
 
 
 class _Arrival:

@@ -13,7 +13,7 @@ Micro-batches of any sizes therefore add up to what the whole minibatch would ha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from natural_langevin.execution.graphs import RecordedFunction
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
-from natural_langevin.optim.call_reader import CallReader
+from natural_langevin.optim.call_reader import CallReader, scaled
 from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
@@ -66,12 +67,16 @@ class Fisher:
         self.units = self.network_copy.units()
         self._opaque = {n for n, m in copied.named_modules() if isinstance(m, RewrittenLayer)}
         self._plans: dict[Any, tuple[bool, Plan | None, frozenset[str]]] = {}
+        #: Of the statistics, by plan.
+        self._recordings: dict[int, tuple[Plan, RecordedFunction]] = {}
         self._checked = False
         self.group: Any = None  # of the ranks that run replicas of the model
         self.basis: Callable[[], Basis] = (
             dict  # of the statistics "rotated": the optimizer knows it
         )
         self.draw: Any = None  # given by whoever knows how to draw labels from the model
+        #: Whether what comes after a pass may be a CUDA graph; not where the loop records it all.
+        self.records = True
         #: Whether the next step wants statistics at all.
         self.due: Callable[[], bool] = lambda: True
         layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.network_copy.owned)
@@ -115,6 +120,7 @@ class Fisher:
             self.network_copy.follow(self.model)
             prepare_model(self.network_copy.model, log)
             self._plans[kind] = self._rehearsed(arguments)
+            self._recordings = {}  # the copy's buffers are others now
         alone, plan, wanted = self._plans[kind]
         return arguments.first_alone() if alone else arguments, plan, wanted
 
@@ -182,6 +188,8 @@ class Fisher:
         # Of order one before anything is squared, whatever a GradScaler multiplied the loss by
         # (2^68 squared is no float32); the scale is put right afterwards.
         assert one.root is not None
+        if self._sums is not None:  # which may lie where the next ones will be written
+            self._sums = pytree.tree_map(torch.clone, self._sums)
         size = float(one.arguments.size) if self.reduction == "mean" else 1.0
         scale = size * self._to_order_one(self._of_outputs(one.root))
         with (
@@ -235,7 +243,7 @@ class Fisher:
                 kept[b] = own
             else:
                 kept |= dict.fromkeys(own, ())
-        self.units = kept
+        self.units, self._recordings = kept, {}
         return kept
 
     def _moments(
@@ -249,16 +257,28 @@ class Fisher:
         if plan.whole and not replayable:
             raise ValueError(self._not_replayable(whole))
         # With gradients divided by the root of how many there are, sums of products are means.
-        root = len(rows) ** -0.5
-        inputs, deltas = self._recorded(one, plan, scale * root)
-        self._set_cotangent(one, scale * root)
-        recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
-        with _transforming(whole, "freeze it with requires_grad_(False)"):
+        scale = scale * len(rows) ** -0.5
+        inputs, deltas = self._recorded(one, plan)
+        self._set_cotangent(one, scale)
+        groups, count = self.groups(params), sum(map(len, deltas.values()))
+
+        def statistics(*given: Tensor) -> Moments:
+            *seen, scale = given
+            known = _like(inputs, seen[:-count]), scaled(_like(deltas, seen[-count:]), scale)
             return layer_statistics(
-                self.network_copy, plan, self.groups(params), recorded,
+                self.network_copy, plan, groups, Recorded(params, *known, rows, rows, self._loss),
                 sharing=self.gradients.sharing, numbers=chunk_numbers(rows.device),
                 basis=self.basis(), divisor=1,
             )  # fmt: skip
+
+        flat = [t for tensors in (inputs, deltas) for ts in tensors.values() for t in ts]
+        with _transforming(whole, "freeze it with requires_grad_(False)"):
+            special = plan.whole or plan.replayed or one.wanted & self._opaque or self.basis()
+            if special or not self.records:
+                return statistics(*flat, scale)
+            if id(plan) not in self._recordings:
+                self._recordings[id(plan)] = plan, RecordedFunction("the statistics")
+            return self._recordings[id(plan)][1](statistics, [*flat, scale])
 
     def groups(self, params: Params) -> list[Group]:
         """What is asked of every parameter."""
@@ -301,12 +321,11 @@ class Fisher:
             "itself?): compute the loss outside of the network, or use preconditioners.RMSProp()"
         )
 
-    def _recorded(self, one: Pass, plan: Plan, scale: Tensor) -> tuple[Tensors, Tensors]:
+    def _recorded(self, one: Pass, plan: Plan) -> tuple[Tensors, Tensors]:
         """Inputs and output gradients of every call in the plan."""
         reader = CallReader(
-            self.network_copy, plan, self._opaque,
-            like=self._like(), drawn=self.targets == "model", scale=scale,
-        )  # fmt: skip
+            self.network_copy, plan, self._opaque, self._like(), drawn=self.targets == "model"
+        )
         return reader.read(one)
 
     # At the step ----------------------------------------------------------------------------------
@@ -351,6 +370,12 @@ class Fisher:
         with waiting("the sum of the statistics", self._like(), [self.group]):
             shards.add_up(pytree.tree_leaves(sums), self.group)
         return _scaled(sums, 1 / everywhere, torch.ones_like(square))
+
+
+def _like(tensors: Tensors, flat: Iterable[Tensor]) -> Tensors:
+    """The same with other tensors in the same places."""
+    values = iter(flat)
+    return {key: [next(values) for _ in ts] for key, ts in tensors.items()}
 
 
 def _scaled(moments: Moments, weight: float, square: Tensor) -> Moments:

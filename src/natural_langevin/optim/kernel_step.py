@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from natural_langevin import random
 from natural_langevin.dynamics.base import State, kernels_of
@@ -93,7 +92,6 @@ class KernelStep:
         for task in self._tasks:
             found = task.found(evaluation, theta, dynamics.weight(num_data))
             self._backend.update_(task, self._state(task, theta, parts), found, inputs)
-        increment_version(params)  # as torch's own operations in place do
 
     def _parts(self, state: State) -> dict[str, dict[str, Tensor]]:
         """The state's vectors, by what they are and by name."""

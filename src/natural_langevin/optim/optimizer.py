@@ -207,7 +207,7 @@ class NaturalLangevin(torch.optim.Optimizer):
 
             watching = ShardedFisher
         self._fisher = watching(model, preconditioner, reduction=reduction)
-        self._fisher.group = replicas
+        self._fisher.group, self._fisher.records = replicas, not capturable
         self._agreement = Agreement(self._defining, self._changing)
         self._labels = Labels(self, self._fisher)
         self._loss_check = LossCheck(likelihood)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin.optim import shards
+from natural_langevin.optim.call_reader import scaled
 from natural_langevin.optim.capture import Pass
 from natural_langevin.optim.fisher import Fisher
 from natural_langevin.optim.network_copy import Arguments
@@ -80,7 +81,8 @@ class ShardedFisher(Fisher):
     ) -> Moments:
         plan = one.plan
         assert plan is not None
-        inputs, deltas = self._recorded(one, plan, scale * len(rows) ** -0.5)
+        inputs, deltas = self._recorded(one, plan)
+        deltas = scaled(deltas, scale * len(rows) ** -0.5)
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
         result: Moments = {}
         groups, shapes = self.groups(params), {k: p.shape for k, p in params.items()}

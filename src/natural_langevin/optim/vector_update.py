@@ -5,18 +5,20 @@ it: ``state[parameter]`` is a dict of tensors of the parameter's shape, views of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
 from natural_langevin.dynamics.base import Integrator, State, note_diverged, select
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
+from natural_langevin.execution import graphs
 from natural_langevin.execution.agreement import disagreement
 from natural_langevin.execution.stepping import overwrite
 from natural_langevin.optim import shards
@@ -32,6 +34,10 @@ from natural_langevin.statistics.moments import Moments
 from natural_langevin.types import Params, Units
 
 log = logging.getLogger("natural_langevin")
+
+#: Kinds of steps, and sizes of batches, that are recorded at most: each has room of its own for a
+#: gradient and its statistics.
+MOST_RECORDINGS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +90,31 @@ class Chain:
         )
 
 
+class _Given(NamedTuple):
+    """What a step is given. A graph reads its tensors where they were when it was recorded."""
+
+    gradient: Sequence[Tensor]
+    moments: Moments
+    rates: Rates
+    step: Tensor
+    keep: Tensor | None
+    dynamics: LangevinDynamics
+    num_data: float
+    size: int
+
+    def tensors(self) -> Any:
+        """A tree of all that changes from step to step."""
+        rates = self.rates
+        numbers = (rates.step_size, rates.decay, rates.mean, self.step)
+        return list(self.gradient), self.moments, numbers, [k for k in [self.keep] if k is not None]
+
+    def of(self, tensors: Any) -> _Given:
+        """The same with other tensors in their places."""
+        gradient, moments, (eta, gamma, mu, step), kept = tensors
+        rates, keep = self.rates._replace(step_size=eta, decay=gamma, mean=mu), [*kept, None][0]
+        return self._replace(gradient=gradient, moments=moments, rates=rates, step=step, keep=keep)
+
+
 class VectorUpdate:
     """The parameters of one vector: on one device, of one precision, with one lr and temperature.
 
@@ -109,6 +140,7 @@ class VectorUpdate:
         self._prior: dict[str, Prior] = {VECTOR: VectorPrior(self.vector, own)}
         self._own_prior, self._drawn, self._units = own, drawn, units
         self._kernels: dict[float, KernelStep | None] = {}  # by N
+        self._recordings: dict[Any, graphs.RecordedFunction] = {}  # by kind of step
         self._named: MetricLayout | None = None
         if isinstance(self._metric, NamedMetric):
             shapes = {k: p.shape for k, p in local.items()}
@@ -220,61 +252,86 @@ class VectorUpdate:
         did."""
         if not self.vector.length:
             return  # more ranks than rows
-        local, dynamics = self._local(), self._at(temperature)
-        state = self._state._replace(step=step)
-
-        def by_kernels(kernels: KernelStep, params: list[Tensor], state: State) -> None:
-            found = self._evaluation(
-                {k: g[None] for k, g in zip(self.params, gradient, strict=True)},
-                _by_name(moments) if rates.kind.adapts else Statistics(),
-                size,
-            )
-            kernels(dynamics, state, params, found, rates, num_data, keep)
-
-        def by_operations() -> State:
-            found = self._evaluation(
-                {VECTOR: self.vector.joined(gradient)},
-                self._statistics(moments) if rates.kind.adapts else Statistics(),
-                size,
-            )
-            here = state._replace(params={VECTOR: self.vector.joined(local)})
-            new = dynamics.integrator.update(dynamics, here, found, rates, num_data)
-            return new if keep is None else select(keep, new, here, note_diverged(here, keep))
-
+        own = self._own_moments(moments) if rates.kind.adapts else {}
+        given = _Given(gradient, own, rates, step, keep, self._at(temperature), num_data, size)
+        local = self._local()
         if num_data not in self._kernels:
-            kernels = self._kernel_step(local, num_data)
-            if kernels is not None and kernels.on_trial:
-                kernels = self._tried(kernels, by_kernels, by_operations, local, state)
-            self._kernels[num_data] = kernels
+            self._kernels[num_data] = self._tried(self._kernel_step(local, num_data), local, given)
         kernels = self._kernels[num_data]
+        if not all(p.is_contiguous() for p in local):  # a loop has put other memory there
+            kernels = None
+        if in_place or not graphs.has_graphs(self.vector.device):  # in place: others record it
+            self._advance(kernels, local, given, in_place=in_place)
+        else:
+            key = rates.kind, temperature, size, keep is None, kernels is None
+            self._advance_by_graph(key, kernels, local, given)
+        increment_version(local)  # as torch's own operations in place do
+
+    def _advance(
+        self, kernels: KernelStep | None, local: list[Tensor], given: _Given, *, in_place: bool
+    ) -> None:
         if kernels is not None:
-            by_kernels(kernels, local, state)
+            self._by_kernels(kernels, local, self._state, given)
             return
-        new = by_operations()
+        new = self._by_operations(local, given)
         torch._foreach_copy_(local, self.vector.views(new.params[VECTOR]))
         if in_place:
             overwrite(self._state, new._replace(step=self._state.step, params={}))
             return
         self._state, self._published = new._replace(params={}), False
 
+    def _advance_by_graph(
+        self, key: Any, kernels: KernelStep | None, local: list[Tensor], given: _Given
+    ) -> None:
+        """On a GPU a step is recorded: its launches, a few for every layer, take longer than the
+        work."""
+        leaves, spec = pytree.tree_flatten(given.tensors())
+
+        def advance(*tensors: Tensor) -> None:
+            here = given.of(pytree.tree_unflatten(tensors, spec))
+            self._advance(kernels, local, here, in_place=True)
+
+        kind = given.rates.kind
+        if kind.first or kind.refreshes or len(self._recordings.keys() | {key}) > MOST_RECORDINGS:
+            advance(*leaves)
+            return
+        recorded = self._recordings.setdefault(key, graphs.RecordedFunction("the optimizer's step"))
+        state = self._state
+        fixed = pytree.tree_leaves((local, state.mean, state.metric, state.own))
+        recorded(advance, leaves, fixed)
+
+    def _by_kernels(
+        self, kernels: KernelStep, params: list[Tensor], state: State, given: _Given
+    ) -> None:
+        gradient = {k: g[None] for k, g in zip(self.params, given.gradient, strict=True)}
+        found = self._evaluation(gradient, _by_name(given.moments), given.size)
+        kernels(
+            given.dynamics, state._replace(step=given.step), params, found, given.rates,
+            given.num_data, given.keep,
+        )  # fmt: skip
+
+    def _by_operations(self, local: list[Tensor], given: _Given) -> State:
+        gradient = {VECTOR: self.vector.joined(given.gradient)}
+        found = self._evaluation(gradient, self._statistics(given.moments), given.size)
+        params, keep = {VECTOR: self.vector.joined(local)}, given.keep
+        here = self._state._replace(step=given.step, params=params)
+        on = given.dynamics
+        new = on.integrator.update(on, here, found, given.rates, given.num_data)
+        return new if keep is None else select(keep, new, here, note_diverged(here, keep))
+
     def _tried(
-        self,
-        kernels: KernelStep,
-        by_kernels: Callable[[KernelStep, list[Tensor], State], None],
-        by_operations: Callable[[], State],
-        local: list[Tensor],
-        state: State,
+        self, kernels: KernelStep | None, local: list[Tensor], given: _Given
     ) -> KernelStep | None:
         """``kernels``, where this step by them is the step by torch's operations, on copies: a
         compiler and a driver that we have not seen stand between them and their source."""
+        if kernels is None or not kernels.on_trial:
+            return kernels
         try:
             own = [p.clone() for p in local]
-            by_kernels(kernels, own, pytree.tree_map(torch.clone, state))
-            right = self.vector.named(by_operations().params[VECTOR])
-            pairs = zip(self.params, own, local, strict=True)
-            found, before = {}, {}
-            for k, p, old in pairs:
-                found[k], before[k] = p[None], old[None]
+            self._by_kernels(kernels, own, pytree.tree_map(torch.clone, self._state), given)
+            right = self.vector.named(self._by_operations(local, given).params[VECTOR])
+            found = {k: p[None] for k, p in zip(self.params, own, strict=True)}
+            before = {k: p[None] for k, p in zip(self.params, local, strict=True)}
             wrong = disagreement(found, right, before)
             reason = f"they disagree on {wrong}" if wrong else ""
         except torch.OutOfMemoryError:  # two more states: too large a run to be looked at twice
@@ -285,6 +342,13 @@ class VectorUpdate:
             return kernels
         log.warning("no kernels for the optimizer's step (%s): torch's operations serve", reason)
         return None
+
+    def _own_moments(self, moments: Moments) -> Moments:
+        """Those of this vector's parameters."""
+        return {
+            field: {k: v for k, v in values.items() if k in self.params}
+            for field, values in moments.items()
+        }
 
     def _kernel_step(self, local: list[Tensor], num_data: float) -> KernelStep | None:
         tau = torch.ones(1, dtype=self.vector.dtype, device=self.vector.device)

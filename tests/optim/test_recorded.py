@@ -1,0 +1,118 @@
+"""What a GPU's optimizer records: a part of the step that is repeated from tensors in fixed places.
+
+Here the recorder is a stand-in that runs the function again, so that everything but CUDA itself is
+as on a GPU: what is copied in, what lies where, and when a recording no longer serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from natural_langevin import dynamics, likelihoods, preconditioners
+from natural_langevin.execution import graphs
+from natural_langevin.optim import NaturalLangevin
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "QDOP": {},
+    "every second step, BAOAB": {
+        "preconditioner": preconditioners.QuasiDiagonalFisher(every=2),
+        "dynamics": dynamics.Underdamped(integrator="baoab"),
+    },
+    "RMSProp": {"preconditioner": preconditioners.RMSProp()},
+    "no kernels": {"dynamics": dynamics.Overdamped(correct_heat=True)},
+    "by name": {"preconditioner": preconditioners.UnitFisher()},
+}
+
+
+class Recorder:
+    """Recording runs nothing: what the function has changed is put back."""
+
+    def __init__(self) -> None:
+        self.kept: Callable[[], list[Tensor]] = list
+        self.recorded = 0
+
+    def __call__(self, function: Callable[[], Any], device: torch.device) -> Any:
+        self.recorded += 1
+        before = [(t, t.clone()) for t in self.kept()]
+        result = function()
+        for tensor, value in before:
+            tensor.copy_(value)
+
+        def replay() -> None:
+            pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(function()), strict=True)
+            for into, value in pairs:
+                if into is not None:
+                    into.copy_(value)
+
+        return replay, result
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3), nn.GroupNorm(4, 8), nn.Flatten(), nn.Linear(32, 5),
+    )  # fmt: skip
+
+
+def run(options: dict[str, Any], recorder: Recorder | None = None) -> list[Tensor]:
+    model = network()
+    optimizer = NaturalLangevin(
+        model, likelihoods.Categorical(), num_data=200, lr=1e-2, check_loss=False, **options
+    )
+    if recorder is not None:
+        recorder.kept = lambda: [
+            *(p.detach() for p in model.parameters()),
+            *(t for _, u in optimizer._vectors for t in pytree.tree_leaves(u._state)),
+        ]
+    generator = torch.Generator().manual_seed(1)
+    for step in range(12):
+        optimizer.zero_grad()
+        for _ in range(2 if step in (8, 9) else 1):  # also a step from two passes
+            x = torch.randn(6, 2, 4, 4, generator=generator)
+            y = torch.randint(0, 5, (6,), generator=generator)
+            F.cross_entropy(model(x), y).div(2 if step in (8, 9) else 1).backward()
+        if step == 6:
+            optimizer.param_groups[0]["lr"] = 3e-3
+        if step == 10:  # other memory: nothing may be written to the old one
+            for p in model.parameters():
+                p.data = p.data.clone()
+        optimizer.step()
+    return [*model.parameters(), *optimizer.mean().values()]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_recorded_steps_are_the_steps_themselves(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(OPTIONS[name])
+    recorder = Recorder()
+    monkeypatch.setattr(graphs, "has_graphs", lambda device: True)
+    monkeypatch.setattr(graphs, "recordable", lambda on: True)
+    monkeypatch.setattr(graphs, "record", recorder)
+    found = run(OPTIONS[name], recorder)
+    assert recorder.recorded >= (2 if name == "QDOP" else 1)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_what_cannot_be_recorded_runs_as_it_did(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(function: Callable[[], Any], device: torch.device) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    expected = run({})
+    monkeypatch.setattr(graphs, "has_graphs", lambda device: True)
+    monkeypatch.setattr(graphs, "recordable", lambda on: True)
+    monkeypatch.setattr(graphs, "record", broken)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    found = run({})
+    assert caplog.text.count("no CUDA graph of") == 2
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -407,7 +407,8 @@ def finish(process: subprocess.Popen[str], network: str, row: Row, limit: float)
     """Lets a process measure its row; whatever happens to it, there is a row."""
     try:
         out, err = process.communicate("go\n", timeout=limit)
-        return json.loads(out.strip().splitlines()[-1])
+        found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+        return found | ({"said": err.strip()[-400:]} if err.strip() else {})
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()

@@ -7,6 +7,7 @@ import graphlib
 import importlib
 import inspect
 import re
+import types
 from functools import cache
 from pathlib import Path
 
@@ -160,8 +161,18 @@ def undocumented(module: object) -> list[str]:
 
 def test_public_functions_have_docstrings() -> None:
     modules = [dotted(path) for path in files() if path.stem != "__main__"]
-    found = {name: undocumented(importlib.import_module(name)) for name in modules}
+    found = {name: undocumented(loaded(name)) for name in modules}
     assert not {name: missing for name, missing in found.items() if missing}
+
+
+def loaded(name: str) -> object:
+    """The module; an empty one where its error says that its extra is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if ".integrations." not in name or "pip install 'natural-langevin[" not in str(error):
+            raise
+        return types.SimpleNamespace()
 
 
 def test_the_check_sees_imports() -> None:

@@ -10,6 +10,7 @@ framework's own checkpoints, and hand out a ``Posterior``.
 
 * ``natural_langevin.integrations.tensorboard.TensorBoard``, ``wandb.WeightsAndBiases`` and
   ``mlflow.MLflow`` for ``Langevin.sample(callback=...)``
+* ``natural_langevin.integrations.botorch.PosteriorModel`` for Bayesian optimisation with BoTorch
 * ``natural_langevin.integrations.hub``: a posterior as a repository of the Hugging Face hub
 
 Each module needs its package; importing this one needs none.

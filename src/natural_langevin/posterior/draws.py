@@ -164,9 +164,32 @@ class Draws:
         """One chain's part of ``mean`` or ``last``."""
         return self.shards.one(chain, lambda row: {k: v[row] for k, v in values.items()})
 
+    def network_outputs(
+        self, x: Tensor, *, most: int | None = None, chains: Chains = None
+    ) -> Tensor:
+        """Every network's own outputs at ``x``, (network, B, ...), differentiable in ``x``: draws
+        of the function, as they are, without calibration.
+
+        Args:
+            most: How many networks at most, at equal distances among all draws; None is all.
+            chains: As in ``predict``.
+        """
+        self.shards.check_whole("network_outputs")
+        pooled = self.chosen(chains)
+        count = len(pooled) * self.draws
+        most = count if most is None else min(count, whole_number("most", most))
+        if most < 1:
+            raise ValueError(f"most must be at least 1 network, got {most}")
+        index = torch.arange(most) * count // most
+        which = torch.tensor(pooled)[index // self.draws], index % self.draws
+        params = {k: s[which].to(self.last[k]) for k, s in self.samples.items()}
+        device = next(iter(self.last.values())).device
+        return self.outputs(params, self._one_input(x, "network_outputs").to(device))
+
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of several networks: (network, B, ...)."""
-        found = self._native(self._call, params, x)
+        followed = x.requires_grad and torch.is_grad_enabled()  # C knows no gradients
+        found = None if followed else self._native(self._call, params, x)
         return vmap(lambda p: one_tensor(self._call(p, x)))(params) if found is None else found
 
     def _call(self, params: Params, x: Tensor) -> Any:

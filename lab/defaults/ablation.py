@@ -60,7 +60,6 @@ RULES: dict[str, dict[str, Any]] = {
     "a metric is remembered": {"end": {"remembered": 0}},
     "classes by their sharpness": {"sharpness": {"least_gain": math.inf}},
     "all of calibration": {"calibrate": False},
-    "begin anew after an explosion": {"length": {"attempts": 0}},
 }
 
 
@@ -118,7 +117,6 @@ def _run(rule: str, name: str, seed: int) -> dict[str, Any]:
         "cpu_seconds": cpu,
         "steps": config["steps"] + config.get("steps_before", 0),
         "prior_scale": posterior.plan.prior_scale,
-        "exploded": "exploded" in config["recipe"]["reason"],
         "lost": sampler.chains - len(posterior.healthy),
     }
 

@@ -445,7 +445,8 @@ class Langevin:
         self, data: Any, asked: Asked, options: Options, plan: Plan | None = None
     ) -> Posterior:
         """``sample`` with its arguments in two parts: what a plan is made of, and the rest."""
-        limit = self._limit(asked)
+        # One that may be gone on with has its steps counted: it ends with the same bits.
+        limit = self._limit(asked, ends=options.checkpoint is None and plan is None)
         options = dataclasses.replace(options, limit=limit)
         refuse_autocast(self.device)
         with self._own_network() as motion, self._threads():
@@ -504,12 +505,14 @@ class Langevin:
             return decide.resumed(motion, self.given, known, asked, phase=phase, steps=steps)
         return decide.decide(motion, self.given, asked, self.given.settings, limit=options.limit)
 
-    def _limit(self, asked: Asked) -> TimeLimit:
+    def _limit(self, asked: Asked, *, ends: bool = False) -> TimeLimit:
         """``seconds`` limit the call where they decide about its length: not beside ``steps``
         alone. Not of several processes either, which must all choose the same."""
         wanted = parse_until(asked.until)
         share = self.given.settings.time
-        limit = TimeLimit(asked.seconds, least=share.least, search=share.search)
+        limit = TimeLimit(
+            asked.seconds, least=share.least, search=share.search, finish=share.finish, ends=ends
+        )
         counts = asked.steps is None or wanted is not None
         return limit if counts and self.mesh.world == 1 else TimeLimit()
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from natural_langevin import Langevin, likelihoods, models, priors
-from natural_langevin._internal.processes import SingleProcess
-from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.rates import RatesTable
-from natural_langevin.posterior.plan import Plan
 from natural_langevin.recipe import cost, prior_trial
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.settings import Settings, Trial
+from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.time_limit import NO_LIMIT
-from natural_langevin.run.until import EssTarget
-from natural_langevin.run.watching import ExplosionError, Watching
 from short_recipe import USUAL, changed
 
 
@@ -43,51 +37,10 @@ def sampler(settings: Settings = SHORT) -> Langevin:
     return Langevin(net, likelihoods.Gaussian(0.3), prior=prior, chains=2, recipe=settings)
 
 
-def test_a_run_that_explodes_begins_anew_with_smaller_steps(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """eta lambda = 4 is at the edge of what is stable, and a run begins with four times that."""
-    usual = sampler().sample(wave(), progress=False)
-    wild = changed(SHORT, step_size={"steepness": 4.0, "largest": 100.0, "heat": 100.0})
-    with caplog.at_level("INFO", logger="natural_langevin"):
-        found = sampler(wild).sample(wave(), progress=False)
-    assert "starting again" in caplog.text
-    assert not any(record.levelname == "WARNING" for record in caplog.records)
-    assert found.healthy == [0, 1]
-    chosen = found.config["recipe"]
-    assert "exploded" in chosen["reason"]
-    assert chosen["step_size"] * chosen["curvature"] < 1.1
-    x, y = wave(1000)
-    assert found.evaluate(x, y).nll < usual.evaluate(x, y).nll + 0.1
-
-
-def test_a_length_of_ones_own_is_run_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(Plan, "schedule", lambda self, burn_in: 50.0)
-    with caplog.at_level("INFO", logger="natural_langevin"), pytest.raises(RuntimeError):
-        sampler().sample(wave(), 200, progress=False)
-    assert "starting again" not in caplog.text
-
-
-@pytest.mark.parametrize("numbers", [1, 100])
-def test_a_loss_may_rise_by_as_much_for_every_number_of_a_target(numbers: int) -> None:
-    """Of 100 numbers that are each .1 nats worse off, none has exploded."""
-    data = torch.zeros(4, 2), torch.zeros(4, numbers)
-    stream = InMemory(*data, batch_size=4, chain=torch.arange(2), seed=0, device="cpu")
-    engine: Any = SimpleNamespace(stream=stream)
-    watching = Watching(
-        engine, SingleProcess(2), EssTarget(None, None, None), steps=9, breaks_off=True
-    )
-
-    def see(*losses: float) -> None:
-        info: Any = SimpleNamespace(loss=torch.tensor(losses), diverged=torch.zeros(2).bool())
-        watching.look(None, info, 1, 0)
-
-    see(1.0 * numbers, 1.5 * numbers)
-    see(1.6 * numbers, 6.4 * numbers)
-    with pytest.raises(ExplosionError):
-        see(1.0 * numbers, 6.6 * numbers)
+def test_chains_that_a_step_throws_away_end_the_run_by_name() -> None:
+    plan = sampler().plan(wave(), 200)
+    with pytest.raises(DivergenceError, match="step size is most likely too large"):
+        sampler().sample(wave(), plan=replace(plan, step_size=50.0, warm=None), progress=False)
 
 
 def test_the_metric_of_a_run_before_fades() -> None:

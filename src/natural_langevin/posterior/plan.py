@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -25,8 +25,6 @@ from natural_langevin.posterior.units import Units
 
 #: Draws of every chain that are kept where nobody says how many.
 DRAWS = 200
-#: By which part of the step size a run that explodes begins anew.
-LESS = 4.0
 FORMAT = 2
 
 
@@ -137,7 +135,6 @@ class Plan:
     warm: Warm | None = None
     friction: float | None = None
     end: OpenEnd | None = None
-    attempts: int = 0
     until: str | None = None
     seconds: float | None = None
     exchange: int | None = None
@@ -197,17 +194,6 @@ class Plan:
         steps = burn_in // self.warm.part
         return schedules.warm_start(
             _one(size), factor=self.warm.factor, steps=steps, rise=steps // self.warm.rise
-        )
-
-    def gentler(self) -> Plan:
-        """The same after a run that exploded: a quarter of the step size."""
-        eta = float(f"{_one(self.step_size) / LESS:.2g}")
-        why = f"{eta:.2g}, after chains had exploded with {self.reasons.get('step_size', '')}"
-        heat = self.measured.get("heat")
-        measured = dict(self.measured) | ({} if heat is None else {"heat": heat / LESS})
-        reasons = dict(self.reasons) | {"step_size": why}
-        return replace(
-            self, step_size=eta, measured=measured, reasons=reasons, attempts=self.attempts - 1
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -167,6 +167,7 @@ def _by_paper(
             motion, asked.seconds, batch_size, step_size, settings.time, downhill=False,
             limit=limit,
         )  # fmt: skip
+        steps = int(settings.time.more * steps) if limit.ends_run else steps
     if steps is None:
         raise ValueError(
             "steps is needed with a step size of your own: sample(data, steps=...); with "
@@ -270,7 +271,6 @@ def _by_recipe(
         lengths = lengths._replace(end=replace(lengths.end, repeats=0))
     return replace(
         plan, steps=lengths.steps, burn_in=lengths.burn_in, thin=lengths.thin, end=lengths.end,
-        attempts=settings.length.attempts if given.auto and lengths.end is not None else 0,
         reasons=dict(plan.reasons) | {"steps": lengths.reason},
     )  # fmt: skip
 
@@ -333,6 +333,10 @@ def _length(
             motion, asked.seconds, plan.batch_size, choice.step_size, costs.settings.time,
             downhill=plan.descent is not None, limit=limit,
         )  # fmt: skip
+        if limit.ends_run:  # burn-in and thinning are those of the steps that are expected
+            steps, burn_in, thin = plan.usual(steps, asked.burn_in, asked.thin)
+            asked = replace(asked, burn_in=burn_in, thin=thin)
+            steps = int(costs.settings.time.more * steps)
     length = functools.partial(
         run_length.choose, choice, costs.settings, costs.budget, burn_in=asked.burn_in,
         thin=asked.thin,

@@ -215,8 +215,6 @@ class Length:
     shorter: float = 0.5
     #: The most steps of a run with a target, in units of what it would have without one.
     until: int = 10
-    #: How often a run that explodes begins anew.
-    attempts: int = 2
 
 
 @dataclass(frozen=True)
@@ -251,6 +249,12 @@ class Time:
     #: Shares: what the steps of the run have at least, and when the search should be over.
     least: float = 0.2
     search: float = 0.5
+    #: The share that what comes after the steps has: the probe of the temperature, the rows that
+    #: calibrate predictions.
+    finish: float = 0.05
+    #: A run that the clock ends may have so many times the steps that their pace let expect: a pace
+    #: is measured in a moment, on a machine that does other things as well.
+    more: float = 1.5
     #: Steps that are timed at most, and seconds from which on their pace is known.
     timed: int = 1300
     enough: float = 0.2

@@ -55,7 +55,7 @@ from natural_langevin.run.setup import (
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 from natural_langevin.run.until import EssTarget
 from natural_langevin.run.until import parse as parse_until
-from natural_langevin.run.watching import ExplosionError, Watching
+from natural_langevin.run.watching import Watching
 from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
@@ -98,8 +98,7 @@ class Options:
 
 def run(motion: Motion, plan: Plan, options: Options) -> Posterior:
     """The posterior of a plan. A phase that was too short is followed by the next, from where it
-    ended; one that explodes begins anew with smaller steps. A checkpoint says in which phase a run
-    was: it goes on from there.
+    ended. A checkpoint says in which phase a run was: it goes on from there.
 
     ``motion``: the plan's (``recipe.decide.follow``)."""
     todo = phases(plan, _stages(motion))
@@ -111,17 +110,10 @@ def run(motion: Motion, plan: Plan, options: Options) -> Posterior:
     old = list(there.get("draws_before", []))  # files of phases before, which were burn-in
     found: Posterior | State | None = None
     while not isinstance(found, Posterior):
-        try:
-            found = _phase(
-                motion, plan, todo, number, found, options, old, resumes=resumes,
-                shorter=shorter,
-            )  # fmt: skip
-        except ExplosionError as error:
-            plan = plan.gentler()
-            log.info("%s: starting again, step_size=%s", error, plan.reasons["step_size"])
-        else:
-            number += 1
-        resumes = False
+        found = _phase(
+            motion, plan, todo, number, found, options, old, resumes=resumes, shorter=shorter
+        )
+        number, resumes = number + 1, False
     return found
 
 
@@ -186,17 +178,23 @@ def _phase(
 
     def start(state: State) -> State:
         begun = _started(motion, plan, engine, state, before, options)
+        target.begin()
         return begun if swaps is None else swaps.begin(begun)
 
     as_it_is = before is None and options.begin is None and plan.descent is None
 
     wanted = parse_until(plan.until)
-    limit = options.limit.left_for_steps(plan.seconds) if plan.seconds and wanted else None
-    target = EssTarget(wanted, so_far, engine.stream.example()[0], seconds=limit)
+
+    def left() -> float:
+        return options.limit.left_for_steps(plan.seconds or 0.0)
+
+    by_clock = plan.seconds is not None and (wanted is not None or options.limit.ends_run)
+    target = EssTarget(
+        wanted, so_far, engine.stream.example()[0], seconds=left if by_clock else None
+    )
     watcher = Watching(
-        engine, mesh, target, steps=phase.steps, callback=_shifted(options.callback, problem.units),
-        breaks_off=plan.attempts > 0,
-    )  # fmt: skip
+        engine, mesh, target, steps=phase.steps, callback=_shifted(options.callback, problem.units)
+    )
     title = options.progress if isinstance(options.progress, str) else "sampling"
     with contextlib.ExitStack() as closing:
         closing.callback(sink.close)

@@ -26,14 +26,22 @@ class TimeLimit:
     """What a call of so many seconds may still begin; without a limit, everything."""
 
     def __init__(
-        self, seconds: float | None = None, *, least: float = 0.0, search: float = 1.0
+        self,
+        seconds: float | None = None,
+        *,
+        least: float = 0.0,
+        search: float = 1.0,
+        finish: float = 0.0,
+        ends: bool = False,
     ) -> None:
-        """``least``, ``search``: what the steps of the run have at least, and when the search
-        should be over, as shares of the time."""
+        """``least``, ``search``, ``finish``: what the steps of the run have at least, when the
+        search should be over, and what comes after the steps, as shares of the time. ``ends``:
+        whether the clock ends the run, and not a number of steps."""
         if seconds is not None and not 0 < seconds < math.inf:
             raise ValueError(f"seconds must be positive and finite, got {seconds!r}")
         self._seconds, self._share, self._spent = seconds, 1 - least, _Spent()
-        self._least, self._search = least, search
+        self._least, self._search, self._finish = least, search, finish
+        self.ends_run = ends and seconds is not None
 
     def searching(self) -> TimeLimit:
         """The same for the search, for which time is over earlier."""
@@ -63,7 +71,8 @@ class TimeLimit:
         if self._seconds is None:
             return seconds
         spent = clock() - self._spent.began
-        left = self._seconds - spent - going_down * self._spent.descent
+        whole = (1 - self._finish) * self._seconds
+        left = whole - spent - going_down * self._spent.descent
         return max(left, self._least * self._seconds) if math.isfinite(left) else seconds
 
 

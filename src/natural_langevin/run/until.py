@@ -65,15 +65,22 @@ class EssTarget:
         posterior: Callable[[State], Posterior],
         x: Tensor,
         *,
-        seconds: float | None = None,
+        seconds: Callable[[], float] | None = None,
     ) -> None:
+        """``seconds``: those that are left when steps ``begin``."""
         self.wanted, self.ess, self.reached = wanted, math.nan, "steps"
         self._posterior, self._x = posterior, x
-        self._end = math.inf if seconds is None else time_limit.clock() + seconds
+        self._seconds, self._end = seconds, math.inf
         self._next = 0
+
+    def begin(self) -> None:
+        """From now on the seconds count, if they did not before."""
+        if self._seconds is not None and self._end == math.inf:
+            self._end = time_limit.clock() + self._seconds()
 
     def ends(self, state: State, kept: int, last: bool = False) -> bool:
         """After ``kept`` draws; ``last``: the run ends in any case, and a reading is wanted."""
+        self.begin()
         late = time_limit.clock() > self._end and kept >= FEWEST_DRAWS
         if self.wanted is not None and kept >= FEWEST_DRAWS:
             self._next = self._next or self._first(state)

@@ -1,10 +1,10 @@
 """Learning coefficients beside the ``devinterp`` package: same networks, same data, same target.
 
     pip install --no-deps "devinterp<2" einops cloudpickle  # in an environment of its own
-    python -m lab.slt.peers --out results/slt-peers.json --count 12
+    python -m lab.slt.peers --out results/slt-peers.json --count 12 --jobs 12
 
-Its SGLD at every step size of a grid, with four chains of as many steps as ours takes, the prior
-precision GAMMA of both; the truth is Hamiltonian Monte Carlo's (``linear_networks``).
+Its SGLD at every step size of a grid, with four chains of as many steps as ours takes (``MOST`` at
+most), the prior precision GAMMA of both; the truth is by Hamiltonian Monte Carlo.
 """
 
 from __future__ import annotations
@@ -20,13 +20,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lab.command import at_least
+from lab.jobs import side_by_side
 from lab.slt.linear_networks import LinearNetwork, network, truth
 from natural_langevin import likelihoods, priors, slt
 from natural_langevin.experiments.origin import origin
 
 GAMMA, BATCH = 10.0, 500
+#: Steps of its chains at most: five times its default number of draws, and as many before them.
+MOST = 1000
 #: Step sizes of its SGLD.
 GRID = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
+
+
+class Batches(DataLoader[tuple[Tensor, ...]]):
+    """Shuffled minibatches, each looked up at once: rows one by one would be most of its time."""
+
+    def __iter__(self) -> Any:
+        data: Any = self.dataset
+        for rows in torch.randperm(len(data)).split(BATCH):
+            yield [t[rows] for t in data.tensors]
 
 
 def theirs(of: LinearNetwork, lr: float, steps: int) -> dict[str, float]:
@@ -42,9 +55,10 @@ def theirs(of: LinearNetwork, lr: float, steps: int) -> dict[str, float]:
 
     with torch.no_grad():
         start = float(loss(model, (x, y))[0])
+    loader = Batches(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
     began = time.process_time()
     found = estimate_learning_coeff_with_summary(
-        model, DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True), evaluate=loss,
+        model, loader, evaluate=loss,
         sampling_method=SGLD, num_chains=4, num_draws=steps // 2, num_burnin_steps=steps // 2,
         optimizer_kwargs={"lr": lr, "localization": GAMMA, "nbeta": len(x) / math.log(len(x))},
         init_loss=start, seed=0, verbose=False,
@@ -71,7 +85,7 @@ def row(seed: int) -> dict[str, Any]:
         "seed": seed, "widths": of.widths, "rank": of.rank, "exact": of.exact,
         "truth": exact._asdict(), "steps": steps,
         "ours": {"value": ours.value, "error": ours.error, "seconds": seconds},
-        "theirs": [theirs(of, lr, steps) for lr in GRID],
+        "theirs": [theirs(of, lr, min(steps, MOST)) for lr in GRID],
     }  # fmt: skip
 
 
@@ -80,10 +94,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=12)
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="networks side by side")
     given, rows = parser.parse_args(), list[dict[str, Any]]()
-    for seed in range(given.count):
-        rows.append(row(seed))
-        print(rows[-1], flush=True)
+    for found in side_by_side(row, range(given.count), given.jobs):
+        rows = sorted([*rows, found], key=lambda known: known["seed"])
+        print(found, flush=True)
         given.out.write_text(json.dumps({"origin": origin("cpu"), "rows": rows}, indent=1) + "\n")
 
 

@@ -202,3 +202,47 @@ def test_what_it_cannot_do_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match="exploration=0"):
         staged.sample((torch.ones(4, 2), torch.ones(4, 1)), 8, progress=False)
+
+
+def test_shuffled_epochs_are_said_to_leave_it_cold(caplog: pytest.LogCaptureFixture) -> None:
+    found = Langevin(
+        nn.Linear(2, 1), likelihoods.Gaussian(1.0), dynamics=Microcanonical(), step_size=0.01,
+        chains=2,
+    )  # fmt: skip
+    rows = torch.ones(8, 2), torch.ones(8, 1)
+    found.sample(rows, 2, batch_size=8, progress=False)
+    assert "too cold" not in caplog.text
+    found.sample(rows, 2, batch_size=4, progress=False)
+    assert "Microcanonical: minibatches that are parts of one shuffled epoch" in caplog.text
+
+
+def test_noise_of_independent_minibatches_hardly_heats_it_in_their_own_metric() -> None:
+    """Gradients of covariance C^{-1}, heat N eta / (2 B a) = 1: BAOAB doubles variances."""
+    d, a, eta, count = 6, 0.2, 0.05, 8.0
+    noisy = Langevin(
+        Tilted(d), likelihoods.LogLoss(lambda outputs, y: outputs), num_data=count,
+        prior=priors.Flat(), preconditioner=Euclidean(), chains=CHAINS, step_size=eta,
+        dynamics=Microcanonical(a),
+    )  # fmt: skip
+    g = torch.Generator().manual_seed(0)
+    theta = torch.randn(CHAINS, d, generator=g).double() / count**0.5
+    state, seen = noisy.init()._replace(params={"theta": theta}), []
+    for step in range(100):
+        e = torch.randn(CHAINS, 1, d, generator=g).double()  # of a batch of one: N eta / (2 a) = 1
+        state, _ = noisy.step(state, (e, torch.zeros(CHAINS, 1)), chain_axis=True, burn_in=1)
+        if step % 20 == 19:
+            seen.append(state.params["theta"].square().mean(1) * count - 1)
+    by_chain = torch.stack(seen[2:]).mean(0)
+    print(by_chain.mean(), by_chain.std() / CHAINS**0.5)
+    assert -0.1 < float(by_chain.mean()) < 0.15
+
+
+class Tilted(nn.Module):
+    """theta^2 / 2 + e . theta of a row e."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+
+    def forward(self, e: Tensor) -> Tensor:
+        return self.theta.square().sum() / 2 + e @ self.theta

@@ -156,6 +156,12 @@ class Integrator:
         For the diagnosis of the noise (``diagnostics.kinetic``); None where there is no such."""
         return None
 
+    @property
+    def cold_epochs(self) -> str:
+        """What is wrong, and what to do, where minibatches are parts of one shuffled epoch and not
+        independent; "" where nothing is."""
+        return ""
+
     def report(self, state: State) -> dict[str, Tensor]:
         """What a reader of a finished run wants to know (``posterior.config``): (chain,) each."""
         return {}

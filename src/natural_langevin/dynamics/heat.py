@@ -48,6 +48,15 @@ from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
+#: Of whoever corrects for minibatches of one shuffled epoch.
+COLD_EPOCHS = (
+    "correct_heat: minibatches that are parts of one shuffled epoch bring less noise than "
+    "independent ones, for which the correction is: the chain comes out too cold (0.69 of the "
+    "variance in a linear regression at step size B / N). Give independent minibatches "
+    "(data.SharedBatches of a DataLoader with RandomSampler(replacement=True)), or "
+    "correct_heat=False"
+)
+
 
 def corrected_noise(
     on: LangevinDynamics,

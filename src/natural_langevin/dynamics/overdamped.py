@@ -21,7 +21,12 @@ from torch import Tensor
 from natural_langevin._internal.chains import average, per_chain
 from natural_langevin.dynamics.base import Conditions, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.heat import corrected_noise, refuse_metric, warn_beyond_range
+from natural_langevin.dynamics.heat import (
+    COLD_EPOCHS,
+    corrected_noise,
+    refuse_metric,
+    warn_beyond_range,
+)
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor
 from natural_langevin.statistics import Evaluation
@@ -84,6 +89,10 @@ class Overdamped(Integrator):
         if self.correct_heat:  # the noise is meant to be less than the drift asks for
             return None
         return {k: new.params[k] - p for k, p in old.params.items()}, 1.0
+
+    @property
+    def cold_epochs(self) -> str:
+        return COLD_EPOCHS if self.correct_heat else ""
 
     @property
     def kernels(self) -> frozenset[str]:

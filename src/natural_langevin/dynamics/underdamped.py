@@ -45,7 +45,7 @@ from torch import Tensor
 from natural_langevin._internal.chains import average, per_chain
 from natural_langevin.dynamics.base import Conditions, Integrator, KernelUpdate, State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.heat import refuse_metric, warn_beyond_range
+from natural_langevin.dynamics.heat import COLD_EPOCHS, refuse_metric, warn_beyond_range
 from natural_langevin.dynamics.overdamped import check_flag, increment, noise
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor
@@ -176,6 +176,10 @@ class Underdamped(Integrator):
         if self.integrator == "euler":
             return added, self.friction
         return {k: d / keep for k, d in added.items()}, (1 - keep**2) / (2 * keep**2)
+
+    @property
+    def cold_epochs(self) -> str:
+        return COLD_EPOCHS if self.correct_heat else ""
 
     @property
     def kernels(self) -> frozenset[str]:

@@ -102,18 +102,10 @@ def warn_if_saturated(step_size: Tensor) -> None:
 
 
 def warn_if_epochs(dynamics: Integrator, stream: Stream) -> None:
-    """``correct_heat`` takes away the noise of independent minibatches; those of one epoch bring
-    less of it (see ``dynamics.heat``)."""
-    if not getattr(dynamics, "correct_heat", False) or isinstance(stream, Loader):
-        return
-    if stream.batch_size < stream.num_data:
-        log.warning(
-            "correct_heat: minibatches that are parts of one shuffled epoch bring less noise than "
-            "independent ones, for which the correction is: the chain comes out too cold (0.69 of "
-            "the variance in a linear regression at step size B / N). Give independent minibatches "
-            "(data.SharedBatches of a DataLoader with RandomSampler(replacement=True)), or "
-            "correct_heat=False"
-        )
+    """Says what dynamics for independent minibatches do with those of one shuffled epoch."""
+    epochs = not isinstance(stream, Loader) and stream.batch_size < stream.num_data
+    if epochs and dynamics.cold_epochs:
+        log.warning("%s", dynamics.cold_epochs)
 
 
 def check_stages(dynamics: Integrator, rates: RatesTable) -> None:

@@ -5,6 +5,7 @@ Imports likelihoods; diagnostics and up import it.
 * classes: ``nll``, ``accuracy``, ``brier``, ``expected_calibration_error``,
   ``classwise_calibration_error``, ``reliability`` (and ``plot_reliability``)
 * against another predictive distribution: ``agreement``, ``total_variation``
+* which inputs to label next: ``bald``, and ``batch_bald`` for several at a time
 * knowing when not to answer: ``risk_coverage``, ``ood_auroc``
 * regression, from an ensemble's means (network, n, ...) and noise: ``regression_nll``, ``crps``,
   ``rmse``, ``interval_coverage``
@@ -14,6 +15,7 @@ Imports likelihoods; diagnostics and up import it.
 Scores are plain floats, averages over samples, computed in float64.
 """
 
+from natural_langevin.metrics.acquisition import bald, batch_bald
 from natural_langevin.metrics.agreement import agreement, total_variation
 from natural_langevin.metrics.classification import (
     accuracy,
@@ -40,6 +42,8 @@ __all__ = [
     "TemperatureScaling",
     "accuracy",
     "agreement",
+    "bald",
+    "batch_bald",
     "brier",
     "classwise_calibration_error",
     "crps",

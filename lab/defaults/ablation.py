@@ -5,9 +5,10 @@ without it.
 
 A rule is left out by other ``Settings`` or another argument (``RULES``). A run without it is
 paired with the one of the same problem and seed with all of them: the differences of test NLL and
-calibration error, and the ratio of CPU-seconds, have errors over these pairs. A rule pays where
-leaving it out makes NLL or calibration worse, or time longer and neither of them better, each by
-two errors; and where a run without it ends in an error. What is in the file is not run again.
+calibration error, and the ratio of CPU-seconds, have errors over these pairs. Runs that a rule
+does not touch have the same bits, and their ratio, the machine's own, is taken off. A rule pays
+where leaving it out makes NLL or calibration worse, or time longer and neither of them better, each
+by two errors; and where a run without it ends in an error. What is in the file is not run again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from lab.defaults import calibration
 from lab.defaults.development import PROBLEMS
 from lab.defaults.twenty import counts
 from lab.jobs import side_by_side
+from lab.pages import markdown, with_part
 from lab.results import open_results, write_results
 from natural_langevin import Langevin, likelihoods, models
 from natural_langevin.experiments.origin import origin
@@ -126,24 +128,36 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
     return fmean(values), stdev(values) / math.sqrt(len(values))
 
 
-def differences(rows: dict[str, dict[str, Any]], rule: str) -> dict[str, Any]:
-    """What leaving the rule out changes, in the mean of all pairs, with errors."""
+def paired(rows: dict[str, dict[str, Any]], rule: str | None = None) -> tuple[list[Any], int]:
+    """Pairs of rows with and without a rule (None: any of them), and how many runs failed."""
     pairs, failed = [], 0
     for key, found in rows.items():
         own, name, seed = key.split("|")
         usual = rows.get("|".join((WITH, name, seed)))
-        if own == rule and usual is not None and "failed" not in usual:
+        if own != WITH and rule in (None, own) and usual is not None and "failed" not in usual:
             failed += "failed" in found
-            pairs += [] if "failed" in found else [(name, usual, found)]
+            pairs += [] if "failed" in found else [(usual, found)]
+    return pairs, failed
+
+
+def _slower(pairs: list[Any]) -> list[float]:
+    """ln of the ratio of CPU-seconds."""
+    return [math.log(b["cpu_seconds"] / a["cpu_seconds"]) for a, b in pairs]
+
+
+def differences(rows: dict[str, dict[str, Any]], rule: str) -> dict[str, Any]:
+    """What leaving the rule out changes, in the mean of all pairs, with errors."""
+    pairs, failed = paired(rows, rule)
     if len(pairs) < 2:
         return {}
+    untouched = _slower([(a, b) for a, b in paired(rows)[0] if a["nll"] == b["nll"]])
+    usual = fmean(untouched) if untouched else 0.0
     changes = {
-        what: mean_and_error([b[what] - a[what] for _, a, b in pairs])
+        what: mean_and_error([b[what] - a[what] for a, b in pairs])
         for what in ("nll", "calibration_error")
     }
-    ratios = [math.log(b["cpu_seconds"] / a["cpu_seconds"]) for _, a, b in pairs]
-    changes["log_cpu"] = mean_and_error(ratios)
-    same = sum(a["nll"] == b["nll"] for _, a, b in pairs)
+    changes["log_cpu"] = mean_and_error([slower - usual for slower in _slower(pairs)])
+    same = sum(a["nll"] == b["nll"] for a, b in pairs)
     why = pays(changes) + f" {failed} errors" * bool(failed)
     return {"pairs": len(pairs), "same": same, "failed": failed, "pays": why.strip(), **changes}
 
@@ -181,6 +195,7 @@ def main() -> None:
     parser.add_argument("--problems", nargs="*", choices=[*PROBLEMS], default=[*PROBLEMS])
     parser.add_argument("--rules", nargs="*", choices=[*RULES], default=[*RULES])
     parser.add_argument("--jobs", type=at_least(1), default=1, help="runs side by side")
+    parser.add_argument("--page", type=Path, help="a page with markers for the table")
     given = parser.parse_args()
     results = open_results(given.out, {"problems": [*PROBLEMS]}, {}, ValueError)
     items = [
@@ -199,6 +214,9 @@ def main() -> None:
             written = time.monotonic()
             print(f"{number} of {len(items)}", flush=True)
     show(*table(results["rows"]))
+    if given.page:
+        page, found = given.page.read_text(), markdown(*table(results["rows"]))
+        given.page.write_text(with_part(page, "ablation", found))
 
 
 if __name__ == "__main__":

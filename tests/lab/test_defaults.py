@@ -21,6 +21,7 @@ from lab.defaults import (
     rivals,
     twenty,
 )
+from lab.pages import markdown
 from natural_langevin import likelihoods
 from natural_langevin.likelihoods.predictive import Mixture
 from natural_langevin.metrics import expected_calibration_error
@@ -194,3 +195,10 @@ def test_development_problems_are_tables_of_a_seed(name: str) -> None:
     assert bool(one.y.isfinite().all())
     if not one.y.is_floating_point():
         assert outputs.shape[1] == int(one.y.max()) + 1
+
+
+def test_the_committed_table_of_rules_is_that_of_the_file() -> None:
+    rows = json.loads((ROOT / "results/ablation.json").read_text())["rows"]
+    table = markdown(*ablation.table(rows))
+    assert len(table.splitlines()) == 2 + len(ablation.RULES)
+    assert table in (ROOT / "lab/notes/ablation.md").read_text()

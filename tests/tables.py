@@ -30,7 +30,7 @@ TOY = replace(
     prior_variances=(0.1,),
 )
 #: One posterior and no comparison, on a small network.
-SMALL = ("--hidden", "8", "--chains", "2", "--folds", "0")
+SMALL = ("--hidden", "8", "--chains", "2", "--folds", "0", "--no-refit")
 
 
 def run(*words, **options):

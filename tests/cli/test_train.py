@@ -109,6 +109,25 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
     assert "accuracy" in again.output
 
 
+def test_it_learns_from_the_rows_held_out_once_they_have_scored_it(tmp_path):
+    table = prices(tmp_path / "prices.csv", rows=40)
+    words = ("train", table, "--target", "price", "--out", tmp_path / "r", *SMALL, "--steps", "60")
+    assert run(*words).exit_code == 0
+    before = json.loads((tmp_path / "r/quality.json").read_text())
+    assert "refit" not in before
+    assert "--overwrite" in one_line(run(*words))
+    result = run(*words, "--overwrite", "--refit")
+    assert result.exit_code == 0, result.output
+    assert "has learned from all 40." in result.output
+    after = json.loads((tmp_path / "r/quality.json").read_text())
+    assert after["refit"] == 40
+    assert after["scores"] == before["scores"]
+    assert load_learned(tmp_path / "r").best.config["num_data"] == 40
+    (area,) = after["importance"]
+    assert area["column"] == "area"
+    assert area["lost"] > 2 * area["error"] > 0
+
+
 def test_digits_and_arrays_need_no_target(tmp_path):
     result = run("train", "digits", "--out", tmp_path / "d", *SMALL, "--steps", "20")
     assert result.exit_code == 0, result.output

@@ -63,11 +63,11 @@ def test_missing_cells_are_filled_with_the_mean_beside_an_input_that_says_so():
 def test_what_new_rows_lack_is_noted_row_by_row_and_no_file_is_refused():
     features = fitted("a,w,y\n1,x,1\n2,z,2\n5,z,3\n")
     found = features.encode(table("a,w\n1,x\n,new\nabc,z\n1e30,x\n,\n"))
-    assert found.usable.tolist() == [True, True, True, False, False]
+    assert found.usable.tolist() == [True, True, True, True, False]
     assert found.notes[0] == ""
     assert found.notes[1].startswith("'a' is missing; 'w' 'new' was not seen in training")
     assert "'a' 'abc' is no number, taken as missing" in found.notes[2]
-    assert "standard deviations from the training rows' mean, not predicted" in found.notes[3]
+    assert "standard deviations from the training rows' mean, taken as 1,000" in found.notes[3]
     assert found.notes[4] == "every cell is missing, not predicted"
     assert torch.isfinite(found.x).all()
     torch.testing.assert_close(found.x[1], torch.zeros(3).double())  # the mean, and no level

@@ -16,7 +16,7 @@ from natural_langevin.data.table import Table, from_frame
 from natural_langevin.data.tables import TrainingData, open_source, read_training
 from natural_langevin.tabular import columns, crossvalidation
 from natural_langevin.tabular.columns import Date, Number
-from natural_langevin.tabular.features import Features
+from natural_langevin.tabular.features import FARTHEST, Features
 from natural_langevin.tabular.fit import prepare
 from natural_langevin.tabular.outcome import FEWEST_BOUNDED, Outcome, outcomes
 from natural_langevin.tabular.predictive import Predictive, _limited
@@ -235,7 +235,7 @@ def test_intervals_of_counts_are_judged_by_what_they_say():
     found = scores.result()
     assert found["intervals"]["said"] == pytest.approx(exact)
     words = sentences(found | {"rows": 400})
-    assert "96 % by their own account): as sure as it should be" in words[0]
+    assert "and they were said to hold 96 %): as sure as it should be" in words[0]
     assert float(hit.double().mean()) > 0.93
 
 
@@ -411,7 +411,7 @@ def test_shares_end_at_one_and_percentages_at_100():
 
 
 def test_folds_that_were_asked_for_are_all_run() -> None:
-    assert [len(crossvalidation.split(600, folds, 0, None)) for folds in (4, 10)] == [2, 10]
+    assert [len(crossvalidation.split(6000, folds, 0, None)) for folds in (4, 10)] == [2, 10]
 
 
 def test_percentages_are_never_above_100():
@@ -455,13 +455,14 @@ def test_logarithms_of_percentages_end_at_100_too():
     assert found.quantile(0.99)[0] == 100.0
 
 
-def test_a_row_far_beyond_all_others_is_not_predicted():
-    """A total among new rows: networks would be asked where they know nothing at all."""
+def test_a_cell_far_beyond_all_others_is_bounded_and_its_row_predicted():
+    """A total among new rows, or a pixel that is nearly always empty: the other cells count."""
     features = fit_features(table("x,y\n" + "".join(f"{k % 9},{k}\n" for k in range(50))),
                             targets=("y",))  # fmt: skip
     encoded = features.encode(table("x,y\n5,1\n60481,2\n"))
-    assert encoded.usable.tolist() == [True, False]
-    assert "standard deviations from the training rows' mean, not predicted" in encoded.notes[1]
+    assert encoded.usable.all()
+    assert float(encoded.x[1]) == FARTHEST
+    assert "standard deviations from the training rows' mean, taken as 1,000" in encoded.notes[1]
 
 
 def test_one_number_beside_which_the_others_hardly_differ_is_told():

@@ -11,6 +11,7 @@ from natural_langevin.tabular.fit import _without_totals
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks, Predictive
 from natural_langevin.tabular.scoring import NumberScores
+from natural_langevin.tabular.sureness import sentences
 from natural_langevin.tabular.survey import fit_features
 from natural_langevin.tabular.target import Target, find_target, in_order
 from natural_langevin.tabular.weighing import HeldOut, weigh
@@ -98,3 +99,40 @@ def test_the_density_and_the_ends_are_one_together_and_nothing_is_beyond(log):
     inside = float(torch.trapezoid(torch.as_tensor(density[:-4]), grid))
     assert inside + density[-4:-2].sum() == pytest.approx(1.0, abs=1e-3)
     assert density[-2:].tolist() == [0.0, 0.0]
+
+
+def test_a_mean_is_bounded_by_what_the_data_support_and_lies_in_its_interval():
+    """ln y ~ N(0, 1) of most networks, and N(0, 60^2) of one in a hundred, whose own mean is that
+    of half the rows beyond any target."""
+    outcome = Outcome("regression", "varying", log=True, largest=20.0)
+    noise = torch.zeros(100)
+    noise[0] = 2 * np.log(60.0)
+    outputs = torch.stack([torch.zeros(100), noise], -1)[:, None]
+    found = Predictive(
+        outcome, Networks(outputs, None).law(outcome), torch.full((100,), 0.01), flat=True
+    )
+    assert found.mean[0] == pytest.approx(np.exp(0.5), rel=0.15)  # of all others
+    low, high = found.interval(0.99)
+    assert low[0] <= found.mean[0] <= high[0]
+    assert found.std[0] < 10
+
+
+@pytest.mark.parametrize(
+    ("rmse", "nll", "outside", "said"),
+    [
+        (2.0, 1.5, 0, "Do not use it"),
+        (2.0, 0.5, 0, "use the median and the interval"),
+        (0.5, 0.5, 3, "In 3 of 40 rows the mean lies outside"),
+        (0.5, 0.5, 0, None),
+    ],
+)
+def test_what_is_worse_than_a_blind_guess_is_said_first(rmse, nll, outside, said):
+    quality = {
+        "rows": 40,
+        "scores": {"rmse": rmse, "nll": nll, "coverage": 0.9},
+        "baseline": {"rmse": 1.0, "nll": 1.0},
+        "intervals": {"said": 0.9, "half": [1.0, 2.0, 3.0], "blind": 4.0, "mean_outside": outside},
+    }
+    words = sentences(quality)
+    assert len(words) == (2 if said is None else 3)
+    assert said is None or said in words[0]

@@ -40,6 +40,8 @@ MEANING = {
 
 #: The confusion matrix is shown for at most this many classes.
 MOST_CONFUSED = 8
+#: Columns that are named.
+MOST_IMPORTANT = 8
 #: Lines of what was noticed.
 MOST_NOTICES = 25
 #: A narrower terminal gets the scores without what they mean.
@@ -128,9 +130,26 @@ def _sampler(run: Run) -> str:
 
 
 def choice(quality: Mapping[str, Any], console: Console) -> None:
-    """What held-out rows chose, and why."""
-    if quality.get("reason"):
-        console.print(f"\n[bold]Chosen[/]  {escape(quality['reason'])}", highlight=False)
+    """What held-out rows chose; the other views are in quality.json."""
+    chosen = [one for one in quality.get("choice", ()) if one["weight"]]
+    words = "; ".join(f"{one['view']} ({one['weight']:.0%})" for one in chosen)
+    if words:
+        console.print(f"\n[bold]Chosen[/]  {escape(words)}", highlight=False)
+
+
+def importance(quality: Mapping[str, Any], console: Console) -> None:
+    """The columns that predictions are worse without, on held-out rows."""
+    found = [one for one in quality.get("importance", ()) if one["lost"] > 2 * one["error"]]
+    if not found:
+        return
+    console.print(
+        "\n[bold]Columns that matter[/]  nats per held-out row lost where a column is shuffled",
+        highlight=False,
+    )
+    for one in found[:MOST_IMPORTANT]:
+        line = f"  {one['column']}: {one['lost']:.2g} ± {one['error']:.1g}"
+        console.print(escape(line if not console.options.ascii_only else line.replace("±", "+/-")),
+                      highlight=False)  # fmt: skip
 
 
 def scores(quality: Mapping[str, Any], console: Console) -> None:
@@ -149,6 +168,11 @@ def scores(quality: Mapping[str, Any], console: Console) -> None:
             cells = [f"  {NAMES[key]}", f"[bold]{_number(key, value)}[/]", shown]
             table.add_row(*cells, MEANING[key] if wide else "")
         console.print(table)
+        if quality.get("refit"):
+            console.print(
+                f"  Scored before it learned from these rows too; what is kept has learned from "
+                f"all {quality['refit']:,}.", highlight=False,
+            )  # fmt: skip
         confusion(quality, console)
     else:
         console.print("\nNo rows were held out, so there is nothing to score it on.")

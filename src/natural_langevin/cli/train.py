@@ -88,6 +88,12 @@ def train(
     resume: bool = typer.Option(
         False, "--resume", help="Continue the unfinished run in the folder."
     ),
+    refit: bool = typer.Option(
+        Settings.refit, help="Learn from the rows held out too, once they have scored it."
+    ),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace the run in the folder that --out names."
+    ),
 ) -> None:
     """Learn from a table, and say how sure it is.
 
@@ -106,6 +112,8 @@ def train(
     """
     console = terminal()
     with one_line_errors():
+        if overwrite and (resume or out is None):
+            raise UsageError("--overwrite needs --out, and is not for --resume")
         loaded = read_training(data, target=target, drop=frozenset(drop))
         prepared = prepare(
             loaded,
@@ -125,18 +133,20 @@ def train(
                 hidden=_sizes(hidden),
                 step_size=_step_size(step_size),
                 seed=seed,
+                refit=refit,
             ),
         )
         chosen = choose_device(device)
         if out is None:
             out = open_default_folder(Path("runs") / Path(data).stem, prepared.run, resume=resume)
         else:
-            open_folder(out, prepared.run, resume=resume)
+            open_folder(out, prepared.run, resume=resume, overwrite=overwrite)
         run_summary.data(prepared, console)
         quality = _fitted(prepared, out, chosen, resume=resume)
         if not is_rank_zero():
             return
         run_summary.choice(quality, console)
+        run_summary.importance(quality, console)
         uncertainty.show(quality, console)
         uncertainty.picture(quality, out, run_summary.title(prepared.run), console)
     run_summary.scores(quality, console)

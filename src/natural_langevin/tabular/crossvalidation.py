@@ -109,7 +109,7 @@ class TableFit:
         if known is not None and known.exists():
             return Plan.from_json(known.read_text(encoding="utf-8"))
         rows = self._repeated
-        sampler = self._sampler(view, max(2, self.settings.chains // 2), len(rows), prior_scale)
+        sampler = self._sampler(view, self.settings.chains, len(rows), prior_scale)
         limit = self.clock.until(PLANNING)
         settings = self.settings
         batch = settings.given_batch and min(settings.given_batch, len(rows))
@@ -118,6 +118,7 @@ class TableFit:
                 self._data(view, rows), steps=settings.given_steps, batch_size=batch,
                 seconds=None if limit is None else max(limit, 0.1),
             )  # fmt: skip
+        plan = replace(plan, seconds=None)  # which are those of the plan
         if settings.prior_variance == AUTO and plan.prior_scale is None:
             plan = replace(plan, prior_scale=prior_scale)
         if known is not None:
@@ -151,15 +152,16 @@ class TableFit:
     def on_all_rows(
         self, trial: Trial, chains: int, *, share: float = 1.0, part: float = 1.0
     ) -> Posterior:
-        """The view's posterior of all rows, from where its chains on folds ended. Where time is
+        """The view's posterior of all rows, from where its chains before ended. Where time is
         limited, it has a ``share`` of what is left up to a ``part`` of all."""
         view, plan = trial.view, trial.plan
         rows = self._repeated
         sampler = self._sampler(view, chains, len(rows))
         plan = replace(plan, draws=self.settings.draws)
         begin = None
-        if trial.folds and plan.units is None:
-            own = torch.arange(chains) % len(self.folds)
+        if trial.end[0] and plan.units is None:
+            count = len(next(iter(trial.end[0].values())))
+            own = torch.arange(chains) % count
             weights, learned = ({k: v[own] for k, v in tree.items()} for tree in trial.end)
             begin = weights, learned
         data = self._data(view, rows)

@@ -15,8 +15,8 @@ from natural_langevin.data.table import Table, need_pandas
 from natural_langevin.likelihoods.mixtures import check_level
 from natural_langevin.tabular.columns import Number
 from natural_langevin.tabular.features import Features
+from natural_langevin.tabular.learned import Learned
 from natural_langevin.tabular.predictive import Array
-from natural_langevin.tabular.recipe import Learned
 
 
 class PartialDependence(NamedTuple):

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: A value this many standard deviations away is a mistake (a unit, a total, a sentinel such as
-#: -1e30): of a million rows none can be as far from their mean.
+#: -1e30) or hardly ever seen: of a million rows none can be as far from their mean. It is taken as
+#: no further away than that, which networks see as its logarithm (``inputs``).
 FARTHEST = 1e3
 
 
@@ -113,10 +114,9 @@ class Features:
                 for row in np.flatnonzero(far):
                     notes[row] += (
                         f"{part.name!r} is {abs(value[row]):.2g} standard deviations from the "
-                        "training rows' mean, not predicted: check its unit; "
+                        f"training rows' mean, taken as {FARTHEST:,.0f}: check its unit; "
                     )
-                usable &= ~far
-                read[part.name, key] = value
+                read[part.name, key] = np.clip(value, -FARTHEST, FARTHEST)
             if part.missing:
                 read[part.name, "missing"] = found
         nothing = table.frame[list(self.names)].isna().all(axis=1).to_numpy()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,9 +27,11 @@ from natural_langevin.distributed import join
 from natural_langevin.distributed.rank_zero import on_rank_zero
 from natural_langevin.tabular import columns
 from natural_langevin.tabular import run as folders
+from natural_langevin.tabular.explain import permutation_importance
+from natural_langevin.tabular.learned import Learned
 from natural_langevin.tabular.outcome import check_size
 from natural_langevin.tabular.quality import quality
-from natural_langevin.tabular.recipe import CHUNK, learn
+from natural_langevin.tabular.recipe import CHUNK, learn, refit
 from natural_langevin.tabular.run import OtherRunError, Run, RunFolderError
 from natural_langevin.tabular.settings import Settings
 from natural_langevin.tabular.survey import fit_features
@@ -39,6 +42,9 @@ log = logging.getLogger("natural_langevin")
 FEWEST_ROWS = 10
 #: Held-out rows that answer all questions; to score more takes longer than to learn.
 MOST_HELD_OUT = 20_000
+#: Held-out rows in which columns are shuffled to see what each is good for: at most, of all columns
+#: together, and at least.
+MOST_SHUFFLED_ROWS, MOST_SHUFFLED, FEWEST_SHUFFLED_ROWS = 300, 12_000, 30
 #: Classes of fewer rows than this are mentioned.
 FEW_ROWS = 3
 #: Rows that sum up others, where at most this share of a column's cells says so.
@@ -215,9 +221,17 @@ def split(
     return np.setdiff1d(everything, outside), np.sort(outside)
 
 
-def open_folder(folder: Path, run: Run, *, resume: bool) -> None:
-    """The folder is new, or holds the beginning of this very run and ``resume`` was said."""
-    on_rank_zero("opening the run's folder", lambda: _open_folder(folder, run, resume))
+def open_folder(folder: Path, run: Run, *, resume: bool, overwrite: bool = False) -> None:
+    """The folder is new, or holds the beginning of this very run and ``resume`` was said, or any
+    run and ``overwrite`` was."""
+
+    def opened() -> None:
+        if overwrite and folders.is_run(folder):
+            with FolderLock(folder, "training"):
+                folders.remove(folder)
+        _open_folder(folder, run, resume)
+
+    on_rank_zero("opening the run's folder", opened)
 
 
 def open_default_folder(folder: Path, run: Run, *, resume: bool) -> Path:
@@ -258,7 +272,8 @@ def _open_folder(folder: Path, run: Run, resume: bool) -> None:
     if folders.is_started(folder):
         if not resume:
             raise RunFolderError(
-                f"{folder} already holds a run: continue it with --resume, or use another --out"
+                f"{folder} already holds a run: continue it with --resume, replace it with "
+                "--overwrite, or use another --out"
             )
         folders.check_same(folder, run)
     elif not folders.is_run(folder) and any(p.name != LOCK for p in folder.iterdir()):
@@ -308,9 +323,49 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
     learned.save(folders.learned_folder(folder))
     label = f"held-out rows of {run.source}" if run.hold_out else f"{run.source}, test part"
     found = quality(learned, run.target, held_out, label=label, features=run.features)
-    found |= {"reason": learned.reason}
+    found |= {"reason": learned.reason, "choice": learned.choice}
+    if found["rows"] and prepared.held_out is not None:
+        found["importance"] = _importance(learned, run, prepared.held_out)
+    if run.settings.refit and run.hold_out and prepared.held_out is not None:
+        learned = _with_held_out(learned, prepared, folder, device, progress)
+        learned.save(folders.learned_folder(folder))
+        found["refit"] = sum(run.rows)
     on_rank_zero("writing down the quality", lambda: _finish(folder, found))
     return found
+
+
+def _with_held_out(
+    learned: Learned, prepared: Prepared, folder: Path, device: str, progress: bool
+) -> Learned:
+    """Learned from the rows that were held out too."""
+    run, held_out = prepared.run, prepared.held_out
+    assert held_out is not None
+    parts = [prepared.train, _with_target(run, held_out)]
+    return refit(
+        learned,
+        torch.cat([run.features.encode(part).x for part in parts]),
+        torch.cat([run.target.encode(part) for part in parts]),
+        device=device,
+        progress=progress,
+        checkpoint=folders.checkpoint_folder(folder) / "refit",
+    )
+
+
+def _importance(learned: Learned, run: Run, held_out: Table) -> list[dict[str, Any]]:
+    """What each column is good for on held-out rows, the best first; none of very many columns."""
+    names = run.features.names
+    rows = min(MOST_SHUFFLED_ROWS, MOST_SHUFFLED // len(names))
+    if rows < FEWEST_SHUFFLED_ROWS:
+        return []
+    table = _with_target(run, held_out.take(np.arange(min(rows, len(held_out)))))
+    if len(table) < 2:
+        return []
+    found = permutation_importance(learned, run.features, table, run.target.encode(table))
+    order = np.argsort(-found.mean)
+    return [
+        {"column": names[k], "lost": float(found.mean[k]), "error": float(found.error[k])}
+        for k in order
+    ]
 
 
 def _finish(folder: Path, found: dict[str, Any]) -> None:
@@ -323,12 +378,16 @@ def _batches(run: Run, table: Table | None) -> Iterator[tuple[Tensor, Tensor]]:
         yield from labelled(run, chunk)
 
 
+def _with_target(run: Run, chunk: Table) -> Table:
+    known = [part.levels for part in run.features.parts if isinstance(part, columns.Category)]
+    chunk, _ = _without_totals(chunk, run.target.name, {*itertools.chain(*known)})
+    return chunk.take(np.flatnonzero(run.target.learned(chunk)))
+
+
 def labelled(run: Run, chunk: Table) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets of the rows that have both; a class must be one that was learned, and rows
     that sum up others are left out as in training."""
-    known = [part.levels for part in run.features.parts if isinstance(part, columns.Category)]
-    chunk, _ = _without_totals(chunk, run.target.name, {*itertools.chain(*known)})
-    chunk = chunk.take(np.flatnonzero(run.target.learned(chunk)))
+    chunk = _with_target(run, chunk)
     if len(chunk):
         encoded = run.features.encode(chunk)
         usable = np.flatnonzero(encoded.usable)

@@ -10,9 +10,10 @@ whose power p (logarithms at 0 and at 2; kept between these, so that v grows wit
 the training rows most like a Gaussian; and *decorrelated* inputs are the principal components of v,
 each of variance 1.
 
-Of classes, columns stay as they are up to c = FAR deviations and go on as a logarithm,
+Of classes, columns have no power. Up to c deviations (FAR of classes, FURTHER of numbers, whose
+trends go on) v stays as it is, and goes on as a logarithm,
 
-    v = sign(x) (c + ln(1 + |x| - c))  for |x| > c:
+    sign(v) (c + ln(1 + |v| - c))  for |v| > c:
 
 a pixel that is nearly always empty lies 40 deviations out where it is not, and one such row is
 enough for a chain to run away, and for networks that did not see it to be surely wrong.
@@ -31,8 +32,8 @@ from torch import Tensor
 LEAST_VARIANCE = 1e-9
 #: More inputs than this are not decorrelated: the matrix would be most of what is stored.
 MOST_INPUTS = 200
-#: Deviations from which a column of a classification goes on as a logarithm.
-FAR = 3.0
+#: Deviations from which a column goes on as a logarithm: of classes, and of numbers.
+FAR, FURTHER = 3.0, 6.0
 #: Rows that the powers are found from, and steps of the grid that is searched.
 ROWS, POWERS = 5000, 41
 
@@ -113,8 +114,9 @@ def plain_inputs(
     return Inputs(one, torch.zeros_like(one), one, dtype=dtype, limit=limit)
 
 
-def fit_inputs(x: Tensor, dtype: torch.dtype = torch.float32) -> Inputs:
-    """From the encoded training rows (n, width). Columns of two values, such as categories, stay.
+def fit_inputs(x: Tensor, dtype: torch.dtype = torch.float32, limit: float | None = None) -> Inputs:
+    """From the encoded training rows (n, width), up to ``limit``. Columns of two values, such as
+    categories, have no power of their own.
 
     >>> x = torch.linspace(-2, 4, 50).double().exp()[:, None]
     >>> float(fit_inputs(x / x.std()).power)
@@ -139,7 +141,7 @@ def fit_inputs(x: Tensor, dtype: torch.dtype = torch.float32) -> Inputs:
     deviation = v.std(0, correction=0)
     moved = (power != 1) & (deviation > 0)
     mean, scale = torch.where(moved, v.mean(0), 0.0), torch.where(moved, deviation, 1.0)
-    return Inputs(power, mean, scale, dtype=dtype)
+    return Inputs(power, mean, scale, dtype=dtype, limit=limit)
 
 
 def yeo_johnson(x: Tensor, power: Tensor) -> Tensor:

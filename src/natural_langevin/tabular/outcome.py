@@ -39,7 +39,8 @@ FEWEST_BOUNDED, UPPER, NEAR_THE_END = 20, (1.0, 100.0), 0.02
 class Outcome:
     """``noise``: of KINDS. ``classes``: how many (0 of numbers). ``mean``, ``scale``: of the
     targets or, with ``log``, of their logarithms, one value per target. ``bounded``: no target is
-    below 0, and so no prediction is (see ``Predictive``); ``upper``: nor above this."""
+    below 0, and so no prediction is (see ``Predictive``); ``upper``: nor above this.
+    ``largest``: of the training targets, where their logarithm is sampled."""
 
     task: str
     noise: str
@@ -49,6 +50,7 @@ class Outcome:
     log: bool = False
     bounded: bool = False
     upper: float | None = None
+    largest: float | None = None
 
     @property
     def likelihood(self) -> Likelihood:
@@ -164,6 +166,7 @@ def outcomes(
         one = Outcome(
             task, kinds[0], mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), log=log,
             bounded=bounded and not log, upper=upper,
+            largest=float(y[share[:, 0] > 0].max()) if log else None,
         )  # fmt: skip
         found += [replace(one, noise=kind) for kind in kinds]
     return found

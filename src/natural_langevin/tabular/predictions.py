@@ -27,15 +27,16 @@ CHUNK = 1000
 def columns(run: Run, interval: float = INTERVAL) -> list[str]:
     """The columns that predictions have, in order.
 
-    Classes: the most probable one, every class's probability, and entropies in nats. Numbers: mean
-    and standard deviation, the ends of a central interval, and the deviation from the two sources.
+    Classes: the most probable one, every class's probability, and entropies in nats. Numbers: mean,
+    median and standard deviation, the ends of a central interval, and the deviation from the two
+    sources.
     The last says what was odd about a row; one that cannot be predicted has nothing else.
     """
     if run.target.classes:
         probabilities = [f"p({name})" for name in run.target.classes]
         return ["prediction", *probabilities, "total", "aleatoric", "epistemic", "note"]
     low, high = (f"q{100 * level:g}" for level in ends(interval))
-    return ["mean", "sd", low, high, "aleatoric_sd", "epistemic_sd", "note"]
+    return ["mean", "median", "sd", low, high, "aleatoric_sd", "epistemic_sd", "note"]
 
 
 def ends(interval: float) -> tuple[float, float]:
@@ -123,7 +124,7 @@ def _class_rows(learned: Learned, run: Run, x: Tensor) -> Iterator[list[str]]:
 
 def _number_rows(learned: Learned, x: Tensor, levels: tuple[float, float]) -> Iterator[list[str]]:
     p = learned.predictive(x)
-    low, high = (p.quantile(level) for level in levels)
+    low, middle, high = (p.quantile(level) for level in (levels[0], 0.5, levels[1]))
     spreads = np.sqrt(p.aleatoric), np.sqrt(p.epistemic)
-    for row in np.stack([p.mean, p.std, low, high, *spreads], 1).tolist():
+    for row in np.stack([p.mean, middle, p.std, low, high, *spreads], 1).tolist():
         yield [f"{value:.7g}" for value in row]

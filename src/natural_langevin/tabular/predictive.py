@@ -27,6 +27,8 @@ Array = NDArray[Any]
 
 #: Standard deviations of the training targets' logarithms above their mean where moments end.
 FAR = 6.0
+#: In units of the largest training target, and the level of the interval that holds every mean.
+BEYOND, MEAN_WITHIN = 2.0, 0.99
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,10 @@ class Predictive:
     normal variable z, of a share or percentage min(max(0, z), c): means, quantiles and draws are
     those of y, and ``log_prob`` is z's density or, at 0 and at c, ln of the probability that y has
     there (beyond them -inf). Of a target whose logarithm is sampled, means and variances are those
-    of min(y, c), c ``FAR`` standard deviations of the training targets' logarithms above their
-    mean: a single network that is very unsure of its noise would make the mean of all infinite."""
+    of min(y, c), c BEYOND times the largest training target (at most ``FAR`` standard deviations of
+    their logarithms above the mean): a single network that is very unsure of its noise would make
+    the mean of all infinite. And the mean is never outside the central interval of MEAN_WITHIN:
+    beyond it, a few networks alone would say what it is. Medians and intervals need no bound."""
 
     def __init__(self, outcome: Outcome, law: Distribution, weights: Tensor, *, flat: bool) -> None:
         self._outcome, self._law, self._flat = outcome, law, flat
@@ -85,8 +89,9 @@ class Predictive:
 
     @property
     def mean(self) -> Array:
-        """E[y]."""
-        return self._shaped(self._average(self._moments[0]))
+        """E[y], where the logarithm is sampled within the interval of MEAN_WITHIN."""
+        found = self._shaped(self._average(self._moments[0]))
+        return np.clip(found, *self.interval(MEAN_WITHIN)) if self._outcome.log else found
 
     @property
     def variance(self) -> Array:
@@ -201,6 +206,8 @@ class Predictive:
         if not self._outcome.log:
             return mean, variance
         cap = (self._mean + FAR * self._scale).clamp_max(math.log(self.upper))
+        if self._outcome.largest is not None:
+            cap = cap.clamp_max(math.log(BEYOND * self._outcome.largest))
         return _limited(mean, variance, cap)
 
     def _average(self, values: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.run import FORMAT
 from natural_langevin.tabular.scoring import Predictor, scorer
 from natural_langevin.tabular.slices import ColumnSlices
+from natural_langevin.tabular.sureness import warnings
 from natural_langevin.tabular.target import Target
 
 #: R-hat and effective sample size are looked at on this many rows.
@@ -63,18 +64,8 @@ def quality(
     verdict = diagnosis(posterior, torch.cat(probes))
     if features is not None:
         verdict["verdicts"] = [_for_the_command(said) for said in verdict["verdicts"]]
-    verdict["verdicts"] = [*_useless(found["scores"], found["baseline"]), *verdict["verdicts"]]
+    verdict["verdicts"] = [*warnings(found | {"rows": rows}), *verdict["verdicts"]]
     return head | found | {"diagnosis": verdict}
-
-
-def _useless(scores: dict[str, float | None], baseline: dict[str, float | None]) -> list[str]:
-    reached, plain = scores["nll"], baseline.get("nll")
-    if plain is None or (reached is not None and reached < plain):
-        return []
-    return [
-        "It predicts worse than a guess that looks at no input: use more steps or a simpler "
-        "network; or the inputs say nothing about the target."
-    ]
 
 
 def _for_the_command(said: str) -> str:

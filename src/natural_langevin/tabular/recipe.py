@@ -26,14 +26,14 @@ from natural_langevin.data.errors import DataError
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.tabular import crossvalidation
 from natural_langevin.tabular.crossvalidation import Clock, TableFit, Trial
-from natural_langevin.tabular.inputs import FAR, fit_inputs, plain_inputs
+from natural_langevin.tabular.inputs import FAR, FURTHER, fit_inputs, plain_inputs
 from natural_langevin.tabular.learned import CHUNK, Learned, Member
 from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.settings import AUTO, DEEP_FROM, MANY, UNITS, Settings
 from natural_langevin.tabular.views import View
 from natural_langevin.tabular.weighing import HeldOut, Weighed, rows_nll, weigh
 
-__all__ = ["CHUNK", "Learned", "learn", "settings_from"]
+__all__ = ["CHUNK", "Learned", "learn", "refit", "settings_from"]
 
 log = logging.getLogger("natural_langevin")
 
@@ -83,7 +83,7 @@ def learn(
     seen = x if count is None else x.repeat_interleave(count, dim=0)
     first = plain_inputs(x.shape[1], settings.dtype, FAR)
     if not offered[0].classes:
-        first = fit_inputs(seen, settings.dtype)
+        first = fit_inputs(seen, settings.dtype, FURTHER)
     views = [View(outcome, first, settings) for outcome in offered]
     if not fit.folds:
         return _without_folds(fit, views[0])
@@ -205,6 +205,33 @@ def _without_folds(fit: TableFit, view: View) -> Learned:
     trial = Trial(view, fit.plan(view, fit.first_scale), [], ({}, {}))
     learned = _on_all_rows(fit, [trial], Weighed([], [1.0], [[[1.0, 1.0]]]))
     return replace(learned, reason=f"{view} (no cross-validation)")
+
+
+def refit(
+    learned: Learned,
+    x: Tensor,
+    y: Tensor,
+    *,
+    device: str | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Learned:
+    """The same mixture learned from these rows, more than before: every posterior goes on from
+    where it ended, by its own plan. Weights and scales stay."""
+    fit = TableFit(x, y, learned.settings, [], None, None, device, progress, checkpoint)
+    members = []
+    for member in learned.members:
+        before = member.posterior
+        assert before.plan is not None, "a posterior that no plan made"
+        end = tuple(
+            {k: v[before.healthy] for k, v in tree.items()}
+            for tree in (before.last, before.learned)
+        )
+        trial = Trial(member.view, before.plan, [], (end[0], end[1]))
+        posterior = fit.on_all_rows(trial, len(before.healthy))
+        sound = fit.sound(member.view, posterior)
+        members.append(replace(member, posterior=posterior, sound=sound))
+    return replace(learned, members=members)
 
 
 def _on_all_rows(fit: TableFit, trials: Sequence[Trial], weighed: Weighed) -> Learned:

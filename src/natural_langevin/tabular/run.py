@@ -6,6 +6,7 @@ Not held against a pydantic model: it has a checksum, and what reads a field ref
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,14 @@ def is_started(folder: Path) -> bool:
 def is_finished(folder: Path) -> bool:
     """Whether a run is finished: quality.json is the last thing that train writes."""
     return (folder / "quality.json").is_file()
+
+
+def remove(folder: Path) -> None:
+    """Removes the run in a folder; run.json is the last to go. What else lies there stays."""
+    for inside in (checkpoint_folder(folder), learned_folder(folder)):
+        shutil.rmtree(inside, ignore_errors=True)
+    for name in ("quality.json", "how_sure.png", "report.html", "run.json"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def write_run(folder: Path, run: Run) -> None:

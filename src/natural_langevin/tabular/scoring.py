@@ -204,6 +204,7 @@ class NumberScores:
             "half": torch.quantile(half, levels).tolist(),
             "blind": blind,
             "said": float(said.mean()),
+            "mean_outside": int(((mean < low) | (mean > high)).sum()),
             "rows": {name: v[some].tolist() for name, v in rows.items()},
         }
 

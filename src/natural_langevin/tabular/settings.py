@@ -59,7 +59,8 @@ class Settings:
     "auto". ``prior_variance``: a number, "learned" (a layer's own, integrated out), "fan_in" (3
     divided by a layer's inputs), "unit_fan_in" (1) or "wide_fan_in" (10). ``chains``: of the last
     runs together; ``draws`` networks are kept of each. ``seconds``: what all of it may take; None:
-    as long as the recipe finds right. ``precision``: "auto" is float64 below 150
+    as long as the recipe finds right. ``refit``: whether ``train`` learns from the rows that it
+    held out too, once they have scored it. ``precision``: "auto" is float64 below 150
     rows and float32 from there on."""
 
     hidden: tuple[int, ...] | str = AUTO
@@ -71,14 +72,15 @@ class Settings:
     noise: str = AUTO
     log: bool | str = AUTO
     steps: int | str = AUTO
-    chains: int = 8
+    chains: int = 4
     batch_size: int | str = AUTO
-    draws: int = 25
+    draws: int = 50
     folds: int = USUAL_FOLDS
     held_out: int = 1000
     precision: str = AUTO
     seed: int = 0
     seconds: float | None = None
+    refit: bool = True
 
     def __post_init__(self) -> None:
         if not (isinstance(self.hidden, str) and self.hidden == AUTO):

@@ -24,12 +24,55 @@ FEW = 20
 
 
 def sentences(quality: Mapping[str, Any]) -> list[str]:
-    """Two sentences from what ``quality`` found on labelled rows; none where there were none."""
+    """Two sentences from what ``quality`` found on labelled rows; none where there were none. What
+    must not be overlooked comes before them."""
+    found = warnings(quality)
     if quality.get("answers"):
-        return _of_classes(quality["answers"], _families(quality))
+        return found + _of_classes(quality["answers"], _families(quality))
     if quality.get("intervals"):
-        return _of_numbers(quality)
-    return []
+        return found + _of_numbers(quality)
+    return found
+
+
+def warnings(quality: Mapping[str, Any]) -> list[str]:
+    """Where predictions are worse than those that look at no input."""
+    scores, blind = quality.get("scores", {}), quality.get("baseline", {})
+    if not scores:
+        return []
+    found = []
+    worse = [name for name in ("nll", "rmse", "accuracy") if _is_worse(name, scores, blind)]
+    if "nll" in worse:
+        found.append(
+            "Do not use it: it predicts worse than a guess that looks at no input. Give it more "
+            "rows, or columns that say something about the target."
+        )
+    elif "rmse" in worse:
+        found.append(
+            f"Its mean is further from the truth ({figure(scores['rmse'])}) than the average of "
+            f"the training rows is ({figure(blind['rmse'])}), though its probabilities are better: "
+            "use the median and the interval, and look for rows that are not like the others."
+        )
+    elif "accuracy" in worse:
+        found.append(
+            "Its most probable class is right less often than the commonest class is, though its "
+            "probabilities are better: use the probabilities."
+        )
+    if outside := quality.get("intervals", {}).get("mean_outside", 0):
+        found.append(
+            f"In {outside:,} of {quality['rows']:,} rows the mean lies outside the interval, since "
+            "the target is very skewed there: use the median."
+        )
+    return found
+
+
+def _is_worse(name: str, scores: Mapping[str, Any], blind: Mapping[str, Any]) -> bool:
+    """Whether a score is worse than the guess's; one that is not finite is."""
+    if blind.get(name) is None:
+        return False
+    if scores.get(name) is None:
+        return True
+    higher = name == "accuracy"
+    return bool((scores[name] < blind[name]) if higher else (scores[name] > blind[name]))
 
 
 def _families(quality: Mapping[str, Any]) -> Families:
@@ -70,7 +113,11 @@ def _of_numbers(quality: Mapping[str, Any]) -> list[str]:
     spread = math.sqrt(max(0.0, said * (1 - said)) / rows)
     slices = _families(quality)
     verdict = _judge(share - said, spread, rows, "too wide", "too narrow", slices)
-    ends = f", {percent(said)} by their own account" if percent(said) != percent(INTERVAL) else ""
+    ends = (
+        f", and they were said to hold {percent(said)}"
+        if percent(said) != percent(INTERVAL)
+        else ""
+    )
     surest, middle, least = (figure(value, 3) for value in quality["intervals"]["half"])
     blind = figure(quality["intervals"]["blind"], 3)
     return [

@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -38,9 +39,12 @@ KEYS = ("problem", "method", "budget", "seed")
 
 
 def row(problem: str, path: Path, method: str, seconds: float, seed: int, device: str,
-        rows: int | None) -> dict[str, Any]:  # fmt: skip
-    """One method on one problem."""
-    given = PROBLEMS[problem](path, rows).to(device)
+        rows: int | None, *, waits: bool = False) -> dict[str, Any]:  # fmt: skip
+    """One method on one problem; with ``waits``, when a line comes in."""
+    given = PROBLEMS[problem](path, rows)
+    if waits:
+        sys.stdin.readline()
+    given = given.to(device)
     if device.startswith("cuda"):
         torch.zeros(1, device=device).add_(1)
         torch.cuda.synchronize()
@@ -61,6 +65,12 @@ def row(problem: str, path: Path, method: str, seconds: float, seed: int, device
         q = predict(given.outside).detach().float().cpu()
         inside, outside = (-(v * v.clamp_min(1e-30).log()).sum(-1) for v in (p, q))
         found["ood"] = metrics.ood_auroc(inside, outside)
+    bad = [k for k, v in found.items() if isinstance(v, float) and not math.isfinite(v)]
+    if bad:
+        why = (
+            f"{', '.join(bad)} not finite; {int((~p.isfinite()).sum())} of {p.numel()} predictions"
+        )
+        return {k: found[k] for k in KEYS} | {"error": why}
     return found
 
 
@@ -116,20 +126,30 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def isolated(key: tuple[str, str, float, int]) -> dict[str, Any]:
-    """A row in a process of its own; what goes wrong there is the row."""
-    problem, method, seconds, seed = key
-    base = {"problem": problem, "method": method, "budget": seconds, "seed": seed}
-    command = [sys.executable, "-m", "lab.rivals", *sys.argv[1:], "--row", json.dumps(base)]
-    limit = 2 * seconds + 45
+Key = tuple[str, str, float, int]
+
+
+def started(key: Key) -> subprocess.Popen[str]:
+    """The process of a row, which waits for its turn with everything imported."""
+    one = json.dumps(dict(zip(KEYS, key, strict=True)))
+    command = [sys.executable, "-m", "lab.rivals", *sys.argv[1:], "--row", one]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def finished(process: subprocess.Popen[str], key: Key) -> dict[str, Any]:
+    """Its row; what goes wrong there is the row."""
+    base, limit = dict(zip(KEYS, key, strict=True)), 2 * key[2] + 60
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        out, err = process.communicate("now\n", timeout=limit)
     except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
         return base | {"error": f"no answer in {limit:.0f} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        why = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return base | {"error": f"exit {done.returncode}: {why}"}
+    lines = out.strip().splitlines()
+    if process.returncode or not lines:
+        why = (err.strip().splitlines() or ["no output"])[-1]
+        return base | {"error": f"exit {process.returncode}: {why}"}
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
@@ -151,7 +171,7 @@ def main() -> None:
         one = json.loads(given.row)
         path = getattr(given, one["problem"])
         found = row(one["problem"], path, one["method"], one["budget"], one["seed"], given.device,
-                    given.rows)  # fmt: skip
+                    given.rows, waits=True)  # fmt: skip
         print(json.dumps(found), flush=True)
         return
     began = time.perf_counter()
@@ -159,15 +179,24 @@ def main() -> None:
     results = open_results(given.out, settings, [], ValueError)
     done = {tuple(r[k] for k in KEYS) for r in results["rows"] if "error" not in r}
     problems = [p for p in PROBLEMS if getattr(given, p) is not None]
-    for seed, seconds, problem, method in itertools.product(
-        range(given.seeds), sorted(given.seconds), problems, given.methods
-    ):
-        if (problem, method, seconds, seed) in done:
-            continue
-        if time.perf_counter() - began + seconds + 15 > given.budget:
-            say(f"left for another time: {problem}, {method}, {seconds:g} s, seed {seed}")
-            continue
-        found = isolated((problem, method, seconds, seed))
+    keys = [
+        (problem, method, seconds, seed)
+        for seed, seconds, problem, method in itertools.product(
+            range(given.seeds), sorted(given.seconds), problems, given.methods
+        )
+        if (problem, method, seconds, seed) not in done
+    ]
+    waiting = started(keys[0]) if keys else None
+    for place, key in enumerate(keys):
+        process = waiting
+        assert process is not None
+        if time.perf_counter() - began + key[2] + 10 > given.budget:
+            say(f"left for another time: {keys[place:]}")
+            process.kill()
+            process.communicate()
+            break
+        waiting = started(keys[place + 1]) if place + 1 < len(keys) else None
+        found = finished(process, key)
         rows = [r for r in results["rows"] if any(r[k] != found[k] for k in KEYS)]
         results = results | {"rows": [*rows, found], "origin": origin(given.device)}
         write_results(given.out, results)

@@ -34,11 +34,21 @@ class Many:
         self.network = networks[0]
         weights, _ = stack_module_state(networks)
         self.weights = {k: v.detach().clone() for k, v in weights.items()}
-        self._gradients = vmap(grad_and_value(self._loss), randomness="different")
+        # One after the other on a GPU: convolutions of several networks would be grouped ones.
+        self.in_turn = device.type == "cuda"
 
     def _loss(self, weights: Stack, x: Tensor, y: Tensor) -> Tensor:
         outputs = functional_call(self.network, weights, (x,))
         return cross_entropy(outputs.flatten(0, -2), y.flatten())
+
+    def _gradients(self, x: Tensor, y: Tensor) -> tuple[Stack, Tensor]:
+        """Of every network on its minibatch, and their losses."""
+        one = grad_and_value(self._loss)
+        if not self.in_turn:
+            return vmap(one, randomness="different")(self.weights, x, y)
+        found = [one(of(self.weights, k), x[k], y[k]) for k in range(self.count)]
+        stacked = {k: torch.stack([g[k] for g, _ in found]) for k in self.weights}
+        return stacked, torch.stack([loss for _, loss in found])
 
     def per_network(self, values: Tensor, like: Tensor) -> Tensor:
         """(network,) values against weights of (network, ...)."""
@@ -49,7 +59,7 @@ class Many:
 
         def step() -> None:
             rows = torch.randint(0, len(self.x), (self.count, batch), device=self.x.device)
-            g, losses = self._gradients(self.weights, self.x[rows], self.y[rows])
+            g, losses = self._gradients(self.x[rows], self.y[rows])
             with torch.no_grad():
                 update(self.weights, g, losses)
 
@@ -72,14 +82,22 @@ class Many:
         return graph.replay
 
     @torch.no_grad()
-    def predict(self, weights: Stack, x: Tensor, rows: int = 500) -> Tensor:
+    def predict(self, weights: Stack, x: Tensor, rows: int = 2000) -> Tensor:
         """Probabilities of every network: (network, n, ..., classes)."""
-        call = vmap(lambda w, b: functional_call(self.network, w, (b,)), in_dims=(0, None),
-                    randomness="different")  # fmt: skip
-        return torch.cat([call(weights, part).softmax(-1) for part in x.split(rows)], 1)
+        parts = x.split(rows)
+        return torch.stack([
+            torch.cat([functional_call(self.network, of(weights, k), (p,)).softmax(-1)
+                       for p in parts])
+            for k in range(self.count)
+        ])  # fmt: skip
 
     def copy(self) -> Stack:
         return {k: v.clone() for k, v in self.weights.items()}
+
+
+def of(weights: Stack, network: int) -> Stack:
+    """The weights of one network."""
+    return {k: v[network] for k, v in weights.items()}
 
 
 class Clock:

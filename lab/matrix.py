@@ -15,7 +15,8 @@ are functions of their address, so all ways must end at the same numbers up to r
 - compiled: compiled by inductor
 
 What runs have beside steps is there too: stages of a cyclical schedule, control variates, swaps
-between temperatures, eigenvectors found anew; and a row for the way down to a start.
+between temperatures, eigenvectors found anew; a row for the way down to a start; and the
+optimizer's steps (``optimizer_check``).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lab import optimizer_check
 from natural_langevin import Langevin, likelihoods, preconditioners, random, schedules
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import (
@@ -336,7 +338,7 @@ def run_all(
     rows.append(check_start(device))
     problem = rows[-1]["problem"]
     say(f"{'ok  ' if problem is None else 'FAIL'} {rows[-1]['dynamics']}: {problem or ''}")
-    return rows
+    return rows if ways else rows + optimizer_check.run_all(device, say)
 
 
 def main(arguments: list[str] | None = None) -> int:

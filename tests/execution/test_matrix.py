@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from lab import matrix
+from lab import matrix, optimizer_check
 from lab.matrix import Case, cases, difference, run_case
 from natural_langevin import data, dynamics, preconditioners
 from natural_langevin._internal.proven import proven_network
@@ -166,3 +166,11 @@ def test_every_stage_runs_every_way(
         assert stages.final(bench, method, ranking)["rows"]
     assert "compiling failed" not in caplog.text
     assert "running eagerly" not in caplog.text
+
+
+def test_the_optimizer_has_rows_of_its_own() -> None:
+    row = optimizer_check.check("residual", "quasi-diagonal", "overdamped", "one graph", "cpu")
+    assert row["problem"] is None
+    assert 0 < row["difference"] < 1e-5
+    missing = optimizer_check.check("residual", "no such metric", "overdamped", "one graph", "cpu")
+    assert "no such metric" in missing["problem"]

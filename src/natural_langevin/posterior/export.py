@@ -11,7 +11,7 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,10 @@ from natural_langevin.statistics.capture import ParameterSlots
 log = logging.getLogger("natural_langevin")
 
 Format = Literal["torch", "onnx"]
+#: How the networks of a file are evaluated: all at once, by one part of the graph in a loop, or
+#: each by a part of its own, which takes long to write and to read.
+Way = Literal["side by side", "in a loop", "one after the other"]
+WAYS: tuple[Way, ...] = ("side by side", "in a loop", "one after the other")
 
 
 class Served(nn.Module):
@@ -66,7 +70,7 @@ class Served(nn.Module):
         self._learned = list(state)
         for name, value in state.items():
             self.register_buffer(f"learned_{name}", value.detach().clone())
-        self.side_by_side = True  # else one after the other, each with its own part of the graph
+        self.way: Way = "side by side"
         self.eval()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -75,8 +79,10 @@ class Served(nn.Module):
         def one(params: dict[str, Tensor]) -> Tensor:
             return one_tensor(self._signature.call(partial(self._slots.call, params), x))
 
-        if self.side_by_side:
+        if self.way == "side by side":
             outputs = vmap(one)(networks)
+        elif self.way == "in a loop":
+            outputs = _in_a_loop(one, networks)
         else:
             count = len(next(iter(networks.values())))
             members = [{k: v[m] for k, v in networks.items()} for m in range(count)]
@@ -130,13 +136,42 @@ def _exported(served: Served, example: Tensor) -> Any:
         raise ValueError("the example must hold at least one input, got none")
     few = example[:2] if len(example) > 1 else torch.cat([example, example])  # 1 would be fixed
     sizes = {"x": {0: torch.export.Dim("batch")}}
-    with _quiet():
+    # vmap of some layers (convolutions, BatchNorm) fixes the number of inputs; a loop does not.
+    for way in WAYS:
+        served.way = way
         try:
-            return torch.export.export(served, (few,), dynamic_shapes=sizes)
-        except Exception as error:  # vmap of some layers (BatchNorm) fixes the number of inputs
-            log.info("the networks are exported one after the other (%s)", type(error).__name__)
-            served.side_by_side = False
-            return torch.export.export(served, (few,), dynamic_shapes=sizes)
+            with _quiet(), _plain_attention():
+                return torch.export.export(served, (few,), dynamic_shapes=sizes)
+        except Exception as error:
+            if way == WAYS[-1]:
+                raise
+            log.info("the networks cannot be exported %s (%s)", way, type(error).__name__)
+    raise AssertionError("one of the ways returns or raises")
+
+
+def _in_a_loop(one: Callable[[dict[str, Tensor]], Tensor], networks: dict[str, Tensor]) -> Tensor:
+    """``one`` of every network, stacked: a loop in the file, whatever the number of networks."""
+    from torch._higher_order_ops.scan import scan
+
+    first = next(iter(networks.values()))
+
+    def body(count: Tensor, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return count + 1, one(own)
+
+    _, outputs = scan(body, first.new_zeros((), dtype=torch.int64), networks)
+    assert isinstance(outputs, Tensor)
+    return outputs
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention and encoder layers as operations that every format knows."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 @contextmanager

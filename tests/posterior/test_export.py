@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
 from natural_langevin.posterior import ensemble
-from natural_langevin.posterior.export import Served
+from natural_langevin.posterior.export import WAYS, Served, Way
 
 Data = tuple[Tensor, Tensor]
 Reader = Callable[[Tensor], Sequence[Tensor]]
@@ -92,7 +92,7 @@ def test_layers_that_cannot_stand_side_by_side(tmp_path: Path, classes: Data) ->
     assert_predicts(torch_reader(tmp_path / "file.pt2"), posterior, classes[0][:7], estimate="mean")
 
 
-@pytest.mark.parametrize("side_by_side", [True, False])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "likelihood",
     [
@@ -103,16 +103,14 @@ def test_layers_that_cannot_stand_side_by_side(tmp_path: Path, classes: Data) ->
         likelihoods.LogLoss(lambda outputs, y: (outputs - y).square().sum(1)),
     ],
 )
-def test_what_is_exported(
-    likelihood: likelihoods.Likelihood, side_by_side: bool, regression: Data
-) -> None:
+def test_what_is_exported(likelihood: likelihoods.Likelihood, way: Way, regression: Data) -> None:
     """The module itself, for the other likelihoods."""
     x, y = regression
     posterior = sample(likelihood, (x, (y > 0).float() if likelihood.discrete else y))
     networks = ensemble.stacked(posterior, "ensemble")
     state = ensemble.learned_by(posterior, posterior.healthy, posterior.draws)
     served = Served(posterior._model, likelihood, networks, state)
-    served.side_by_side = side_by_side
+    served.way = way
     assert_predicts(served, posterior, x)
 
 

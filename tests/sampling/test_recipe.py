@@ -33,7 +33,7 @@ from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.settings import Trial
 from natural_langevin.run import descent, ending, run
 from natural_langevin.run.phases import phases
-from short_recipe import USUAL, changed
+from short_recipe import SHORT, USUAL, changed
 
 TRIAL, FRICTION, FALLS = USUAL.prior, USUAL.step_size.friction, USUAL.end
 
@@ -604,3 +604,16 @@ def test_learned_noise_of_twenty_rows_is_not_that_of_a_network_which_meets_them_
     sampler = Langevin(network, likelihoods.Gaussian(sigma="rmse"))
     scores = sampler.sample((x[:20], y[:20]), progress=False).evaluate(x[20:], y[20:])
     assert scores.nll < scores.blind_nll
+
+
+def test_a_loader_has_the_prior_and_the_calibration_of_its_rows() -> None:
+    """It lends rows to choose by: where these are all, it is the plan of these rows."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(150, 2, generator=generator)
+    y = (x[:, 0] + torch.randn(150, generator=generator) > 0).long()
+    sampler = Langevin(nn.Linear(2, 2), likelihoods.Categorical(), chains=2, recipe=SHORT)
+    loader = DataLoader(TensorDataset(x, y), batch_size=50)
+    plan, of_tensors = sampler.plan(loader), sampler.plan((x, y))
+    assert "held-out NLL" in plan.reasons["prior"]
+    assert plan.prior_scale == of_tensors.prior_scale
+    assert plan.calibration == of_tensors.calibration

@@ -298,21 +298,27 @@ def _chosen(
     rows: tuple[Tensor, Tensor],
     num_data: float,
 ) -> recipe.Choice:
-    """The step size, with the prior's scale where that is open."""
+    """The step size, with the prior's scale where that is open. A DataLoader lends rows to choose
+    the scale by; the step size follows from the number of all."""
     choice, motion, data = None, search.motion, search.motion.problem.data
-    if given.scale_open and motion.problem.in_memory:
+    lent = isinstance(data, DataLoader | SharedBatches)
+    if given.scale_open and (lent or motion.problem.in_memory):
         choice = prior_trial.choose(search, rows)
+    if choice and not lent:
+        return choice
     scale = choice.prior_scale if choice else None
     if given.scale_open:
         prior = recipe.prior(scale.value if scale else 1.0)
         motion = motion.on(motion.problem.with_prior(prior))
+    pilot = step_size_rule.choose(
+        motion, rows, num_data, search.batch_size, search.costs, downhill=search.downhill,
+        shuffled=not lent, limit=search.limit,
+    )  # fmt: skip
+    found = recipe.Choice.most_careful(pilot)
     if choice is None:
-        pilot = step_size_rule.choose(
-            motion, rows, num_data, search.batch_size, search.costs, downhill=search.downhill,
-            shuffled=not isinstance(data, DataLoader | SharedBatches), limit=search.limit,
-        )  # fmt: skip
-        choice = recipe.Choice.most_careful(pilot)
-    return choice
+        return found
+    by_rows = {k: getattr(choice, k) for k in ("prior_scale", "sharpness", "spread")}
+    return dataclasses.replace(found, **by_rows)
 
 
 def _length(

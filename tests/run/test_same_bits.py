@@ -26,7 +26,7 @@ class KilledError(BaseException):
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two parts: the first is always too short."""
-    monkeypatch.setattr(ending, "falls_by", lambda trace, rule: 0.3)
+    monkeypatch.setattr(ending, "too_short", lambda *_: "R-hat")
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +60,7 @@ def assert_same(one: Posterior, other: Posterior) -> None:
 @pytest.fixture(scope="module")
 def plain() -> Posterior:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ending, "falls_by", lambda trace, rule: 0.3)
+        patch.setattr(ending, "too_short", lambda *_: "R-hat")
         found = run()
     assert found.config["steps_before"] > 0
     assert found.plan.descent

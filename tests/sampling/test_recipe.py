@@ -35,7 +35,7 @@ from natural_langevin.run import descent, ending, run
 from natural_langevin.run.phases import phases
 from short_recipe import SHORT, USUAL, changed
 
-TRIAL, FRICTION, FALLS = USUAL.prior, USUAL.step_size.friction, USUAL.end
+TRIAL, FRICTION = USUAL.prior, USUAL.step_size.friction
 
 
 def line(count: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,130 +231,74 @@ def test_a_row_without_a_density_is_an_outlier_and_no_verdict_on_a_scale() -> No
     assert bool((table[2] == math.inf).all()), "a chain that was lost is one"
 
 
-def _trace(losses: torch.Tensor) -> torch.Tensor:
-    noise = 0.05 * torch.randn(len(losses), 2, generator=torch.Generator().manual_seed(0))
-    return torch.cat([torch.arange(len(losses))[:, None], losses[:, None] + noise], 1).double()
-
-
-def test_a_loss_that_still_falls_is_told_from_one_that_has_settled() -> None:
-    flat, looks = torch.zeros(120), torch.arange(120.0)
-    assert ending.falls_by(_trace(flat), FALLS) == 0.0
-    assert ending.falls_by(_trace(-looks / 400), FALLS) == pytest.approx(0.1, abs=0.03)
-    assert ending.falls_by(_trace(-looks / 4000), FALLS) == 0.0  # too little to wait for
-    assert ending.falls_by(_trace(looks / 400), FALLS) == 0.0
-    assert ending.falls_by(_trace(-looks[:20] / 40), FALLS) == 0.0  # too few looks
-    assert ending.falls_by(_trace(-looks / 400).log(), FALLS) == 0.0  # a chain was lost
-
-
-def test_what_chains_that_disagree_cost() -> None:
-    """Chains of mean densities m_c: the loss by which a pool of four is above one of many."""
-    g = torch.Generator().manual_seed(0)
-    level = 1 + 0.2 * torch.randn(4, 5000, generator=g).double()
-    found = ending.disagreement(level)
-    assert found == pytest.approx(0.2**2 / (2 * 4), rel=0.1)
-    pool = level.mean(0)  # of many chains it is 1
-    assert found == pytest.approx(float((pool - 1 - pool.log()).mean()), rel=0.1)
-    assert ending.disagreement(torch.ones(4, 7)) == 0.0
-    assert ending.disagreement(level[:1]) == 0.0
-
-
-def test_classes_are_weighed_by_what_may_be_observed() -> None:
-    """Rows whose networks have learned their class: three chains of four are sure of it. By the
-    class that is there this costs little, by what a new row may be, as much as the mean of four
-    chains' -ln q is above that of many, q being drawn from them."""
-    p = torch.tensor([0.999, 0.999, 0.999, 0.9]).double()
-    each = torch.stack([p, 1 - p], -1)[:, None]
-    mean = each.mean(0)
-    by_label = ending.disagreement(each[..., 0])
-    found = ending.disagreement(each, mean)
-    assert found > 10 * by_label
-    assert found == pytest.approx(float((each.var(0) / mean).sum()) / 8)
-    assert ending.disagreement(each[:1].expand(4, 1, 2), mean) == 0.0
-
-
-def test_a_run_whose_chains_disagree_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_chains_disagree_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a part three times as long while they do and steps are left; which it was, is said."""
     x, y = line(150)
     short = dataclasses.replace(USUAL.cost.usual, relaxations=1)
-    monkeypatch.setattr(ending, "falls_by", lambda trace, rule: 0.0)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)
-    # The last of them is too short for parts: what is whole is not begun anew for that.
-    for nats, first, before, last in ((0.5, 200, 200, 600), (0.0, 200, 0, 200), (0.5, 400, 0, 600)):
-        settings = changed(
-            length={"fewest": 600}, cost={"usual": short}, end={"first_steps": first}
-        )
-        monkeypatch.setattr(ending, "disagreement", lambda *_, nats=nats: nats)
-        sampler = Langevin(
-            net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2, recipe=settings
-        )
-        found = sampler.sample((x, y), progress=False)
-        assert found.config.get("steps_before", 0) == before
-        assert found.config["steps"] == last
-
-
-def open_plan(steps: int, repeats: int, most: int = 0) -> Plan:
-    end = OpenEnd(
-        of=steps, repeats=repeats, most=most, most_steps=USUAL.length.most, rule=USUAL.end
+    settings = changed(
+        length={"fewest": 200, "most": 2000}, cost={"usual": short}, end={"first_steps": 100}
     )
-    return Plan("auto", prior="", metric="", dynamics="", batch_size=1, steps=steps, end=end)
-
-
-def test_a_run_of_open_length_is_made_of_parts() -> None:
-    """Of which each is the last unless its loss still falls."""
-    steps = lambda plan: [phase.steps for phase in phases(plan)]  # noqa: E731
-    assert steps(open_plan(12000, repeats=1)) == [3000, 9000, 12000]
-    assert steps(open_plan(6000, repeats=0)) == [2500, 3500]
-    assert steps(open_plan(4900, repeats=2)) == [4900] * 3  # too short for parts
-    given = dataclasses.replace(open_plan(8000, 1), end=None, burn_in=10, thin=7)
-    assert given.lengths() == [(8000, 10, 7)]
-    # A length that somebody changes is run as it is.
-    assert steps(dataclasses.replace(open_plan(12000, repeats=1), steps=9000)) == [9000]
-    for phase in phases(open_plan(12000, repeats=1)):
-        assert phase.burn_in == phase.steps // 3
-        assert 200 <= (phase.steps - phase.burn_in) // phase.thin < 400
-
-
-def test_the_rest_is_longer_where_work_allows_and_no_more_burn_in() -> None:
-    rests = [phases(open_plan(12000, 1, most))[1] for most in (20000, 25500, 90000)]
-    assert [phase.steps for phase in rests] == [9000, 10500, 13500]
-    assert all(phase.burn_in == 3000 for phase in rests)
-    long = phases(open_plan(48000, 0, most=90000))
-    assert sum(phase.steps for phase in long) == USUAL.length.most
-    # The steps that another run may need are left to it.
-    assert sum(phase.steps for phase in phases(open_plan(12000, 1, most=24000))) == 24000
-
-
-def test_a_run_whose_loss_falls_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the rest of its steps; not by as many again with more weights than rows, and by none
-    where its length was given."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(150, 2, generator=g)
-    y = x[:, :1].sin() + 0.1 * torch.randn(150, 1, generator=g)
-    falls: list[float] = [0.3, 0.3, 0.0]
-    monkeypatch.setattr(ending, "falls_by", lambda trace, rule: falls.pop(0))
-    net = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of 129 weights
     sampler = Langevin(
-        net, likelihoods.Gaussian("rmse"), prior=priors.Gaussian(1.0), chains=2,
-        recipe=changed(end={"first_steps": 600}),
-    )  # fmt: skip
+        net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2, recipe=settings
+    )
     noise, prepared = [], run._prepared
     monkeypatch.setattr(
         run, "_prepared",
         lambda *asked: noise.append((out := prepared(*asked))[1].dynamics.noise) or out,
     )  # fmt: skip
-    found = sampler.sample((x, y), progress=False)
-    steps = found.config["steps"]
-    first = max(600, steps // 4)
-    before = found.config["steps_before"]
-    assert before == first + (steps - first) * 3 // 2  # in two parts
-    # The second run's first step is the one after the first run's last.
-    assert torch.equal(random.stream(noise[1], 3), random.stream(noise[0], first + 3))
-    assert torch.equal(random.stream(noise[2], 3), random.stream(noise[0], before + 3))
-    assert not falls
-    falls += [0.3]
-    fewer_rows = sampler.sample((x[:100], y[:100]), progress=False)  # asks once
-    assert 0 < fewer_rows.config["steps_before"] < fewer_rows.config["steps"]
-    assert not falls
-    assert "steps_before" not in sampler.sample((x, y), 300, progress=False).config
+    for whys, before, last, ended in (
+        (["R-hat"] * 3, 400, 1600, "its steps are spent: R-hat"),
+        (["R-hat", ""], 100, 300, "its chains agree"),
+        ([""], 0, 100, "its chains agree"),
+    ):
+        monkeypatch.setattr(ending, "too_short", lambda *_, whys=whys: whys.pop(0))
+        found = sampler.sample((x, y), progress=False)
+        assert found.config.get("steps_before", 0) == before
+        assert found.config["steps"] == last
+        assert found.config["ended"] == ended
+        assert not whys
+    # A part's first step is the one after the last of the part before.
+    assert torch.equal(random.stream(noise[1], 3), random.stream(noise[0], 103))
+    given = sampler.sample((x, y), steps=200, progress=False)
+    assert "ended" not in given.config
+
+
+def test_chains_that_agree_are_told_from_those_that_do_not() -> None:
+    """By what ``diagnose`` says at some rows: a linear model, long enough, and far too short."""
+    x, y = line(40)
+    sampler = Langevin(nn.Linear(2, 1), likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0))
+    stream = sampler.problem.on((x, y)).stream(40)
+    long = sampler.sample((x, y), steps=3000, progress=False)
+    assert ending.too_short(long, stream, USUAL.end) == ""
+    starts = [{"weight": torch.full((1, 2), v), "bias": torch.zeros(1)} for v in (0.0, 1.0, 2.0)]
+    slow = Langevin(
+        nn.Linear(2, 1), likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), init=starts,
+        chains=3, step_size=1e-6,
+    ).sample((x, y), steps=60, burn_in=0, thin=1, progress=False)  # fmt: skip
+    assert "R-hat is up to" in ending.too_short(slow, stream, USUAL.end)
+
+
+def open_plan(steps: int, most: int) -> Plan:
+    end = OpenEnd(of=steps, most=most, rule=USUAL.end)
+    return Plan("auto", prior="", metric="", dynamics="", batch_size=1, steps=steps, end=end)
+
+
+def test_a_run_of_open_length_is_made_of_parts() -> None:
+    """Of which each is the last unless its chains disagree."""
+    steps = lambda plan: [phase.steps for phase in phases(plan)]  # noqa: E731
+    assert steps(open_plan(2700, most=50_000)) == [2000, 6000, 42000]
+    assert steps(open_plan(12000, most=50_000)) == [3000, 9000, 38000]
+    assert steps(open_plan(12000, most=12_000)) == [3000, 9000]
+    assert steps(open_plan(4900, most=4900)) == [4900]  # too short for parts
+    assert steps(open_plan(40_000, most=50_000)) == [10_000, 40_000]
+    given = dataclasses.replace(open_plan(8000, 8000), end=None, burn_in=10, thin=7)
+    assert given.lengths() == [(8000, 10, 7)]
+    # A length that somebody changes is run as it is.
+    assert steps(dataclasses.replace(open_plan(12000, 50_000), steps=9000)) == [9000]
+    for phase in phases(open_plan(12000, 50_000)):
+        assert phase.burn_in == phase.steps // 3
+        assert 200 <= (phase.steps - phase.burn_in) // phase.thin < 400
 
 
 def test_scales_that_are_clearly_behind_are_not_tried_on() -> None:

@@ -15,7 +15,7 @@ from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe import run_length, slowness, step_size_rule
 from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.slowness import Pace, friction_of_network, quickest, spectrum
-from short_recipe import USUAL
+from short_recipe import USUAL, changed
 
 LIMITS, FRICTION = USUAL.step_size, USUAL.step_size.friction
 DAMPED, HEAT, MOST_HEAT = LIMITS.damped, LIMITS.mean_heat, LIMITS.most_heat
@@ -248,14 +248,17 @@ def explored(posterior: Posterior) -> float:
 def wide_model(metric: preconditioners.Preconditioner) -> Langevin:
     torch.manual_seed(0)
     likelihood, prior = likelihoods.Gaussian(sigma=SIGMA), priors.Gaussian(1.0)
-    return Langevin(nn.Linear(WIDTH, 1), likelihood, prior=prior, preconditioner=metric)
+    return Langevin(
+        nn.Linear(WIDTH, 1), likelihood, prior=prior, preconditioner=metric,
+        recipe=changed(length={"most": 12_000}),
+    )  # fmt: skip
 
 
 def test_more_weights_than_are_measured_one_by_one() -> None:
     """All but one of 111 directions have a twentieth of the curvature that the metric takes them
     to have. In 13,700 steps of friction .1 a chain explored .56 and .54 of their variance (two
-    seeds); in 7,900 of less friction .68 and .67, and in 10,600, of which 2,700 are more draws,
-    .81 and .77. What four chains find has an error of .02."""
+    seeds), in 10,600 of less friction .81 and .77; a run goes on until its chains agree. What four
+    chains find has an error of .02."""
     posterior = wide_model(preconditioners.DiagonalFisher()).sample(
         correlated(), batch_size=400, progress=False
     )
@@ -263,9 +266,6 @@ def test_more_weights_than_are_measured_one_by_one() -> None:
     assert chosen["friction"] < 0.5 * FRICTION
     assert f"friction={chosen['friction']}" in posterior.config["dynamics"]
     assert "directions that are slow" in chosen["reason"]
-    # Without what a run that goes on is longer by.
-    steps = posterior.config["steps"] / USUAL.end.longer + posterior.config["steps_before"]
-    assert steps < 0.75 * USUAL.cost.usual.relaxations * FRICTION / chosen["step_size"]
     assert explored(posterior) > 0.77 - 3 * 0.02
 
 

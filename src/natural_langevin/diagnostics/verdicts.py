@@ -143,6 +143,21 @@ class Diagnosis:
         """Everything that was followed along the draws."""
         return {PREDICTIONS: self.mixing} | self.beyond | self.parameters
 
+    @property
+    def unmixed(self) -> str:
+        """Why the chains have not mixed, in short, and nothing where they have: of one chain, by
+        its effective draws alone."""
+        every, count = self.followed, sum(len(m.ess) for m in self.followed.values())
+        apart = [m for m in every.values() if self._disagree(m, count)]
+        if apart:
+            return f"R-hat is up to {said(max(m.rhat.max() for m in apart))}"  # type: ignore[union-attr]
+        least = min(float(m.ess.min()) for m in every.values())
+        if least < ess_limit(self.chains, self.draws, count):
+            return f"there are as few as {least:.0f} effective draws"
+        if self.noise is not None and self.noise.differs:
+            return f"the chains have learned noise of different size, {self.noise}"
+        return ""
+
     def _mixing_verdicts(self) -> list[str]:
         found = []
         every, count = self.followed, sum(len(m.ess) for m in self.followed.values())

@@ -65,35 +65,25 @@ class EndRule:
     """When a run of open length was long enough (see ``run.ending``).
 
     Its first part, a part 1 / ``first_part`` of the steps and ``first_steps`` at least, is all
-    where the loss no longer falls and chains agree. Otherwise it was burn-in, and the rest follows,
-    ``longer`` times as long as what is left; and as many as usual again, ``repeats`` times at most,
-    while the loss falls. ``looks``: at the loss of a run. It falls if it is by ``falling`` nats per
-    sample and so many ``errors`` lower in the last third than in the one before, of
-    ``fewest_looks`` each. ``disagreement``: what that of chains may cost, in nats. ``remembered``:
-    for how many batches the metric of a phase counts in the average of the one that follows it."""
+    where its chains agree and have enough effective draws, at ``rows`` of its inputs and around
+    them. Otherwise it was burn-in, and a part ``growth`` times as long follows; the last has what
+    is left of all steps that may be taken. ``remembered``: for how many batches the metric of a
+    part counts in the average of the one that follows it."""
 
     first_part: int
     first_steps: int
-    longer: float
-    repeats: int
-    looks: int
-    falling: float
-    errors: float
-    fewest_looks: int
-    disagreement: float
+    growth: int
+    rows: int
     remembered: int
 
 
 @dataclass(frozen=True)
 class OpenEnd:
-    """When a run of open length ends: by the ``rule``, after ``most`` steps in all, ``most_steps``
-    of its first two parts, and another run for every one of ``repeats``. ``of``: the steps that
-    this was made for; a length that somebody changes is run as it is."""
+    """When a run of open length ends: by the ``rule``, after ``most`` steps in all. ``of``: the
+    steps that this was made for; a length that somebody changes is run as it is."""
 
     of: int
-    repeats: int
     most: int
-    most_steps: int
     rule: EndRule
 
 
@@ -161,14 +151,12 @@ class Plan:
         end = self.end
         if end is None or end.of != self.steps:
             return [self.usual(self.steps, self.burn_in, self.thin)]
-        again = [self.usual(self.steps)] * end.repeats
-        first = max(end.rule.first_steps, self.steps // end.rule.first_part)
-        if self.steps < 2 * first:
-            return [self.usual(self.steps), *again]
-        rest = self.steps - first
-        room = min(end.most_steps, end.most - self.steps * end.repeats) - first
-        longer = max(rest, min(int(end.rule.longer * rest), room))
-        return [self.usual(first), self.usual(longer, rest // 3), *again]
+        rule, parts, left = end.rule, [], max(end.most, self.steps)
+        steps = min(left, max(rule.first_steps, self.steps // rule.first_part))
+        while left >= (1 + rule.growth) * steps:
+            parts.append(steps)
+            left, steps = left - steps, rule.growth * steps
+        return [self.usual(steps) for steps in (*parts, left)]
 
     def usual(
         self, steps: int, burn_in: int | None = None, thin: int | None = None

@@ -267,8 +267,6 @@ def _by_recipe(
         reasons=choice.reasons() | {"start": why},
     )
     lengths = _length(follow(motion, plan), plan, choice, asked, costs, limit, until=until)
-    if problem.weights > num_data and lengths.end is not None:
-        lengths = lengths._replace(end=replace(lengths.end, repeats=0))
     return replace(
         plan, steps=lengths.steps, burn_in=lengths.burn_in, thin=lengths.thin, end=lengths.end,
         reasons=dict(plan.reasons) | {"steps": lengths.reason},

@@ -32,12 +32,10 @@ a budget of operations allows (50 of them, and less work, where steps have no en
 ``cost``). Where the posterior of few weights has directions so slow that this is less than 60 of
 their relaxation times, it is run with less friction, and for these 60 (see ``slowness``). About 200
 draws of every chain are kept, or as many as predictions can afford (see ``cost``). A quarter of the
-steps, as a run of its own, is all where its loss does not fall any more from its middle third to
-its last (``falls_by``), and its chains agree (``disagreement``). Otherwise it was burn-in, and the
-rest of them, half as many again for more draws, begins where it ended, with its metric at first;
-and as many as usual again if the loss falls even then, twice at most, within the same operations,
-and not with more weights than rows, whose own loss falls long after predictions have stopped to
-gain.
+steps, as a run of its own, is all where its chains agree, at rows and around them, with enough
+effective draws (``run.ending``): what ``posterior.diagnose`` asks. Otherwise it was burn-in, and
+three times as many begin where it ended, with its metric at first; and so on until chains agree, or
+the steps that the operations allow are spent, of which the last part has most.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``run.descent``).
 Prior, sharpness and spread. The prior's scale, of classes how sharply the mixture is predicted, and

@@ -41,16 +41,17 @@ def choose(
     """What the user leaves open of a run's length; ``work``: operations of one step, ``fewest``:
     steps that it has whatever they cost (None: the budget's)."""
     end, reason, relaxations = None, "given", settings.step_size.relaxations
+    length = settings.length
     if steps is None:
         affordable = max(fewest or budget.fewest, int(budget.work / max(work, 1.0) / 100) * 100)
         wanted = usual_steps(choice.step_size, choice.way, choice.friction, settings, budget)
         if choice.relaxation is not None:
             wanted = math.ceil(relaxations * choice.relaxation / 100) * 100
-            affordable = min(affordable, settings.length.most)
-        steps = min(max(settings.length.fewest, wanted), affordable)
-        # Where the slowest direction is known, the length follows from it.
-        if choice.slowest is None and burn_in is None and thin is None:
-            end = _open_end(steps, affordable, settings)
+            affordable = min(affordable, length.most)
+        steps = min(max(length.fewest, wanted), affordable)
+        if burn_in is None and thin is None:
+            most = length.most_eager if choice.way.startswith("eager") else length.most
+            end = OpenEnd(of=steps, most=min(affordable, most), rule=settings.end)
         reason = f"{budget.relaxations} relaxation times of what only the prior sees"
         if choice.relaxation is not None:
             reason = f"{relaxations} relaxation times of the slowest direction"
@@ -71,14 +72,6 @@ def choose(
                 "more", steps, wanted, work,
             )  # fmt: skip
     return Length(steps, burn_in, thin, end, reason)
-
-
-def _open_end(steps: int, affordable: int, settings: Settings) -> OpenEnd:
-    rule = settings.end
-    return OpenEnd(
-        of=steps, repeats=min(rule.repeats, affordable // steps - 1), most=affordable,
-        most_steps=settings.length.most, rule=rule,
-    )  # fmt: skip
 
 
 def usual_steps(

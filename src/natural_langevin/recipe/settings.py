@@ -290,14 +290,10 @@ class Settings:
     sharpness: Sharpness = Sharpness()
     cost: Cost = Cost()
     length: Length = Length()
-    #: A quarter of a run of open length, and 2,500 steps, is all where its loss no longer falls and
-    #: its chains agree: a loss falls if it is by .02 nats per sample and three errors lower in the
-    #: last third than in the one before, each of eight of 150 looks; what chains disagree by may
-    #: cost 7e-4 nats. The rest is half as long again for more draws alone; twice at most another
-    #: run follows while the loss falls. A metric counts for 25 batches in the run that follows.
-    end: EndRule = EndRule(
-        first_part=4, first_steps=2_500, longer=1.5, repeats=2, looks=150, falling=0.02,
-        errors=3.0, fewest_looks=8, disagreement=7e-4, remembered=25,
-    )  # fmt: skip
+    #: A quarter of a run of open length, and 2,000 steps, is all where its chains agree at 32 rows
+    #: and around them, with 50 effective draws each; parts three times as long follow, each of
+    #: which begins where the one before ended, until the steps that it may take are spent. A metric
+    #: counts for 25 batches in the part that follows.
+    end: EndRule = EndRule(first_part=4, first_steps=2_000, growth=3, rows=32, remembered=25)
     search: Search = Search()
     time: Time = Time()

@@ -75,12 +75,11 @@ def choose(
     ]
     if not bool(torch.isfinite(lam).all()):
         return choices
-    if sum(p[0].numel() for p in state.params.values()) > limits.most_weights:
+    few = sum(p[0].numel() for p in state.params.values()) <= limits.most_weights
+    found = slowness.spectrum(moves, state, some, num_data) if few else None
+    if found is None or not bool((found > 0).all()):  # also of what is not finite
         fisher = isinstance(moves.preconditioner, FisherPreconditioner)
         return [_less_friction(c, limits) for c in choices] if fisher else choices
-    found = slowness.spectrum(moves, state, some, num_data)
-    if not bool((found > 0).all()):  # also of what is not finite
-        return choices
     powers = torch.as_tensor(moves.weight(1.0)).expand(len(choices)).tolist()
     return [
         _paced(

@@ -139,10 +139,7 @@ def _phase(
     problem, phase = motion.problem, todo[number]
     then = todo[number + 1] if number + 1 < len(todo) else None
     mesh = problem.chains.processes
-    steps = RunPlan(
-        phase.steps, phase.burn_in, phase.thin, options.every, explores=_stages(motion),
-        look_every=phase.look_every,
-    )  # fmt: skip
+    steps = RunPlan(phase.steps, phase.burn_in, phase.thin, options.every, explores=_stages(motion))
     weights = problem.network.trainable()
     dtype = options.dtype or next(iter(weights.values())).dtype
     own = {k: p.expand(len(problem.chains.ids), *p.shape) for k, p in weights.items()}
@@ -200,7 +197,7 @@ def _phase(
         closing.callback(sink.close)
         tree, way = None, ""
         if shorter is not None and resumes:
-            looks = -(-shorter.steps // shorter.look_every)
+            looks = -(-shorter.steps // steps.look_every)
             known = description.identity(
                 motion, shorter, engine, step_size, config | {"steps": shorter.steps}
             )
@@ -230,12 +227,14 @@ def _phase(
             )  # fmt: skip
         # Chains that were lost are reported: another phase would begin with them again.
         running = bool((mesh.all_rows(state.diverged) < 0).all())
-        if then is not None and plan.end is not None and not interrupted and running:
-            why = ending.too_short(so_far(state), engine.stream, plan.end.rule, part=phase.part)
-            if why:
+        if plan.end is not None and not interrupted and running:
+            why = ending.too_short(so_far(state), engine.stream, plan.end.rule)
+            if why and then is not None:
                 log.info("%s: %d steps were burn-in, and %d follow", why, phase.steps, then.steps)
                 old += sink.files
                 return state
+            config["ended"] = f"its steps are spent: {why}" if why else "its chains agree"
+            log.info("the run ends, %s", config["ended"])
         config |= description.length_reached(plan, phase, target, state, interrupted)
         if swaps is not None:
             config["exchange"] = swaps.report(state)

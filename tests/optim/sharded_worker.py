@@ -82,10 +82,10 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 def optimizer_of(model: nn.Module, name: str, **options: Any) -> NaturalLangevin:
     metric, lr = METRICS[name]
-    prior = {"*.bias": priors.Gaussian(1.0), "*": priors.Gaussian(0.2)}
+    options = {"prior": {"*.bias": priors.Gaussian(1.0), "*": priors.Gaussian(0.2)}} | options
     return NaturalLangevin(
-        model, likelihoods.Categorical(), num_data=60, lr=lr, prior=prior, preconditioner=metric,
-        seed=3, **options,
+        model, likelihoods.Categorical(), num_data=60, lr=lr, preconditioner=metric, seed=3,
+        **options,
     )  # fmt: skip
 
 
@@ -159,6 +159,27 @@ def check_unequal_ranks(rank: int) -> None:
     optimizer = optimizer_of(model, "diagonal")
     F.cross_entropy(model(x[own]), y[own]).backward()
     refused(ValueError, "different numbers of samples", optimizer.step)
+
+
+def check_means(rank: int) -> None:
+    """A prior around given weights: every rank has the means of its own rows."""
+    centre = {k: torch.full_like(p, 0.3).add_(torch.arange(p.numel()).reshape(p.shape) / 9)
+              for k, p in network(Plain).state_dict().items()}  # fmt: skip
+    prior = priors.around(centre, variance=0.001)
+    model, alone = sharded(Plain), network(Plain)
+    optimizer = optimizer_of(model, "diagonal", prior=prior)
+    reference = optimizer_of(alone, "diagonal", prior=prior)
+    run(model, optimizer, 5, rank)
+    run(alone, reference, 5, None)
+    error = compare(optimizer, reference)
+    assert error < 1e-12, f"means of every weight: {error}"
+    plain = network(Plain)
+    run(plain, optimizer_of(plain, "diagonal"), 5, None)
+    pairs = zip(alone.parameters(), plain.parameters(), strict=True)
+    apart = [float((p - q).detach().abs().max()) for p, q in pairs]
+    assert max(apart) > 1e-3, "the prior's means did nothing"
+    if rank == 0:
+        print(f"means of every weight: {error:.1e}", flush=True)
 
 
 def check_replicas(rank: int) -> None:
@@ -236,6 +257,7 @@ def main(folder: Path) -> None:
         check_metric(Plain if name == "quasi-diagonal" else Single, name, STEPS, rank)
     save(*check_metric(Gated, "quasi-diagonal", 10, rank, pieces=2), folder)
     check_unequal_ranks(rank)
+    check_means(rank)
     check_replicas(rank)
     check_refusals(rank)
     check_posterior(rank)

@@ -38,6 +38,7 @@ def test_a_sharded_run_equals_that_of_one_process(launched: tuple[str, Path]) ->
         assert f", {name}:" in said
     assert f"{Plain.__name__}, quasi-diagonal:" in said
     assert f"{Gated.__name__}, quasi-diagonal:" in said
+    assert "means of every weight:" in said
     assert "rank 0 is done" in said
     assert "rank 1 is done" in said
 

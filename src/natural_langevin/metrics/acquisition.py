@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 #: Combinations of labels up to which a joint entropy is exact; beyond, as many are drawn.
-EXACT = 10_000
+EXACT = 1_000
 #: Numbers of one product that are in memory at once.
 _AT_ONCE = 1 << 24
 

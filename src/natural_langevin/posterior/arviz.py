@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,9 +58,10 @@ def inference_data(posterior: Posterior, x: Any, data: Any, *, seed: int = 0) ->
     if stats:
         groups["sample_stats"] = stats
     arrays = {g: {k: v.cpu().numpy() for k, v in values.items()} for g, values in groups.items()}
-    az = import_arviz()
+    make = import_arviz().from_dict
     # Before version 1 groups are arguments, and become InferenceData; since then, a DataTree.
-    return az.from_dict(**arrays) if hasattr(az, "InferenceData") else az.from_dict(arrays)
+    by_name = "posterior" in inspect.signature(make).parameters
+    return make(**arrays) if by_name else make(arrays)
 
 
 def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:

@@ -56,7 +56,6 @@ RULES: dict[str, dict[str, Any]] = {
     "downhill in rounds": {"descent": {"rounds": (300,)}},
     "downhill by held-out rows": {"descent": {"fewest_rows": NEVER}},
     "a quarter of a run may be all": {"end": {"first_steps": NEVER}},
-    "chains that disagree run on": {"length": {"most": 2_000}},
     "a metric is remembered": {"end": {"remembered": 0}},
     "classes by their sharpness": {"sharpness": {"least_gain": math.inf}},
     "all of calibration": {"calibrate": False},

@@ -11,9 +11,11 @@ of the run. What cannot be recorded runs as it did, and the log says so.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -114,8 +116,7 @@ class GraphedStep:
                     self._pool = torch.cuda.graph_pool_handle()
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                # Other threads may go on using the device meanwhile.
-                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                with _recording(graph, self._pool):
                     info = self._step(dynamics, data, state, static, kind)
         except Exception as error:  # something in the network waits for the host
             first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -192,12 +193,26 @@ def recordable(on: Tensor) -> bool:
     return has_graphs(on.device) and not torch.cuda.is_current_stream_capturing()
 
 
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """What is launched is recorded. Other threads may go on using the device meanwhile. The garbage
+    collector rests: where it frees a graph that somebody else has left, this one is lost."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def record(function: Callable[[], Any], device: torch.device) -> tuple[Callable[[], Any], Any]:
     """How to run ``function`` again, and where its result will then lie."""
     with torch.cuda.device(device):
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with _recording(graph):
             result = function()
     return graph.replay, result
 

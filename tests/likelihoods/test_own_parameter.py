@@ -202,6 +202,17 @@ def test_networks_and_files(network: object, tmp_path: Path) -> None:
     torch.testing.assert_close(again.predict(x).mean, said.mean)
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "student", "counts"])
+def test_a_student_learns_without_the_column(kind: str) -> None:
+    x, y = rows(kind)
+    network = models.mlp(2, 1, (4,), activation=nn.Tanh)
+    found = Langevin(network, KINDS[kind][0], chains=2, step_size=1e-3).sample(
+        (x, y), steps=20, thin=10, progress=False
+    )
+    student = found.distill(x, steps=3, calibrated=False)
+    assert student(x).shape == (12, 1)
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"sigma must be .* got Gaussian"):
         likelihoods.Gaussian(sigma=priors.Gaussian(1.0))  # type: ignore[arg-type]

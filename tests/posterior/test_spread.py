@@ -177,3 +177,19 @@ def test_targets_with_noise_keep_the_whole_spread() -> None:
     posterior = sampler.sample(smooth(200, 0.3), progress=False)
     assert "spread" not in posterior.config
     assert posterior.config["recipe"]["spread"] is None
+
+
+def test_one_switch_removes_all_that_held_out_rows_have_taught() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(20, 2, generator=g), torch.randn(20, 1, generator=g)
+    found = Langevin(nn.Linear(2, 1), likelihoods.Gaussian("rmse"), chains=2, step_size=1e-3)
+    posterior = found.sample((x, y), steps=40, progress=False)
+    plain = posterior.predict(x, quantiles=(0.1,))
+    weights = [1 / len(WIDTHS)] * len(WIDTHS)
+    posterior.config |= {"spread": 0.5, "noise_widths": weights, "sharpness": 1.2}
+    assert not torch.equal(posterior.predict(x, quantiles=(0.1,)).quantiles, plain.quantiles)
+    off = posterior.calibrated(False)
+    assert torch.equal(off.predict(x, quantiles=(0.1,)).quantiles, plain.quantiles)
+    assert off.sharpness == 1.0
+    assert posterior.sharpness == 1.2
+    assert posterior.calibrated() is posterior

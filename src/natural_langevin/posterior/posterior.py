@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from natural_langevin import diagnostics
-from natural_langevin.likelihoods import Likelihood
+from natural_langevin.likelihoods import Likelihood, weight_name
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import (
     arviz,
@@ -81,6 +82,19 @@ class Posterior(Draws):
     @sharpness.setter
     def sharpness(self, value: float) -> None:
         self.config = self.config | {"sharpness": check_sharpness(value)}
+
+    def calibrated(self, on: bool = True) -> Posterior:
+        """The same draws, whose predictions are those of the posterior itself with ``False``:
+        without the sharpness, the spread and the widths of noise that held-out rows have taught.
+
+        Scores, ``predict``, ``distill``, ``export`` and files of what is returned are without them
+        too; ``True`` is the posterior as it is."""
+        if on:
+            return self
+        found = copy.copy(self)
+        learned = ("sharpness", "spread", "noise_widths")
+        found.config = {k: v for k, v in self.config.items() if k not in learned}
+        return found
 
     def predict(
         self,
@@ -212,6 +226,7 @@ class Posterior(Draws):
         learning_rate: float = 1e-3,
         seed: int = 0,
         sharpness: float | None = None,
+        calibrated: bool = True,
     ) -> nn.Module:
         """One network that predicts like the whole ensemble, frozen and in eval mode.
 
@@ -225,7 +240,9 @@ class Posterior(Draws):
             learning_rate: Of Adam.
             seed: Of the order of the inputs.
             sharpness: As for ``predict``: 1.0 teaches the plain mixture.
+            calibrated: As for ``predict``: False teaches the posterior predictive itself.
         """
+        sharpness = _plain(sharpness, calibrated)
         first = self.healthy[0] if self.healthy else 0
         own = self._as_module(self._row_of(self.last, first)) if model is None else model
         student = copy.deepcopy(own)
@@ -234,9 +251,18 @@ class Posterior(Draws):
         law = None if prediction.total is None else self.predict_dist(x, sharpness=sharpness)
         return distillation.train(
             student.to(x.device), x,
-            distillation.divergence(prediction, law, self.likelihood, seed),
+            distillation.divergence(prediction, law, self._likelihood_at_mean(), seed),
             steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed,
         )  # fmt: skip
+
+    def _likelihood_at_mean(self) -> Likelihood:
+        """The likelihood for networks that are handed out: a parameter of its own that was sampled
+        is at the mean of its logarithm."""
+        own, name = self.likelihood.own_parameter, weight_name(self.likelihood)
+        if own is None or name is None or self.likelihood.outputs_per_target > 1:
+            return self.likelihood
+        value = float(self.samples[name][self.healthy].double().mean().exp())
+        return replace(self.likelihood, **{own[0]: value})  # type: ignore[type-var]
 
     def export(
         self,

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, models
-from natural_langevin.posterior import ensemble, spread
+from natural_langevin.posterior import calibration, ensemble
+from natural_langevin.posterior.calibration import WIDTHS
 from natural_langevin.posterior.export import Served
 from natural_langevin.posterior.manifest import with_checksum
-from natural_langevin.posterior.noise_widths import WIDTHS
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.storage import StorageError
 
 
-def held_out(distance: float, noise: float, seed: int = 0) -> list[spread.Predicted]:
+def held_out(distance: float, noise: float, seed: int = 0) -> list[calibration.Predicted]:
     """Three folds of 200 rows, 40 networks each, at distances N(0, 1) from their mean and with
     noise of size 1; targets at N(0, ``distance``^2) from it, with noise ``noise``."""
     g = torch.Generator().manual_seed(seed)
@@ -29,39 +29,39 @@ def held_out(distance: float, noise: float, seed: int = 0) -> list[spread.Predic
             torch.randn(*shape, generator=g) for shape in ((40, 200, 1), (200, 1), (200, 1))
         )
         y = outputs.mean(0) + distance * off + noise * error
-        parts.append(spread.Predicted(outputs, torch.ones(40), y))
+        parts.append(calibration.Predicted(outputs, torch.ones(40), y))
     return parts
 
 
 def test_networks_that_are_as_far_apart_as_they_are_wrong_stay_so() -> None:
-    assert spread.fit(held_out(1.0, 1.0)) is None
+    assert calibration.fit_spread(held_out(1.0, 1.0)) is None
 
 
 def test_networks_that_are_further_apart_than_they_are_wrong_are_brought_together() -> None:
-    found = spread.fit(held_out(0.4, 1.0))
+    found = calibration.fit_spread(held_out(0.4, 1.0))
     assert found is not None
     # By the variance alone a = .4; narrower widths may take a part of it, and the prior holds back.
     assert 0.3 < found.spread < 0.8
-    assert found.gain > spread.LEAST_GAIN
+    assert found.gain > calibration.LEAST_GAIN
     # The variance of 600 targets has an error of 6 %.
     variance = sum(w * c**2 for w, c in zip(found.widths, WIDTHS, strict=True))
     assert found.spread**2 + variance == pytest.approx(0.4**2 + 1, rel=0.18)
 
 
 def test_networks_that_are_closer_together_than_they_are_wrong_stay_so() -> None:
-    assert spread.fit(held_out(1.5, 1.0)) is None
+    assert calibration.fit_spread(held_out(1.5, 1.0)) is None
 
 
 def test_predictions_that_are_no_numbers_change_nothing() -> None:
     parts = held_out(0.4, 1.0)
     parts[1].outputs[3, 5] = math.nan
-    assert spread.fit(parts) is None
+    assert calibration.fit_spread(parts) is None
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, 1.5, math.nan, "wide", True, [0.5]])
 def test_wrong_spreads_are_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="spread must be above 0 and at most 1"):
-        spread.check_spread(wrong)
+        calibration.check_spread(wrong)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_a_function_without_noise_is_predicted_with_less_spread_and_its_checkpoi
     asked = config["recipe"]["spread"]
     noise = float(posterior.learned["variance"].mean())
     assert noise < asked["variance"]
-    assert config["spread"] == spread.of_run(asked["value"], asked["variance"], noise)
+    assert config["spread"] == calibration.spread_of_run(asked["value"], asked["variance"], noise)
     assert asked["value"] < config["spread"] < 0.85
     assert asked["widths"] == config["noise_widths"]
     assert "on 300 held-out rows" in config["recipe"]["spread"]["reason"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, models
-from natural_langevin.run import noise_floor
+from natural_langevin.posterior import calibration
 
 
 def straight(rows: int, noise: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -20,9 +20,9 @@ def straight(rows: int, noise: float = 0.0) -> tuple[Tensor, Tensor]:
 
 def test_the_least_noise_is_a_row_s_part_of_the_targets_size() -> None:
     y = torch.tensor([[0.0, 1.0], [0.0, -1.0]]).repeat(50, 1)
-    assert noise_floor.least(y) == pytest.approx(math.sqrt(0.5) / 100)
+    assert calibration.least_noise(y) == pytest.approx(math.sqrt(0.5) / 100)
     learned = {"variance": torch.tensor([1e-9, 0.25])}
-    found = noise_floor.raised(learned, y)["variance"]
+    found = calibration.raised(learned, y)["variance"]
     torch.testing.assert_close(found, torch.tensor([0.5e-4, 0.25]))
 
 
@@ -32,7 +32,7 @@ def test_ten_rows_of_a_function_without_noise_are_no_certainty() -> None:
     model = models.mlp(1, 1, (50,), activation=nn.Tanh)
     sampler = Langevin(model, likelihoods.Gaussian("rmse"), chains=2)
     found = sampler.sample((x[:10], y[:10]), 2500, progress=False)
-    least = noise_floor.least(y[:10])
+    least = calibration.least_noise(y[:10])
     assert found.sigma is not None
     assert found.sigma.tolist() == pytest.approx([least] * 2, rel=1e-5)
     scores = found.evaluate(x[10:], y[10:])

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
-from natural_langevin.recipe import prior_scale
+from natural_langevin.posterior import calibration
 from natural_langevin.recipe.settings import Trial
 from short_recipe import USUAL, changed
 
 RULE = USUAL.sharpness
+CHOICE = {"deviation": RULE.deviation, "least_gain": RULE.least_gain}
 #: A trial of a moment, in which every sharpness counts.
 MOMENT = Trial(steps=40, chains=2, draws=5, folds=3)
 SHORT = changed(prior={"native": MOMENT, "eager": MOMENT}, sharpness={"least_gain": -math.inf})
@@ -34,7 +35,7 @@ def test_lowest_point_of_the_penalised_score() -> None:
     rows = (grid[:, None, None] * mixture.log()).log_softmax(-1)
     nats = -rows.gather(-1, y.expand(len(grid), -1)[..., None]).sum((1, 2))
     best = (nats + (grid.log() / RULE.deviation).square() / 2).argmin()
-    beta, why = prior_scale.sharpness(mixture, y, RULE)
+    beta, why = calibration.sharpness(mixture, y, **CHOICE)
     assert beta == pytest.approx(float(grid[best]), abs=0.006)  # three digits are kept
     gain = float(nats[(grid - 1).abs().argmin()] - nats[best])
     assert why == f"{gain:.3g} nats gained on 500 held-out labels"
@@ -42,14 +43,14 @@ def test_lowest_point_of_the_penalised_score() -> None:
 
 @pytest.mark.parametrize(("rows", "beta"), [(20, 1.5), (500, 1.0)])
 def test_one_where_labels_say_little(rows: int, beta: float) -> None:
-    found, why = prior_scale.sharpness(*unsure(rows, beta), RULE)
+    found, why = calibration.sharpness(*unsure(rows, beta), **CHOICE)
     assert found == 1.0
     assert f"on {rows} held-out labels: too few" in why
 
 
 def test_never_wider_than_the_mixture() -> None:
     """A trial's chains are surer than the run's: what they ask for below 1 is no advice."""
-    found, why = prior_scale.sharpness(*unsure(500, 0.5), RULE)
+    found, why = calibration.sharpness(*unsure(500, 0.5), **CHOICE)
     assert found == 1.0
     assert "ask for 0.5" in why
 

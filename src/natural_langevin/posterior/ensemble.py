@@ -11,11 +11,11 @@ from torch import Tensor
 
 from natural_langevin._internal import threads
 from natural_langevin.data.checks import shown_to_model
-from natural_langevin.posterior import networks, noise_widths
+from natural_langevin.posterior import networks
+from natural_langevin.posterior.calibration import check_spread, width_factors
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Averager
 from natural_langevin.posterior.sharpening import check_sharpness
-from natural_langevin.posterior.spread import check_spread
 from natural_langevin.types import Params
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def learned_by(
     weights = posterior.config.get("noise_widths")
     if plain or weights is None or "variance" not in state or not chains:
         return state
-    wider = noise_widths.factors(weights, chains, draws).to(state["variance"])
+    wider = width_factors(weights, chains, draws).to(state["variance"])
     return state | {"variance": state["variance"] * wider}
 
 
@@ -131,5 +131,5 @@ def sharpness_of(posterior: Posterior, given: float | None, estimate: Estimate) 
 
 
 def spread_of(posterior: Posterior, *, plain: bool) -> float:
-    """How much of the networks' distance from their mean predictions have (see ``spread``)."""
+    """How much of the networks' distance from their mean predictions have (see ``calibration``)."""
     return 1.0 if plain else check_spread(posterior.config.get("spread", 1.0))

@@ -26,9 +26,9 @@ from natural_langevin._internal.extras import needing
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, State
 from natural_langevin.likelihoods.predictive import NetworkPredictions, predicted_by
+from natural_langevin.posterior.calibration import contracted
 from natural_langevin.posterior.prediction import combined, one_tensor
 from natural_langevin.posterior.sharpening import classes_only, sharpened
-from natural_langevin.posterior.spread import contracted
 from natural_langevin.statistics.capture import ParameterSlots
 
 log = logging.getLogger("natural_langevin")

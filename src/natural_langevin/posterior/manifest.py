@@ -16,9 +16,8 @@ from typing import Any
 from natural_langevin._internal.checked_json import checksum, with_checksum
 from natural_langevin._internal.tensorfile import DTYPES, Spec, StorageError
 from natural_langevin._internal.version import __version__
-from natural_langevin.posterior.noise_widths import check_weights
+from natural_langevin.posterior.calibration import check_spread, check_widths
 from natural_langevin.posterior.sharpening import check_sharpness
-from natural_langevin.posterior.spread import check_spread
 
 FORMAT = 2
 NAME = "posterior.json"
@@ -111,7 +110,7 @@ def parse(text: str) -> Manifest:
         check_sharpness(config.get("sharpness", 1.0))
         check_spread(config.get("spread", 1.0))
         if (weights := config.get("noise_widths")) is not None:
-            check_weights(weights)
+            check_widths(weights)
     except ValueError as error:
         raise StorageError(f"{NAME}: {error}") from error
     return Manifest(

@@ -61,10 +61,10 @@ class Posterior(Draws):
     ``sharpness`` (1: none) is what predictions of classes raise the mean of the networks' class
     probabilities to, learned on held-out rows where the recipe tries the prior's scale (see
     ``sharpening``); ``config["noise_widths"]``, of numbers with learned noise, how much of it is
-    of which width (see ``noise_widths``), and ``config["spread"]`` how much of the networks'
-    distance from their mean is kept (see ``spread``). They belong to predictions alone: the draws
-    are of the same posterior, at the same temperature, and ``samples``, ``network`` and
-    ``log_likelihood`` know nothing of them.
+    of which width, and ``config["spread"]`` how much of the networks' distance from their mean is
+    kept (see ``calibration``). They belong to predictions alone: the draws are of the same
+    posterior, at the same temperature, and ``samples``, ``network`` and ``log_likelihood`` know
+    nothing of them.
     """
 
     @property

@@ -18,7 +18,7 @@ from natural_langevin.likelihoods.predictive import (
     predicted_by,
 )
 from natural_langevin.posterior import monte_carlo, sharpening
-from natural_langevin.posterior.spread import contracted
+from natural_langevin.posterior.calibration import contracted
 
 #: Inputs, and numbers of each, that a notebook shows.
 MOST_SHOWN = 10, 10

@@ -5,8 +5,8 @@ and is scored by -ln of its predictive density on the rows held out, averaged ov
 run's second half. Where another scale is not clearly behind the best, these run on as long again,
 and are scored anew. Chosen is the scale of the lowest score, between those that were tried; where
 the widest of them wins, the next one is tried beside it, once. Of classes, the same rows then say
-how much sharper the mixture of the best scale's chains should be (see ``posterior.sharpening``),
-of numbers with learned noise how far the networks should be from their mean (``posterior.spread``).
+how much sharper the mixture of the best scale's chains should be (see ``posterior.calibration``),
+of numbers with learned noise how far the networks should be from their mean.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
-from natural_langevin.metrics import TemperatureScaling, nll
-from natural_langevin.recipe.settings import PriorTrial, Sharpness
+from natural_langevin.recipe.settings import PriorTrial
 
 
 class Folds(NamedTuple):
@@ -108,20 +107,3 @@ def best(scores: dict[float, float], rule: PriorTrial) -> tuple[float, float, st
             scale *= rule.factor ** (0.5 * (down - up) / max(down + up, 1e-12))
     said = ", ".join(f"{scores[s]:.3f} at {s:g}" for s in order)
     return found, scale, f"held-out NLL by variance, in units of 2 / fan-in: {said}"
-
-
-def sharpness(mixture: Tensor, y: Tensor, rule: Sharpness) -> tuple[float, str]:
-    """beta of the lowest -sum ln q(y) + (ln beta)^2 / (2 deviation^2), q ~ m^beta, of held-out
-    probabilities m (n, K) and labels (n,), and why; 1 where it gains less than ``least_gain``.
-
-    Never below 1: a trial's chains are fewer and have learned from fewer rows than the run's, so
-    that their mixture is surer than the run's will be. On development tables, widening by what they
-    asked for made the run's predictions worse two times of three."""
-    scale = TemperatureScaling.fit(mixture, y, deviation=rule.deviation).scale
-    before, after = (nll(TemperatureScaling(s)(mixture.double()), y) for s in (1.0, scale))
-    gain, beta = (before - after) * len(y), float(f"{1 / scale:.3g}")
-    if beta < 1.0:
-        return 1.0, f"the trial's {len(y)} held-out labels ask for {beta:g}; a run is less sure"
-    if not gain >= rule.least_gain:
-        return 1.0, f"{beta:g} would gain {gain:.2g} nats on {len(y)} held-out labels: too few"
-    return beta, f"{gain:.3g} nats gained on {len(y)} held-out labels"

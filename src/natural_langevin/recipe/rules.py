@@ -112,7 +112,7 @@ class HeldOutChoice:
 
 @dataclass(frozen=True)
 class HeldOutNoise(HeldOutChoice):
-    """The spread of networks around their mean (see ``posterior.spread``), the weights of the
+    """The spread of networks around their mean (see ``posterior.calibration``), the weights of the
     noise's widths that go with it, and the variance that the noise had there."""
 
     widths: list[float]

@@ -158,7 +158,7 @@ class PriorTrial:
 
 @dataclass(frozen=True)
 class Sharpness:
-    """The power of class probabilities: see ``prior_scale.sharpness``."""
+    """The power of class probabilities: see ``posterior.calibration``."""
 
     #: Of the prior of its logarithm, and the nats on held-out labels below which it stays 1.
     deviation: float = 0.2

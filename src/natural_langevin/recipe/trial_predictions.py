@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from natural_langevin.likelihoods.predictive import probabilities
-from natural_langevin.posterior import spread
+from natural_langevin.posterior import calibration
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.problem.problem import Problem
-from natural_langevin.recipe import prior_scale
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.settings import Sharpness
 
@@ -67,15 +66,17 @@ def sharpness(problem: Problem, held_out: HeldOut, rule: Sharpness) -> recipe.He
         p, labels = p[there], labels[there]
     if not len(labels):
         return None
-    value, why = prior_scale.sharpness(p, labels, rule)
+    value, why = calibration.sharpness(
+        p, labels, deviation=rule.deviation, least_gain=rule.least_gain
+    )
     log.info("sharpness %.3g: %s", value, why)
     return recipe.HeldOutChoice(value, why)
 
 
 def spread_of_networks(problem: Problem, held_out: HeldOut) -> recipe.HeldOutNoise | None:
     """How far networks should be from their mean, of numbers whose noise is learned (see
-    ``posterior.spread``); None where all of it is kept, for chains of several posteriors, and where
-    one chain cannot tell how far several are apart."""
+    ``posterior.calibration``); None where all of it is kept, for chains of several posteriors, and
+    where one chain cannot tell how far several are apart."""
     several = not problem.one_temperature
     if not problem.likelihood.learns_width or several or held_out.chains == 1:
         return None
@@ -86,8 +87,8 @@ def spread_of_networks(problem: Problem, held_out: HeldOut) -> recipe.HeldOutNoi
         outputs = found.predict(x[rows], chains=own, sharpness=1.0).samples
         assert outputs is not None
         variance = found.learned["variance"][own].repeat_interleave(found.draws)
-        parts.append(spread.Predicted(outputs.cpu(), variance.cpu(), y[rows].cpu()))
-    fitted = spread.fit(parts)
+        parts.append(calibration.Predicted(outputs.cpu(), variance.cpu(), y[rows].cpu()))
+    fitted = calibration.fit_spread(parts)
     if fitted is None:
         return None
     rows_in_all = sum(len(part.y) for part in parts)

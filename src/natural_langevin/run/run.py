@@ -22,7 +22,7 @@ from natural_langevin.distributed.process_mesh import ProcessMesh
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.posterior import networks, noise_widths, spread, stores
+from natural_langevin.posterior import calibration, networks, stores
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.units import Units
@@ -36,7 +36,6 @@ from natural_langevin.run import (
     description,
     ending,
     loop,
-    noise_floor,
     preparation,
 )
 from natural_langevin.run.collector import SampleCollector
@@ -241,7 +240,7 @@ def _phase(
         config |= description.measured(motion, phase, engine, state, step_size, trial=options.trial)
         if not options.trial and _noise_is_open(problem, plan):
             x, y, _ = problem.rows()
-            state = state._replace(likelihood=noise_floor.raised(state.likelihood, y))
+            state = state._replace(likelihood=calibration.raised(state.likelihood, y))
             config |= _noise_widths(plan, so_far(state), state, (x, y))
         found = _posterior(motion, problem.user, collector.finish, state, config)
     for name in old:
@@ -287,11 +286,33 @@ def _noise_widths(
     asks = plan.calibration
     if asks is not None and asks.spread is not None and asks.variance is not None:
         noise = float(state.likelihood["variance"][state.diverged < 0].double().mean())
-        value = spread.of_run(asks.spread, asks.variance, noise)
+        value = calibration.spread_of_run(asks.spread, asks.variance, noise)
         log.info("spread of networks x %.3g in predictions", value)
         return {"spread": value, "noise_widths": list(asks.widths)}
-    noise_widths.learn(so_far, *data)
-    return {k: v for k, v in so_far.config.items() if k == "noise_widths"}
+    found = _widths_by_rows(so_far, *data)
+    return {} if found is None else {"noise_widths": found}
+
+
+def _widths_by_rows(so_far: Posterior, x: Tensor, y: Tensor) -> list[float] | None:
+    """The weights by the rows of the run, or as many of them as memory allows; None: one width."""
+    if len(x) < calibration.FEWEST_ROWS:
+        freedom = calibration.FREEDOM * len(x)
+        log.info("noise by width: that of Student's law, of %g degrees of freedom", freedom)
+        return calibration.widths_of_few(len(x))
+    rows = calibration.affordable_rows(len(so_far.healthy) * so_far.draws * y[0].numel(), len(x))
+    if rows < calibration.FEWEST_ROWS or not so_far.healthy:
+        return None
+    outputs = so_far.predict(x[:rows], sharpness=1.0).samples
+    assert outputs is not None
+    variance = so_far.learned["variance"][so_far.healthy].repeat_interleave(so_far.draws)
+    found = calibration.fit_widths(outputs.cpu(), y[:rows].cpu(), variance.cpu())
+    if found is None:
+        return None
+    said = ", ".join(
+        f"{w:.0%} of {c:g}" for c, w in zip(calibration.WIDTHS, found.weights, strict=True)
+    )
+    log.info("noise by width: %s; %.3g nats on %d rows left out", said, found.gain, rows)
+    return found.weights
 
 
 def _notice(motion: Motion, plan: Plan, stream: Stream, said: set[str]) -> None:

@@ -640,8 +640,7 @@ def how_long() -> str:
             seconds = statistics.median(one["seconds_per_1000_steps"])
             cells += [_seconds(seconds), _bytes(one["memory_bytes"])]
             if name.endswith("h200"):
-                more = (four["memory_bytes"] - one["memory_bytes"]) / 3 if four else 0
-                cells.append(f"{int(room[name] / more):,}" if more > 0 else "–")
+                cells.append(_fit(one, four, room[name]))
         weights = sum(p.numel() for p in problem.network().parameters())
         rows.append((title, f"{weights:,}", str(problem.batch), *cells))
     columns = ("weights", "batch", "CPU: seconds", "memory", "H200: seconds", "memory",
@@ -653,7 +652,18 @@ def _seconds(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
 
 
-def _bytes(value: float) -> str:
+def _fit(one: Any, four: Any, room: float) -> str:
+    """Chains that fit, by what three more took, and by 16 bytes of state a weight at least."""
+    if four is None or four["memory_bytes"] is None:
+        return "–"
+    more = max((four["memory_bytes"] - one["memory_bytes"]) / 3, 16 * one["weights"])
+    chains = int(room / more)
+    return f"{chains:,}" if chains < 10_000 else "more than 10,000"
+
+
+def _bytes(value: float | None) -> str:
+    if value is None:
+        return "–"
     megabytes = value / 2**20
     return f"{megabytes:,.0f} MB" if megabytes < 1024 else f"{megabytes / 1024:.1f} GB"
 

@@ -11,7 +11,7 @@ from natural_langevin.tabular.fit import _without_totals
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks, Predictive
 from natural_langevin.tabular.scoring import NumberScores
-from natural_langevin.tabular.sureness import sentences
+from natural_langevin.tabular.sureness import sentences, usable
 from natural_langevin.tabular.survey import fit_features
 from natural_langevin.tabular.target import Target, find_target, in_order
 from natural_langevin.tabular.weighing import HeldOut, weigh
@@ -136,3 +136,4 @@ def test_what_is_worse_than_a_blind_guess_is_said_first(rmse, nll, outside, said
     words = sentences(quality)
     assert len(words) == (2 if said is None else 3)
     assert said is None or said in words[0]
+    assert bool(usable(quality)) == (said is None)

@@ -16,7 +16,7 @@ from natural_langevin.tabular.columns import Category, Date, Number
 from natural_langevin.tabular.fit import Prepared
 from natural_langevin.tabular.run import Run
 from natural_langevin.tabular.settings import AUTO
-from natural_langevin.tabular.sureness import figure
+from natural_langevin.tabular.sureness import figure, usable
 
 NAMES = {
     "accuracy": "accuracy",
@@ -179,7 +179,9 @@ def scores(quality: Mapping[str, Any], console: Console) -> None:
     verdict = quality["diagnosis"]
     if verdict:
         console.print("\n[bold]Can it be trusted?[/]", highlight=False)
-        for sentence in (verdict["summary"], *(verdict["verdicts"] or _all_well(verdict))):
+        first = usable(quality)
+        said = [verdict["summary"], *(verdict["verdicts"] or _all_well(verdict))]
+        for sentence in [first, *said] if first else said:
             console.print(Padding(escape(sentence), (0, 0, 0, 2)), highlight=False)
 
 

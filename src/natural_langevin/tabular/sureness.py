@@ -19,6 +19,8 @@ Families = tuple[Slices, Slices]
 CHANCE = 2.0
 #: The confidence that the first sentence is about.
 WANTED = 0.9
+#: The best that can be said.
+AS_IT_SHOULD_BE = "as sure as it should be, as far as"
 #: Of fewer rows than this nothing is said beyond the counts.
 FEW = 20
 
@@ -32,6 +34,18 @@ def sentences(quality: Mapping[str, Any]) -> list[str]:
     if quality.get("intervals"):
         return found + _of_numbers(quality)
     return found
+
+
+def usable(quality: Mapping[str, Any]) -> str:
+    """That predictions can be used, where held-out rows say so; "" where they do not. What is said
+    of the networks' weights afterwards matters for weights alone."""
+    words = sentences(quality)
+    if not words or warnings(quality) or AS_IT_SHOULD_BE not in " ".join(words):
+        return ""
+    return (
+        f"Its predictions can be used: on {quality['rows']:,} rows that it had not seen they are "
+        "better than a blind guess's, and as sure as they should be."
+    )
 
 
 def warnings(quality: Mapping[str, Any]) -> list[str]:
@@ -138,7 +152,7 @@ def _judge(gap: float, spread: float, rows: int, above: str, below: str, slices:
         return f"{above if gap > 0 else below}, by more than chance explains{_worst(slices)}"
     wrong = _wrong(slices)
     if not wrong:
-        return f"as sure as it should be, as far as {rows:,} rows can tell"
+        return f"{AS_IT_SHOULD_BE} {rows:,} rows can tell"
     parts = [
         f"{above if one['share'] > one['said'] else below} for {one['name']} "
         f"({percent(one['share'])} of {one['rows']:,} rows instead of {percent(one['said'])})"

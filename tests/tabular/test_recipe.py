@@ -333,7 +333,7 @@ def test_noise_that_depends_on_the_inputs_is_noticed():
     x = torch.tensor(rng.uniform(-1.7, 1.7, size=(400, 1)))
     spread = torch.exp(x)
     y = 100 + 10 * (x + spread * torch.tensor(rng.normal(size=(400, 1))))
-    learned = learn(x, y, "regression", QUICK)
+    learned = learn(x, y, "regression", replace(QUICK, steps=600))
     assert learned.outcome.noise == "varying"
     assert learned.reason.startswith("noise that depends on the inputs")
     ends = torch.tensor([[-1.5], [1.5]]).double()

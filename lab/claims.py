@@ -564,8 +564,8 @@ def decided() -> str:
         ("units", "columns and targets of unusual size get mean 0 and deviation 1, no cell beyond "
          f"{standard_units.RARE:g} deviations"),
         ("prior", f"N(0, 2 s / fan-in); s from {scales} by the held-out density of "
-         f"{c.prior.folds} folds, refined by a parabola; 1 below {c.prior.fewest_rows} rows or for "
-         "a `DataLoader`"),
+         f"{c.prior.folds} folds, refined by a parabola; 1 below {c.prior.fewest_rows} rows. A "
+         "`DataLoader` lends its first rows for it"),
         ("start", "the model if it has learned something, else N(0, 1/fan-in) per chain; then a "
          f"descent of {rounds[0]} to {rounds[-1]:,} steps"),
         ("minibatch", f"1/{c.batch.part} of the data, {c.batch.fewest} to {c.batch.most} rows"),

@@ -18,7 +18,7 @@ from torch import Tensor
 #: Combinations of labels up to which a joint entropy is exact; beyond, as many are drawn.
 EXACT = 1_000
 #: Numbers of one product that are in memory at once.
-_AT_ONCE = 1 << 24
+_AT_ONCE = 1 << 20
 
 
 def bald(samples: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pty
 import re
@@ -18,6 +19,7 @@ import small_run
 from html_reader import Reader
 from natural_langevin._internal import progress
 from natural_langevin._internal.progress import Detail
+from natural_langevin.posterior.plan import Plan
 
 RUN = {"steps": 1200, "progress": "sampling <b>", "sampler": {"step_size": 1e-3}}
 
@@ -132,3 +134,16 @@ def test_a_terminal_has_a_dashboard_and_a_pipe_lines(tmp_path: Path) -> None:
     piped = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "▁" not in piped.stderr
     assert "\x1b" not in piped.stderr + piped.stdout
+
+
+def test_a_plans_table_names_the_biases_prior_and_a_bias_of_first_order() -> None:
+    plan = Plan(
+        "paper", prior="FanIn(gain=2.0)", metric="", dynamics="Overdamped(correct_heat=False)",
+        batch_size=1, steps=10, prior_scale=2.0,
+    )  # fmt: skip
+    said = " ".join(str(plan).split())
+    assert "prior N(0, 2 * 2/fan_in)" in said
+    assert "bias prior N(0, 4)" in said
+    assert "bias is of first order in the step size" in said
+    other = dataclasses.replace(plan, dynamics="Underdamped(friction=0.1, integrator='baoab')")
+    assert "first order" not in str(other)

@@ -259,7 +259,10 @@ class Plan:
 
     def _rows(self) -> list[tuple[str, str, str]]:
         """What, its value, and why; of prior, metric and dynamics their arguments if nothing."""
-        full = {"prior": self.prior, "metric": self.metric, "dynamics": self.dynamics}
+        dynamics = self.dynamics
+        if dynamics.startswith("Overdamped") or "'euler'" in dynamics:
+            dynamics += ": its bias is of first order in the step size"
+        full = {"prior": self.prior, "metric": self.metric, "dynamics": dynamics}
         why = full | dict(self.reasons)
         return [(name, value, why.get(name, "")) for name, value in self._table()]
 
@@ -272,6 +275,7 @@ class Plan:
                 "prior",
                 self.prior.partition("(")[0] if scale is None else f"N(0, {scale:g} * 2/fan_in)",
             ),
+            *([] if scale is None else [("bias prior", f"N(0, {2 * scale:g})")]),
             ("metric", self.metric.partition("(")[0]),
             ("dynamics", self.dynamics.partition("(")[0]),
             ("friction", self.friction),

@@ -71,6 +71,8 @@ class Many:
             for _ in range(3):
                 step()
         torch.cuda.current_stream().wait_stream(side)
+        if not all(bool(v.isfinite().all()) for v in self.weights.values()):
+            raise FloatingPointError("weights are not finite after three steps, before recording")
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):

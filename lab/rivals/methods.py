@@ -157,8 +157,8 @@ def sampled(
         held = total / total.sum(-1, keepdim=True)  # type: ignore[union-attr]
 
         def predictor(x: Tensor) -> Tensor:
-            found = [many.predict(w, x).nan_to_num(1 / held.shape[-1]).mean(0) for w in kept[-20:]]
-            return torch.stack(found).mean(0)
+            found = [many.predict(w, x).nanmean(0) for w in kept[-20:]]
+            return torch.stack(found).nanmean(0)  # of the chains that did not explode
 
         return held, predictor
 

@@ -26,6 +26,7 @@ from lab.pages import markdown, with_part
 from lab.uci import table as uci
 from lab.uci.data import TABLES
 from natural_langevin.problem import standard_units
+from natural_langevin.problem.problem import LOADER_ROWS
 from natural_langevin.recipe.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -301,7 +302,7 @@ def first(d: Any) -> Values:
 
 
 def coefficients(d: Any) -> Values:
-    return {k: d["summary"][k] for k in ("networks", "median", "largest", "covered", "seconds")}
+    return {k: d["summary"][k] for k in ("networks", "median", "largest", "seconds")}
 
 
 def marginal(d: Any) -> Values:
@@ -468,8 +469,7 @@ CLAIMS = (
     Claim(
         "Learning coefficients",
         "{networks} deep linear networks whose finite-sample value is known from full-batch HMC: "
-        "relative error {median:.1%} in the median, {largest:.1%} at most, 95 % intervals cover in "
-        "{covered:.0%} of them, {seconds:.0f} s each.",
+        "relative error {median:.1%} in the median, {largest:.1%} at most, {seconds:.0f} s each.",
         "slt-deep-linear",
         "python -m lab.slt.deep_linear --out results/slt-deep-linear.json",
         coefficients,
@@ -564,17 +564,17 @@ def decided() -> str:
         ("units", "columns and targets of unusual size get mean 0 and deviation 1, no cell beyond "
          f"{standard_units.RARE:g} deviations"),
         ("prior", f"N(0, 2 s / fan-in); s from {scales} by the held-out density of "
-         f"{c.prior.folds} folds, refined by a parabola; 1 below {c.prior.fewest_rows} rows. A "
-         "`DataLoader` lends its first rows for it"),
+         f"{c.prior.folds} folds, refined by a parabola; 1 below {c.prior.fewest_rows} rows; a "
+         f"`DataLoader` lends {LOADER_ROWS:,} rows for it"),
         ("start", "the model if it has learned something, else N(0, 1/fan-in) per chain; then a "
          f"descent of {rounds[0]} to {rounds[-1]:,} steps"),
         ("minibatch", f"1/{c.batch.part} of the data, {c.batch.fewest} to {c.batch.most} rows"),
         ("step size", f"{c.step_size.steepness:g} / λ, or less: minibatches may add "
          f"{c.step_size.heat:g} to the temperature"),
-        ("steps", f"{c.cost.usual.relaxations} relaxation times of the prior's directions, "
-         f"{c.length.fewest:,} to {c.length.most:,}, within a budget of operations (tens of "
-         f"seconds on a CPU); 1/{c.end.first_part} of it if the loss has settled and the chains "
-         "agree by then"),
+        ("steps", f"until the chains agree, at {c.end.rows} rows and around them, by the R-hat and "
+         f"effective sample size of `diagnose`: {c.end.first_steps:,} steps at least, then parts "
+         f"{c.end.growth} times as long each, up to {c.length.most:,} or a budget of operations "
+         "(tens of seconds on a CPU)"),
         ("burn-in", "a third of the steps"),
         ("draws", f"about {c.cost.most_draws} per chain, {c.cost.fewest_draws} at least if "
          "predicting with more would be slow"),

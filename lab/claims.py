@@ -302,7 +302,7 @@ def first(d: Any) -> Values:
 
 
 def coefficients(d: Any) -> Values:
-    return {k: d["summary"][k] for k in ("networks", "median", "largest", "seconds")}
+    return {k: d["summary"][k] for k in ("networks", "median", "largest", "covered", "seconds")}
 
 
 def marginal(d: Any) -> Values:
@@ -469,7 +469,8 @@ CLAIMS = (
     Claim(
         "Learning coefficients",
         "{networks} deep linear networks whose finite-sample value is known from full-batch HMC: "
-        "relative error {median:.1%} in the median, {largest:.1%} at most, {seconds:.0f} s each.",
+        "relative error {median:.1%} in the median, {largest:.1%} at most, 95 % intervals cover in "
+        "{covered:.0%} of them, {seconds:.0f} s each.",
         "slt-deep-linear",
         "python -m lab.slt.deep_linear --out results/slt-deep-linear.json",
         coefficients,

@@ -275,3 +275,10 @@ def test_a_metric_whose_scale_is_not_the_priors_keeps_the_usual_friction() -> No
         correlated(), steps=100, batch_size=400, progress=False
     )
     assert posterior.config["recipe"]["friction"] == FRICTION
+
+
+def test_the_remedy_names_the_cause() -> None:
+    """Curvatures that are alike are slow by the noise of minibatches, others by the metric."""
+    alike = recipe.Choice(1e-7, 1.05, 0.1, "", slowest=0.98, relaxation=1818.0)
+    assert "larger minibatches" in run_length._remedy(alike)
+    assert "denser metric" in run_length._remedy(replace(alike, slowest=1e-3))

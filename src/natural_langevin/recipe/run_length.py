@@ -60,10 +60,9 @@ def choose(
         if choice.relaxation is not None and steps < wanted:
             log.warning(
                 "the slowest direction relaxes in %.0f steps (curvatures in the metric from "
-                "%.2g to %.2g): %d steps are %.0f such times, and %d would be needed. Inputs "
-                "of mean 0 and size 1, or a denser metric (preconditioners.FullFisher()), are "
-                "the remedy", choice.relaxation, choice.slowest, choice.curvature, steps,
-                steps / choice.relaxation, wanted,
+                "%.2g to %.2g): %d steps are %.0f such times, and %d would be needed. %s",
+                choice.relaxation, choice.slowest, choice.curvature, steps,
+                steps / choice.relaxation, wanted, _remedy(choice),
             )  # fmt: skip
         elif steps < wanted:
             log.log(
@@ -72,6 +71,20 @@ def choose(
                 "more", steps, wanted, work,
             )  # fmt: skip
     return Length(steps, burn_in, thin, end, reason)
+
+
+def _remedy(choice: Choice) -> str:
+    """What makes a slow direction quicker: where curvatures are alike, it is the noise of
+    minibatches that allows small steps alone."""
+    if choice.slowest is not None and (choice.curvature or 0.0) < 10 * choice.slowest:
+        return (
+            "The noise of minibatches allows no larger steps: larger minibatches (batch_size=) or "
+            "Langevin(..., control_variates=...) are the remedy"
+        )
+    return (
+        "Inputs of mean 0 and size 1, or a denser metric (preconditioners.FullFisher()), are the "
+        "remedy"
+    )
 
 
 def usual_steps(

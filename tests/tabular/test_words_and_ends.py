@@ -1,5 +1,7 @@
 """Words that look like numbers or sums, and targets with a probability at their ends."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -137,3 +139,14 @@ def test_what_is_worse_than_a_blind_guess_is_said_first(rmse, nll, outside, said
     assert len(words) == (2 if said is None else 3)
     assert said is None or said in words[0]
     assert bool(usable(quality)) == (said is None)
+
+
+def test_a_network_that_runs_away_does_not_carry_the_mean_with_it():
+    """Targets from 0 to 10; one network of two hundred says 1e6, and counts as 20."""
+    outcome = Outcome("regression", "constant", ends=((0.0, 10.0),))
+    outputs = torch.full((200, 1, 1), 5.0)
+    outputs[7] = 1e6
+    law = Networks(outputs, torch.ones(200)).law(outcome)
+    found = Predictive(outcome, law, torch.full((200,), 1 / 200), flat=True)
+    assert found.mean[0] == pytest.approx(5 + 15 / 200)
+    assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome

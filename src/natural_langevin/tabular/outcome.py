@@ -40,7 +40,8 @@ class Outcome:
     """``noise``: of KINDS. ``classes``: how many (0 of numbers). ``mean``, ``scale``: of the
     targets or, with ``log``, of their logarithms, one value per target. ``bounded``: no target is
     below 0, and so no prediction is (see ``Predictive``); ``upper``: nor above this.
-    ``largest``: of the training targets, where their logarithm is sampled."""
+    ``largest``: of the training targets, where their logarithm is sampled; ``ends``: the least and
+    the largest of every other real target."""
 
     task: str
     noise: str
@@ -51,6 +52,7 @@ class Outcome:
     bounded: bool = False
     upper: float | None = None
     largest: float | None = None
+    ends: tuple[tuple[float, float], ...] = ()
 
     @property
     def likelihood(self) -> Likelihood:
@@ -106,7 +108,10 @@ class Outcome:
         """The outcome of a file; a ``ValueError`` says what is wrong with it."""
         found = Outcome(**value)
         found = replace(
-            found, mean=tuple(map(float, found.mean)), scale=tuple(map(float, found.scale))
+            found,
+            mean=tuple(map(float, found.mean)),
+            scale=tuple(map(float, found.scale)),
+            ends=tuple((float(a), float(b)) for a, b in found.ends),
         )
         if found.noise not in KINDS[found.task] or type(found.classes) is not int:
             raise ValueError(f"{found.task} with {found.noise!r} noise")
@@ -167,6 +172,7 @@ def outcomes(
             task, kinds[0], mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), log=log,
             bounded=bounded and not log, upper=upper,
             largest=float(y[share[:, 0] > 0].max()) if log else None,
+            ends=() if log else tuple(zip(y.amin(0).tolist(), y.amax(0).tolist(), strict=True)),
         )  # fmt: skip
         found += [replace(one, noise=kind) for kind in kinds]
     return found

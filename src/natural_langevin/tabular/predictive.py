@@ -70,7 +70,9 @@ class Predictive:
     of min(y, c), c BEYOND times the largest training target (at most ``FAR`` standard deviations of
     their logarithms above the mean): a single network that is very unsure of its noise would make
     the mean of all infinite. And the mean is never outside the central interval of MEAN_WITHIN:
-    beyond it, a few networks alone would say what it is. Medians and intervals need no bound."""
+    beyond it, a few networks alone would say what it is. Of any other real target a network's mean
+    counts as no further beyond the training targets than these are wide. Medians and intervals need
+    no bound."""
 
     def __init__(self, outcome: Outcome, law: Distribution, weights: Tensor, *, flat: bool) -> None:
         self._outcome, self._law, self._flat = outcome, law, flat
@@ -201,6 +203,9 @@ class Predictive:
         if not self._outcome.real:
             return mean, variance
         mean, variance = self._mean + self._scale * mean, self._scale**2 * variance
+        if self._outcome.ends:
+            low, high = torch.tensor(self._outcome.ends, dtype=torch.float64).T
+            mean = mean.clamp(low - (high - low), high + (high - low))
         if self.bounded:
             return _censored(mean, variance, self.upper)
         if not self._outcome.log:

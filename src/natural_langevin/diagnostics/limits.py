@@ -25,6 +25,10 @@ from __future__ import annotations
 
 import math
 
+import torch
+
+from natural_langevin._internal import special
+
 #: Above this R-hat, chains have not mixed, however many draws there are (Vehtari et al. 2021).
 RHAT = 1.01
 #: Above this they have not mixed, however correlated their draws are.
@@ -54,12 +58,13 @@ def rhat_limit(chains: int, draws: int, numbers: int = 1, ess: float | None = No
 
 def _largest(chains: int, half: float, numbers: int) -> float:
     """R_limit of ``half`` draws in each half of a chain."""
-    from scipy import stats  # which ArviZ needs too
-
     if half < 2:
         return math.inf
-    split = 2 * chains
-    f = float(stats.f.isf(_LEVEL / numbers, split - 1, split * (half - 1)))
+    between, within = 2 * chains - 1, 2 * chains * (half - 1)
+    # If X is Beta(d2/2, d1/2), (1 - X) / X d2 / d1 follows F(d1, d2): its far tail is X near 0.
+    level = torch.tensor(_LEVEL / numbers, dtype=torch.float64)
+    x = float(special.beta_quantile(within / 2, between / 2, level))
+    f = (1 - x) / x * within / between
     return max(RHAT, math.sqrt(1 + (f - 1) / half))
 
 

@@ -631,6 +631,7 @@ def how_long() -> str:
             record = results(name)
             found.update({(r["network"], r["chains"]): r for r in record["rows"]})
             room[name] = record["machine"]["memory_bytes"]
+    files["how-long-h200"] = _of_networks() | files["how-long-h200"]
     rows = []
     for key, (title, problem) in NETWORKS.items():
         cells = []
@@ -652,6 +653,19 @@ def how_long() -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
+
+
+def _of_networks() -> dict[tuple[str, int], Any]:
+    """Rows of ``lab.speed_networks`` in the form of ``lab.how_long``; it does not read memory."""
+    return {
+        (r["network"], r["chains"]): {
+            "seconds_per_1000_steps": [r["chains"] * r["ms_per_chain_step"]["median"]],
+            "memory_bytes": None,
+            "weights": r["weights"],
+        }
+        for r in results("networks-h200")["rows"]
+        if r["row"] in ("Langevin QDOP, 1", "Langevin QDOP, 4")
+    }
 
 
 def _fit(one: Any, four: Any, room: float) -> str:

@@ -42,8 +42,8 @@ class Gaussian(Likelihood):
         if self.sigma == "":
             raise TypeError(
                 "Gaussian needs sigma, the size of the noise in y: a number such as "
-                'Gaussian(sigma=0.3); "rmse", which follows the residuals; or a prior such as '
-                "priors.HalfNormal(1.0), which samples it"
+                'Gaussian(sigma=0.3); "rmse", which is learned from the residuals; or a prior such '
+                "as priors.HalfNormal(1.0), which samples it"
             )
         check_positive("sigma", self.sigma, "rmse")
 

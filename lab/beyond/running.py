@@ -57,6 +57,10 @@ class _Clocked:
         self._clock += time.monotonic() - began
         return state, info
 
+    @property
+    def arithmetic(self) -> str | None:
+        return self._engine.arithmetic
+
 
 class _Kept:
     """A keeper, and the clock, as the run loop's collector."""

@@ -20,9 +20,10 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _short():
-    """What is learned here is a sentence or a file, not how well."""
+    """What is learned here is a sentence or a file, not how well. Of a whole session, it would be
+    the recipe of every test that comes after these."""
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
         yield
@@ -53,11 +54,7 @@ def classes(tmp_path_factory) -> Path:
     """The folder of a finished classification; flowers.csv lies beside it."""
     folder = tmp_path_factory.mktemp("classes")
     flowers(folder / "flowers.csv")
-    words = ("train", folder / "flowers.csv", "--target", "kind", "--out", folder / "run")
-    result = run(*words, *SMALL, "--steps", "200")
-    assert result.exit_code == 0, result.output
-    (folder / "said.txt").write_text(result.output)
-    return folder / "run"
+    return trained(folder, "flowers.csv", "kind", 200)
 
 
 @pytest.fixture(scope="session")
@@ -65,8 +62,15 @@ def numbers(tmp_path_factory) -> Path:
     """The folder of a finished regression; prices.csv lies beside it."""
     folder = tmp_path_factory.mktemp("numbers")
     prices(folder / "prices.csv")
-    words = ("train", folder / "prices.csv", "--target", "price", "--out", folder / "run")
-    result = run(*words, *SMALL, "--steps", "300")
+    return trained(folder, "prices.csv", "price", 300)
+
+
+def trained(folder: Path, table: str, target: str, steps: int) -> Path:
+    """A finished run, by the short recipe: the fixtures of a session come before a module's."""
+    words = ("train", folder / table, "--target", target, "--out", folder / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch)
+        result = run(*words, *SMALL, "--steps", str(steps))
     assert result.exit_code == 0, result.output
     (folder / "said.txt").write_text(result.output)
     return folder / "run"

@@ -5,7 +5,7 @@ import pytest
 from short_recipe import shorten
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def _short():
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)

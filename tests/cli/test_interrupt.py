@@ -14,7 +14,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     table = flowers(tmp_path / "flowers.csv", rows=40)
     words = ["train", str(table), "--target", "kind", *SMALL, "--steps", "250"]
     out, log, script = tmp_path / "run", tmp_path / "said", tmp_path / "command.py"
-    script.write_text("import runpy; runpy.run_module('natural_langevin.cli', run_name='__main__')")
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(warm.__file__).parent)!r})\n"
+        "import pytest, runpy, short_recipe\n"
+        "short_recipe.shorten(pytest.MonkeyPatch())  # as in this process: the plan is kept\n"
+        "runpy.run_module('natural_langevin.cli', run_name='__main__')\n"
+    )
     with Path(os.devnull).open("r+") as nothing, log.open("w") as saying:
         process = warm.start(
             [script, *words, "--out", out], stdin=nothing, stdout=nothing, stderr=saying

@@ -27,8 +27,17 @@ from tables import prices, run
 FAST = {"hidden_layer_sizes": (16,), "steps": 80, "chains": 2, "step_size": 0.005, "folds": 0}
 
 
+#: Weighted rows are repeated rows, one after another; the check has them in another order, and
+#: which rows the way down holds out goes by the order (see test_a_weight_of_two_is_a_row_twice).
+BY_ORDER = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "draws depend on the order of rows"
+    for kind in ("dense", "sparse")
+}
+
+
 @parametrize_with_checks(
     [NaturalLangevinClassifier(**FAST), NaturalLangevinRegressor(**FAST)],
+    expected_failed_checks=lambda _: BY_ORDER,
 )
 def test_every_check_of_scikit_learn(estimator, check):
     check(estimator)

@@ -56,18 +56,19 @@ def table_fit(**changes) -> tuple[TableFit, View]:
     return fit, View(CLASSES, plain_inputs(2, settings.dtype), settings)
 
 
-def said_of_folds(fit: TableFit, view: View) -> list[torch.Tensor]:
-    return [said.outputs for said in fit.on_folds(view, fit.plan(view)).folds]
-
-
 @pytest.mark.parametrize("counts", [None, torch.arange(40) % 3])
 def test_held_out_rows_have_no_part_in_what_is_said_of_them(counts):
     """Other labels in fold 0: the same predictions of fold 0, and others of the rest. Rows that
-    are repeated stay in their fold."""
+    are repeated stay in their fold. The plan (step size, friction, batch: how chains move, and the
+    prior's scale) is one for all folds, made on all rows."""
     here, view = table_fit(counts=counts)
     labels = here.y.clone()
     labels[here.folds[0]] = (labels[here.folds[0]] + 1) % 3
-    found, other = said_of_folds(here, view), said_of_folds(replace(here, y=labels), view)
+    plan = here.plan(view)
+    found, other = (
+        [said.outputs for said in fit.on_folds(view, plan).folds]
+        for fit in (here, replace(here, y=labels))
+    )
     assert found[0].shape[1:] == (10, 3)
     assert_close(other[0], found[0])
     assert not torch.allclose(other[1], found[1])

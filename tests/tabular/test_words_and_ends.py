@@ -149,4 +149,5 @@ def test_a_network_that_runs_away_does_not_carry_the_mean_with_it():
     law = Networks(outputs, torch.ones(200)).law(outcome)
     found = Predictive(outcome, law, torch.full((200,), 1 / 200), flat=True)
     assert found.mean[0] == pytest.approx(5 + 15 / 200)
+    assert found.epistemic[0] == pytest.approx((1e6 - 5) ** 2 * 199 / 200**2)  # and is no secret
     assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome

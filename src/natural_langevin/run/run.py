@@ -64,7 +64,8 @@ log = logging.getLogger("natural_langevin")
 class Options:
     """What is no part of a plan: where draws and checkpoints go, who looks on, when time is over.
 
-    ``begin``: weights, and what likelihoods have learned, to begin at in place of the plan's start.
+    ``begin``: weights, and what likelihoods have learned, to begin at in place of the plan's start,
+    of all chains.
     ``pattern``: see ``descent``. ``rounds``: the most rounds of the descent.
     ``trial``: the run compares settings, and nobody reads a diagnosis of it: a chain that diverges
     and a step size that is stiff are information there, not warnings. ``partial``: whether Ctrl-C
@@ -383,7 +384,8 @@ def _started(
         )
         return motion.frame.init(params)._replace(likelihood=learned, metric=metric)
     if options.begin is not None:
-        weights, learned = options.begin
+        own = motion.problem.chains.ids.cpu()
+        weights, learned = ({k: v[own] for k, v in tree.items()} for tree in options.begin)
         return motion.frame.init(weights)._replace(likelihood=learned)
     if plan.descent is None:
         return state

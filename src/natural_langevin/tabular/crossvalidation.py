@@ -1,7 +1,8 @@
 """One table: plans and runs of its views, on folds and on all rows.
 
 A fold is a chain of one run: chain c learns from all rows but those of fold c, and is asked for
-them. The run on all rows begins where such chains ended.
+them. How all of them move, and the prior's scale, is one plan, made on all rows. The run on all
+rows begins where such chains ended.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class TableFit:
             networks(run, view.network, view.inputs(self.x[fold]), [chain])
             for chain, fold in enumerate(self.folds)
         ]
-        return Trial(view, plan, said, (run.last, run.learned))
+        return Trial(view, plan, said, ended(run))
 
     def on_all_rows(
         self, trial: Trial, chains: int, *, share: float = 1.0, part: float = 1.0
@@ -269,6 +270,12 @@ def networks(
     if variance is not None:
         variance = variance[chains].cpu().repeat_interleave(posterior.draws)
     return Networks(outputs, variance)
+
+
+def ended(posterior: Posterior) -> tuple[Params, Params]:
+    """Where all chains ended, those of other processes too, and what likelihoods learned."""
+    everywhere = posterior.shards.everywhere
+    return {k: everywhere(v) for k, v in posterior.last.items()}, dict(posterior.learned)
 
 
 def split(

@@ -71,8 +71,8 @@ class Predictive:
     their logarithms above the mean): a single network that is very unsure of its noise would make
     the mean of all infinite. And the mean is never outside the central interval of MEAN_WITHIN:
     beyond it, a few networks alone would say what it is. Of any other real target a network's mean
-    counts as no further beyond the training targets than these are wide. Medians and intervals need
-    no bound."""
+    counts in the mean of all as no further beyond the training targets than these are wide; how far
+    networks are apart is not bounded. Medians and intervals need no bound."""
 
     def __init__(self, outcome: Outcome, law: Distribution, weights: Tensor, *, flat: bool) -> None:
         self._outcome, self._law, self._flat = outcome, law, flat
@@ -92,7 +92,11 @@ class Predictive:
     @property
     def mean(self) -> Array:
         """E[y], where the logarithm is sampled within the interval of MEAN_WITHIN."""
-        found = self._shaped(self._average(self._moments[0]))
+        means = self._moments[0]
+        if self._outcome.ends:
+            low, high = torch.tensor(self._outcome.ends, dtype=torch.float64).T
+            means = means.clamp(low - (high - low), high + (high - low))
+        found = self._shaped(self._average(means))
         return np.clip(found, *self.interval(MEAN_WITHIN)) if self._outcome.log else found
 
     @property
@@ -203,9 +207,6 @@ class Predictive:
         if not self._outcome.real:
             return mean, variance
         mean, variance = self._mean + self._scale * mean, self._scale**2 * variance
-        if self._outcome.ends:
-            low, high = torch.tensor(self._outcome.ends, dtype=torch.float64).T
-            mean = mean.clamp(low - (high - low), high + (high - low))
         if self.bounded:
             return _censored(mean, variance, self.upper)
         if not self._outcome.log:

@@ -226,7 +226,7 @@ def refit(
         assert before.plan is not None, "a posterior that no plan made"
         end = tuple(
             {k: v[before.healthy] for k, v in tree.items()}
-            for tree in (before.last, before.learned)
+            for tree in crossvalidation.ended(before)
         )
         trial = Trial(member.view, before.plan, [], (end[0], end[1]))
         posterior = fit.on_all_rows(trial, len(before.healthy))

@@ -58,7 +58,7 @@ class _Clocked:
         return state, info
 
     @property
-    def arithmetic(self) -> str | None:
+    def arithmetic(self) -> str:
         return self._engine.arithmetic
 
 

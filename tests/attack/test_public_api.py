@@ -126,7 +126,7 @@ def answered_or_refused() -> Iterator[None]:
     assert time.process_time() - began < 20, "it computes for seconds"
 
 
-def asked(sampler: dict[str, Any], call: dict[str, Any], data: Any) -> None:
+def assert_answered_or_refused(sampler: dict[str, Any], call: dict[str, Any], data: Any) -> None:
     """One short run."""
     sampler = {"step_size": 1e-3, "chains": 2} | sampler
     with answered_or_refused():
@@ -138,7 +138,7 @@ def asked(sampler: dict[str, Any], call: dict[str, Any], data: Any) -> None:
 
 def test_what_was_found_once():
     for case in CORPUS:
-        asked(*case)
+        assert_answered_or_refused(*case)
 
 
 def within_budget(started: list[float]) -> bool:
@@ -154,7 +154,7 @@ STARTED: dict[str, list[float]] = {"sample": [], "predict": [], "optimizer": []}
 @given(some_of(SAMPLER), some_of(CALL), DATA)
 def test_sample(sampler, call, data):
     if within_budget(STARTED["sample"]):
-        asked(sampler, call, data)
+        assert_answered_or_refused(sampler, call, data)
 
 
 POSTERIOR: list[Posterior] = []

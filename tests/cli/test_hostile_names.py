@@ -2,9 +2,7 @@
 shown, and nothing of them is obeyed, by the terminal, the report, a browser or the picture."""
 
 import os
-import pty
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 import chrome
 from html_reader import Reader
 from tables import SMALL, read_table, run, write_table
+from terminal import said_to_a_terminal
 
 #: test_uncertainty.py and tests/report/test_page.py have the page and the picture without a run.
 pytestmark = pytest.mark.thorough
@@ -62,20 +61,9 @@ def test_the_terminal_obeys_none_of_them(trained):
 def test_a_real_terminal_obeys_none_of_them(trained):
     """One that has colours, which rich writes by codes of its own."""
     folder, table, _ = trained
-    ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "200"}
     words = [sys.executable, "-m", "natural_langevin", "evaluate", folder, table]
-    process = subprocess.Popen(words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    said = b""
-    try:
-        while piece := os.read(ours, 1 << 16):
-            said += piece
-    except OSError:  # how Linux ends a terminal whose last writer is gone
-        pass
-    os.close(ours)
-    assert process.wait() == 0, said
-    output = said.decode()
+    output = said_to_a_terminal(words, environment)
     codes = set(re.findall(r"\x1b(?:\[[0-9;?]*[A-Za-z]|.)", output))
     assert codes, "no colours: no terminal"
     obeyed = {c for c in codes if not c.endswith("m")}

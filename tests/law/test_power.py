@@ -37,7 +37,7 @@ def sampled(
     )  # fmt: skip
 
 
-def check(problem: Problem, posterior: Posterior) -> None:
+def assert_the_closed_form(problem: Problem, posterior: Posterior) -> None:
     theta = torch.cat([posterior.samples[k].flatten(1) for k in ("weight", "bias")], dim=1)
     for rung, beta in zip(theta.split(COUNT), POWERS, strict=True):
         z = whiten(rung, *problem._replace(mean=MEANS).posterior(beta))
@@ -62,7 +62,7 @@ def test_the_closed_form_by_the_native_engine_and_by_the_reference(metric, compi
         problem, metric(), step_size=eta, compile=compile, steps=400 if metric is Euclidean else 80
     )
     assert posterior.config["execution"] == ("native" if compile else "eager")
-    check(problem, posterior)
+    assert_the_closed_form(problem, posterior)
 
 
 @pytest.mark.thorough
@@ -78,7 +78,7 @@ def test_the_closed_form_by_the_native_engine_and_by_the_reference(metric, compi
 )
 def test_the_closed_form_by_every_integrator(how: dynamics.Integrator) -> None:
     problem = make_problem(num_data=24)
-    check(problem, sampled(problem, FullFisher(), how, step_size=0.1, steps=120))
+    assert_the_closed_form(problem, sampled(problem, FullFisher(), how, step_size=0.1, steps=120))
 
 
 def test_one_step_by_hand() -> None:

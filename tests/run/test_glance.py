@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from html_reader import Reader
 from natural_langevin._internal import progress
 from natural_langevin._internal.progress import Detail
 from natural_langevin.posterior.plan import Plan
+from terminal import said_to_a_terminal
 
 RUN = {"steps": 1200, "progress": "sampling <b>", "sampler": {"step_size": 1e-3}}
 
@@ -117,18 +117,8 @@ def test_a_terminal_has_a_dashboard_and_a_pipe_lines(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join(paths), "TERM": "xterm-256color", "COLUMNS": "120",
     }  # fmt: skip
     command: list[Any] = [sys.executable, script]
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    said = b""
-    try:
-        while piece := os.read(ours, 1 << 16):
-            said += piece
-    except OSError:  # how Linux ends a terminal whose last writer is gone
-        pass
-    os.close(ours)
-    assert process.wait() == 0, said
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
+    said = said_to_a_terminal(command, environment)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said)
     assert re.search(r"1 +\d\.\d{4} +[▁▂▃▄▅▆▇█]{5,}", text)
     assert "steps/s" in text
     piped = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ somebody expects it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
@@ -19,6 +19,10 @@ import torch
 
 _LOCK = threading.Lock()
 _LOADING: list[Future[None]] = []
+
+
+#: How a kernel is started: ``launch``, or ``build``.
+Launch = Callable[..., None]
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:

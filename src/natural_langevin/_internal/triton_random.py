@@ -8,14 +8,13 @@ the normals of their weights by ``normal_at``.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from natural_langevin._internal.gpu_build import build, launch, side_by_side
+from natural_langevin._internal.gpu_build import Launch, build, launch, side_by_side
 
 BLOCK = 1024
 
@@ -104,14 +103,14 @@ def _normal_kernel(keys, out, count, start, BLOCK: tl.constexpr):
     tl.store(out + chain * count + k, normal_at(k + start, key0, key1), mask=k < count)
 
 
-def stream(origin: Tensor, step: Tensor, run: Any = launch) -> Tensor:
+def stream(origin: Tensor, step: Tensor, run: Launch = launch) -> Tensor:
     """``random.stream`` of origins (chain,) at a step that is on the device."""
     keys, grid = torch.empty_like(origin), (-(-len(origin) // BLOCK),)
     run(_stream_kernel, grid, origin, step, keys, len(origin), BLOCK=BLOCK)
     return keys.view(torch.int32).unflatten(-1, (-1, 2))
 
 
-def normal(key: Tensor, count: int, start: int, run: Any = launch) -> Tensor:
+def normal(key: Tensor, count: int, start: int, run: Launch = launch) -> Tensor:
     """``random.normal`` of keys (chain, 2)."""
     out, grid = torch.empty(len(key), count, device=key.device), (-(-count // BLOCK), len(key))
     if out.numel():

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
-from natural_langevin._internal.chains import number_or_chains
+from natural_langevin._internal.chains import average, number_or_chains
 from natural_langevin.dynamics.base import (
     Info,
     Integrator,
@@ -262,6 +262,27 @@ class LangevinDynamics:
     def temperature_at(self, kind: Kind) -> Tensor:
         """T of every chain at such a step: 0 where it explores (``schedules.cyclical``)."""
         return torch.zeros_like(self.temperature) if kind.explores else self.temperature
+
+    def arrived(
+        self,
+        state: State,
+        params: Params,
+        metric: Metric,
+        evaluation: Evaluation,
+        rates: Rates,
+        *,
+        own: Any = (),
+    ) -> State:
+        """The state after a step to ``params``; ``own``: what the integrator carries on."""
+        return state._replace(
+            step=state.step + 1,
+            params=params,
+            # "update posterior mean: theta_mean <- (1 - mu_t) theta_mean + mu_t theta"
+            mean={k: average(state.mean[k], params[k], rates.mean) for k in state.mean},
+            metric=metric,
+            likelihood=evaluation.likelihood,
+            own=own,
+        )
 
     def standard_normal(self, like: Params, step: Tensor, draw: int = 0) -> Params:
         """z ~ N(0, Id), addressed by (seed, chain, step, draw, tensor, element).

@@ -43,7 +43,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average, per_chain
+from natural_langevin._internal.chains import per_chain
 from natural_langevin.dynamics.base import Conditions, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
@@ -117,14 +117,7 @@ class Microcanonical(Integrator):
         way = C.forward({k: kicked[k] + u[k] for k in u})
         half = _length(on, theta, rates, num_data) / 2
         moved = {k: theta[k] + per_chain(half, way[k]) * way[k] for k in theta}
-        return state._replace(
-            step=state.step + 1,
-            params=moved,
-            mean={k: average(state.mean[k], moved[k], rates.mean) for k in state.mean},
-            metric=metric,
-            likelihood=evaluation.likelihood,
-            own=Direction(u),
-        )
+        return on.arrived(state, moved, metric, evaluation, rates, own=Direction(u))
 
     def relocated(
         self,

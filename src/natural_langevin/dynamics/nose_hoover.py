@@ -36,7 +36,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average, per_chain
+from natural_langevin._internal.chains import per_chain
 from natural_langevin.dynamics.base import Conditions, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
@@ -106,14 +106,7 @@ class NoseHoover(Integrator):
         x = self._thermostat(on, x, s, rates, num_data)
         r = C.forward(s)
         moved = {k: half[k] + r[k] / 2 for k in theta}
-        return state._replace(
-            step=state.step + 1,
-            params=moved,
-            mean={k: average(state.mean[k], moved[k], rates.mean) for k in state.mean},
-            metric=metric,
-            likelihood=evaluation.likelihood,
-            own=Thermostat(s, x),
-        )
+        return on.arrived(state, moved, metric, evaluation, rates, own=Thermostat(s, x))
 
     def relocated(
         self,

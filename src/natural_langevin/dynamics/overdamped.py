@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average, per_chain
+from natural_langevin._internal.chains import per_chain
 from natural_langevin.dynamics.base import Conditions, Integrator, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.heat import (
@@ -75,15 +75,7 @@ class Overdamped(Integrator):
         xi, scale = noise(on, C, state, evaluation, rates, num_data, correct=self.correct_heat)
         # "update parameters: theta <- theta - eta_t g + sqrt(2 eta_t / N) xi"
         moved = {k: theta[k] + increment(drift[k], xi[k], eta, scale) for k in theta}
-        # "update posterior mean: theta_mean <- (1 - mu_t) theta_mean + mu_t theta"
-        mean = {k: average(state.mean[k], moved[k], rates.mean) for k in state.mean}
-        return state._replace(
-            step=state.step + 1,
-            params=moved,
-            mean=mean,
-            metric=metric,
-            likelihood=evaluation.likelihood,
-        )
+        return on.arrived(state, moved, metric, evaluation, rates)
 
     def innovation(self, old: State, new: State) -> tuple[Params, float] | None:
         if self.correct_heat:  # the noise is meant to be less than the drift asks for

@@ -42,7 +42,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average, per_chain
+from natural_langevin._internal.chains import per_chain
 from natural_langevin.dynamics.base import Conditions, Integrator, KernelUpdate, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.heat import COLD_EPOCHS, refuse_metric, warn_beyond_range
@@ -140,14 +140,7 @@ class Underdamped(Integrator):
                 kicked = state._replace(own=Momentum(r))
                 ended = self._free_motion(on, kicked, C, rates, num_data, draw=2)
                 moved, r = ended.params, ended.own.momentum
-        return state._replace(
-            step=state.step + 1,
-            params=moved,
-            mean={k: average(state.mean[k], moved[k], rates.mean) for k in state.mean},
-            metric=metric,
-            likelihood=evaluation.likelihood,
-            own=Momentum(r),
-        )
+        return on.arrived(state, moved, metric, evaluation, rates, own=Momentum(r))
 
     def relocated(
         self,

@@ -150,7 +150,7 @@ class Fisher:
             torch.autocast(arguments.every_row.device.type, enabled=False),
             self.network_copy.called_with(arguments),
         ):
-            params, distrusted = self.network_copy.trainable(), self.gradients._distrusted
+            params, distrusted = self.network_copy.trainable(), self.gradients.distrusted
             return make_plan(self.network_copy, params, arguments.every_row, distrusted)
 
     def _accept(self, plan: Plan) -> None:
@@ -292,13 +292,13 @@ class Fisher:
             log.info("statistics are not checked: the loss is not a function of samples' outputs")
             return
         chained = {k: p[None] for k, p in params.items()}
-        before = self.gradients._distrusted
+        before = self.gradients.distrusted
         try:
             check_statistics(self.gradients, chained, {}, rows, rows)
         except RuntimeError as error:  # what torch.func cannot transform may still have rules
             why = why_untransformable(error)
             log.warning("statistics cannot be checked against single samples: %s", why)
-        if self.gradients._distrusted != before:
+        if self.gradients.distrusted != before:
             self._plans = {}
             one.plan = self._make_plan(one.arguments)
 

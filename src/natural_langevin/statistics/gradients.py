@@ -80,7 +80,8 @@ class Gradients:
         self.requests, self.targets, self.sharing = check_requests(requests), targets, sharing
         self.microbatch, self.clip, self.data_parallel = microbatch, clip, data_parallel
         self._plans: dict[Any, Plan] = {}  # by ``kind_of`` the inputs
-        self._distrusted: frozenset[str] = frozenset()
+        #: Parameters whose layers have rules that failed their check.
+        self.distrusted: frozenset[str] = frozenset()
         self._watching = from_layers(self.requests)
         if self.requests - {"samples"}:  # the hooks' owners tell which parameters are a unit
             network.install_hooks()
@@ -100,7 +101,7 @@ class Gradients:
         for part in x.split(self.microbatch or len(x)):
             kind = kind_of(self.network, part)
             if kind not in self._plans:
-                self._plans[kind] = make_plan(self.network, first, part, self._distrusted)
+                self._plans[kind] = make_plan(self.network, first, part, self.distrusted)
 
     def deferrable(self, params: Params, x: Tensor) -> list[str]:
         """Linear layers whose update needs nothing but one call's matrices a and delta.
@@ -120,8 +121,8 @@ class Gradients:
         """From now on these parameters' statistics come from the whole network, sample by sample.
 
         False where they did already."""
-        known = self._distrusted.union(*(plan.whole for plan in self._plans.values()))
-        self._distrusted |= names
+        known = self.distrusted.union(*(plan.whole for plan in self._plans.values()))
+        self.distrusted |= names
         self._plans = {}
         return not known >= names
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.gpu_build import launch
+from natural_langevin._internal.gpu_build import Launch, launch
 from natural_langevin.execution.kernels.layer import (
     KIND_NUMBER,
     Given,
@@ -61,7 +61,7 @@ def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
 
 
 def update_(
-    task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs, run: Any = launch
+    task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs, run: Launch = launch
 ) -> None:
     """Writes the layer's new state over the old one, for all chains; ``call`` is arranged, or what
     ``Given`` holds. ``run``: ``gpu_build.launch`` or ``build``."""
@@ -113,7 +113,7 @@ def _move_biases(
     inputs: LayerInputs,
     sums: tuple[Tensor, Tensor],
     tiles_i: int,
-    run: Any,
+    run: Launch,
 ) -> None:
     """The second launch. ``sums``: the biases' gradient and squares."""
     none, block, (chains, outputs) = state.weight, 128, state.weight.shape[:2]

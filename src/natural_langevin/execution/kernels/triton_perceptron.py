@@ -8,13 +8,13 @@ operations and without autograd. Everything else goes that way.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from natural_langevin._internal.gpu_build import launch
+from natural_langevin._internal.gpu_build import Launch, launch
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -149,7 +149,7 @@ class Perceptron:
         self._tiles = tiles_for(chains, widths[-1], shared_memory(x.device))
         self._losses = x.new_empty(chains, -(-size // self._tiles.last.samples))
 
-    def __call__(self, state: State, batch: Batch, run: Any = launch) -> Passed:
+    def __call__(self, state: State, batch: Batch, run: Launch = launch) -> Passed:
         """Of ``batch``, which has a chain axis. ``run``: ``gpu_build.launch`` or ``build``."""
         x, labels = batch
         a, calls = x.reshape(*x.shape[:2], -1), {}
@@ -164,7 +164,7 @@ class Perceptron:
             self._backward(above, layer, state, run)
         return Passed(self._losses, calls)
 
-    def _forward(self, layer: Layer, a: Tensor, state: State, run: Any) -> None:
+    def _forward(self, layer: Layer, a: Tensor, state: State, run: Launch) -> None:
         own, tile = layer.own, self._tiles.forward
         chains, samples, inputs = a.shape
         units = layer.out.shape[2]
@@ -177,7 +177,7 @@ class Perceptron:
             BLOCK_O=tile.units, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
-    def _end(self, layer: Layer, a: Tensor, labels: Tensor, state: State, run: Any) -> None:
+    def _end(self, layer: Layer, a: Tensor, labels: Tensor, state: State, run: Launch) -> None:
         own, tile = layer.own, self._tiles.last
         chains, samples, inputs = a.shape
         run(
@@ -187,7 +187,7 @@ class Perceptron:
             BLOCK_O=tile.units, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
-    def _backward(self, above: Layer, layer: Layer, state: State, run: Any) -> None:
+    def _backward(self, above: Layer, layer: Layer, state: State, run: Launch) -> None:
         tile = self._tiles.backward
         chains, samples, units = above.delta.shape
         inputs = layer.delta.shape[2]

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from natural_langevin._internal.gpu_build import build, launch, side_by_side
+from natural_langevin._internal.gpu_build import Launch, build, launch, side_by_side
 from natural_langevin._internal.triton_random import key_at
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Info, State
@@ -135,7 +135,7 @@ class Bookkeeping:
         data: StepData,
         state: State,
         kind: Kind,
-        run: Any = launch,
+        run: Launch = launch,
     ) -> Begun:
         """The batch, ``LayerInputs.numbers`` but for whether chains go on, and the keys."""
         stream, rates = data.stream, data.rates.values
@@ -157,7 +157,7 @@ class Bookkeeping:
         keys = self._keys.view(torch.int32).unflatten(-1, (-1, 2))
         return Begun((x_out, y_out), self._numbers, keys)
 
-    def end(self, state: State, losses: Tensor, run: Any = launch) -> Info:
+    def end(self, state: State, losses: Tensor, run: Launch = launch) -> Info:
         """Sums the parts of losses, (chain, part), writes which chains go on into the numbers, and
         counts."""
         stopped = torch.empty_like(state.diverged, dtype=torch.bool)

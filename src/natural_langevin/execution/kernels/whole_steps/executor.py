@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
-from natural_langevin._internal.gpu_build import build, launch
+from natural_langevin._internal.gpu_build import Launch, build, launch
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -102,7 +102,7 @@ class WholeSteps:
         self._ordered(int(state.step))
         self._launch(state, int(state.step), 1, build)
 
-    def _launch(self, state: State, start: int, count: int, run: Any = launch) -> None:
+    def _launch(self, state: State, start: int, count: int, run: Launch = launch) -> None:
         """One launch."""
         stream, size = self.stream, self.stream.batch_size
         share = 0.0 if self.rates.kind(start).explores else self._share

@@ -84,7 +84,7 @@ class Langevin:
         dynamics: Integrator | None = None,
         temperature: float | Tensor = 1.0,
         likelihood_power: float | Tensor = 1.0,
-        chains: int = 4,
+        chains: int | None = None,
         num_data: int | None = None,
         init: starts.Init | None = None,
         mean_rate: float | schedules.Schedule | None = schedules.inverse_sqrt(),
@@ -114,7 +114,8 @@ class Langevin:
             temperature: T, a number or one value per chain. 1 is the posterior.
             likelihood_power: beta in pi(theta) ~ [alpha(theta) prod_n p(y_n | x_n)^beta]^(1/T),
                 above 0, a number or one value per chain: N rows count as beta N.
-            chains: How many chains are advanced together.
+            chains: How many chains are advanced together. None: four; more where ``seconds`` has
+                time for more steps than they gain by.
             num_data: N, the number of training rows. None: taken from the data.
             init: "model", "fan_in", "prior", or weights: a state dict {name: (*shape)} or {name:
                 (chain, *shape)}, or a list of modules or state dicts, one per chain. None: at the
@@ -144,7 +145,10 @@ class Langevin:
         given = open_settings.fill(
             model, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
             step_size=step_size, init=init, recipe=recipe, calibrate=calibrate,
+            chains_open=chains is None
+            and not any(isinstance(v, Tensor) for v in (temperature, likelihood_power)),
         )  # fmt: skip
+        chains = given.settings.chains if chains is None else chains
         start, start_weights = starts.kind_and_weights(given.init, chains)
         validation.check_arguments(
             model, likelihood, given.prior, given.preconditioner,

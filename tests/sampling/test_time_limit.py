@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from natural_langevin.execution.engine import Engine
 from natural_langevin.recipe import cost, prior_scale
 from natural_langevin.run import time_limit
 from natural_langevin.run.look import Look
-from short_recipe import USUAL
+from short_recipe import SHORT, USUAL, changed
 
 ROWS = 60
 
@@ -115,6 +116,26 @@ def test_a_search_that_would_take_most_of_it_is_left_out(
     sampled(2.0)
     usual = tried[0]
     assert cheaper[0] * cheaper[1] < usual[0] * usual[1]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 16), (2, None)])
+def test_time_for_more_steps_than_chains_gain_by_buys_chains(
+    clock: Clock, given: int | None, expected: int | None
+) -> None:
+    """Unless their number was given; and the plan is the run."""
+    clock.price = 1e-3
+    network = models.mlp(3, 2, (8,), activation=nn.Tanh)
+    settings = changed(SHORT, length={"most": 150, "fewest": 100})
+    free = Langevin(network, likelihoods.Categorical(), chains=given, recipe=settings)
+    plan = free.plan(data(), seconds=12.0)
+    assert plan.chains == expected
+    count = expected or given
+    found = free.sample(data(), plan=replace(plan, seconds=None, steps=60), progress=False)
+    assert found.chains == count
+    assert len(found.samples["0.weight"]) == count
+    clock.now = 0.0
+    assert free.sample(data(), seconds=12.0, progress=False).chains == count
+    assert 0.9 * 12 < clock.now < 1.1 * 12
 
 
 def test_without_seconds_the_clock_changes_nothing(clock: Clock) -> None:

@@ -102,10 +102,11 @@ class Calibration:
 class Plan:
     """``recipe``: "auto" or "paper", which constants filled what was open. ``step_size``: a number,
     one per chain, or None, the sampler's own; ``falls_from``: the offset of a polynomial schedule
-    where the search of ``choose_step_size`` found it. ``burn_in`` and ``thin``: None is a third of
-    the steps, and about ``draws`` draws. ``extended``: the number of a phase, and the steps that it
-    was given beyond its own (``sample(data, checkpoint=folder, steps=more)``). ``reasons``: why
-    each is what it is, by field."""
+    where the search of ``choose_step_size`` found it. ``chains``: None is the sampler's own number.
+    ``burn_in`` and ``thin``: None is a third of the steps, and about ``draws`` draws.
+    ``extended``: the number of a phase, and the steps that it was given beyond its own
+    (``sample(data, checkpoint=folder, steps=more)``). ``reasons``: why each is what it is, by
+    field."""
 
     recipe: str
     prior: str
@@ -118,6 +119,7 @@ class Plan:
     keep: int | None = None
     draws: int = DRAWS
     start: str = "model"
+    chains: int | None = None
     descent: Descent | None = None
     prior_scale: float | None = None
     step_size: float | tuple[float, ...] | None = None
@@ -279,6 +281,7 @@ class Plan:
             ("metric", self.metric.partition("(")[0]),
             ("dynamics", self.dynamics.partition("(")[0]),
             ("friction", self.friction),
+            ("chains", self.chains),
             ("step_size", size),
             ("batch_size", self.batch_size),
             ("start", self.start + (", then descent" if self.descent else "")),

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import priors
 from natural_langevin._internal.fingerprints import fingerprint
-from natural_langevin._internal.processes import Processes
+from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin.data.loaders import SharedBatches
 from natural_langevin.data.signature import Signature
 from natural_langevin.data.streams import (
@@ -102,6 +102,16 @@ class Problem:
         """Whether chains of the other problem move as those of this one, on whatever data."""
         names = ("prior", "temperature", "power", "chains", "anchors")
         return all(getattr(self, name) is getattr(other, name) for name in names)
+
+    def with_chains(self, count: int, *, after: int = 0) -> Problem:
+        """The same with so many chains, all like the first, in this process; ``after`` so many
+        others, whose noise they do not repeat."""
+        seed = (self.chains.seed + after) % (1 << 63)
+        chains = ChainSet(count, seed, self.device, SingleProcess(count))
+        return dataclasses.replace(
+            self, chains=chains, temperature=self.temperature[:1].expand(count),
+            power=None if self.power is None else self.power[:1].expand(count),
+        )  # fmt: skip
 
     def with_prior(self, prior: priors.PriorLike) -> Problem:
         """The same with another prior."""

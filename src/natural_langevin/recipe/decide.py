@@ -81,8 +81,11 @@ def decide(
 
 
 def follow(motion: Motion, plan: Plan) -> Motion:
-    """The motion that a plan asks for: with its start, its friction and its prior's scale."""
+    """The motion that a plan asks for: with its chains, its start, its friction and its prior's
+    scale."""
     found = motion if motion.start == plan.start else replace(motion, start=plan.start)
+    if plan.chains is not None:
+        found = found.on(found.problem.with_chains(plan.chains))
     if plan.friction is not None:
         found = replace(found, integrator=recipe.dynamics(plan.friction))
     if plan.prior_scale is not None:
@@ -266,6 +269,8 @@ def _by_recipe(
         measured=choice.measured(),
         reasons=choice.reasons() | {"start": why},
     )
+    if given.chains_open and limit.exists and asked.seconds and not until:
+        plan = _with_more_chains(follow(motion, plan), plan, choice, asked.seconds, costs, limit)
     lengths = _length(follow(motion, plan), plan, choice, asked, costs, limit, until=until)
     return replace(
         plan, steps=lengths.steps, burn_in=lengths.burn_in, thin=lengths.thin, end=lengths.end,
@@ -317,6 +322,30 @@ def _chosen(
         return found
     by_rows = {k: getattr(choice, k) for k in ("prior_scale", "sharpness", "spread")}
     return dataclasses.replace(found, **by_rows)
+
+
+def _with_more_chains(
+    motion: Motion,
+    plan: Plan,
+    choice: recipe.Choice,
+    seconds: float,
+    costs: cost.Costs,
+    limit: TimeLimit,
+) -> Plan:
+    """The plan with more chains, where there is time for more steps than chains gain by."""
+    settings, count = costs.settings, motion.problem.chains.count
+    steps = pace.steps_within(
+        motion, seconds, plan.batch_size, choice.step_size, settings.time,
+        downhill=plan.descent is not None, limit=limit,
+    )  # fmt: skip
+    times = min(settings.time.most_chains, steps // settings.length.most)
+    if times < 2:
+        return plan
+    why = f"{count} would have time for {steps} steps each"
+    return replace(
+        plan, chains=times * count, draws=costs.draws(times * count),
+        reasons=dict(plan.reasons) | {"chains": why},
+    )  # fmt: skip
 
 
 def _length(

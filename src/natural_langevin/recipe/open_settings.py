@@ -32,7 +32,8 @@ DEFAULT = Settings()
 @dataclass(frozen=True)
 class Given:
     """Nothing open but the step size where ``auto``, and the prior's scale where ``scale_open``.
-    ``by_recipe``: whether the recipe's own dynamics run, by its start and its length."""
+    ``by_recipe``: whether the recipe's own dynamics run, by its start and its length;
+    ``chains_open``: with as many chains as it likes."""
 
     prior: priors.PriorLike
     preconditioner: preconditioners.Preconditioner
@@ -43,6 +44,7 @@ class Given:
     by_recipe: bool
     scale_open: bool
     start_open: bool
+    chains_open: bool
     calibrate: bool
     recipe: RecipeName
     settings: Settings
@@ -56,6 +58,7 @@ def fill(
     dynamics: Integrator | None,
     step_size: StepSize | Literal["auto"],
     init: starts.Init | None,
+    chains_open: bool = False,
     recipe: RecipeName | Settings | None = None,
     calibrate: bool = True,
 ) -> Given:
@@ -92,5 +95,6 @@ def fill(
         prior=prior, preconditioner=preconditioner,
         dynamics=usual if dynamics is None else dynamics, step_size=step_size, init=init,
         auto=auto, by_recipe=by_recipe, scale_open=scale_open, start_open=start_open,
-        calibrate=calibrate, recipe=recipe, settings=settings,
+        chains_open=chains_open and auto and scale_open and start_open, calibrate=calibrate,
+        recipe=recipe, settings=settings,
     )  # fmt: skip

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.processes import SingleProcess
 from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.streams import Subsets
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.problem.motion import Motion
-from natural_langevin.problem.problem import ChainSet, Problem
+from natural_langevin.problem.problem import Problem
 from natural_langevin.recipe import cost, pace, prior_scale, step_size_rule, trial_predictions
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.settings import PriorTrial, Sharpness, Trial
@@ -50,14 +49,14 @@ def _with_scales(
     whose noise it does not repeat; and which of them go downhill for all (see ``descent``)."""
     problem, variances = motion.problem, torch.tensor(scales).repeat_interleave(repeats)
     count, device = len(variances), problem.device
-    chains = ChainSet(
-        count, (problem.chains.seed + after) % (1 << 63), device, SingleProcess(count)
-    )
     several = dataclasses.replace(
-        problem, chains=chains, temperature=problem.temperature[:1].expand(count), num_data=None,
-        power=None if problem.power is None else problem.power[:1].expand(count),
-        anchors=None, held_out=None, origin=None, units=None,
-    )  # fmt: skip
+        problem.with_chains(count, after=after),
+        num_data=None,
+        anchors=None,
+        held_out=None,
+        origin=None,
+        units=None,
+    )
     compared = motion.on(several.with_prior(recipe.prior(variances)))
     usual = repeats * (scales.index(1.0) if 1.0 in scales else 0)
     pattern = usual + torch.arange(repeats, device=device)

@@ -258,6 +258,9 @@ class Time:
     #: Steps that are timed at most, and seconds from which on their pace is known.
     timed: int = 1300
     enough: float = 0.2
+    #: Time for more steps than a run of open length may take buys chains, up to so many times as
+    #: many: four chains on MNIST gain nothing by ten times the steps, each stays where it began.
+    most_chains: int = 4
     #: So many chains take no longer than one where operator calls are what is paid for.
     at_once: int = 32
 
@@ -279,6 +282,8 @@ class Settings:
         held_out=0.2, fewest_rows=5, most_held_out=2000, friction=0.1, memory=0.05, length=0.02,
         small=1000, most_work=2e10, few=10,
     )  # fmt: skip
+    #: Enough for R-hat; what ensembles gain by more starts falls as one over their number.
+    chains: int = 4
     metric: Metric = Metric()
     batch: Batch = Batch()
     step_size: StepSize = StepSize()

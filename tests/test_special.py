@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from scipy import special, stats
@@ -28,8 +30,9 @@ def test_quantiles() -> None:
     for shape in (0.5, 3.0, 200.0, 1e4):
         expected = torch.tensor(stats.gamma(shape).ppf(U.numpy())).clamp_min(1e-12)
         torch.testing.assert_close(gamma_quantile(shape, U), expected, rtol=1e-9, atol=0)
-    expected = torch.tensor(stats.beta(0.5, 2).ppf(U.numpy()))
-    torch.testing.assert_close(beta_quantile(0.5, 2.0, U), expected, rtol=1e-9, atol=1e-12)
+    for a, b in ((0.5, 2.0), (30.0, 0.2), (0.05, 0.05), (4000.0, 3.5), (20.0, 9e4)):
+        expected = torch.tensor(stats.beta(a, b).ppf(U.numpy())).clamp_max(1 - math.ulp(0.5))
+        torch.testing.assert_close(beta_quantile(a, b, U), expected, rtol=1e-9, atol=1e-12)
     for rate in (1e-3, 1.0, 40.0, 1e5):
         counts = torch.tensor(stats.poisson(rate).ppf(U.numpy()))
         assert torch.equal(poisson_quantile(torch.tensor(rate).double(), U), counts)

@@ -12,7 +12,7 @@ from natural_langevin.diagnostics import diagnose, ranks
 from natural_langevin.diagnostics.configurational import Configurational
 from natural_langevin.diagnostics.function_space import mixing
 from natural_langevin.diagnostics.halved import compare
-from natural_langevin.diagnostics.limits import ess_limit, rhat_limit
+from natural_langevin.diagnostics.limits import ess_limit, rhat_limit, too_high
 from natural_langevin.diagnostics.reading import Reading
 
 
@@ -45,6 +45,15 @@ def test_limits_are_those_of_the_books_with_many_draws() -> None:
     assert ess_limit(4, 2000) == 200
     assert rhat_limit(4, 2) == math.inf
     assert rhat_limit(4, 2000, 100, ess=10.0) == 1.1  # two chains apart are no correlation
+
+
+@pytest.mark.parametrize("draws", [3, 10, 400])
+def test_the_verdict_on_many_numbers_is_that_on_each(draws: int) -> None:
+    rhat = np.array([math.nan, 0.99, 1.0, 1.005, 1.02, 1.05, 1.09, 1.11, 1.3, 2.0, 40.0, math.inf])
+    for ess in (math.nan, 1.0, 12.0, 100.0, 1000.0, 5000.0):
+        limit = rhat_limit(4, draws, 7, ess=ess)
+        found = too_high(rhat, np.full(len(rhat), ess), 4, draws, 7)
+        assert found.tolist() == (rhat > limit).tolist(), (ess, limit)
 
 
 def test_chains_that_disagree_are_still_found_with_few_draws() -> None:

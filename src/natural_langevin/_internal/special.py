@@ -113,12 +113,21 @@ _gamma_quantile, _poisson_quantile = _opaque(_gamma_bisection), _opaque(_poisson
 
 
 def beta_quantile(a: float | Tensor, b: float | Tensor, u: Tensor) -> Tensor:
-    """Quantile of Beta(a, b): a ratio of gammas would need two uniforms; bisection needs one."""
+    """Quantile of Beta(a, b): a ratio of gammas would need two uniforms; this needs one.
+
+    By Newton's method, and by bisection wherever that would leave what is known to hold it."""
     u = u.double()
     alpha, beta = (torch.as_tensor(v, dtype=torch.float64, device=u.device) for v in (a, b))
-    low, high = torch.zeros_like(u), torch.ones_like(u)
+    alpha, beta, u = torch.broadcast_tensors(alpha, beta, u)
+    constant = torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
+    low, high, x = torch.zeros_like(u), torch.ones_like(u), alpha / (alpha + beta)
     for _ in range(60):
-        middle = (low + high) / 2
-        below = incomplete_beta(alpha, beta, middle) < u
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return ((low + high) / 2).clamp(math.ulp(0.5), 1 - math.ulp(0.5))
+        off = incomplete_beta(alpha, beta, x) - u
+        low, high = torch.where(off < 0, x, low), torch.where(off < 0, high, x)
+        density = torch.xlogy(alpha - 1, x) + torch.special.xlog1py(beta - 1, -x) + constant
+        new = x - off * (-density).exp()
+        new = torch.where((new > low) & (new < high), new, (low + high) / 2)
+        x, step = new, (new - x).abs()
+        if bool((step <= 1e-15 * x).all()):
+            break
+    return x.clamp(math.ulp(0.5), 1 - math.ulp(0.5))

@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from natural_langevin._internal import special
 
@@ -54,6 +56,29 @@ def rhat_limit(chains: int, draws: int, numbers: int = 1, ess: float | None = No
         return independent
     effective = _largest(chains, min(float(draws), ess / chains) / 2, numbers)
     return max(independent, min(ALWAYS, effective))
+
+
+def too_high(
+    rhat: np.ndarray, ess: np.ndarray, chains: int, draws: int, numbers: int
+) -> np.ndarray:
+    """Which R-hat are above ``rhat_limit`` of their effective draws: by the probability of as large
+    a one, which is one evaluation for all of them, where a limit is a search for each."""
+    found = torch.as_tensor(rhat).double().nan_to_num(nan=1.0)
+    halves = (torch.as_tensor(ess).double() / chains).nan_to_num(nan=draws).clamp_max(draws) / 2
+    level = _LEVEL / numbers
+    alone = _probability(found, chains, torch.full_like(found, draws // 2)) < level
+    correlated = _probability(found, chains, halves) < level
+    return ((found > RHAT) & alone & (correlated | (found > ALWAYS))).numpy()
+
+
+def _probability(rhat: Tensor, chains: int, half: Tensor) -> Tensor:
+    """Of at least such an R-hat among chains that agree, with ``half`` draws in each half of one;
+    1 where there are fewer than two."""
+    between, within = 2 * chains - 1, 2 * chains * (half - 1).clamp_min(1.0)
+    f = (1 + half * (rhat.square() - 1)).clamp_min(0.0)
+    x = within / (within + between * f)
+    tail = special.incomplete_beta(within / 2, torch.full_like(x, between / 2), x)
+    return torch.where(half < 2, 1.0, tail)
 
 
 def _largest(chains: int, half: float, numbers: int) -> float:

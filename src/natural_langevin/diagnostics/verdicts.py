@@ -23,7 +23,7 @@ from natural_langevin.diagnostics.function_space import (
 )
 from natural_langevin.diagnostics.halved import Halved
 from natural_langevin.diagnostics.kinetic import Kinetic
-from natural_langevin.diagnostics.limits import distance_limit, ess_limit, rhat_limit
+from natural_langevin.diagnostics.limits import distance_limit, ess_limit, rhat_limit, too_high
 from natural_langevin.diagnostics.plots import rank_plot, trace_plot
 from natural_langevin.diagnostics.ranks import Array
 from natural_langevin.diagnostics.reading import Reading
@@ -34,8 +34,8 @@ BIAS_LIMIT = 0.1
 NOISE_LIMIT = 0.05
 #: What is followed first, at the inputs given.
 PREDICTIONS = "predictions"
-#: Inputs of at most so many numbers are written out, and R-hats tried in descending order.
-_SHOWN, _TRIED = 8, 100
+#: Inputs of at most so many numbers are written out.
+_SHOWN = 8
 
 
 #: What is said where there is no verdict.
@@ -196,11 +196,7 @@ class Diagnosis:
         """Whether a number's R-hat is above what chains that agree would show."""
         if found.rhat is None:
             return False
-        above = np.flatnonzero(found.rhat > rhat_limit(self.chains, self.draws, count))
-        return any(
-            found.rhat[k] > rhat_limit(self.chains, self.draws, count, float(found.ess[k]))
-            for k in above[np.argsort(-found.rhat[above])][:_TRIED]
-        )
+        return bool(too_high(found.rhat, found.ess, self.chains, self.draws, count).any())
 
     def _place(self, name: str, number: int) -> str:
         """Where a number that was followed is: its input and output, or its component."""

@@ -3,23 +3,22 @@
     python forked.py MODULES torchrun's arguments     (modules separated by commas)
 
 Agent, rendezvous and variables are those of ``torchrun``; only the start of a worker is another,
-and the import of torch and what belongs to it takes seconds."""
+and the import of torch and what belongs to it takes seconds. Workers are forked from a process
+that has one thread: the agent has several, and a worker that is forked while another thread holds
+a lock waits for it for ever."""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
-import signal
 import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing import forkserver, util
 
 from torch.distributed.run import main
 from torch.multiprocessing.spawn import ProcessContext
-
-
-def worker() -> None:
-    """The agent's handlers are not for its workers, which SIGTERM ends like any other program."""
-    for kind in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(kind, signal.SIG_DFL)
 
 
 def impatient() -> None:
@@ -29,9 +28,26 @@ def impatient() -> None:
     ProcessContext._join_procs_with_timeout = lambda self, seconds: wait(self, min(seconds, 5.0))
 
 
+def forked(path: str, words: Sequence[str], kept: Sequence[int]) -> int:
+    """Starts Python's server of forks with what is imported here: ``util.spawnv_passfds``."""
+    process = os.fork()
+    if process:
+        return process
+    ends = [2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]
+    for before, after in itertools.pairwise(ends):
+        os.closerange(before + 1, after)
+    forkserver._forkserver._lock = threading.Lock()  # held by whoever starts the server
+    try:
+        exec(words[-1], {})  # python -c
+    finally:
+        os._exit(0)
+
+
 if __name__ == "__main__":
     impatient()
-    os.register_at_fork(after_in_child=worker)
     for module in filter(None, sys.argv[1].split(",")):
         importlib.import_module(module)
-    main(["--run-path", "--start-method=fork", *sys.argv[2:]])
+    start, util.spawnv_passfds = util.spawnv_passfds, forked
+    forkserver.ensure_running()
+    util.spawnv_passfds = start
+    main(["--run-path", "--start-method=forkserver", *sys.argv[2:]])

@@ -17,6 +17,10 @@ from natural_langevin.posterior.export import Served
 from natural_langevin.posterior.manifest import with_checksum
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.storage import StorageError
+from short_recipe import changed
+
+#: Runs of 2,000 steps, which nothing follows.
+ONE_PART = changed(length={"most": 2000})
 
 
 def held_out(distance: float, noise: float, seed: int = 0) -> list[calibration.Predicted]:
@@ -153,7 +157,7 @@ def smooth(rows: int, noise: float) -> tuple[Tensor, Tensor]:
 
 def test_a_function_without_noise_is_predicted_with_less_spread_and_its_checkpoint_knows() -> None:
     network, (x, y) = models.mlp(3, 1, (50,)), smooth(500, 0.0)
-    sampler = Langevin(network, likelihoods.Gaussian("rmse"))
+    sampler = Langevin(network, likelihoods.Gaussian("rmse"), recipe=ONE_PART)
     posterior = sampler.sample((x[:300], y[:300]), progress=False)
     config = json.loads(json.dumps(posterior.config))
     asked = config["recipe"]["spread"]
@@ -173,7 +177,7 @@ def test_a_function_without_noise_is_predicted_with_less_spread_and_its_checkpoi
 
 def test_targets_with_noise_keep_the_whole_spread() -> None:
     network = models.mlp(3, 1, (50,))
-    sampler = Langevin(network, likelihoods.Gaussian("rmse"))
+    sampler = Langevin(network, likelihoods.Gaussian("rmse"), recipe=ONE_PART)
     posterior = sampler.sample(smooth(200, 0.3), progress=False)
     assert "spread" not in posterior.config
     assert posterior.config["recipe"]["spread"] is None

@@ -36,6 +36,8 @@ from natural_langevin.run.phases import phases
 from short_recipe import SHORT, USUAL, changed
 
 TRIAL, FRICTION = USUAL.prior, USUAL.step_size.friction
+#: Runs of 4,000 steps, which nothing follows.
+ONE_PART = changed(length={"most": 4000})
 
 
 def line(count: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +80,9 @@ def test_chains_that_begin_far_away_arrive(metric: preconditioners.Preconditione
     weights = torch.tensor([[1.0], [-2.0], [0.5], [3.0], [0.0]])
     y = x @ weights + 0.03 * torch.randn(300, 1, generator=generator)
     model = models.mlp(5, 1, (), seed=0)
-    sampler = Langevin(model, likelihoods.Gaussian(sigma=0.03), preconditioner=metric)
+    sampler = Langevin(
+        model, likelihoods.Gaussian(sigma=0.03), preconditioner=metric, recipe=ONE_PART
+    )
     posterior = sampler.sample((x, y), progress=False)
     assert posterior.plan.start == "fan_in"
     design = torch.cat([x, torch.ones(300, 1)], 1).double()
@@ -545,7 +549,7 @@ def test_learned_noise_of_twenty_rows_is_not_that_of_a_network_which_meets_them_
     y = x @ torch.tensor([1.0, 2.0, -1.0]) + 0.1 * torch.randn(120, generator=draw)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1))
-    sampler = Langevin(network, likelihoods.Gaussian(sigma="rmse"))
+    sampler = Langevin(network, likelihoods.Gaussian(sigma="rmse"), recipe=ONE_PART)
     scores = sampler.sample((x[:20], y[:20]), progress=False).evaluate(x[20:], y[20:])
     assert scores.nll < scores.blind_nll
 

@@ -336,7 +336,7 @@ def test_a_callback_sees_losses_in_the_given_units() -> None:
 def test_pure_defaults_beat_the_blind_guess() -> None:
     """Two numbers of unequal sizes, inputs of unequal sizes: all of it left open."""
     settings = changed(
-        SHORT_WAY, end={"first_steps": 400}, length={"fewest": 800},
+        SHORT_WAY, end={"first_steps": 400}, length={"fewest": 800, "most": 1600},
         cost={"usual": replace(USUAL.cost.usual, relaxations=1)},
     )  # fmt: skip
     x, y = rows(400, 2)

@@ -36,7 +36,8 @@ def row(seed: int, *, steps: int) -> dict[str, Any]:
         "seed": seed, "widths": of.widths, "rank": of.rank, "weights": found.weights,
         "exact": of.exact, "truth": exact._asdict(), "value": found.value, "error": found.error,
         "minibatch_bias": found.minibatch_bias, "rhat": found.rhat, "warnings": found.warnings,
-        "steps": config["steps"], "batch_size": config["batch_size"],
+        "chains": found.chains.tolist(), "steps": config["steps"], "draws": found.posterior.draws,
+        "batch_size": config["batch_size"],
         "truth_seconds": between - began, "seconds": time.process_time() - between,
     }  # fmt: skip
 
@@ -60,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=300, help="leapfrog steps of a trajectory")
+    parser.add_argument("--steps", type=int, default=600, help="leapfrog steps of a trajectory")
     parser.add_argument("--jobs", type=at_least(1), default=1, help="networks side by side")
     given = parser.parse_args()
     results = open_results(given.out, {"steps": given.steps}, [], ValueError)

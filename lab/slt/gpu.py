@@ -1,13 +1,15 @@
 """What learning coefficients cost on a GPU: an MNIST perceptron, and the checkpoints of a training.
 
-    python -m lab.slt.gpu --out results/slt-gpu.json --device cuda
+    python -m lab.slt.gpu --out results/slt-gpu.json --device cuda --budget 180
 
-Rows, each in a process of its own with ``--limit`` seconds, written as they come:
+Rows, each in a process of its own that ends after ``--limit`` seconds, or with the budget; what it
+has logged, with seconds, is on stderr as it comes:
 
     perceptron             784-400-400-10, 6 chains of 5,000 steps on minibatches of 512
     perceptron, devinterp  its SGLD on the same network, ``--theirs`` of its steps, times the rest
+    few checkpoints        a tenth of those that follow
     checkpoints            of one short training of a convolutional network on random images, as
-                           chains of one run; half as many, again, where memory does not hold them
+                           chains of one run
     checkpoints, devinterp its SGLD at two of them, ``--theirs`` steps, times the rest
 
 ``lab.slt.peers`` says which devinterp.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import subprocess
 import sys
@@ -135,31 +138,23 @@ def training_run(given: argparse.Namespace) -> tuple[nn.Module, list[Any], Tenso
 
 
 def checkpoints(given: argparse.Namespace) -> dict[str, Any]:
-    """A training's coefficients in one call, or in as many as memory asks for."""
+    """A training's coefficients in one call."""
     net, kept, x, y = training_run(given)
-    size = len(kept)
-    while True:
-        try:
-            parts = [kept[k : k + size] for k in range(0, len(kept), size)]
-            found, seconds = timed(given.device, lambda parts=parts: [  # type: ignore[misc]
-                slt.llc_curve(
-                    part, net, LIKELIHOOD, (x, y), chains=1, steps=given.curve_steps,
-                    batch_size=min(128, len(x)), draws=4, device=given.device, baseline="minimum",
-                )
-                for part in parts
-            ])  # fmt: skip
-            break
-        except torch.OutOfMemoryError:
-            if size == 1:
-                raise
-            size = -(-size // 2)
-            torch.cuda.empty_cache()
+    found, seconds = timed(given.device, lambda: slt.llc_curve(
+        kept, net, LIKELIHOOD, (x, y), chains=1, steps=given.curve_steps,
+        batch_size=min(128, len(x)), draws=4, device=given.device,
+    ))  # fmt: skip
+    config = found.estimates[0].posterior.config
     return {
-        "checkpoints": len(kept), "calls": len(parts), "steps": given.curve_steps,
-        "weights": sum(p.numel() for p in net.parameters()), "seconds": seconds,
-        "value": [v for f in found for v in f.value.tolist()],
-        "error": [v for f in found for v in f.error.tolist()],
+        "checkpoints": len(kept), "steps": given.curve_steps, "seconds": seconds,
+        "weights": sum(p.numel() for p in net.parameters()), "execution": config["execution"],
+        "value": found.value.tolist(), "error": found.error.tolist(),
     }  # fmt: skip
+
+
+def few_checkpoints(given: argparse.Namespace) -> dict[str, Any]:
+    given.checkpoints = max(2, given.checkpoints // 10)
+    return checkpoints(given)
 
 
 def checkpoints_theirs(given: argparse.Namespace) -> dict[str, Any]:
@@ -177,6 +172,7 @@ def checkpoints_theirs(given: argparse.Namespace) -> dict[str, Any]:
 
 ROWS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "perceptron": perceptron,
+    "few checkpoints": few_checkpoints,
     "checkpoints": checkpoints,
     "perceptron, devinterp": perceptron_theirs,
     "checkpoints, devinterp": checkpoints_theirs,
@@ -187,12 +183,12 @@ def isolated(name: str, limit: float) -> dict[str, Any]:
     """A row in a process of its own; what goes wrong there is the row."""
     command = [sys.executable, "-m", "lab.slt.gpu", *sys.argv[1:], "--row", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
         return {"failed": f"no answer in {limit:.0f} s"}
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        return {"failed": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
+        return {"failed": f"exit {done.returncode}"}
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
@@ -209,18 +205,26 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--theirs", type=int, default=300, help="steps of devinterp's chains")
     parser.add_argument("--rows", type=int, help="of data, at most")
-    parser.add_argument("--limit", type=float, default=45.0, help="seconds of a row")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds of a row")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds of all rows")
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.row:
+        shown = "%(relativeCreated)9.0f ms  " + given.row + ": %(message)s"
+        logging.basicConfig(level=logging.WARNING, format=shown)
+        logging.getLogger("natural_langevin").setLevel(logging.INFO)
         print(json.dumps(ROWS[given.row](given)), flush=True)
         return
     results: dict[str, Any] = {"origin": origin(given.device), "rows": {}}
     if given.out.exists():
         results["rows"] = json.loads(given.out.read_text())["rows"]
+    ends = time.monotonic() + given.budget
     for name in given.only:
-        results["rows"][name] = isolated(name, given.limit)
+        left = ends - time.monotonic()
+        if left <= 0:
+            break
+        results["rows"][name] = isolated(name, min(given.limit, left))
         print(json.dumps({name: results["rows"][name]}), flush=True)
         given.out.write_text(json.dumps(results, indent=1) + "\n")
 

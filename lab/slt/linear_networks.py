@@ -102,7 +102,7 @@ class Truth(NamedTuple):
 
 def truth(
     of: LinearNetwork, *, power: float, gamma: float = 1.0, variance: float | None = None,
-    chains: int = 96, trajectories: int = 20, burn_in: int = 8, steps: int = 300, seed: int = 0,
+    chains: int = 96, trajectories: int = 40, burn_in: int = 14, steps: int = 600, seed: int = 0,
 ) -> Truth:  # fmt: skip
     """n beta (E[L_n] - L_n(w*)) by HMC, under the prior of ``slt.localised``, or with one
     ``variance`` for all weights."""

@@ -29,6 +29,7 @@ def run(
     patience: float, monkeypatch: Any, looks: bool = False, **options: Any
 ) -> tuple[State, str]:
     monkeypatch.setattr(traced, "PATIENCE", patience)
+    monkeypatch.setattr(traced, "SEVERAL", 0)
     torch.manual_seed(0)
     data = torch.randn(40, 4), torch.arange(40) % 3
     options = {"step_size": 1e-3, "chains": 1} | options

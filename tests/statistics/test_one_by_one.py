@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from natural_langevin import Langevin, likelihoods
-from natural_langevin.statistics import Network, gradients
+from natural_langevin.statistics import in_turn
 
 
 @pytest.mark.parametrize("given_axis", [False, True])
@@ -20,8 +20,8 @@ def test_the_same_step(given_axis: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     if given_axis:
         x, y = torch.stack([x, x + 1, x - 1]), torch.stack([y, y, y])
     found = {}
-    for limit in (gradients.ONE_BY_ONE, 1):
-        monkeypatch.setattr(gradients, "ONE_BY_ONE", limit)
+    for limit in (in_turn.ONE_BY_ONE, 1):
+        monkeypatch.setattr(in_turn, "ONE_BY_ONE", limit)
         sampler = Langevin(model, likelihoods.Categorical(), chains=3, num_data=50, step_size=1e-4)
         state = sampler.init()
         for _ in range(3):
@@ -32,10 +32,23 @@ def test_the_same_step(given_axis: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not torch.equal(alone[2][0], alone[2][1])
 
 
+def test_the_same_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(36, 3))
+    x, y = torch.randn(6, 2, 5, 5), torch.arange(6) % 3
+    sampler = Langevin(model, likelihoods.Categorical(), chains=2, step_size=1e-3, compile=False)
+    posterior = sampler.sample((x, y), 4, batch_size=6, progress=False)
+    found = []
+    for limit in (in_turn.ONE_BY_ONE, 1):
+        monkeypatch.setattr(in_turn, "ONE_BY_ONE", limit)
+        found.append((posterior.network_outputs(x), posterior.log_likelihood(x, y)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert not torch.equal(found[0][0][0], found[0][0][-1])
+
+
 def test_by_shapes_alone() -> None:
     """Wide images are taken one by one; small ones, and what is no image, together."""
     convolution = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Flatten())
-    own = gradients.Gradients(Network(convolution), likelihoods.Categorical())
-    assert own.one_by_one(torch.empty(100, 3, 32, 32))
-    assert not own.one_by_one(torch.empty(100, 3, 8, 8))
-    assert not own.one_by_one(torch.empty(100_000, 64))
+    assert in_turn.one_by_one(convolution, torch.empty(100, 3, 32, 32))
+    assert not in_turn.one_by_one(convolution, torch.empty(100, 3, 8, 8))
+    assert not in_turn.one_by_one(convolution, torch.empty(100_000, 64))

@@ -29,9 +29,10 @@ log = logging.getLogger("natural_langevin")
 
 #: Shapes of batches, and kinds of steps, that are traced at most.
 MOST = 8
-#: Seconds that steps of a kind have taken before they are traced, which takes about as long: a
-#: short run does not wait for it. Nothing else depends on it, for the bits are the same.
-PATIENCE = 2.0
+#: Seconds that steps of a kind have taken, and how many there were, before they are traced, which
+#: takes some seconds and as long as some twenty steps: a short run does not wait for it. Nothing
+#: else depends on it, for the bits are the same.
+PATIENCE, SEVERAL = 2.0, 20
 
 
 class _Trace(NamedTuple):
@@ -47,7 +48,7 @@ class TracedStep:
 
     def __init__(self) -> None:
         self._traces: dict[Any, _Trace | None] = {}
-        self._spent: dict[Any, float] = {}  # seconds, by kind of step
+        self._spent: dict[Any, tuple[int, float]] = {}  # steps and seconds, by kind of step
 
     @property
     def traced(self) -> int:
@@ -62,8 +63,9 @@ class TracedStep:
             return pure_step(dynamics, data, state, batch, kind)
         here, rates, count, chain_axis = data.inputs(state, batch, kind)
         key = (kind, shape_of(here))
-        spent = self._spent.get(key, 0.0)
-        if spent > PATIENCE and key not in self._traces and len(self._traces) < MOST:
+        steps, spent = self._spent.get(key, (0, 0.0))
+        pays = steps >= SEVERAL and spent > PATIENCE
+        if pays and key not in self._traces and len(self._traces) < MOST:
             self._traces[key] = _traced(dynamics, state, here, rates, count, chain_axis)
         trace = self._traces.get(key)
         if trace is not None:
@@ -71,7 +73,7 @@ class TracedStep:
             return dynamics.settled(state, new, loss)
         started = time.perf_counter()
         found = dynamics.step(state, here, rates, count, chain_axis=chain_axis)
-        self._spent[key] = spent + time.perf_counter() - started
+        self._spent[key] = steps + 1, spent + time.perf_counter() - started
         return found
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from natural_langevin._internal.html import shown
 from natural_langevin._internal.processes import SingleProcess
@@ -24,6 +23,7 @@ from natural_langevin.posterior.prediction import one_tensor
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import vectorised, with_parameters
 from natural_langevin.statistics.capture import ParameterSlots
+from natural_langevin.statistics.in_turn import of_each
 from natural_langevin.statistics.vectorised import MODEL_LOCK
 from natural_langevin.types import Params
 
@@ -190,7 +190,19 @@ class Draws:
         """Outputs of several networks: (network, B, ...)."""
         followed = x.requires_grad and torch.is_grad_enabled()  # C knows no gradients
         found = None if followed else self._native(self._call, params, x)
-        return vmap(lambda p: one_tensor(self._call(p, x)))(params) if found is None else found
+        if found is not None:
+            return found
+        return self.each(one_tensor, x, params)
+
+    def each(
+        self, function: Callable[..., Tensor], x: Tensor, params: Params, *trees: Params
+    ) -> Tensor:
+        """``function`` of each network's outputs at ``x``, and of its part of the ``trees``."""
+
+        def one(own: Params, *rest: Params) -> Tensor:
+            return function(self._call(own, x), *rest)
+
+        return of_each(one, self._model, x, params, *trees)
 
     def _call(self, params: Params, x: Tensor) -> Any:
         with vectorised(x):

@@ -102,8 +102,7 @@ def log_likelihood(
         outputs = posterior._native(posterior._call, params, x)
         if outputs is not None:
             return vmap(one, in_dims=(0, 0, None))(outputs, learned, y)
-        general = vmap(lambda p, s: one(posterior._call(p, x), s, y))
-        return general(params, learned)
+        return posterior.each(lambda found, s: one(found, s, y), x, params, learned)
 
     with torch.no_grad():
         size = networks.at_once(

@@ -13,9 +13,8 @@ from natural_langevin._internal.figures import new_figure
 from natural_langevin._internal.given_weights import Weights, weights_of
 from natural_langevin._internal.html import shown
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.slt import losses
 from natural_langevin.slt.estimate import LearningCoefficient
-from natural_langevin.slt.llc import DRAWS, Baseline, at_baseline, check, run, summarised
+from natural_langevin.slt.llc import DRAWS, Baseline, Draws, at_baseline, check, run, summarised
 
 
 @dataclass(frozen=True)
@@ -112,13 +111,11 @@ def llc_curve(
     )  # fmt: skip
     base = at_baseline(sampler, weights_of([own[k] for k in order]), data, baseline, posterior)
     base = base.repeat(chains)
-    found = losses.of_draws(sampler, posterior, data)
+    found, healthy = Draws.of(sampler, posterior, data), set(posterior.healthy)
     estimates = []
     for k in range(len(own)):
-        rows = [c for c in range(order.index(k), len(weights), len(own)) if c in posterior.healthy]
-        estimates.append(
-            summarised(sampler, posterior, data, rows, base, baseline, draws=found)
-        )  # fmt: skip
+        rows = [c for c in range(order.index(k), len(weights), len(own)) if c in healthy]
+        estimates.append(summarised(sampler, posterior, data, rows, base, baseline, draws=found))
     return Curve(tuple(named), tuple(estimates))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin._internal.given_weights import Weights, weights_of
 from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
+from natural_langevin.posterior.arviz import log_prior
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.slt import epochs, losses
 from natural_langevin.slt.estimate import (
@@ -201,6 +202,20 @@ def at_baseline(
     return torch.minimum(own, losses.at_weights(descent, found.last, data))
 
 
+class Draws(NamedTuple):
+    """Of every draw of the healthy chains, (chain, draw): its mean loss, and its ln alpha."""
+
+    loss: Tensor
+    log_prior: Tensor
+
+    @classmethod
+    def of(cls, sampler: Langevin, posterior: Posterior, data: Any) -> Draws:
+        """Those of a posterior, on all data."""
+        return cls(
+            losses.of_draws(sampler, posterior, data), log_prior(posterior, posterior.healthy)
+        )
+
+
 def summarised(
     sampler: Langevin,
     posterior: Posterior,
@@ -210,22 +225,22 @@ def summarised(
     baseline: Baseline,
     *,
     keep_losses: bool = False,
-    draws: Tensor | None = None,
+    draws: Draws | None = None,
 ) -> LearningCoefficient:
     """The estimate of some healthy ``chains``; ``base``: the loss at w* of all chains; ``draws``:
-    the losses of all healthy chains' draws, where they are known."""
+    what all healthy chains' draws say, where that is known."""
     config, healthy = posterior.config, posterior.healthy
     if not chains:
         raise ValueError("every chain diverged: give a smaller step_size, or a larger gamma")
-    found = losses.of_draws(sampler, posterior, data) if draws is None else draws
+    draws = Draws.of(sampler, posterior, data) if draws is None else draws
     rows = torch.tensor([healthy.index(c) for c in chains])
     count = float(config["num_data"])
     beta = float(likelihood_powers(config, posterior.chains)[chains[0]])
-    trace = count * beta * (found[rows] - base[torch.tensor(chains)][:, None])
+    trace = count * beta * (draws.loss[rows] - base[torch.tensor(chains)][:, None])
     value, error = mean_and_error(trace)
     weights = sum(p[0].numel() for p in posterior.last.values())
     hot = _minibatch_bias(config, value, weights)
-    slope, slope_error = slope_and_error(trace, -log_prior(posterior, chains))
+    slope, slope_error = slope_and_error(trace, -draws.log_prior[rows])
     return LearningCoefficient(
         value=value - hot,
         error=math.hypot(error, UNSURE * hot),
@@ -256,17 +271,6 @@ def _minibatch_bias(config: Mapping[str, Any], value: float, weights: int) -> fl
         step_size=chosen.get("step_size", 0.0), steepest=chosen.get("curvature"),
         shuffled=bool(chosen) and not config.get("shared_batches"),
     )  # fmt: skip
-
-
-def log_prior(posterior: Posterior, chains: list[int]) -> Tensor:
-    """ln alpha of every draw of these chains: (chain, draw), float64."""
-    assert posterior.prior is not None
-    total = torch.zeros(posterior.chains, posterior.draws, dtype=torch.float64)
-    for draw in range(posterior.draws):
-        for name, one in posterior.prior.items():
-            theta = posterior.samples[name][:, draw].to(posterior.last[name])
-            total[:, draw] += one.log_density(theta).double().cpu()
-    return total[chains]
 
 
 def _losses(sampler: Langevin, posterior: Posterior, data: Any) -> Tensor:

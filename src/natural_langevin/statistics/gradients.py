@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
@@ -31,31 +31,18 @@ from natural_langevin.statistics.evaluation import (
     Evaluation,
     Statistics,
 )
+from natural_langevin.statistics.in_turn import in_turn, one_by_one, one_of
 from natural_langevin.statistics.moments import NO_BASIS, Sharing, chunk_numbers
 from natural_langevin.statistics.one_chain import OneChain, from_layers, kind_of
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.requests import Basis, Request, Requests, check_requests, grouped
 from natural_langevin.types import Params
 
-#: Numbers that a convolution gives for a minibatch, from which on chains are taken one by one.
-ONE_BY_ONE = 1 << 20
-
 
 def _without_axis(function: Any, axes: tuple[int | None, ...], *values: Any) -> Any:
     """``vmap`` of one: eagerly, the transformation costs more than the arithmetic."""
-    found = function(*_chain(0, axes, values))
+    found = function(*one_of(0, axes, values))
     return pytree.tree_map(lambda t: t[None], found)
-
-
-def _one_by_one(function: Any, chains: int, axes: tuple[int | None, ...], *values: Any) -> Any:
-    """``vmap``, one chain after the other."""
-    found = [function(*_chain(chain, axes, values)) for chain in range(chains)]
-    return pytree.tree_map(lambda *parts: torch.stack(parts), *found)
-
-
-def _chain(chain: int, axes: tuple[int | None, ...], values: tuple[Any, ...]) -> list[Any]:
-    pairs = zip(axes, values, strict=True)
-    return [v if a is None else pytree.tree_map(lambda t: t[chain], v) for a, v in pairs]
 
 
 class Gradients:
@@ -191,23 +178,14 @@ class Gradients:
             pass
         elif len(key) == 1 and chain_axis:
             over_chains = partial(_without_axis, one.evaluate, axes)
-        elif self.one_by_one(batch[0][0] if chain_axis else batch[0]):
+        elif one_by_one(self.network.model, batch[0][0] if chain_axis else batch[0]):
             one.numbers = chunk_numbers(key.device)
-            over_chains = partial(_one_by_one, one.evaluate, len(key), axes)
+            over_chains = partial(in_turn, one.evaluate, len(key), axes)
         loss, gradient, found, state, calls = over_chains(
             params, likelihood, *batch, key, rate, basis
         )
         handed = {name: DeferredCall(*call) for name, call in calls.items()}
         return Evaluation(loss, gradient, Statistics(**found), state, handed)
-
-    def one_by_one(self, x: Tensor) -> bool:
-        """Whether chains are better taken one by one: together, their convolutions become one of
-        as many groups, which libraries do by detours, while one alone fills the device. By shapes
-        alone, so that the same run keeps its bits."""
-        widest = max(
-            (m.out_channels for m in self.network.model.modules() if _is_conv(m)), default=0
-        )
-        return x.ndim > 2 and widest * (x.numel() // x.shape[1]) >= ONE_BY_ONE
 
     def _in_parallel(
         self,
@@ -242,10 +220,6 @@ class Gradients:
         means = pytree.tree_map(part.share, (here.loss, here.gradient, found))
         (loss, gradient, found), samples = group.add_up((means, samples))
         return Evaluation(loss, gradient, Statistics(samples=samples, **found), state)
-
-
-def _is_conv(module: nn.Module) -> TypeGuard[nn.Conv2d]:
-    return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
 
 def _overlapped(

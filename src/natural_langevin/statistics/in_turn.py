@@ -1,0 +1,54 @@
+"""Several networks at once (``vmap``), or one after the other.
+
+Together, the convolutions of several networks become one of as many groups, which libraries do by
+detours, while one alone fills the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+#: Numbers that a convolution gives for a minibatch, from which on networks are taken one by one.
+ONE_BY_ONE = 1 << 20
+
+
+def one_by_one(model: nn.Module, x: Tensor) -> bool:
+    """Whether networks like ``model`` are better taken one by one on inputs ``x``: by shapes alone,
+    so that the same run keeps its bits."""
+    widest = max((m.out_channels for m in model.modules() if _is_conv(m)), default=0)
+    return x.ndim > 2 and widest * (x.numel() // x.shape[1]) >= ONE_BY_ONE
+
+
+def in_turn(
+    function: Callable[..., Any], count: int, axes: tuple[int | None, ...], *values: Any
+) -> Any:
+    """``vmap``, one network after the other."""
+    found = [function(*one_of(k, axes, values)) for k in range(count)]
+    return pytree.tree_map(lambda *parts: torch.stack(parts), *found)
+
+
+def of_each(
+    function: Callable[..., Tensor], model: nn.Module, x: Tensor, *trees: dict[str, Tensor]
+) -> Tensor:
+    """``function`` of each network's own part of the ``trees``, all of them on inputs ``x``."""
+    if not one_by_one(model, x):
+        return vmap(function)(*trees)
+    count = len(next(iter(trees[0].values())))
+    found: Tensor = in_turn(function, count, (0,) * len(trees), *trees)
+    return found
+
+
+def one_of(k: int, axes: tuple[int | None, ...], values: tuple[Any, ...]) -> list[Any]:
+    """The ``k``-th network's part of every value that has an axis of networks."""
+    pairs = zip(axes, values, strict=True)
+    return [v if a is None else pytree.tree_map(lambda t: t[k], v) for a, v in pairs]
+
+
+def _is_conv(module: nn.Module) -> TypeGuard[nn.Conv2d]:
+    return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
